@@ -1,0 +1,42 @@
+// A point in time by which something must have happened. Made once at the edge and handed down, so that a chain of calls
+// shares one limit.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace weft {
+
+// How a limit reads in a message: "300 ms", "1.5 s", "30 min".
+std::string describe(std::chrono::milliseconds duration);
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
+  static Deadline at(Clock::time_point point) { return Deadline(point); }
+  static Deadline in(std::chrono::nanoseconds duration) {
+    const auto now = Clock::now();
+    return Deadline(duration > Clock::time_point::max() - now ? Clock::time_point::max() : now + duration);
+  }
+
+  bool is_never() const { return point_ == Clock::time_point::max(); }
+  bool passed() const { return !is_never() && Clock::now() >= point_; }
+  Clock::time_point point() const { return point_; }
+
+  // Time left, rounded up, never negative; milliseconds::max() for never().
+  std::chrono::milliseconds remaining() const {
+    if (is_never()) return std::chrono::milliseconds::max();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(point_ - Clock::now());
+    return left.count() < 0 ? std::chrono::milliseconds(0) : left;
+  }
+
+  static Deadline sooner(Deadline a, Deadline b) { return a.point_ < b.point_ ? a : b; }
+
+ private:
+  explicit Deadline(Clock::time_point point) : point_(point) {}
+  Clock::time_point point_;
+};
+
+}  // namespace weft

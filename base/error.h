@@ -1,0 +1,65 @@
+// The one error type. Errors are values sorted by what the caller should do about them, not by who failed: set-up throws
+// them, data calls deliver them through the Op, the public API throws when a failed operation is waited for.
+// Copyable, usable from every thread.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+enum class Blame {
+  Caller,       // the call is wrong: fix it
+  Busy,         // no room at the moment: retry later
+  Timeout,      // a deadline passed
+  PeerLost,     // a rank died or cannot be reached: rebuild the group
+  Unsupported,  // this backend cannot do it: choose another
+  Device,       // a GPU or NIC failed; its context is lost
+  Cancelled,    // somebody withdrew the operation
+  Remote,       // the called function threw on the other side
+};
+
+std::string_view name(Blame blame);
+
+// Where an error was made. Filled in by the default argument of a constructor or a check function.
+// (std::source_location is missing from clang 14.)
+struct Place {
+  const char* file = "";
+  int line = 0;
+  static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(Blame blame, const std::string& text, Place place = Place::current());
+  Error(Blame blame, const std::string& text, int native_code, Place place = Place::current());
+
+  Blame blame() const noexcept { return blame_; }
+  // errno, CUresult, ncclResult_t …, as the text says; 0 if there is none.
+  int native_code() const noexcept { return native_code_; }
+  Place place() const noexcept { return place_; }
+  // The message without blame and place, for building a longer one.
+  const std::string& text() const noexcept { return text_; }
+
+  // The same error seen one level up: "context: text".
+  Error within(const std::string& context) const;
+
+ private:
+  Blame blame_;
+  int native_code_ = 0;
+  Place place_;
+  std::string text_;
+};
+
+// An Error from errno: "text: Connection refused".
+Error system_error(Blame blame, const std::string& text, int number, Place place = Place::current());
+
+// What was caught, as an Error: itself, or any other exception as `otherwise` with its text.
+Error to_error(const std::exception_ptr& caught, Blame otherwise);
+
+// A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
+[[noreturn]] void broken(std::string_view text, Place place = Place::current());
+
+}  // namespace weft

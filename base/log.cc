@@ -1,0 +1,83 @@
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+
+namespace weft::log {
+
+namespace {
+
+thread_local std::string label;
+
+std::mutex sink_mutex;
+std::function<void(LogLevel, std::string_view)> captured;  // guarded by sink_mutex
+std::atomic<bool> capturing{false};
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::Off: return spdlog::level::off;
+    case LogLevel::Error: return spdlog::level::err;
+    case LogLevel::Warn: return spdlog::level::warn;
+    case LogLevel::Info: return spdlog::level::info;
+    case LogLevel::Debug: return spdlog::level::debug;
+  }
+  broken("no such LogLevel");
+}
+
+// Never destroyed: threads may log while the process ends.
+spdlog::logger& logger() {
+  static auto* const made = [] {
+    auto* fresh = new spdlog::logger("weft", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    fresh->set_pattern("weft %H:%M:%S.%e %L %v");
+    try {
+      fresh->set_level(to_spdlog(config().log));
+    } catch (const Error& error) {
+      fresh->set_level(spdlog::level::warn);
+      fresh->warn(error.text());
+    }
+    return fresh;
+  }();
+  return *made;
+}
+
+}  // namespace
+
+bool enabled(LogLevel level) noexcept { return capturing || logger().should_log(to_spdlog(level)); }
+
+void write(LogLevel level, std::string_view text) noexcept {
+  try {
+    if (capturing) {
+      std::lock_guard lock(sink_mutex);
+      if (captured) return captured(level, text);
+    }
+    if (label.empty()) {
+      logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+    } else {
+      logger().log(to_spdlog(level), "{} | {}", label, spdlog::string_view_t(text.data(), text.size()));
+    }
+  } catch (...) {
+    // A message that cannot be written is not worth ending a run for.
+  }
+}
+
+void set_thread_label(std::string text) { label = std::move(text); }
+
+Capture::Capture(std::function<void(LogLevel, std::string_view)> sink) {
+  std::lock_guard lock(sink_mutex);
+  if (captured) broken("two log::Capture at once");
+  captured = std::move(sink);
+  capturing = true;
+}
+
+Capture::~Capture() {
+  std::lock_guard lock(sink_mutex);
+  captured = nullptr;
+  capturing = false;
+}
+
+}  // namespace weft::log

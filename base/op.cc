@@ -1,0 +1,66 @@
+#include <weft/base/op.h>
+
+namespace weft {
+
+struct Op::State {
+  Fence done;
+  std::shared_ptr<HostFlag> flag;  // null where done is an event
+  std::atomic<bool> finished{false};
+  std::atomic<int> source_rank{-1};
+  mutable std::mutex mutex;  // of error and pin
+  std::optional<Error> error;
+  Pin pin;
+
+  bool end(std::optional<Error> why) noexcept {
+    Pin released;
+    {
+      std::lock_guard lock(mutex);
+      if (finished.load(std::memory_order_relaxed)) return false;
+      error = std::move(why);
+      released = std::move(pin);
+      finished.store(true, std::memory_order_release);
+    }
+    released.reset();
+    if (flag) flag->raise();
+    return true;
+  }
+};
+
+Op Op::failed(Error error) {
+  Completion completion{Pin()};
+  completion.fail(std::move(error));
+  return completion.op();
+}
+
+Fence Op::done() const { return state_ ? state_->done : Fence(); }
+
+std::optional<Error> Op::error() const {
+  if (!state_) return std::nullopt;
+  std::lock_guard lock(state_->mutex);
+  return state_->error;
+}
+
+int Op::source_rank() const { return state_ ? state_->source_rank.load(std::memory_order_acquire) : -1; }
+
+Completion::Completion(Pin pin, std::shared_ptr<HostFlag> flag) : state_(std::make_shared<Op::State>()) {
+  state_->done = Fence(flag);
+  state_->flag = std::move(flag);
+  state_->pin = std::move(pin);
+}
+
+Completion::Completion(Pin pin, Fence done) : state_(std::make_shared<Op::State>()) {
+  state_->done = std::move(done);
+  state_->pin = std::move(pin);
+}
+
+Op Completion::op() const { return Op(state_); }
+
+void Completion::set_source_rank(int rank) noexcept { state_->source_rank.store(rank, std::memory_order_release); }
+
+bool Completion::finish() noexcept { return state_->end(std::nullopt); }
+
+bool Completion::fail(Error error) noexcept { return state_->end(std::move(error)); }
+
+bool Completion::finished() const noexcept { return state_->finished.load(std::memory_order_acquire); }
+
+}  // namespace weft

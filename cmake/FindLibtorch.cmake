@@ -1,0 +1,50 @@
+# Finds libtorch inside a torch wheel or a libtorch archive. Makes one target:
+#
+#   weft::libtorch   headers, libtorch_cpu and libc10
+#
+# Not find_package(Torch): that one insists on a whole CUDA toolkit when the wheel was built with CUDA, and links
+# libtorch_cuda into everything, which costs each process 0.2 s and 350 MiB at start. Weft opens libtorch_cuda at run time
+# where there is a GPU (engine/tensor/torch_cuda.h). A program may use both: the libraries are the same files.
+#
+# Input: WEFT_TORCH_ROOT, or Torch_DIR, or a torch folder on CMAKE_PREFIX_PATH, or the python3 on PATH that can import torch.
+
+set(hints ${WEFT_TORCH_ROOT})
+if(Torch_DIR)
+  list(APPEND hints "${Torch_DIR}/../../..")
+endif()
+find_path(Libtorch_INCLUDE_DIR torch/csrc/distributed/c10d/Store.hpp HINTS ${hints} PATH_SUFFIXES include)
+if(NOT Libtorch_INCLUDE_DIR AND Python3_EXECUTABLE)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE python_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  find_path(Libtorch_INCLUDE_DIR torch/csrc/distributed/c10d/Store.hpp HINTS ${python_torch} PATH_SUFFIXES include)
+endif()
+get_filename_component(Libtorch_ROOT "${Libtorch_INCLUDE_DIR}" DIRECTORY)
+find_library(Libtorch_CPU_LIBRARY torch_cpu HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
+find_library(Libtorch_C10_LIBRARY c10 HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
+mark_as_advanced(Libtorch_INCLUDE_DIR Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY)
+
+if(Libtorch_INCLUDE_DIR)
+  file(STRINGS "${Libtorch_INCLUDE_DIR}/torch/headeronly/version.h" version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+  string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*PATCH ([0-9]+).*" "\\1.\\2.\\3" Libtorch_VERSION "${version_lines}")
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(Libtorch
+  REQUIRED_VARS Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY Libtorch_INCLUDE_DIR VERSION_VAR Libtorch_VERSION)
+
+set(Libtorch_HAS_GLOO FALSE)
+if(EXISTS "${Libtorch_INCLUDE_DIR}/torch/csrc/distributed/c10d/ProcessGroupGloo.hpp")
+  set(Libtorch_HAS_GLOO TRUE)
+endif()
+
+if(Libtorch_FOUND AND NOT TARGET weft::libtorch)
+  add_library(weft::libtorch_c10 SHARED IMPORTED)
+  set_target_properties(weft::libtorch_c10 PROPERTIES IMPORTED_LOCATION "${Libtorch_C10_LIBRARY}")
+  add_library(weft::libtorch_cpu SHARED IMPORTED)
+  set_target_properties(weft::libtorch_cpu PROPERTIES IMPORTED_LOCATION "${Libtorch_CPU_LIBRARY}")
+  add_library(weft::libtorch INTERFACE IMPORTED)
+  target_include_directories(weft::libtorch SYSTEM INTERFACE
+    "${Libtorch_INCLUDE_DIR}" "${Libtorch_INCLUDE_DIR}/torch/csrc/api/include")
+  target_link_libraries(weft::libtorch INTERFACE weft::libtorch_cpu weft::libtorch_c10)
+endif()

@@ -1,0 +1,13 @@
+# cmake --install: libraries, headers and weft-run, so that a user's find_package(weft) gives the target weft::weft.
+include(CMakePackageConfigHelpers)
+
+get_property(libraries GLOBAL PROPERTY WEFT_LIBRARIES)
+install(TARGETS ${libraries} weft EXPORT weft FILE_SET headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS weft-run DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/weft" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT weft NAMESPACE weft:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft FILE weftTargets.cmake)
+configure_package_config_file(cmake/weftConfig.cmake.in "${PROJECT_BINARY_DIR}/weftConfig.cmake"
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft PATH_VARS CMAKE_INSTALL_INCLUDEDIR)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/weftConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/weftConfig.cmake" "${PROJECT_BINARY_DIR}/weftConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake" DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)

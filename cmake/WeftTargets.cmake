@@ -1,0 +1,47 @@
+# The functions by which every folder declares what it builds.
+
+# Headers are written #include <weft/cuda/stream.h>: in the tree through this link to the root, and the public ones
+# (<weft/group.h>) through include/. After an install both lie under include/weft.
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
+file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/weft" SYMBOLIC)
+
+# Warnings, sanitizers and the layout of paths in messages: for our own sources only.
+add_library(weft_flags INTERFACE)
+target_compile_features(weft_flags INTERFACE cxx_std_20)
+target_compile_options(weft_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Wno-missing-field-initializers>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=;-ffile-prefix-map=${PROJECT_BINARY_DIR}/include/weft/=>"
+  "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${WEFT_WARNINGS_AS_ERRORS}>>:-Werror>")
+if(WEFT_SANITIZE)
+  target_compile_options(weft_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${WEFT_SANITIZE};-fno-omit-frame-pointer;-g1>")
+  target_link_options(weft_flags INTERFACE "-fsanitize=${WEFT_SANITIZE}")
+endif()
+
+# weft_library(<name> SOURCES … HEADERS … [LINKS …] [PRIVATE_LINKS …]): one layer's library, target weft::<name>.
+function(weft_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS;LINKS;PRIVATE_LINKS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "weft_library(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  add_library(weft_${name} STATIC ${arg_SOURCES})
+  add_library(weft::${name} ALIAS weft_${name})
+  file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  list(TRANSFORM arg_HEADERS PREPEND "${PROJECT_BINARY_DIR}/include/weft/${folder}/")
+  target_sources(weft_${name} PUBLIC FILE_SET headers TYPE HEADERS
+    BASE_DIRS "${PROJECT_BINARY_DIR}/include" FILES ${arg_HEADERS})
+  target_include_directories(weft_${name} PUBLIC
+    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>")
+  target_compile_features(weft_${name} PUBLIC cxx_std_20)
+  target_link_libraries(weft_${name} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS} $<BUILD_LOCAL_INTERFACE:weft_flags>)
+  set_target_properties(weft_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  set_property(GLOBAL APPEND PROPERTY WEFT_LIBRARIES weft_${name})
+endfunction()
+
+# weft_program(<name> SOURCES … LINKS …): a program in the build's bin/.
+function(weft_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LINKS")
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LINKS} weft_flags)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+endfunction()

@@ -1,0 +1,48 @@
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/config.h>
+#include <weft/base/error.h>
+
+namespace weft {
+namespace {
+
+Config from(const std::map<std::string, std::string>& variables) {
+  return Config::from([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(Config, HasQuietDefaults) {
+  const Config config = from({});
+  EXPECT_EQ(config.log, LogLevel::Warn);
+  EXPECT_EQ(config.debug, DebugLevel::Off);
+  EXPECT_TRUE(config.socket_interfaces.empty());
+}
+
+TEST(Config, LevelsAreCaseInsensitive) {
+  EXPECT_EQ(from({{"WEFT_DEBUG", "DeTail"}}).debug, DebugLevel::Detail);
+  EXPECT_EQ(from({{"WEFT_DEBUG", "info"}}).debug, DebugLevel::Info);
+  EXPECT_EQ(from({{"WEFT_LOG", "OFF"}}).log, LogLevel::Off);
+  EXPECT_EQ(from({{"WEFT_DEBUG", ""}}).debug, DebugLevel::Off);
+}
+
+TEST(Config, AnUnknownLevelIsACallerErrorThatListsTheLevels) {
+  try {
+    from({{"WEFT_DEBUG", "verbose"}});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.what(), testing::HasSubstr("WEFT_DEBUG is 'verbose'; it takes off, info, detail"));
+  }
+}
+
+TEST(Config, SplitsLists) {
+  EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces, testing::ElementsAre("eth0", "lo"));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,77 @@
+#include <cerrno>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/base/result.h>
+
+namespace weft {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+TEST(Error, SaysBlameAndPlace) {
+  const Error error(Blame::PeerLost, "send to rank 3: connection reset");
+  EXPECT_THAT(error.what(), HasSubstr("send to rank 3: connection reset [PeerLost at tests/base/error_test.cc:"));
+  EXPECT_EQ(error.blame(), Blame::PeerLost);
+  EXPECT_EQ(error.text(), "send to rank 3: connection reset");
+}
+
+TEST(Error, KeepsBlamePlaceAndCodeWithinAContext) {
+  const Error inner = system_error(Blame::Busy, "open", EMFILE);
+  const Error outer = inner.within("joining group 'a'");
+  EXPECT_EQ(outer.blame(), Blame::Busy);
+  EXPECT_EQ(outer.native_code(), EMFILE);
+  EXPECT_EQ(outer.place().line, inner.place().line);
+  EXPECT_EQ(outer.text(), "joining group 'a': open: Too many open files");
+}
+
+TEST(Error, OfACaughtExceptionKeepsAnErrorAndWrapsOthers) {
+  const auto caught = [](auto thrown) { return to_error(std::make_exception_ptr(thrown), Blame::Remote); };
+  EXPECT_EQ(caught(Error(Blame::Timeout, "late")).blame(), Blame::Timeout);
+  EXPECT_EQ(caught(std::logic_error("odd")).blame(), Blame::Remote);
+  EXPECT_EQ(caught(std::logic_error("odd")).text(), "odd");
+  EXPECT_EQ(caught(7).blame(), Blame::Remote);
+}
+
+TEST(Error, EveryBlameHasAName) {
+  for (const Blame blame : {Blame::Caller, Blame::Busy, Blame::Timeout, Blame::PeerLost, Blame::Unsupported, Blame::Device,
+                            Blame::Cancelled, Blame::Remote}) {
+    EXPECT_FALSE(name(blame).empty());
+  }
+}
+
+TEST(ErrorDeathTest, BrokenInvariantAbortsWithTheText) { EXPECT_DEATH(broken("two owners"), "two owners"); }
+
+TEST(Result, HoldsAValueOrThrowsItsError) {
+  const Result<int> good(3);
+  EXPECT_TRUE(good.ok());
+  EXPECT_EQ(good.value(), 3);
+  const Result<int> bad(Error(Blame::Caller, "no"));
+  EXPECT_FALSE(bad);
+  EXPECT_EQ(bad.error().blame(), Blame::Caller);
+  EXPECT_THROW(bad.value(), Error);
+}
+
+TEST(Deadline, NeverDoesNotPassAndLongOnesDoNotOverflow) {
+  EXPECT_FALSE(Deadline::never().passed());
+  EXPECT_EQ(Deadline::never().remaining(), milliseconds::max());
+  EXPECT_TRUE(Deadline::in(std::chrono::nanoseconds::max()).is_never());
+  EXPECT_TRUE(Deadline::in(milliseconds(-1)).passed());
+  EXPECT_EQ(Deadline::in(milliseconds(-1)).remaining(), milliseconds(0));
+  EXPECT_GT(Deadline::in(std::chrono::hours(1)).remaining(), std::chrono::minutes(59));
+  EXPECT_EQ(Deadline::sooner(Deadline::never(), Deadline::in(milliseconds(1))).is_never(), false);
+}
+
+TEST(Deadline, ReadsAsAPersonWouldWriteIt) {
+  EXPECT_EQ(describe(milliseconds(300)), "300 ms");
+  EXPECT_EQ(describe(milliseconds(1500)), "1.5 s");
+  EXPECT_EQ(describe(std::chrono::minutes(30)), "30 min");
+  EXPECT_EQ(describe(milliseconds::max()), "no limit");
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Fails when an include points the wrong way. Rules (docs/architecture.md):
+
+  base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
+  a transport backend never includes another backend
+  libtorch appears in engine/, transport/gloo/, examples/, tests/ and profiling/bench/ only
+  Weft's own headers are written #include <weft/…>
+"""
+
+import re
+import sys
+from pathlib import Path
+
+LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine"]
+PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
+SOURCES = {".h", ".cc", ".cu", ".cuh"}
+TORCH = re.compile(r"^(torch|ATen|c10)/|^gloo/")
+TORCH_ALLOWED = ("engine/", "transport/gloo/", "examples/", "tests/", "profiling/bench/", "include/")
+
+
+def layer_of(path):
+    for index, layer in enumerate(LAYERS):
+        if path == layer or path.startswith(layer + "/"):
+            return index
+    return PUBLIC
+
+
+def backend_of(path, root):
+    parts = path.split("/")
+    if parts[0] == "transport" and len(parts) > 2 and (root / "transport" / parts[1]).is_dir():
+        return parts[1]
+    return None
+
+
+def violations_of(root, file):
+    path = file.relative_to(root).as_posix()
+    mine = layer_of(path)
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+        if not match:
+            continue
+        quote, included = match.groups()
+        where = f"{path}:{number}"
+        if quote == '"' and not (file.parent / included).exists() and (root / included).exists():
+            yield f'{where}: write #include <weft/{included}>'
+        if TORCH.match(included) and not path.startswith(TORCH_ALLOWED):
+            yield f"{where}: libtorch ({included}) belongs in engine/ and transport/gloo/ only"
+        if not included.startswith("weft/"):
+            continue
+        target = included.removeprefix("weft/")
+        if mine < PUBLIC and "/" not in target:
+            yield f"{where}: a layer includes the layers' own headers, not the public {included}"
+            continue
+        theirs = layer_of(target)
+        if "/" in target and theirs > mine:
+            yield f"{where}: {LAYERS[mine]}/ includes {target}, which is above it"
+        mine_backend, their_backend = backend_of(path, root), backend_of(target, root)
+        if their_backend and mine < PUBLIC and their_backend != mine_backend:
+            yield f"{where}: includes the backend {their_backend}; go through transport/registry.h"
+
+
+def main(root):
+    files = [
+        file
+        for folder in ["base", "profiling", "cuda", "kernels", "transport", "engine", "examples", "tests", "include"]
+        for file in sorted((root / folder).rglob("*"))
+        if file.suffix in SOURCES and "fixtures" not in file.parts
+    ]
+    if not files:
+        sys.exit(f"layering: no sources under {root}")
+    violations = [violation for file in files for violation in violations_of(root, file)]
+    for violation in violations:
+        print(violation)
+    sys.exit(1 if violations else 0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
