@@ -96,3 +96,4 @@ weft_decide(TRACE ${nvtx_found} "no nvtx3/nvtx3.hpp; it comes with the CUDA tool
 
 find_package(Threads REQUIRED)
 find_package(spdlog REQUIRED)
+set(CMAKE_CXX_EXTENSIONS OFF)

@@ -1,0 +1,102 @@
+#include <weft/base/log.h>
+#include <weft/engine/future/future.h>
+
+namespace weft::detail {
+
+bool FutureCore::done() const {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+bool FutureCore::failed() const {
+  std::lock_guard lock(mutex_);
+  return error_ != nullptr;
+}
+
+bool FutureCore::wait_until(Deadline deadline) const {
+  std::unique_lock lock(mutex_);
+  if (deadline.is_never()) {
+    changed_.wait(lock, [this] { return done_; });
+    return true;
+  }
+  return changed_.wait_until(lock, deadline.point(), [this] { return done_; });
+}
+
+void FutureCore::on_done(Task task) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!done_) {
+      tasks_.push_back(std::move(task));
+      return;
+    }
+  }
+  task();
+}
+
+std::exception_ptr FutureCore::error() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void FutureCore::rethrow_if_failed() const {
+  if (const auto failure = error()) std::rethrow_exception(failure);
+}
+
+void FutureCore::complete(std::exception_ptr error, const std::function<void()>& store) {
+  std::vector<Task> tasks;
+  {
+    std::lock_guard lock(mutex_);
+    if (done_) throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
+    store();
+    error_ = std::move(error);
+    done_ = true;
+    tasks.swap(tasks_);
+  }
+  changed_.notify_all();
+  for (Task& task : tasks) task();
+}
+
+void throw_wait_timeout(std::chrono::milliseconds timeout) {
+  throw Error(Blame::Timeout, "the future was not done within " + describe(timeout));
+}
+
+void throw_no_state() {
+  throw Error(Blame::Caller, "this future was default-constructed: it belongs to no call and no promise");
+}
+
+void log_lost_exception() noexcept {
+  const Error error = to_error(std::current_exception(), Blame::Caller);
+  log::error(std::string("an exception left a function given to Future::on_done, where nobody can catch it: ") +
+             error.what());
+}
+
+Future<void> when_all_done(std::vector<Future<void>> futures) {
+  struct Gathered {
+    std::mutex mutex;
+    std::size_t missing = 0;
+    bool ended = false;
+  };
+  if (futures.empty()) return Future<void>::ready();
+  auto gathered = std::make_shared<Gathered>();
+  gathered->missing = futures.size();
+  Promise<void> promise;
+  auto result = promise.future();
+  for (const Future<void>& future : futures) {
+    future.on_done([gathered, promise](const Future<void>& one) {
+      const auto error = one.error();
+      {
+        std::lock_guard lock(gathered->mutex);
+        if (gathered->ended || (!error && --gathered->missing > 0)) return;
+        gathered->ended = true;
+      }
+      if (error) {
+        promise.set_error(error);
+      } else {
+        promise.set();
+      }
+    });
+  }
+  return result;
+}
+
+}  // namespace weft::detail

@@ -1,0 +1,363 @@
+// A value that arrives later, and the side that sets it. Copies share one state; usable from every thread. Semantics of
+// torch.futures.Future, as typed C++: then() makes a new future, on_done() only looks, get() blocks. The first error wins.
+//
+// Continuations run on the thread that completes the future (at once if it is complete already); they may issue calls and
+// wait. co_await resumes on that thread too.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <coroutine>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/base/task.h>
+
+namespace weft {
+
+constexpr std::chrono::milliseconds kNoTimeout = std::chrono::milliseconds::max();
+
+template <class T>
+class Future;
+template <class T>
+class Promise;
+
+namespace detail {
+
+template <class T>
+using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+
+// What all futures share, whatever their value: done or not, the error, who waits.
+class FutureCore {
+ public:
+  bool done() const;
+  bool failed() const;
+  // Returns false if the deadline came first.
+  bool wait_until(Deadline deadline) const;
+  // Runs the task when done; at once if it is.
+  void on_done(Task task);
+  std::exception_ptr error() const;
+  void rethrow_if_failed() const;
+
+ protected:
+  FutureCore() = default;
+  ~FutureCore() = default;
+  // Throws a Caller error if it was completed before; `store` runs under the lock.
+  void complete(std::exception_ptr error, const std::function<void()>& store);
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool done_ = false;
+  std::exception_ptr error_;
+  std::vector<Task> tasks_;
+};
+
+template <class T>
+class FutureState : public FutureCore {
+ public:
+  void set(Stored<T> value) {
+    complete(nullptr, [&] { value_.emplace(std::move(value)); });
+  }
+  void set_error(std::exception_ptr error) {
+    complete(std::move(error), [] {});
+  }
+  const Stored<T>& value() const { return *value_; }
+
+ private:
+  std::optional<Stored<T>> value_;
+};
+
+template <class T>
+struct IsFuture : std::false_type {};
+template <class T>
+struct IsFuture<Future<T>> : std::true_type {};
+
+// Future<Future<T>> is never made: a continuation that returns a future is flattened.
+template <class R>
+struct Flat {
+  using Type = R;
+};
+template <class T>
+struct Flat<Future<T>> {
+  using Type = T;
+};
+
+[[noreturn]] void throw_wait_timeout(std::chrono::milliseconds timeout);
+[[noreturn]] void throw_no_state();
+// Logs the exception in flight as one that on_done() cannot hand to anybody.
+void log_lost_exception() noexcept;
+
+// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the value.
+template <class T>
+struct CoroutineBase {
+  Promise<T> promise;
+  Future<T> get_return_object() { return promise.future(); }
+  std::suspend_never initial_suspend() noexcept { return {}; }
+  std::suspend_never final_suspend() noexcept { return {}; }
+  void unhandled_exception() { promise.set_error(std::current_exception()); }
+};
+template <class T>
+struct Coroutine : CoroutineBase<T> {
+  template <class U>
+  void return_value(U&& value) {
+    this->promise.set(std::forward<U>(value));
+  }
+};
+template <>
+struct Coroutine<void>;
+
+}  // namespace detail
+
+template <class T>
+class [[nodiscard]] Future {
+ public:
+  using value_type = T;
+  using promise_type = detail::Coroutine<T>;
+
+  // Without a state: only assignment and destruction are allowed; all else is a Caller error.
+  Future() = default;
+
+  // A future that is done already.
+  template <class U = T>
+  requires(!std::is_void_v<U>) static Future ready(U value) {
+    Future future(std::make_shared<detail::FutureState<T>>());
+    future.state_->set(std::move(value));
+    return future;
+  }
+  static Future ready() requires std::is_void_v<T> {
+    Future future(std::make_shared<detail::FutureState<T>>());
+    future.state_->set({});
+    return future;
+  }
+  static Future failed(std::exception_ptr error) {
+    Future future(std::make_shared<detail::FutureState<T>>());
+    future.state_->set_error(std::move(error));
+    return future;
+  }
+
+  // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or throws the error.
+  T get() const {
+    state().wait_until(Deadline::never());
+    state().rethrow_if_failed();
+    if constexpr (!std::is_void_v<T>) return state().value();
+  }
+  // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
+  void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
+    if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
+      detail::throw_wait_timeout(timeout);
+    }
+    state().rethrow_if_failed();
+  }
+  bool done() const { return state().done(); }
+  bool failed() const { return state().failed(); }
+
+  // A future of what `function` returns. It is called with this future (and sees errors) if it can be, else with the value
+  // (and an error passes by). What it throws becomes the error; a future it returns is flattened.
+  template <class F>
+  auto then(F function) const {
+    constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
+    using Raw = typename decltype(invoke_type<takes_future, F>())::type;
+    using R = typename detail::Flat<Raw>::Type;
+    Promise<R> promise;
+    Future<R> result = promise.future();
+    state().on_done([self = *this, promise, function = std::move(function)]() mutable {
+      try {
+        if constexpr (!takes_future) {
+          if (const auto error = self.state().error()) return promise.set_error(error);
+        }
+        auto call = [&]() -> decltype(auto) {
+          if constexpr (takes_future) {
+            return function(self);
+          } else if constexpr (std::is_void_v<T>) {
+            return function();
+          } else {
+            return function(T(self.state().value()));
+          }
+        };
+        if constexpr (detail::IsFuture<Raw>::value) {
+          call().forward_to(promise);
+        } else if constexpr (std::is_void_v<R>) {
+          call();
+          promise.set();
+        } else {
+          promise.set(call());
+        }
+      } catch (...) {
+        promise.set_error(std::current_exception());
+      }
+    });
+    return result;
+  }
+
+  // Calls function() or function(Future<T>) when done. What it throws is logged.
+  template <class F>
+  void on_done(F function) const {
+    state().on_done([self = *this, function = std::move(function)]() mutable {
+      try {
+        if constexpr (std::is_invocable_v<F&, Future<T>>) {
+          function(self);
+        } else {
+          function();
+        }
+      } catch (...) {
+        detail::log_lost_exception();
+      }
+    });
+  }
+
+  // Completes the promise with this future's value or error, once known.
+  void forward_to(Promise<T> promise) const {
+    state().on_done([self = *this, promise]() mutable {
+      if (const auto error = self.state().error()) {
+        promise.set_error(error);
+      } else if constexpr (std::is_void_v<T>) {
+        promise.set();
+      } else {
+        promise.set(T(self.state().value()));
+      }
+    });
+  }
+
+  bool await_ready() const { return done(); }
+  void await_suspend(std::coroutine_handle<> handle) const {
+    state().on_done([handle] { handle.resume(); });
+  }
+  T await_resume() const { return get(); }
+
+  std::exception_ptr error() const { return state().error(); }
+
+ private:
+  friend class Promise<T>;
+  explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
+
+  template <bool takes_future, class F>
+  static auto invoke_type() {
+    if constexpr (takes_future) {
+      return std::type_identity<std::invoke_result_t<F&, Future<T>>>();
+    } else if constexpr (std::is_void_v<T>) {
+      return std::type_identity<std::invoke_result_t<F&>>();
+    } else {
+      return std::type_identity<std::invoke_result_t<F&, T>>();
+    }
+  }
+
+  detail::FutureState<T>& state() const {
+    if (!state_) detail::throw_no_state();
+    return *state_;
+  }
+
+  std::shared_ptr<detail::FutureState<T>> state_;
+};
+
+// The setting side. Copies share the future. When the last copy goes unset, the future fails with Cancelled: nobody waits
+// for ever.
+template <class T>
+class Promise {
+ public:
+  Promise() : owner_(std::make_shared<Owner>()) {}
+
+  Future<T> future() const { return Future<T>(owner_->state); }
+
+  // A second set of either kind is a Caller error.
+  template <class U = T>
+  requires(!std::is_void_v<T>) void set(U&& value) const { owner_->state->set(T(std::forward<U>(value))); }
+  void set() const requires std::is_void_v<T> { owner_->state->set({}); }
+  void set_error(const Error& error) const { owner_->state->set_error(std::make_exception_ptr(error)); }
+  void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
+
+ private:
+  struct Owner {
+    std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
+    ~Owner() {
+      if (!state->done()) {
+        state->set_error(std::make_exception_ptr(Error(Blame::Cancelled, "the promise was dropped without a value")));
+      }
+    }
+  };
+  std::shared_ptr<Owner> owner_;
+};
+
+template <>
+struct detail::Coroutine<void> : detail::CoroutineBase<void> {
+  void return_void() { promise.set(); }
+};
+
+// All values, in order; done when all are, or at once with the first error.
+template <class T>
+Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
+  struct Gathered {
+    std::mutex mutex;
+    std::vector<std::optional<T>> values;
+    std::size_t missing = 0;
+    bool ended = false;
+  };
+  if (futures.empty()) return Future<std::vector<T>>::ready({});
+  auto gathered = std::make_shared<Gathered>();
+  gathered->values.resize(futures.size());
+  gathered->missing = futures.size();
+  Promise<std::vector<T>> promise;
+  auto result = promise.future();
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    futures[i].on_done([gathered, promise, i](Future<T> future) {
+      const auto error = future.error();
+      std::unique_lock lock(gathered->mutex);
+      if (gathered->ended) return;
+      if (!error) {
+        gathered->values[i].emplace(future.get());
+        if (--gathered->missing > 0) return;
+      }
+      gathered->ended = true;
+      lock.unlock();
+      if (error) return promise.set_error(error);
+      std::vector<T> values;
+      values.reserve(gathered->values.size());
+      for (auto& value : gathered->values) values.push_back(std::move(*value));
+      promise.set(std::move(values));
+    });
+  }
+  return result;
+}
+
+namespace detail {
+Future<void> when_all_done(std::vector<Future<void>> futures);
+}
+
+inline Future<void> when_all(std::vector<Future<void>> futures) { return detail::when_all_done(std::move(futures)); }
+
+template <class T>
+auto when_all(std::initializer_list<Future<T>> futures) {
+  return when_all(std::vector<Future<T>>(futures));
+}
+
+// Futures of different types: a tuple of their values (std::monostate for void), or Future<void> when all are Future<void>.
+template <class... T>
+requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
+  std::vector<Future<void>> ends;
+  (ends.push_back(futures.then([](const Future<T>& future) { future.wait(); })), ...);
+  auto all = detail::when_all_done(std::move(ends));
+  if constexpr ((std::is_void_v<T> && ...)) {
+    return all;
+  } else {
+    const auto value = [](const auto& future) {
+      if constexpr (std::is_void_v<typename std::remove_cvref_t<decltype(future)>::value_type>) {
+        return std::monostate();
+      } else {
+        return future.get();
+      }
+    };
+    return all.then([futures..., value] { return std::tuple<detail::Stored<T>...>(value(futures)...); });
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,72 @@
+#include <sstream>
+
+#include <weft/engine/group/arguments.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::group {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& operation, const std::string& why) {
+  throw Error(Blame::Caller, operation + ": " + why);
+}
+
+std::string shape(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor) {
+  if (!tensor.defined()) refuse(operation, std::string(name) + " is an undefined tensor");
+  if (tensor.layout() != at::kStrided) {
+    refuse(operation, std::string(name) + " is sparse; only dense tensors are carried, send its indices and values");
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; pass .contiguous()");
+  }
+  static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
+  static_cast<void>(core.carrier(tensor.device()));
+  if (tensor.is_cuda() && core.options.device.is_cuda() && tensor.device() != core.options.device) {
+    refuse(operation, std::string(name) + " is on " + tensor.device().str() + ", but this rank's device is " +
+                          core.options.device.str());
+  }
+}
+
+void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor, const at::Tensor& like) {
+  if (tensor.scalar_type() != like.scalar_type() || tensor.device() != like.device()) {
+    refuse(operation, std::string(name) + " is " + tensor::describe(tensor) + ", but the other is " +
+                          tensor::describe(like) + "; dtype and device must agree");
+  }
+}
+
+void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
+                const at::Tensor& like, bool same_shape) {
+  if (static_cast<int>(list.size()) != core.options.size) {
+    refuse(operation, std::string(name) + " holds " + std::to_string(list.size()) +
+                          " tensors; it takes one for each of the " + std::to_string(core.options.size) + " ranks");
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string item = std::string(name) + "[" + std::to_string(i) + "]";
+    check_tensor(core, operation, item.c_str(), list[i]);
+    check_same_kind(operation, item.c_str(), list[i], like);
+    const bool own = static_cast<int>(i) == core.options.rank;
+    if ((same_shape || own) && list[i].sizes() != like.sizes()) {
+      refuse(operation, item + " has shape " + shape(list[i]) + "; it must have " + shape(like));
+    }
+  }
+}
+
+void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op) {
+  const Dtype dtype = tensor::dtype_of(tensor.scalar_type());
+  transport::Communicator& carrier = core.communicator(tensor.device());
+  if (!carrier.can_reduce(dtype, op)) {
+    throw Error(Blame::Unsupported, operation + ": backend '" + std::string(carrier.backend()) + "' cannot reduce " +
+                                        std::string(name(dtype)) + " with " + std::string(name(op)) +
+                                        "; convert the tensor or choose another operator or backend");
+  }
+}
+
+}  // namespace weft::group

@@ -1,0 +1,20 @@
+// The checks of arguments that are done before anything is sent. All throw Caller with what was given and what is needed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <weft/engine/group/core.h>
+
+namespace weft::group {
+
+// Defined, dense, contiguous, on a device that the group carries (on CUDA: the group's own device).
+void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor);
+// As check_tensor, and size() of them, all of one dtype, device and shape as `like`.
+void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
+                const at::Tensor& like, bool same_shape);
+void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor, const at::Tensor& like);
+// The backend can reduce such elements with the operator. Throws Unsupported, naming them.
+void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op);
+
+}  // namespace weft::group

@@ -1,0 +1,117 @@
+// What stands behind a ProcessGroup: the communicators by device, the order of operations, what went wrong. Internal.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/group/store.h>
+#include <weft/transport/transport.h>
+
+namespace weft::group {
+
+// One device type's way of travelling. The communicator is made at the first use on CUDA, at once on the host.
+struct Carrier {
+  std::string backend;  // "" = none, for the reason in why_not
+  std::string why_not;
+  std::shared_ptr<transport::Transport> transport;
+  std::shared_ptr<transport::Communicator> communicator;
+};
+
+struct CoreOptions {
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  c10::Device device = c10::Device(c10::kCPU);
+  std::chrono::milliseconds timeout{};
+  std::vector<int> global_ranks;
+  c10::intrusive_ptr<c10d::Store> store;  // prefixed for this group
+  std::string backend;                    // as the user wrote it
+  std::string local_address;
+  std::shared_ptr<EventLoop> loop;
+};
+
+struct Core : std::enable_shared_from_this<Core> {
+  // Opens the backends; join() then meets the other ranks.
+  explicit Core(CoreOptions options);
+  ~Core();
+
+  void join(Deadline deadline);
+
+  struct Operation {
+    std::string name;         // "all_reduce"
+    std::string fingerprint;  // what must agree between ranks, for WEFT_DEBUG=detail
+    c10::Device device;
+    std::vector<at::Tensor> tensors;  // pinned until the operation has passed
+    bool may_skip = true;             // if all tensors are empty here they are empty on all ranks, and nothing is sent
+  };
+  // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
+  // several Ops: the Work is done when all are.
+  using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
+  Work issue(Operation operation, const Call& call);
+  using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
+  Work issue_message(const std::string& name, const at::Tensor& tensor, int tag, const MessageCall& call);
+
+  void monitored_barrier(std::chrono::milliseconds timeout);
+  ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
+  ProcessGroup split(int color, int key);
+  void abort(const std::string& reason);
+  // Where a barrier runs: the group's device if a backend carries it, else the host.
+  c10::Device barrier_device() const;
+  bool carries(c10::DeviceType type) const;
+  // Counts what all ranks do in the same order, by kind: 1, 2, …
+  int next_number(const std::string& kind);
+
+  // The communicator for tensors of this device; makes it if need be. Throws Caller where there is none.
+  transport::Communicator& communicator(c10::Device device);
+  const Carrier& carrier(c10::Device device) const;
+
+  // Fails what is pending and all that comes. The first reason stays.
+  void fail(const Error& why);
+  void throw_if_broken();
+  // An operation failed and nobody holds its Work any more.
+  void note_unseen(const Error& error);
+  std::string place() const;  // "on group 'x' (rank 0 of 2)"
+  void check_rank(int rank, const char* what) const;
+
+  ProcessGroup handle() { return ProcessGroup(shared_from_this()); }
+  static ProcessGroup make(CoreOptions options, Deadline deadline);
+  static Core& of(const ProcessGroup& group) { return group.core(); }
+
+  const CoreOptions options;
+  std::shared_ptr<StoreBootstrap> bootstrap;
+
+  std::mutex issue_mutex;  // the order of operations
+  std::uint64_t sequence = 0;
+
+ private:
+  void compare_across_ranks(const Operation& operation, std::uint64_t number);
+
+  std::map<c10::DeviceType, Carrier> carriers_;
+  std::mutex numbers_mutex_;
+  std::map<std::string, int> numbers_;
+  std::mutex error_mutex_;
+  std::optional<Error> broken_;
+  std::optional<Error> unseen_;
+};
+
+struct WorkState {
+  std::shared_ptr<Core> core;
+  std::string what;  // "all_reduce #3"
+  c10::Device device = c10::Device(c10::kCPU);
+  std::vector<Op> ops;
+  std::atomic<bool> seen{false};
+
+  ~WorkState();
+  std::optional<Error> error() const;
+  bool done() const;
+};
+
+// "cpu:gloo,cuda:nccl" as {device type: backend}; one name stands for both devices. Case and blanks do not matter. Throws
+// Caller for a trailing comma, a device named twice, an unknown device.
+std::map<c10::DeviceType, std::string> parse_backends(const std::string& text);
+
+}  // namespace weft::group

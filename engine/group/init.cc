@@ -1,0 +1,51 @@
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/base/config.h>
+#include <weft/base/log.h>
+#include <weft/engine/group/address.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/rendezvous.h>
+#include <weft/engine/tensor/torch_cuda.h>
+
+namespace weft {
+
+namespace {
+
+c10::Device default_device(int local_rank) {
+  const int count = tensor::cuda_device_count();
+  if (count == 0) return c10::Device(c10::kCPU);
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
+}
+
+}  // namespace
+
+ProcessGroup init_process_group(ProcessGroupOptions options) {
+  static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
+  static_cast<void>(group::parse_backends(options.backend));
+  if (options.timeout <= std::chrono::milliseconds(0)) {
+    throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
+  }
+  const Deadline deadline = Deadline::in(options.timeout);
+  const auto place = group::rendezvous(options, group::process_environment(), deadline);
+
+  group::CoreOptions made;
+  made.rank = place.rank;
+  made.size = place.world_size;
+  made.name = options.group_name.empty() ? "default" : options.group_name;
+  made.device = options.device.value_or(default_device(place.local_rank));
+  made.timeout = options.timeout;
+  for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
+  // "0/" is the name of Python's first group.
+  made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
+  made.backend = options.backend;
+  made.local_address = config().socket_interfaces.empty() ? place.local_address
+                                                          : group::address_of_interface(config().socket_interfaces.front());
+  made.loop = std::make_shared<EventLoop>("weft " + made.name);
+  log::set_thread_label("rank " + std::to_string(made.rank));
+  auto group = group::Core::make(std::move(made), deadline);
+  log::info("joined group '" + group::Core::of(group).options.name + "' as rank " + std::to_string(place.rank) + " of " +
+            std::to_string(place.world_size));
+  return group;
+}
+
+}  // namespace weft

@@ -1,0 +1,307 @@
+#include <algorithm>
+
+#include <weft/engine/group/arguments.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/transport/registry.h>
+
+namespace weft {
+
+using group::check_same_kind;
+using group::Core;
+using transport::Communicator;
+using transport::PointToPoint;
+
+namespace {
+
+using Ops = std::vector<Op>;
+using Tensors = std::vector<at::Tensor>;
+
+std::vector<Slice> slices_of(const Tensors& tensors) {
+  std::vector<Slice> slices;
+  slices.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) slices.push_back(tensor::slice_of(tensor));
+  return slices;
+}
+
+// The parts of a flat tensor, one for each rank.
+std::vector<Slice> parts_of(const at::Tensor& tensor, int ranks) {
+  const Slice whole = tensor::slice_of(tensor);
+  const std::size_t bytes = whole.bytes / static_cast<std::size_t>(ranks);
+  std::vector<Slice> parts;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank)
+    parts.push_back(whole.part(rank * bytes, bytes));
+  return parts;
+}
+
+Tensors joined(Tensors list, const at::Tensor& last) {
+  list.push_back(last);
+  return list;
+}
+
+bool all_of_one_size(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& one) { return one.numel() == tensors.front().numel(); });
+}
+
+std::string with(const at::Tensor& tensor, ReduceOp op) { return tensor::describe(tensor) + ", " + std::string(name(op)); }
+std::string with(const at::Tensor& tensor, int root) { return tensor::describe(tensor) + ", root " + std::to_string(root); }
+
+// Sum and product of truth values are "or" and "and".
+ReduceOp effective(ReduceOp op, const at::Tensor& tensor) {
+  if (tensor.scalar_type() != at::kBool) return op;
+  if (op == ReduceOp::Sum) return ReduceOp::Max;
+  if (op == ReduceOp::Product) return ReduceOp::Min;
+  return op;
+}
+
+void check_flat(const std::string& operation, const at::Tensor& flat, const char* flat_name, const at::Tensor& part,
+                int ranks) {
+  if (flat.numel() == part.numel() * ranks) return;
+  throw Error(Blame::Caller, operation + ": " + flat_name + " has " + std::to_string(flat.numel()) +
+                                 " elements; it takes " + std::to_string(ranks) + " x " + std::to_string(part.numel()));
+}
+
+}  // namespace
+
+std::vector<BackendInfo> available_backends() {
+  std::vector<BackendInfo> infos;
+  for (const transport::Backend& backend : transport::backends()) {
+    BackendInfo info;
+    info.name = backend.name;
+    const auto opened = backend.open();
+    info.usable = opened.ok();
+    if (!opened) info.why_not = opened.error().text();
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+Core& ProcessGroup::core() const {
+  if (!core_)
+    throw Error(Blame::Caller, "this process group is empty: this rank is not a member, or it was default-constructed");
+  return *core_;
+}
+
+int ProcessGroup::rank() const { return core().options.rank; }
+int ProcessGroup::size() const { return core().options.size; }
+c10::Device ProcessGroup::device() const { return core().options.device; }
+std::string ProcessGroup::backend(c10::Device device) const { return core().carrier(device).backend; }
+c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
+
+int ProcessGroup::global_rank(int group_rank) const {
+  core().check_rank(group_rank, "global_rank:");
+  return core().options.global_ranks[static_cast<std::size_t>(group_rank)];
+}
+
+Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
+  check_tensor(core(), "broadcast", "tensor", tensor);
+  core().check_rank(root, "broadcast: root");
+  const auto data = tensor::elements_of(tensor);
+  return core().issue({"broadcast", with(tensor, root), tensor.device(), {tensor}},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.broadcast(data, root, pin, ready));
+                      });
+}
+
+Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
+  check_tensor(core(), "reduce", "tensor", tensor);
+  core().check_rank(root, "reduce: root");
+  op = effective(op, tensor);
+  check_reduction(core(), "reduce", tensor, op);
+  const auto data = tensor::elements_of(tensor);
+  return core().issue({"reduce", with(tensor, op) + ", root " + std::to_string(root), tensor.device(), {tensor}},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                      });
+}
+
+Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_tensor(core(), "all_reduce", "tensor", tensor);
+  op = effective(op, tensor);
+  check_reduction(core(), "all_reduce", tensor, op);
+  const auto data = tensor::elements_of(tensor);
+  return core().issue({"all_reduce", with(tensor, op), tensor.device(), {tensor}},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.all_reduce(data, op, pin, ready));
+                      });
+}
+
+Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
+  check_tensor(core(), "all_gather", "input", input);
+  check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
+  const auto to = slices_of(outputs);
+  const auto from = tensor::elements_of(input);
+  return core().issue({"all_gather", tensor::describe(input), input.device(), joined(std::move(outputs), input)},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.all_gather(to, from, pin, ready));
+                      });
+}
+
+Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
+  check_tensor(core(), "all_gather_into", "input", input);
+  check_tensor(core(), "all_gather_into", "output", output);
+  check_same_kind("all_gather_into", "output", output, input);
+  check_flat("all_gather_into", output, "output", input, size());
+  const auto to = parts_of(output, size());
+  const auto from = tensor::elements_of(input);
+  return core().issue({"all_gather_into", tensor::describe(input), input.device(), {output, input}},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.all_gather(to, from, pin, ready));
+                      });
+}
+
+Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
+  check_tensor(core(), "gather", "input", input);
+  core().check_rank(root, "gather: root");
+  if (rank() == root) {
+    check_list(core(), "gather", "outputs", outputs, input, /*same_shape=*/true);
+  } else if (!outputs.empty()) {
+    throw Error(Blame::Caller, "gather: outputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
+  }
+  const auto to = slices_of(outputs);
+  const auto from = tensor::elements_of(input);
+  return core().issue({"gather", with(input, root), input.device(), joined(std::move(outputs), input)},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.gather(to, from, root, pin, ready));
+                      });
+}
+
+Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
+  check_tensor(core(), "scatter", "output", output);
+  core().check_rank(root, "scatter: root");
+  if (rank() == root) {
+    check_list(core(), "scatter", "inputs", inputs, output, /*same_shape=*/true);
+  } else if (!inputs.empty()) {
+    throw Error(Blame::Caller, "scatter: inputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
+  }
+  const auto from = slices_of(inputs);
+  const auto to = tensor::elements_of(output);
+  return core().issue({"scatter", with(output, root), output.device(), joined(std::move(inputs), output)},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.scatter(to, from, root, pin, ready));
+                      });
+}
+
+Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
+  check_tensor(core(), "reduce_scatter", "output", output);
+  check_list(core(), "reduce_scatter", "inputs", inputs, output, /*same_shape=*/false);
+  op = effective(op, output);
+  check_reduction(core(), "reduce_scatter", output, op);
+  const auto from = slices_of(inputs);
+  const auto to = tensor::elements_of(output);
+  const bool even = all_of_one_size(inputs);
+  std::string fingerprint;
+  for (const at::Tensor& input : inputs) fingerprint += with(input, op) + "; ";
+  const at::Tensor own = inputs[static_cast<std::size_t>(rank())];
+  return core().issue({"reduce_scatter", fingerprint, output.device(), joined(inputs, output)},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        if (even) {
+                          ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                          return;
+                        }
+                        // Parts of different sizes: one reduction to each rank.
+                        output.copy_(own, /*non_blocking=*/true);
+                        for (int root = 0; root < size(); ++root) {
+                          const auto part = from[static_cast<std::size_t>(root)];
+                          if (part.bytes == 0) continue;
+                          const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
+                          ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                        }
+                      });
+}
+
+Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) {
+  check_tensor(core(), "reduce_scatter_into", "output", output);
+  check_tensor(core(), "reduce_scatter_into", "input", input);
+  check_same_kind("reduce_scatter_into", "input", input, output);
+  check_flat("reduce_scatter_into", input, "input", output, size());
+  op = effective(op, output);
+  check_reduction(core(), "reduce_scatter_into", output, op);
+  const auto from = parts_of(input, size());
+  const auto to = tensor::elements_of(output);
+  return core().issue({"reduce_scatter_into", with(output, op), output.device(), {output, input}},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                      });
+}
+
+Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
+  if (inputs.empty()) throw Error(Blame::Caller, "all_to_all: inputs is empty; it takes one tensor for each rank");
+  const at::Tensor like = inputs.front();
+  const auto check = [&](const char* name, const Tensors& list) {
+    if (static_cast<int>(list.size()) != size()) {
+      throw Error(Blame::Caller, std::string("all_to_all: ") + name + " holds " + std::to_string(list.size()) +
+                                     " tensors; it takes one for each of the " + std::to_string(size()) + " ranks");
+    }
+    for (const at::Tensor& tensor : list) {
+      check_tensor(core(), "all_to_all", name, tensor);
+      check_same_kind("all_to_all", name, tensor, like);
+    }
+  };
+  check("inputs", inputs);
+  check("outputs", outputs);
+  const auto own = static_cast<std::size_t>(rank());
+  if (outputs[own].numel() != inputs[own].numel()) {
+    throw Error(Blame::Caller, "all_to_all: this rank's own part has " + std::to_string(inputs[own].numel()) +
+                                   " elements going in and " + std::to_string(outputs[own].numel()) + " coming out");
+  }
+  const auto to = slices_of(outputs);
+  const auto from = slices_of(inputs);
+  Tensors pinned = outputs;
+  pinned.insert(pinned.end(), inputs.begin(), inputs.end());
+  // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
+  const std::string kind = c10::toString(like.scalar_type());
+  return core().issue(
+      {"all_to_all", kind + " on " + like.device().str(), like.device(), std::move(pinned), /*may_skip=*/false},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
+      });
+}
+
+Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
+  check_tensor(core(), "send", "tensor", tensor);
+  core().check_rank(to, "send: to");
+  if (to == rank())
+    throw Error(Blame::Caller, "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
+  if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
+  const auto data = tensor::elements_of(tensor);
+  return core().issue_message(
+      "send to rank " + std::to_string(to), tensor, tag,
+      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); });
+}
+
+Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
+  check_tensor(core(), "recv", "tensor", tensor);
+  if (from != kAnySource) core().check_rank(from, "recv: from");
+  if (from == rank())
+    throw Error(Blame::Caller, "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
+  if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
+  const auto data = tensor::elements_of(tensor);
+  const std::string name = from == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(from);
+  return core().issue_message(name, tensor, tag, [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
+    if (from == kAnySource && !ranks.has_any_source()) {
+      throw Error(Blame::Unsupported,
+                  "recv: backend '" + backend(tensor.device()) + "' needs to know the source; name the rank");
+    }
+    return ranks.recv(data, from, tag, pin, ready);
+  });
+}
+
+Work ProcessGroup::barrier() {
+  return core().issue({"barrier", "", core().barrier_device(), {}}, [](Communicator& ranks, const Pin&, const Fence& ready,
+                                                                       Ops& ops) { ops.push_back(ranks.barrier(ready)); });
+}
+
+void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) { core().monitored_barrier(timeout); }
+
+ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions options) {
+  return core().new_group(ranks, options);
+}
+
+ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
+
+void ProcessGroup::abort(std::string reason) { core().abort(reason); }
+
+}  // namespace weft

@@ -1,0 +1,114 @@
+// A group of ranks and the operations among them. Semantics of torch.distributed's process groups; differences are in
+// docs/api-changes.md. No default group: the object is passed to who needs it.
+//
+// Order: all ranks of a group issue the same collectives in the same order. A group may be used from every thread of its
+// rank; calls are then ordered as they come. Nothing here blocks the host but init_process_group, new_group, split,
+// monitored_barrier, and Work's waits.
+//
+// Arguments that are wrong on this rank (shape, dtype, device, contiguity, rank) throw Caller before anything is sent. With
+// WEFT_DEBUG=detail what differs between ranks is found too.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <weft/engine/group/work.h>
+#include <weft/kernels/reduce_op.h>
+
+namespace weft {
+
+constexpr int kAnySource = -1;
+
+struct ProcessGroupOptions {
+  // "" = "cpu:gloo,cuda:nccl" as far as both can be used here; or one backend for both devices ("gloo"), or per device.
+  std::string backend;
+  // env://  file:///path  tcp://host:port  tcp://[multicast address]:port; ?rank=&world_size= override the environment.
+  std::string init_method = "env://";
+  // Override URL and environment. Without a rank, file:// and multicast give one by arrival.
+  std::optional<int> rank, world_size;
+  // Instead of init_method; needs rank and world_size.
+  c10::intrusive_ptr<c10d::Store> store;
+  // Isolates jobs that share an address.
+  std::string group_name;
+  // Of joining, and of each operation.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // Default: cuda:LOCAL_RANK if there is a GPU, else cpu.
+  std::optional<c10::Device> device;
+};
+
+struct BackendInfo {
+  std::string name;
+  bool usable = false;
+  std::string why_not;  // "" when usable
+};
+
+// The backends of this build, and whether they can be used on this machine.
+std::vector<BackendInfo> available_backends();
+
+class ProcessGroup {
+ public:
+  // An empty group: false in a condition, everything else throws Caller.
+  ProcessGroup() = default;
+
+  int rank() const;
+  int size() const;
+  // The device of this rank, as given or chosen at init.
+  c10::Device device() const;
+  // The backend that carries tensors of such a device. Throws Caller if there is none.
+  std::string backend(c10::Device device) const;
+
+  Work broadcast(at::Tensor tensor, int root);
+  // In place on root; the others' tensors are untouched.
+  Work reduce(at::Tensor tensor, int root, ReduceOp op = ReduceOp::Sum);
+  // In place; bitwise the same on all ranks.
+  Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum);
+  // outputs[r] receives rank r's input; outputs may differ in size when every rank names the same sizes.
+  Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input);
+  // output: size() times the elements of input, rank by rank.
+  Work all_gather_into(at::Tensor output, at::Tensor input);
+  Work gather(std::vector<at::Tensor> outputs, at::Tensor input, int root);
+  Work scatter(at::Tensor output, std::vector<at::Tensor> inputs, int root);
+  // Rank r receives the reduction of all ranks' inputs[r]. Inputs may differ in size when every rank names the same sizes.
+  Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op = ReduceOp::Sum);
+  Work reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::Sum);
+  Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
+  Work send(at::Tensor tensor, int to, int tag = 0);
+  Work recv(at::Tensor tensor, int from = kAnySource, int tag = 0);
+  // Done when every rank has entered it and every earlier collective of this group is done.
+  Work barrier();
+  // Blocks until every rank has called it. Throws Timeout: on rank 0 naming every rank that did not come, on the others
+  // saying so. Works with every backend (it goes through the store).
+  void monitored_barrier(std::chrono::milliseconds timeout);
+
+  // Every rank of this group calls it, with the same ranks (of this group, in the order of their new ranks). Those that are
+  // not among them get an empty group. Of the options, backend and timeout count; "" and the default keep this group's.
+  ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
+  // Every rank calls it; ranks of one color form a group, ordered by key and then by rank. A negative color: no group.
+  ProcessGroup split(int color, int key);
+
+  // The rank in the group that init_process_group made.
+  int global_rank(int group_rank) const;
+  c10::intrusive_ptr<c10d::Store> store() const;
+  // Fails every pending and later operation of this group, on all ranks, with Cancelled and the reason.
+  void abort(std::string reason);
+  explicit operator bool() const { return core_ != nullptr; }
+
+ private:
+  friend struct group::Core;
+  explicit ProcessGroup(std::shared_ptr<group::Core> core) : core_(std::move(core)) {}
+  group::Core& core() const;
+  std::shared_ptr<group::Core> core_;
+};
+
+// Blocks until all ranks have joined. Throws: Caller for options that do not fit together or a variable that is missing,
+// Timeout naming what was waited for, Unsupported where the backend cannot be used here.
+ProcessGroup init_process_group(ProcessGroupOptions options = {});
+
+}  // namespace weft

@@ -1,0 +1,34 @@
+// How the processes of a job find each other: a URL (or a store that is given) becomes a store that all ranks share, and a
+// rank and world size for this one. Blocks.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/group/process_group.h>
+
+namespace weft::group {
+
+// A variable's value, or null. Tests give their own environment.
+using Environment = std::function<const char*(const char*)>;
+Environment process_environment();
+
+struct Rendezvous {
+  c10::intrusive_ptr<c10d::Store> store;  // prefixed for the job, not yet for a group
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  // The address of this machine by which the others reach it; "" when the store says nothing about it.
+  std::string local_address;
+  // Released once all ranks have joined.
+  std::shared_ptr<const void> until_joined;
+};
+
+// Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
+Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline);
+
+// LOCAL_RANK, or what mpirun and srun set in its place; 0 without any.
+int local_rank(const Environment& environment);
+
+}  // namespace weft::group

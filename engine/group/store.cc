@@ -1,0 +1,73 @@
+#include <cstring>
+
+#include <weft/base/error.h>
+#include <weft/engine/group/store.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::group {
+
+namespace {
+
+// c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others for misuse: only their
+// texts and types tell them apart.
+template <class F>
+auto guarded(const std::string& what, F call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(Blame::PeerLost, "the group's store failed (" + what +
+                                     "); the process that hosts it may have ended: " + tensor::text_of(error));
+  }
+}
+
+}  // namespace
+
+StoreBootstrap::StoreBootstrap(const c10::intrusive_ptr<c10d::Store>& store)
+    : store_(guarded("connecting", [&] { return store->clone(); })) {}
+
+void StoreBootstrap::set(const std::string& key, const Bytes& value) {
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
+  guarded("set " + key, [&] { store_->set(key, std::vector<std::uint8_t>(begin, begin + value.size())); });
+}
+
+transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
+  using std::chrono::milliseconds;
+  // A limit that c10d understands; milliseconds::max() overflows inside.
+  const auto limit = std::min(std::max(deadline.remaining(), milliseconds(1)), milliseconds(std::chrono::hours(24 * 24)));
+  try {
+    store_->wait({key}, limit);
+  } catch (const std::exception& error) {
+    if (deadline.passed()) throw Error(Blame::Timeout, "key '" + key + "' of the group's store was not set in time");
+    throw Error(Blame::PeerLost, "the group's store failed (waiting for " + key +
+                                     "); the process that hosts it may have ended: " + tensor::text_of(error));
+  }
+  const auto value = guarded("get " + key, [&] { return store_->get(key); });
+  const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+  return {begin, begin + value.size()};
+}
+
+long StoreBootstrap::add(const std::string& key, long amount) {
+  return guarded("add " + key, [&] { return static_cast<long>(store_->add(key, amount)); });
+}
+
+bool StoreBootstrap::exists(const std::string& key) {
+  return guarded("check " + key, [&] { return store_->check({key}); });
+}
+
+void StoreBootstrap::erase(const std::string& key) {
+  guarded("delete " + key, [&] { return store_->deleteKey(key); });
+}
+
+transport::Bootstrap::Bytes to_bytes(std::string_view text) {
+  transport::Bootstrap::Bytes bytes(text.size());
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+std::string to_text(const transport::Bootstrap::Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace weft::group

@@ -1,0 +1,26 @@
+// scheme://host:port/path?key=value&…, as init methods are written.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+namespace weft::group {
+
+struct Url {
+  std::string scheme;
+  std::string host;  // without the brackets of an IPv6 address
+  std::optional<int> port;
+  std::string path;
+  std::map<std::string, std::string> query;
+
+  // Throws Caller, quoting the text and saying what is wrong with it.
+  static Url parse(const std::string& text);
+  // A query's number. Throws Caller when it is none.
+  std::optional<int> number(const std::string& key) const;
+};
+
+// "12" as 12; nothing else. Throws Caller: "RANK is 'x'; it takes a number from 0 to 2147483647".
+int to_number(const std::string& what, const std::string& text, int least = 0);
+
+}  // namespace weft::group

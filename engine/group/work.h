@@ -1,0 +1,55 @@
+// The handle of one operation of a process group. Cheap to copy. Dropping it is allowed: the tensors stay pinned until the
+// operation has passed, and an error that nobody looked at surfaces on the group (its next call throws it).
+//
+//   wait()         CUDA: the current stream waits, the host goes on. CPU: the host waits.
+//   synchronize()  the host waits until the bytes are there.
+//   query()        polls.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <weft/base/op.h>
+#include <weft/engine/future/future.h>
+
+namespace weft {
+
+// The timeout that the group was made with.
+constexpr std::chrono::milliseconds kGroupTimeout = std::chrono::milliseconds(-1);
+
+namespace group {
+struct Core;
+struct WorkState;
+}  // namespace group
+
+class Work {
+ public:
+  // Done, without error.
+  Work() = default;
+
+  // Throws the operation's Error (PeerLost, Timeout, Cancelled, …), every time.
+  void wait();
+  // The stream waits, whatever device the tensors are on. For CPU tensors the stream must be a CPU one.
+  void wait(c10::Stream stream);
+  // Throws Timeout when the time is over first; the operation goes on, and may be waited for again.
+  void synchronize(std::chrono::milliseconds timeout = kGroupTimeout);
+  bool query() const;
+  // Who sent, after a recv; -1 for other operations and before it is done.
+  int source_rank() const;
+  std::optional<Error> error() const;
+  // CPU: done when the bytes are there. CUDA: done when the operation is enqueued; the waiting stream is the caller's
+  // matter.
+  Future<void> future();
+
+ private:
+  friend struct group::Core;
+  explicit Work(std::shared_ptr<group::WorkState> state) : state_(std::move(state)) {}
+  std::shared_ptr<group::WorkState> state_;
+};
+
+}  // namespace weft

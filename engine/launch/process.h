@@ -1,0 +1,42 @@
+// Child processes: what spawn and weft-run share.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace weft::launch {
+
+// A TCP port on the loopback that is free at this moment.
+int free_port();
+
+// "exit code 3", "signal 9 (Killed)".
+std::string describe_status(int status);
+
+// The children of one job.
+class Children {
+ public:
+  Children() = default;
+  // Ends what still runs: SIGTERM, then after `grace` SIGKILL, and reaps it.
+  ~Children();
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  void add(pid_t process) { processes_.push_back(process); }
+  const std::vector<pid_t>& running() const { return processes_; }
+  struct Ended {
+    pid_t process = 0;
+    int status = 0;
+  };
+  // Blocks until a child ends or the time is over (process 0 then). Only children that were added count.
+  Ended wait(std::chrono::milliseconds patience);
+  void signal_all(int number) const;
+  void end_all(std::chrono::milliseconds grace);
+
+ private:
+  std::vector<pid_t> processes_;
+};
+
+}  // namespace weft::launch

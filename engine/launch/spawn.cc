@@ -1,0 +1,134 @@
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/engine/launch/process.h>
+#include <weft/engine/launch/spawn.h>
+
+namespace weft {
+
+namespace {
+
+// What a failed rank tells its parent through a pipe: blame and text.
+constexpr std::size_t kMaxReport = 64 * 1024;
+
+std::string encode(const Error& error) { return std::to_string(static_cast<int>(error.blame())) + " " + error.text(); }
+
+Error decode(const std::string& report) {
+  const auto space = report.find(' ');
+  return {static_cast<Blame>(std::atoi(report.c_str())), report.substr(space + 1)};
+}
+
+[[noreturn]] void run_rank(int rank, int ranks, int port, int report, const std::function<void(int, int)>& function) {
+  const auto set = [](const char* name, int value) { setenv(name, std::to_string(value).c_str(), 1); };
+  set("RANK", rank);
+  set("LOCAL_RANK", rank);
+  set("WORLD_SIZE", ranks);
+  set("LOCAL_WORLD_SIZE", ranks);
+  set("MASTER_PORT", port);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  int code = 0;
+  try {
+    function(rank, ranks);
+  } catch (...) {
+    const std::string text = encode(to_error(std::current_exception(), Blame::Remote)).substr(0, kMaxReport);
+    [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
+    code = 1;
+  }
+  std::fflush(nullptr);
+  // Not exit(): the parent's static objects are not this process's to destroy.
+  ::_exit(code);
+}
+
+std::string read_all(int descriptor) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const auto count = ::read(descriptor, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0 || text.size() > kMaxReport) return text;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+struct Rank {
+  int rank = 0;
+  int report = -1;  // reading end
+};
+
+struct Failure {
+  Error error;
+  bool is_consequence = false;  // of another rank's failure, by the look of it
+};
+
+Failure failure_of(const Rank& child, int status) {
+  const std::string text = read_all(child.report);
+  const std::string who = "rank " + std::to_string(child.rank);
+  if (!text.empty()) {
+    const Error error = decode(text);
+    return {error.within(who), error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
+  }
+  const bool killed = WIFSIGNALED(status);
+  return {Error(killed ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
+}
+
+// Waits for the first failure, or for all to end well. A rank that lost a peer may end before the peer that failed: then
+// the peer's own error, if it comes soon, is the one to report.
+std::optional<Failure> first_failure(launch::Children& children, const std::map<pid_t, Rank>& by_process) {
+  constexpr auto kSoon = std::chrono::milliseconds(1000);
+  std::optional<Failure> failure;
+  Deadline deadline = Deadline::never();
+  while (!children.running().empty() && !deadline.passed()) {
+    const auto ended = children.wait(std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1))));
+    if (ended.process == 0 || ended.status == 0) continue;
+    Failure next = failure_of(by_process.at(ended.process), ended.status);
+    if (!failure || !next.is_consequence) failure = std::move(next);
+    if (!failure->is_consequence) break;
+    deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
+  }
+  return failure;
+}
+
+}  // namespace
+
+void spawn(int ranks, const std::function<void(int, int)>& function) {
+  if (ranks < 1) throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes at least 1");
+  const int port = launch::free_port();
+  std::fflush(nullptr);  // or every rank prints what is in the buffers
+  std::map<pid_t, Rank> by_process;
+  std::optional<Failure> failure;
+  {
+    launch::Children children;
+    for (int rank = 0; rank < ranks; ++rank) {
+      int ends[2];
+      if (::pipe(ends) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
+      const pid_t parent = ::getpid();
+      const pid_t process = ::fork();
+      if (process < 0) throw system_error(Blame::Busy, "spawn: fork", errno);
+      if (process == 0) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
+        if (::getppid() != parent) ::_exit(1);
+        ::close(ends[0]);
+        for (const auto& [other, child] : by_process) ::close(child.report);
+        run_rank(rank, ranks, port, ends[1], function);
+      }
+      ::close(ends[1]);
+      children.add(process);
+      by_process[process] = {rank, ends[0]};
+    }
+    failure = first_failure(children, by_process);
+  }  // ends the others
+  for (const auto& [process, child] : by_process) ::close(child.report);
+  if (failure) throw failure->error;
+}
+
+}  // namespace weft

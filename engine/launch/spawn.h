@@ -1,0 +1,16 @@
+// Ranks as forked copies of this process, for programs that bring their own: tests, examples, notebooks of one file.
+#pragma once
+
+#include <functional>
+
+namespace weft {
+
+// Forks `ranks` processes that each call function(rank, world_size) and end; sets RANK, LOCAL_RANK, WORLD_SIZE,
+// LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port) for them, so that init_process_group() joins them. Blocks
+// until all have ended. The first that fails ends the others, and its exception is thrown here: an Error keeps its blame
+// and text, others become Blame::Remote; a rank that a signal killed is PeerLost, one that called exit(n) itself Remote.
+//
+// Fork copies only the calling thread: call it before anything has used CUDA or started threads.
+void spawn(int ranks, const std::function<void(int rank, int world_size)>& function);
+
+}  // namespace weft

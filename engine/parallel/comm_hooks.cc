@@ -1,0 +1,35 @@
+#include <weft/engine/parallel/comm_hooks.h>
+
+namespace weft::comm_hooks {
+
+namespace {
+
+Future<at::Tensor> average(ProcessGroup& group, at::Tensor buffer) {
+  buffer.div_(group.size());
+  return group.all_reduce(buffer).future().then([buffer] { return buffer; });
+}
+
+CommHook compress(at::ScalarType dtype, CommHook inner) {
+  return [dtype, inner = std::move(inner)](GradBucket& bucket) {
+    const at::Tensor full = bucket.buffer();
+    bucket.set_buffer(full.to(dtype));
+    return inner(bucket).then([full](const at::Tensor& small) {
+      at::Tensor result = full;
+      result.copy_(small);
+      return result;
+    });
+  };
+}
+
+}  // namespace
+
+CommHook all_reduce(ProcessGroup group) {
+  return [group](GradBucket& bucket) mutable { return average(group, bucket.buffer()); };
+}
+
+CommHook fp16_compress(ProcessGroup group) { return compress(at::kHalf, all_reduce(std::move(group))); }
+CommHook bf16_compress(ProcessGroup group) { return compress(at::kBFloat16, all_reduce(std::move(group))); }
+CommHook fp16_compress(CommHook inner) { return compress(at::kHalf, std::move(inner)); }
+CommHook bf16_compress(CommHook inner) { return compress(at::kBFloat16, std::move(inner)); }
+
+}  // namespace weft::comm_hooks

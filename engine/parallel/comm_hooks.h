@@ -1,0 +1,58 @@
+// What a bucket of gradients goes through instead of the built-in all-reduce. A hook gets the bucket's local, undivided sum
+// and returns a future of the average; it divides by the number of ranks itself.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/engine/future/future.h>
+#include <weft/engine/group/process_group.h>
+
+namespace weft {
+
+// One bucket, as a hook sees it. Valid during the call of the hook; the tensors may be kept.
+class GradBucket {
+ public:
+  GradBucket(std::size_t index, std::size_t count, at::Tensor buffer, std::vector<at::Tensor> gradients,
+             std::vector<at::Tensor> parameters)
+      : index_(index),
+        count_(count),
+        buffer_(std::move(buffer)),
+        gradients_(std::move(gradients)),
+        parameters_(std::move(parameters)) {}
+
+  // 0 is launched first; the same on all ranks.
+  std::size_t index() const { return index_; }
+  // Flat, all of one dtype; for a sparse gradient the sparse tensor itself.
+  const at::Tensor& buffer() const { return buffer_; }
+  void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
+  // Views of the bucket, shaped as the parameters.
+  const std::vector<at::Tensor>& gradients() const { return gradients_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  bool is_last() const { return index_ + 1 == count_; }
+
+ private:
+  std::size_t index_;
+  std::size_t count_;
+  at::Tensor buffer_;
+  std::vector<at::Tensor> gradients_;
+  std::vector<at::Tensor> parameters_;
+};
+
+using CommHook = std::function<Future<at::Tensor>(GradBucket&)>;
+
+namespace comm_hooks {
+
+// What happens without a hook.
+CommHook all_reduce(ProcessGroup group);
+// Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that float16 does not overflow.
+CommHook fp16_compress(ProcessGroup group);
+CommHook bf16_compress(ProcessGroup group);
+// The same around another hook, which then sees the smaller buffer.
+CommHook fp16_compress(CommHook inner);
+CommHook bf16_compress(CommHook inner);
+
+}  // namespace comm_hooks
+}  // namespace weft

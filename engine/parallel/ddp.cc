@@ -1,0 +1,154 @@
+#include <unordered_set>
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <weft/engine/parallel/ddp.h>
+#include <weft/engine/parallel/model_state.h>
+#include <weft/engine/parallel/reducer.h>
+
+namespace weft::parallel {
+
+struct Replica::State {
+  std::shared_ptr<torch::nn::Module> module;
+  ProcessGroup group;
+  DdpOptions options;
+  std::shared_ptr<Reducer> reducer;
+
+  std::vector<at::Tensor> buffers() const {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& buffer : module->buffers()) {
+      if (buffer.defined() && buffer.numel() > 0) tensors.push_back(buffer);
+    }
+    return tensors;
+  }
+
+  std::vector<at::Tensor> all_values() const {
+    std::vector<at::Tensor> tensors = module->parameters();
+    const auto more = buffers();
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    return tensors;
+  }
+
+  void sync_buffers(int root) const {
+    if (options.broadcast_buffers) broadcast_values(group_handle(), buffers(), root);
+  }
+  ProcessGroup& group_handle() const { return const_cast<ProcessGroup&>(group); }
+};
+
+namespace {
+
+struct ReducerHandle : torch::CustomClassHolder {
+  explicit ReducerHandle(std::weak_ptr<Reducer> weak) : reducer(std::move(weak)) {}
+  std::weak_ptr<Reducer> reducer;
+};
+
+// Identity whose backward is the first thing of a pass.
+struct BackwardStart : torch::autograd::Function<BackwardStart> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
+                            const c10::intrusive_ptr<ReducerHandle>& handle) {
+    context->saved_data["reducer"] = c10::IValue::make_capsule(handle);
+    return output.view_as(output);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto handle = context->saved_data["reducer"].toCapsule();
+    if (const auto reducer = static_cast<ReducerHandle*>(handle.get())->reducer.lock()) reducer->on_backward_start();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+// Parameters whose modules say that their gradients are sparse.
+std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& module) {
+  std::unordered_set<const void*> found;
+  for (const auto& part : module.modules(/*include_self=*/true)) {
+    if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(part.get())) {
+      if (embedding->options.sparse()) found.insert(embedding->weight.unsafeGetTensorImpl());
+    } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(part.get())) {
+      if (bag->options.sparse()) found.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  return found;
+}
+
+std::vector<NamedTensor> named_values(const torch::nn::Module& module) {
+  std::vector<NamedTensor> named;
+  for (const auto& item : module.named_parameters()) named.push_back({item.key(), item.value()});
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) named.push_back({item.key(), item.value()});
+  }
+  return named;
+}
+
+}  // namespace
+
+Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group, const DdpOptions& options)
+    : state_(std::make_unique<State>()) {
+  if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
+  state_->module = module;
+  state_->group = std::move(group);
+  state_->options = options;
+  check_same_model(state_->group, named_values(*module));
+  broadcast_values(state_->group, state_->all_values(), 0);
+
+  const auto sparse = sparse_parameters(*module);
+  std::unordered_set<const void*> seen;  // a weight that two modules share counts once
+  std::vector<ReducerParameter> parameters;
+  for (const auto& item : module->named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.requires_grad() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    parameters.push_back({item.key(), tensor, sparse.contains(tensor.unsafeGetTensorImpl())});
+  }
+  if (parameters.empty()) {
+    throw Error(Blame::Caller,
+                "DistributedDataParallel: no parameter of the module requires a gradient; there is nothing to reduce");
+  }
+  state_->reducer = Reducer::make(std::move(parameters), state_->group, options);
+}
+
+Replica::~Replica() = default;
+Replica::Replica(Replica&&) noexcept = default;
+Replica& Replica::operator=(Replica&&) noexcept = default;
+
+void Replica::before_forward() {
+  if (!c10::GradMode::is_enabled()) return;  // no backward will follow
+  if (join_scope_ != nullptr) {
+    join_scope_->announce_step(*this, synchronizing_);
+    state_->reducer->set_divisor(join_scope_->divisor());
+  }
+  if (!synchronizing_) return;
+  state_->reducer->prepare_forward();
+  if (state_->module->is_training()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
+}
+
+void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+  if (c10::GradMode::is_enabled() && synchronizing_) state_->reducer->prepare_backward(outputs);
+}
+
+bool Replica::tracks_outputs() const {
+  return c10::GradMode::is_enabled() && synchronizing_ &&
+         (state_->options.find_unused_parameters || state_->options.static_graph);
+}
+
+at::Tensor Replica::mark_output(const at::Tensor& output) const {
+  if (!output.defined() || !output.requires_grad()) return output;
+  return BackwardStart::apply(output, c10::make_intrusive<ReducerHandle>(state_->reducer));
+}
+
+void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
+
+DdpStats Replica::stats() const { return state_->reducer->stats(); }
+
+ProcessGroup& Replica::join_group() { return state_->group; }
+
+void Replica::mirror_step(int first_rank, bool synchronizes) {
+  if (!synchronizes) return;
+  if (state_->module->is_training()) state_->sync_buffers(first_rank);
+  state_->reducer->mirror_pass();
+}
+
+void Replica::take_over(int last_rank) { broadcast_values(state_->group, state_->all_values(), last_rank); }
+
+}  // namespace weft::parallel

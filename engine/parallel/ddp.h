@@ -1,0 +1,121 @@
+// DistributedDataParallel: one module replicated on every rank of a group; each rank computes on its own inputs, gradients
+// are averaged over the ranks while the backward pass still runs. Semantics of torch.nn.parallel.DistributedDataParallel.
+//
+//   Net net;                                             // a torch::nn module holder, or std::shared_ptr<NetImpl>
+//   weft::DistributedDataParallel ddp(net, group);
+//   torch::optim::SGD optimizer(net->parameters(), 0.1);
+//   auto loss = loss_of(ddp(inputs), labels);
+//   loss.backward();                                     // gradients in parameter.grad() are averages
+//   optimizer.step();
+//
+// All ranks run the same number of forward and backward passes (weft::join where they cannot). The object is used by one
+// thread at a time; it is moved, not copied, and outlives the backward of its last forward.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/parallel/comm_hooks.h>
+#include <weft/engine/parallel/ddp_options.h>
+#include <weft/engine/parallel/join.h>
+#include <weft/engine/parallel/tensors.h>
+
+namespace torch::nn {
+class Module;
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace weft {
+
+namespace parallel {
+
+// The part of DistributedDataParallel that does not depend on the module's type.
+class Replica : public Joinable {
+ public:
+  // While it lives, gradients accumulate locally; the first backward of a forward after it reduces all that has come.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(Replica& replica) : replica_(&replica), before_(std::exchange(replica.synchronizing_, false)) {}
+    ~NoSync() { replica_->synchronizing_ = before_; }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Replica* replica_;
+    bool before_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+
+  // Once, before the first backward. Throws Caller for a second one.
+  void register_comm_hook(CommHook hook);
+  DdpStats stats() const;
+
+ protected:
+  // Compares the model with rank 0's, then copies rank 0's parameters and buffers. Throws Caller, on all ranks, when they
+  // differ, and where the module has no parameters that require a gradient.
+  Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group, const DdpOptions& options);
+  ~Replica() override;
+  Replica(Replica&&) noexcept;
+  Replica& operator=(Replica&&) noexcept;
+
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs);
+  // Whether after_forward needs the outputs, and mark_output is to be called on each.
+  bool tracks_outputs() const;
+  // The same values, behind a node that tells the reducer when backward starts.
+  at::Tensor mark_output(const at::Tensor& output) const;
+
+  ProcessGroup& join_group() override;
+  void mirror_step(int first_rank, bool synchronizes) override;
+  void take_over(int last_rank) override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  bool synchronizing_ = true;
+};
+
+}  // namespace parallel
+
+template <class Module>
+class DistributedDataParallel final : public parallel::Replica {
+ public:
+  // Blocks until all ranks have come. Throws Caller, on all ranks, when the model differs between them.
+  DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group, DdpOptions options = {})
+      : Replica(module, std::move(group), options), module_(std::move(module)) {}
+  DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group, DdpOptions options = {})
+      : DistributedDataParallel(module.ptr(), std::move(group), options) {}
+
+  // The module's forward, whatever its signature.
+  template <class... Arguments>
+  auto forward(Arguments&&... arguments) {
+    before_forward();
+    using Output = decltype(module_->forward(std::forward<Arguments>(arguments)...));
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Arguments>(arguments)...);
+      after_forward({});
+    } else {
+      std::remove_cvref_t<Output> output = module_->forward(std::forward<Arguments>(arguments)...);
+      std::vector<at::Tensor> tensors;
+      const bool tracked = tracks_outputs();
+      if (tracked) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+      after_forward(tensors);
+      if (tracked) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensor = mark_output(tensor); });
+      return output;
+    }
+  }
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<Module> module_;
+};
+
+}  // namespace weft

@@ -1,0 +1,85 @@
+#include <ATen/ops/zeros.h>
+
+#include <weft/engine/group/core.h>
+#include <weft/engine/parallel/join.h>
+
+namespace weft {
+
+namespace parallel {
+
+JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
+    : joinables_(std::move(joinables)),
+      options_(options),
+      group_(joinables_.front()->join_group()),
+      active_(group_.size()) {
+  for (Joinable* joinable : joinables_) {
+    if (joinable->join_scope_ != nullptr) throw Error(Blame::Caller, "join: this object is inside another join already");
+  }
+  for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
+}
+
+JoinScope::~JoinScope() {
+  for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
+}
+
+// One number for each rank, and how many of the active synchronise.
+JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
+  const auto ranks = static_cast<std::int64_t>(group_.size());
+  const auto device = group::Core::of(group_).carries(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
+  at::Tensor counts = at::zeros({ranks + 1}, at::TensorOptions(at::kInt));
+  counts[group_.rank()] = active ? 1 : 0;
+  counts[ranks] = active && synchronizes ? 1 : 0;
+  counts = counts.to(device);
+  group_.all_reduce(counts).wait();
+  counts = counts.to(at::kCPU);
+  const int* data = counts.data_ptr<int>();
+  Round round;
+  for (int rank = group_.size(); rank-- > 0;) {
+    if (data[rank] == 0) continue;
+    ++round.active;
+    round.first = rank;
+  }
+  round.synchronizes = data[ranks] > 0;
+  return round;
+}
+
+void JoinScope::announce_step(const Joinable& joinable, bool synchronizes) {
+  if (&joinable != joinables_.front()) return;
+  const Round round = exchange(true, synchronizes);
+  if (options_.throw_on_early_termination && round.active < group_.size()) {
+    throw Error(Blame::Cancelled, "join: " + std::to_string(group_.size() - round.active) + " of " +
+                                      std::to_string(group_.size()) +
+                                      " ranks ran out of inputs (throw_on_early_termination)");
+  }
+  active_ = round.active;
+  first_active_ = round.first;
+}
+
+int JoinScope::divisor() const { return options_.divide_by_initial_world_size ? group_.size() : active_; }
+
+void JoinScope::run_out() {
+  int last_rank = first_active_;
+  for (;;) {
+    const Round round = exchange(false, false);
+    if (options_.throw_on_early_termination && round.active > 0) {
+      throw Error(Blame::Cancelled, "join: rank " + std::to_string(group_.rank()) +
+                                        " ran out of inputs while others had more (throw_on_early_termination)");
+    }
+    if (round.active == 0) break;
+    last_rank = round.first;
+    for (Joinable* joinable : joinables_) joinable->mirror_step(round.first, round.synchronizes);
+  }
+  for (Joinable* joinable : joinables_) joinable->take_over(last_rank);
+}
+
+}  // namespace parallel
+
+void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options) {
+  if (joinables.empty()) throw Error(Blame::Caller, "join: no objects are given");
+  if (!options.enable) return steps();
+  parallel::JoinScope scope(std::move(joinables), options);
+  steps();
+  scope.run_out();
+}
+
+}  // namespace weft

@@ -1,0 +1,96 @@
+#include <sstream>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+
+#include <weft/engine/group/core.h>
+#include <weft/engine/parallel/bucket.h>
+#include <weft/engine/parallel/model_state.h>
+
+namespace weft::parallel {
+
+namespace {
+
+std::string line_of(const NamedTensor& item) {
+  std::ostringstream text;
+  text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " " << item.tensor.sizes() << " strides "
+       << item.tensor.strides();
+  return text.str();
+}
+
+std::string text_of(const std::vector<NamedTensor>& tensors) {
+  std::string text;
+  for (const NamedTensor& item : tensors) text += line_of(item) + "\n";
+  return text;
+}
+
+// The first line in which two texts differ; "" if they are equal.
+std::string difference(const std::string& mine, const std::string& theirs) {
+  if (mine == theirs) return "";
+  std::istringstream left(mine);
+  std::istringstream right(theirs);
+  for (;;) {
+    std::string a;
+    std::string b;
+    const bool has_a = static_cast<bool>(std::getline(left, a));
+    const bool has_b = static_cast<bool>(std::getline(right, b));
+    if (a == b && has_a && has_b) continue;
+    return "it has " + (has_a ? a : "no more parameters") + " where rank 0 has " + (has_b ? b : "no more parameters");
+  }
+}
+
+}  // namespace
+
+void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors) {
+  if (group.size() == 1) return;
+  auto& core = group::Core::of(group);
+  const std::string base = "model" + std::to_string(core.next_number("model")) + "/";
+  const Deadline deadline = Deadline::in(core.options.timeout);
+  const std::string mine = text_of(tensors);
+  std::string verdict;
+  if (group.rank() == 0) {
+    core.bootstrap->set(base + "0", group::to_bytes(mine));
+  } else {
+    verdict = difference(mine, group::to_text(core.bootstrap->get(base + "0", deadline)));
+    core.bootstrap->set(base + std::to_string(group.rank()), group::to_bytes(verdict));
+  }
+  // A rank that found a difference says so before anybody goes on.
+  std::string differing;
+  for (int rank = 1; rank < group.size(); ++rank) {
+    const std::string theirs =
+        rank == group.rank() ? verdict : group::to_text(core.bootstrap->get(base + std::to_string(rank), deadline));
+    if (!theirs.empty()) differing += (differing.empty() ? "" : "; ") + ("rank " + std::to_string(rank) + ": " + theirs);
+  }
+  if (!differing.empty()) {
+    throw Error(Blame::Caller, "the model differs between ranks " + core.place() + ": " + differing);
+  }
+}
+
+void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
+  constexpr std::size_t kPiece = 250u << 20;
+  if (group.size() == 1 || tensors.empty()) return;
+  const c10::AutoGradMode no_grad(false);
+  std::vector<PlannedGradient> planned;
+  std::vector<std::size_t> order;
+  for (const at::Tensor& tensor : tensors) {
+    order.push_back(order.size());
+    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), false});
+  }
+  const std::size_t limits[] = {kPiece};
+  for (const PlannedBucket& piece : plan_buckets(planned, order, limits)) {
+    std::vector<at::Tensor> parts;
+    for (const std::size_t index : piece.gradients) parts.push_back(tensors[index].detach().reshape({-1}));
+    const at::Tensor flat = at::cat(parts);
+    group.broadcast(flat, root).wait();
+    if (group.rank() == root) continue;
+    std::int64_t offset = 0;
+    for (const std::size_t index : piece.gradients) {
+      at::Tensor target = tensors[index].detach();
+      target.copy_(flat.narrow(0, offset, target.numel()).view(target.sizes()));
+      offset += target.numel();
+    }
+  }
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,25 @@
+// Starting all ranks from the same model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/engine/group/process_group.h>
+
+namespace weft::parallel {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Compares names, shapes, dtypes and layouts with rank 0's. Collective. Throws Caller on every rank when one differs; the
+// text names the ranks that do and their first difference.
+void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors);
+
+// Copies the values of `root` to all ranks, in flat pieces of at most 250 MiB. Collective; blocks until they are there.
+void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root);
+
+}  // namespace weft::parallel

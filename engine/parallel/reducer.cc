@@ -1,0 +1,327 @@
+#include <algorithm>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/engine/group/core.h>
+#include <weft/engine/parallel/reducer.h>
+
+namespace weft::parallel {
+
+std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, ProcessGroup group,
+                                       const DdpOptions& options) {
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(group), options));
+  reducer->attach();
+  return reducer;
+}
+
+Reducer::Reducer(std::vector<ReducerParameter> parameters, ProcessGroup group, const DdpOptions& options)
+    : parameters_(std::move(parameters)), group_(std::move(group)), options_(options), divisor_(group_.size()) {
+  ready_.resize(parameters_.size());
+  kept_.resize(parameters_.size());
+  static_counts_.resize(parameters_.size());
+  used_ = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::TensorOptions(at::kInt));
+  // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
+  std::vector<std::size_t> order(parameters_.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
+  build_buckets(order);
+}
+
+void Reducer::attach() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+    const auto on_post = [weak = weak_from_this(), i](const torch::autograd::variable_list& outputs,
+                                                      const torch::autograd::variable_list&) {
+      if (const auto self = weak.lock()) self->on_gradient(i);
+      return outputs;
+    };
+    hook_keys_.push_back(accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post)));
+    by_accumulator_[accumulator.get()] = i;
+    accumulators_.push_back(std::move(accumulator));
+  }
+}
+
+Reducer::~Reducer() {
+  for (std::size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+}
+
+void Reducer::set_comm_hook(CommHook hook) {
+  if (!hook) throw Error(Blame::Caller, "register_comm_hook: the hook is empty");
+  std::lock_guard lock(mutex_);
+  if (hook_) throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
+  if (passing_) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
+  hook_ = std::move(hook);
+}
+
+void Reducer::set_divisor(int ranks) {
+  std::lock_guard lock(mutex_);
+  divisor_ = ranks;
+}
+
+void Reducer::prepare_forward() {
+  std::lock_guard lock(mutex_);
+  if (passing_) {
+    throw Error(
+        Blame::Caller,
+        "the last backward did not reduce all gradients: it brought none for " + names_of(missing_parameters()) +
+            ". If the outputs need not depend on every parameter, set DdpOptions::find_unused_parameters; all outputs "
+            "of the forward must take part in the loss");
+  }
+  finish_rebuild();
+}
+
+void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
+  std::lock_guard lock(mutex_);
+  expecting_ = true;
+  unused_.clear();
+  if (options_.find_unused_parameters && !(options_.static_graph && static_pass_ > 0)) unused_ = unreachable_from(outputs);
+}
+
+void Reducer::on_backward_start() {
+  std::lock_guard lock(mutex_);
+  if (!expecting_) return;
+  begin_pass();
+  if (options_.static_graph && static_pass_ == 0) return queue_finish();
+  mark_unused();
+}
+
+// Called with the gradient already in parameter.grad(), or accumulated there.
+void Reducer::on_gradient(std::size_t parameter) {
+  const c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(mutex_);
+  if (parameters_[parameter].tensor.grad().defined()) used_[static_cast<std::int64_t>(parameter)] = 1;
+  if (!expecting_) return;
+  begin_pass();
+  if (!rebuilt_) arrival_.push_back(parameter);
+  if (options_.static_graph) {
+    if (static_pass_ == 0) {
+      ++static_counts_[parameter];
+      return queue_finish();
+    }
+    check_static_graph(parameter);
+    if (remaining_[parameter] > 0) return;
+  }
+  mark_unused();
+  mark_ready(parameter);
+}
+
+void Reducer::begin_pass() {
+  if (passing_) return;
+  passing_ = true;
+  unused_marked_ = false;
+  finish_queued_ = false;
+  next_bucket_ = 0;
+  std::fill(ready_.begin(), ready_.end(), false);
+  for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
+  if (options_.static_graph && static_pass_ > 0) {
+    remaining_ = static_counts_;
+    unused_.clear();
+    for (std::size_t i = 0; i < remaining_.size(); ++i) {
+      if (remaining_[i] == 0) unused_.push_back(i);
+    }
+  }
+}
+
+void Reducer::check_static_graph(std::size_t parameter) {
+  if (static_counts_[parameter] == 0 || --remaining_[parameter] < 0) {
+    throw Error(Blame::Caller, "static_graph: this pass brings a gradient for " + names_of({parameter}) +
+                                   (static_counts_[parameter] == 0 ? ", which the first pass did not use"
+                                                                   : " more often than the first pass did") +
+                                   "; the graph changed, switch static_graph off");
+  }
+}
+
+void Reducer::mark_unused() {
+  if (unused_marked_) return;
+  unused_marked_ = true;
+  for (const std::size_t parameter : unused_) {
+    if (ready_[parameter]) continue;
+    const at::Tensor& gradient = parameters_[parameter].tensor.grad();
+    kept_[parameter] = gradient.defined() ? gradient.clone() : at::Tensor();
+    mark_ready(parameter);
+  }
+}
+
+void Reducer::mark_ready(std::size_t parameter) {
+  if (ready_[parameter]) {
+    throw Error(Blame::Caller,
+                "a gradient of " + names_of({parameter}) +
+                    " came twice in one backward. A parameter that is used in several parts of a recomputed graph "
+                    "needs DdpOptions::static_graph");
+  }
+  ready_[parameter] = true;
+  const Place place = places_[parameter];
+  Bucket& bucket = buckets_[place.bucket];
+  fill_slot(bucket, place.slot, parameter);
+  if (--bucket.pending == 0) launch_ready_buckets();
+}
+
+void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
+  at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+  if (bucket.sparse) {
+    bucket.sparse_gradient = gradient;
+    return;
+  }
+  at::Tensor& view = bucket.views[slot];
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    throw Error(Blame::Caller,
+                "the gradient of " + names_of({parameter}) +
+                    " is sparse, but its module does not say so; torch::nn::Embedding with sparse(true) is known");
+  }
+  const bool divide = !hook_;
+  if (gradient.is_alias_of(view) && gradient.data_ptr() == view.data_ptr()) {
+    if (divide && divisor_ != 1) view.mul_(1.0 / divisor_);
+    return;
+  }
+  if (divide && divisor_ != 1) {
+    at::mul_out(view, gradient, at::native::wrapped_scalar_tensor(1.0 / divisor_));
+  } else {
+    view.copy_(gradient);
+  }
+  if (options_.gradient_as_bucket_view) gradient = view;
+}
+
+void Reducer::launch_ready_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) launch(next_bucket_++);
+  if (next_bucket_ < buckets_.size()) return;
+  if (counts_usage()) usage_work_ = reduce_usage();
+  queue_finish();
+}
+
+void Reducer::launch(std::size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (bucket.sparse) return launch_sparse(bucket);
+  if (!hook_) {
+    bucket.work = group_.all_reduce(bucket.flat);
+    return;
+  }
+  std::vector<at::Tensor> parameters;
+  for (const std::size_t parameter : bucket.parameters) parameters.push_back(parameters_[parameter].tensor);
+  GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters));
+  bucket.reduced = hook_(shown);
+}
+
+// Counts of use, and orders, travel on the host where the group carries it.
+c10::Device Reducer::usage_device() const {
+  return group::Core::of(group_).carries(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
+}
+
+// A static graph is counted once; else every pass may use other parameters.
+bool Reducer::counts_usage() const { return options_.static_graph ? static_pass_ == 0 : options_.find_unused_parameters; }
+
+Work Reducer::reduce_usage() {
+  usage_sum_ = used_.to(usage_device(), used_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  return group_.all_reduce(usage_sum_);
+}
+
+// The callback belongs to the graph task that runs at this moment; it is called when that ends well.
+void Reducer::queue_finish() {
+  if (finish_queued_) return;
+  finish_queued_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->finish();
+  });
+}
+
+void Reducer::finish() {
+  const c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(mutex_);
+  if (options_.static_graph && static_pass_ == 0) {
+    // Everything was put off: now it is known what this graph brings.
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (static_counts_[i] == 0) unused_.push_back(i);
+    }
+    unused_marked_ = false;
+    mark_unused();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!ready_[i]) mark_ready(i);
+    }
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (Bucket& bucket : buckets_) collect(bucket);
+  std::exchange(usage_work_, {}).wait();
+  stats_.last_wait = std::chrono::steady_clock::now() - start;
+  stats_.wait += stats_.last_wait;
+  restore_unused();
+  if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
+  static_pass_ = 1;
+  expecting_ = false;
+  passing_ = false;
+  ++stats_.passes;
+}
+
+// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.
+void Reducer::restore_unused() {
+  const at::Tensor sums = usage_sum_.defined() ? usage_sum_.to(at::kCPU) : at::Tensor();
+  for (const std::size_t parameter : unused_) {
+    const auto i = static_cast<std::int64_t>(parameter);
+    const bool used_elsewhere = sums.defined() ? sums[i].item<int>() > 0 : false;
+    at::Tensor kept = std::exchange(kept_[parameter], {});
+    at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+    if (used_elsewhere) continue;
+    if (!kept.defined()) {
+      gradient = at::Tensor();
+    } else {
+      gradient.copy_(kept);
+    }
+  }
+  unused_.clear();
+  used_.zero_();
+}
+
+std::vector<std::size_t> Reducer::missing_parameters() const {
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool came = options_.static_graph && static_pass_ > 0 ? remaining_[i] <= 0 : ready_[i];
+    if (!came) missing.push_back(i);
+  }
+  return missing;
+}
+
+std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const {
+  constexpr std::size_t kShown = 20;
+  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
+  for (std::size_t i = 0; i < std::min(parameters.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(parameters[i]) + " (" + parameters_[parameters[i]].name + ")";
+  }
+  if (parameters.size() > kShown) text += " and " + std::to_string(parameters.size() - kShown) + " more";
+  return text + " on rank " + std::to_string(group_.rank());
+}
+
+std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>& outputs) const {
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  std::vector<std::size_t> unreachable;
+  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
+    if (!seen.contains(accumulators_[i].get())) unreachable.push_back(i);
+  }
+  return unreachable;
+}
+
+DdpStats Reducer::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace weft::parallel

@@ -1,0 +1,141 @@
+// Averages gradients over the ranks while the backward pass still computes the next ones. Internal to
+// DistributedDataParallel: knows parameters and buckets, not modules.
+//
+// A pass: prepare_forward, the user's forward, prepare_backward(outputs), the user's backward. Each parameter's gradient
+// accumulator calls on_gradient when its gradient is there; the last gradient of a bucket launches the bucket's all-reduce
+// at once, from that thread, in the order of the buckets, which is the same on all ranks. When backward ends, finish()
+// makes the current stream (CPU: this thread) wait for the sums and puts the averages into the gradients.
+//
+// Thread-safe against autograd's threads; forward and backward themselves come from the user one after the other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <torch/csrc/autograd/function.h>
+
+#include <weft/engine/parallel/bucket.h>
+#include <weft/engine/parallel/comm_hooks.h>
+#include <weft/engine/parallel/ddp_options.h>
+#include <weft/engine/parallel/model_state.h>
+
+namespace weft::parallel {
+
+struct ReducerParameter {
+  std::string name;
+  at::Tensor tensor;  // a leaf that requires grad
+  bool sparse_gradient = false;
+};
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, ProcessGroup group,
+                                       const DdpOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first synchronised backward.
+  // Throws Caller when the last backward left gradients out, naming their parameters.
+  void prepare_forward();
+  // After that forward; `outputs` are what it returned.
+  void prepare_backward(const std::vector<at::Tensor>& outputs);
+  // Called when the backward of that forward starts, where DistributedDataParallel can tell: before any gradient, and even
+  // when none comes.
+  void on_backward_start();
+  void set_comm_hook(CommHook hook);
+  // What gradients are divided by; the number of ranks unless join says otherwise.
+  void set_divisor(int ranks);
+  // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs.
+  void mirror_pass();
+
+  DdpStats stats() const;
+  const std::vector<ReducerParameter>& parameters() const { return parameters_; }
+
+ private:
+  struct Bucket {
+    std::vector<std::size_t> parameters;
+    std::size_t limit = 0;
+    bool sparse = false;
+    at::Tensor flat;
+    std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
+    std::size_t pending = 0;
+    Future<at::Tensor> reduced;  // what the hook returned
+    Work work;                   // the built-in all-reduce
+    at::Tensor sparse_gradient;
+    at::Tensor entries;  // of each rank's sparse gradient
+    at::Tensor own_entries;
+  };
+  struct Place {
+    std::size_t bucket = 0;
+    std::size_t slot = 0;
+  };
+
+  Reducer(std::vector<ReducerParameter> parameters, ProcessGroup group, const DdpOptions& options);
+  void attach();
+  void build_buckets(const std::vector<std::size_t>& order);
+  void start_rebuild();
+  void finish_rebuild();
+
+  void on_gradient(std::size_t parameter);
+  void begin_pass();
+  void mark_unused();
+  void mark_ready(std::size_t parameter);
+  void fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter);
+  void launch_ready_buckets();
+  void launch(std::size_t index);
+  void launch_sparse(Bucket& bucket);
+  bool counts_usage() const;
+  Work reduce_usage();
+  c10::Device usage_device() const;
+  void queue_finish();
+  void finish();
+  void collect(Bucket& bucket);
+  void collect_sparse(Bucket& bucket);
+  void restore_unused();
+  std::vector<std::size_t> missing_parameters() const;
+  std::string names_of(const std::vector<std::size_t>& parameters) const;
+  std::vector<std::size_t> unreachable_from(const std::vector<at::Tensor>& outputs) const;
+  void check_static_graph(std::size_t parameter);
+
+  const std::vector<ReducerParameter> parameters_;
+  ProcessGroup group_;
+  const DdpOptions options_;
+  int divisor_;
+
+  mutable std::mutex mutex_;  // of all below
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<std::uintptr_t> hook_keys_;
+  std::unordered_map<torch::autograd::Node*, std::size_t> by_accumulator_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;
+  CommHook hook_;
+
+  bool expecting_ = false;  // a forward said that its backward will synchronise
+  bool passing_ = false;    // a gradient of this pass has come
+  bool unused_marked_ = false;
+  bool finish_queued_ = false;
+  std::size_t next_bucket_ = 0;  // the first that is not launched
+  std::vector<bool> ready_;
+  std::vector<std::size_t> unused_;  // by this pass's outputs
+  std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
+  at::Tensor used_;                  // int32: whether this rank used each parameter since the last synchronisation
+  at::Tensor usage_sum_;             // over the ranks
+  Work usage_work_;
+
+  std::vector<std::size_t> arrival_;  // parameters in the order in which their gradients came, first pass
+  bool rebuilt_ = false;
+  at::Tensor rebuild_order_;
+  Work rebuild_work_;
+
+  int static_pass_ = 0;  // 0: counting, 1: counted, later passes must agree
+  std::vector<int> static_counts_;
+  std::vector<int> remaining_;
+
+  DdpStats stats_;
+};
+
+}  // namespace weft::parallel

@@ -1,0 +1,194 @@
+// The reducer's buckets: their memory, their rebuild after the first pass, their results, and passes with zeros.
+#include <algorithm>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <weft/engine/parallel/reducer.h>
+
+namespace weft::parallel {
+
+namespace {
+
+// A part of `flat` from `offset`, shaped as the parameter, with the parameter's own strides where these fill memory without
+// gaps. Autograd does not know it as a view: libtorch's Optimizer::zero_grad detaches gradients in place, which views
+// refuse.
+at::Tensor view_like(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  if (parameter.is_non_overlapping_and_dense()) return flat.as_strided(parameter.sizes(), parameter.strides(), offset);
+  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+}
+
+}  // namespace
+
+void Reducer::build_buckets(const std::vector<std::size_t>& order) {
+  std::vector<PlannedGradient> planned;
+  for (const ReducerParameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), parameter.sparse_gradient});
+  }
+  const std::size_t limits[] = {options_.first_bucket_bytes, options_.bucket_bytes};
+  buckets_.clear();
+  places_.assign(parameters_.size(), {});
+  stats_.bucket_bytes.clear();
+  for (PlannedBucket& plan : plan_buckets(planned, order, limits)) {
+    Bucket bucket;
+    bucket.parameters = std::move(plan.gradients);
+    bucket.limit = plan.limit;
+    const at::Tensor& first = parameters_[bucket.parameters.front()].tensor;
+    bucket.sparse = parameters_[bucket.parameters.front()].sparse_gradient;
+    std::int64_t elements = 0;
+    for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+      places_[bucket.parameters[slot]] = {buckets_.size(), slot};
+      elements += parameters_[bucket.parameters[slot]].tensor.numel();
+    }
+    if (!bucket.sparse) {
+      bucket.flat = at::zeros({elements}, first.options().requires_grad(false));
+      std::int64_t offset = 0;
+      for (const std::size_t parameter : bucket.parameters) {
+        const at::Tensor& tensor = parameters_[parameter].tensor;
+        bucket.views.push_back(view_like(bucket.flat, offset, tensor));
+        offset += tensor.numel();
+      }
+      stats_.bucket_bytes.push_back(bucket.flat.nbytes());
+    }
+    buckets_.push_back(std::move(bucket));
+  }
+}
+
+// Rank 0's order of arrival, sent off at the end of the first pass and taken at the next forward.
+void Reducer::start_rebuild() {
+  std::vector<std::int64_t> order;
+  std::vector<bool> named(parameters_.size());
+  const auto add = [&](std::size_t parameter) {
+    if (!named[parameter]) order.push_back(static_cast<std::int64_t>(parameter));
+    named[parameter] = true;
+  };
+  for (const std::size_t parameter : arrival_) add(parameter);
+  for (std::size_t i = parameters_.size(); i-- > 0;) add(i);
+  arrival_.clear();
+  rebuild_order_ = at::empty({static_cast<std::int64_t>(order.size())}, at::TensorOptions(at::kLong));
+  std::copy(order.begin(), order.end(), rebuild_order_.data_ptr<std::int64_t>());
+  rebuild_order_ = rebuild_order_.to(usage_device());
+  rebuild_work_ = group_.broadcast(rebuild_order_, 0);
+  rebuilt_ = true;
+}
+
+void Reducer::finish_rebuild() {
+  if (!rebuild_order_.defined()) return;
+  rebuild_work_.wait();
+  const at::Tensor order = rebuild_order_.to(at::kCPU);
+  rebuild_order_ = at::Tensor();
+  const auto* data = order.data_ptr<std::int64_t>();
+  build_buckets({data, data + order.numel()});
+  stats_.rebuilt = true;
+}
+
+void Reducer::collect(Bucket& bucket) {
+  if (bucket.sparse) return collect_sparse(bucket);
+  if (hook_) {
+    const at::Tensor result = std::exchange(bucket.reduced, {}).get();
+    if (!result.defined() || result.numel() != bucket.flat.numel()) {
+      throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
+                                     " elements for a bucket of " + std::to_string(bucket.flat.numel()));
+    }
+    if (!result.is_alias_of(bucket.flat)) bucket.flat.copy_(result.view(bucket.flat.sizes()));
+  } else {
+    std::exchange(bucket.work, {}).wait();
+  }
+  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+    at::Tensor& gradient = parameters_[bucket.parameters[slot]].tensor.mutable_grad();
+    if (options_.gradient_as_bucket_view) {
+      gradient = bucket.views[slot];
+    } else if (!gradient.defined()) {
+      gradient = bucket.views[slot].clone();
+    } else {
+      gradient.copy_(bucket.views[slot]);
+    }
+  }
+}
+
+// A sum of sparse tensors is their concatenation. First how many entries each rank has, then the entries, padded to the
+// most.
+void Reducer::launch_sparse(Bucket& bucket) {
+  const at::Tensor& parameter = parameters_[bucket.parameters.front()].tensor;
+  at::Tensor& gradient = bucket.sparse_gradient;
+  if (!gradient.defined()) {
+    gradient = at::sparse_coo_tensor(parameter.sizes(), parameter.options().layout(at::kSparse));
+  } else if (gradient.layout() != at::kSparse) {
+    gradient = gradient.to_sparse(1);
+  }
+  if (hook_) {
+    GradBucket shown(static_cast<std::size_t>(&bucket - buckets_.data()), buckets_.size(), gradient, {gradient},
+                     {parameter});
+    bucket.reduced = hook_(shown);
+    return;
+  }
+  gradient = gradient.coalesce();
+  bucket.entries = at::zeros({group_.size()}, at::TensorOptions(at::kLong).device(parameter.device()));
+  bucket.own_entries = at::zeros({1}, bucket.entries.options()).fill_(gradient._nnz());
+  bucket.work = group_.all_gather_into(bucket.entries, bucket.own_entries);
+}
+
+void Reducer::collect_sparse(Bucket& bucket) {
+  at::Tensor& target = parameters_[bucket.parameters.front()].tensor.mutable_grad();
+  const at::Tensor own = std::exchange(bucket.sparse_gradient, {});
+  if (hook_) {
+    target = std::exchange(bucket.reduced, {}).get();
+    return;
+  }
+  std::exchange(bucket.work, {}).wait();
+  const at::Tensor entries = bucket.entries.to(at::kCPU);
+  const std::int64_t most = entries.max().item<std::int64_t>();
+  const auto gathered = [&](const at::Tensor& mine) {  // mine: [entries, …]
+    auto shape = mine.sizes().vec();
+    shape[0] = most;
+    at::Tensor padded = at::zeros(shape, mine.options());
+    padded.narrow(0, 0, mine.size(0)).copy_(mine);
+    shape[0] = most * group_.size();
+    at::Tensor all = at::empty(shape, mine.options());
+    group_.all_gather_into(all, padded).wait();
+    std::vector<at::Tensor> parts;
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      parts.push_back(all.narrow(0, rank * most, entries[rank].item<std::int64_t>()));
+    }
+    return at::cat(parts);
+  };
+  const at::Tensor indices = gathered(own._indices().t().contiguous()).t().contiguous();
+  const at::Tensor values = gathered(own._values().contiguous());
+  target = at::sparse_coo_tensor(indices, values, own.sizes(), own.options()).coalesce();
+  target._values().div_(divisor_);
+}
+
+void Reducer::mirror_pass() {
+  const c10::AutoGradMode no_grad(false);
+  std::lock_guard lock(mutex_);
+  finish_rebuild();
+  next_bucket_ = 0;
+  for (Bucket& bucket : buckets_) {
+    if (bucket.flat.defined()) bucket.flat.zero_();
+    bucket.sparse_gradient = at::Tensor();
+    launch(next_bucket_++);
+  }
+  used_.zero_();
+  if (counts_usage()) usage_work_ = reduce_usage();
+  for (Bucket& bucket : buckets_) {
+    if (bucket.sparse && !hook_) {
+      collect_sparse(bucket);
+    } else if (hook_) {
+      static_cast<void>(std::exchange(bucket.reduced, {}).get());
+    } else {
+      std::exchange(bucket.work, {}).wait();
+    }
+  }
+  std::exchange(usage_work_, {}).wait();
+  static_pass_ = 1;
+  if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
+}
+
+}  // namespace weft::parallel

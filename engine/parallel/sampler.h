@@ -1,0 +1,69 @@
+// Which examples each rank sees.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <torch/data/samplers/base.h>
+
+#include <weft/engine/group/process_group.h>
+
+namespace weft {
+
+struct SamplerOptions {
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  // Leave out the examples that do not fill all ranks; else the first ones are repeated until they do.
+  bool drop_last = false;
+};
+
+// Deals the examples 0 … dataset_size - 1 out to the ranks, every rank the same number: rank r takes positions r, r + size,
+// … of the epoch's order. That order is the one of torch.utils.data.DistributedSampler for the same seed and epoch. A
+// libtorch sampler: give it to torch::data::make_data_loader, or take indices().
+class DistributedSampler : public torch::data::samplers::Sampler<> {
+ public:
+  // Throws Caller for a rank outside the replicas.
+  DistributedSampler(std::size_t dataset_size, std::size_t ranks, std::size_t rank, SamplerOptions options = {});
+  DistributedSampler(std::size_t dataset_size, const ProcessGroup& group, SamplerOptions options = {});
+
+  // Another order for another epoch; all ranks give the same. Takes effect at once.
+  void set_epoch(std::size_t epoch);
+  // This rank's examples in this epoch, in order.
+  const std::vector<std::int64_t>& indices() const { return indices_; }
+  std::size_t size() const { return indices_.size(); }
+
+  // libtorch's interface. reset() starts the epoch again.
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override;
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  void deal();
+
+  std::size_t dataset_size_;
+  std::size_t ranks_;
+  std::size_t rank_;
+  SamplerOptions options_;
+  std::size_t epoch_ = 0;
+  std::size_t position_ = 0;
+  std::vector<std::int64_t> indices_;
+};
+
+// A data set cut once, at random, into parts of given fractions: one for each rank, or for training and testing.
+class DataPartitioner {
+ public:
+  // Part i gets int(fractions[i] * dataset_size) examples. Throws Caller when the fractions are negative or exceed 1 in
+  // sum. The same seed gives the same parts on every rank and machine.
+  DataPartitioner(std::size_t dataset_size, const std::vector<double>& fractions, std::uint64_t seed = 1234);
+
+  // The examples of one part. Throws Caller for a part that there is not.
+  const std::vector<std::int64_t>& use(int part) const;
+
+ private:
+  std::vector<std::vector<std::int64_t>> parts_;
+};
+
+}  // namespace weft

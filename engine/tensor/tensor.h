@@ -1,0 +1,36 @@
+// Between at::Tensor and the layers below: dtypes, slices and pins. The only place that asks libtorch for a current stream.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/base/fence.h>
+#include <weft/base/slice.h>
+#include <weft/transport/communicator.h>
+
+namespace weft::tensor {
+
+// Throws Caller for a dtype that Weft does not carry, naming it.
+Dtype dtype_of(at::ScalarType type);
+at::ScalarType scalar_type_of(Dtype dtype);
+
+// Throws Caller for a device that is neither CPU nor CUDA.
+Device device_of(const c10::Device& device);
+c10::Device to_c10(const Device& device);
+
+// The bytes of a dense, contiguous tensor. The caller keeps the tensor alive (pin).
+transport::Elements elements_of(const at::Tensor& tensor);
+Slice slice_of(const at::Tensor& tensor);
+
+// Keeps the tensors' memory alive.
+Pin pin(at::Tensor tensor);
+Pin pin(std::vector<at::Tensor> tensors);
+
+// "float32 [3, 4] on cuda:0", for messages.
+std::string describe(const at::Tensor& tensor);
+
+// What an exception says, without the stack trace that c10's errors carry.
+std::string text_of(const std::exception& error);
+
+}  // namespace weft::tensor

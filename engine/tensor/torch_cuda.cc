@@ -1,0 +1,35 @@
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/tensor/torch_cuda.h>
+
+namespace weft::tensor {
+
+namespace {
+
+// Without calling into the driver: a process that initialised CUDA cannot fork ranks any more.
+bool has_driver_and_device() {
+  const bool device = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+  return device && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
+}
+
+// Before main, because libtorch decides at its first question whether it has CUDA, and does not ask again.
+const bool opened = [] {
+  if (!has_driver_and_device()) return false;
+  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) return true;
+  log::warn(std::string("there is a GPU, but libtorch's CUDA half cannot be used: ") + dlerror());
+  return false;
+}();
+
+}  // namespace
+
+int cuda_device_count() {
+  if (!opened || !c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return 0;
+  return c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount();
+}
+
+}  // namespace weft::tensor

@@ -1,0 +1,47 @@
+// A progress bar on a terminal; nothing elsewhere, where the caller's own lines tell enough.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include <unistd.h>
+
+namespace examples {
+
+class ProgressBar {
+ public:
+  // Only a bar that is shown draws; the other ranks pass false.
+  ProgressBar(std::string title, std::size_t steps, bool shown)
+      : title_(std::move(title)), steps_(steps), shown_(shown && isatty(STDOUT_FILENO) == 1) {}
+  ~ProgressBar() { clear(); }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void step(const std::string& note) {
+    ++done_;
+    if (!shown_) return;
+    constexpr std::size_t kWidth = 30;
+    const std::size_t filled = steps_ == 0 ? kWidth : done_ * kWidth / steps_;
+    std::string bar(filled, '=');
+    if (filled < kWidth) bar += '>';
+    bar.resize(kWidth, ' ');
+    std::printf("\r\033[K%s [%s] %zu/%zu  %s", title_.c_str(), bar.c_str(), done_, steps_, note.c_str());
+    std::fflush(stdout);
+  }
+
+  // Takes the bar off the line, so that a summary can stand there.
+  void clear() {
+    if (!shown_ || done_ == 0) return;
+    std::printf("\r\033[K");
+    std::fflush(stdout);
+    done_ = 0;
+  }
+
+ private:
+  std::string title_;
+  std::size_t steps_;
+  std::size_t done_ = 0;
+  bool shown_;
+};
+
+}  // namespace examples

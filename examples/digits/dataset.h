@@ -1,0 +1,28 @@
+// The images: the digits that ship with this example, or MNIST's four files.
+#pragma once
+
+#include <string>
+
+#include <torch/torch.h>
+
+namespace digits {
+
+struct Images {
+  torch::Tensor pixels;  // float [images, 1, height, width], 0 … 1
+  torch::Tensor labels;  // int64 [images]
+  std::int64_t count() const { return labels.size(0); }
+};
+
+struct Dataset {
+  Images train;
+  Images test;
+};
+
+// A CSV of 65 integers a line, plain or gzipped. A fixed fifth (the same for every seed) is held aside for testing.
+// Throws std::runtime_error naming the file and line.
+Dataset load_digits(const std::string& file);
+
+// {train-images,t10k-images}-idx3-ubyte and {train-labels,t10k-labels}-idx1-ubyte, plain or with .gz.
+Dataset load_mnist(const std::string& folder);
+
+}  // namespace digits

@@ -1,0 +1,4 @@
+// weft::Error and weft::Blame.
+#pragma once
+
+#include <weft/base/error.h>

@@ -1,0 +1,4 @@
+// weft::Future, weft::Promise, weft::when_all.
+#pragma once
+
+#include <weft/engine/future/future.h>

@@ -1,0 +1,6 @@
+// Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends, spawn.
+#pragma once
+
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/launch/spawn.h>
+#include <weft/error.h>

@@ -1,0 +1,36 @@
+#include <weft/transport/fenced_queue.h>
+
+namespace weft::transport {
+
+void FencedQueue::run(Fence ready, Task start) {
+  {
+    std::lock_guard lock(mutex_);
+    waiting_.push_back({std::move(ready), std::move(start)});
+    if (draining_) return;  // whoever drains gets to it
+    draining_ = true;
+  }
+  drain();
+}
+
+void FencedQueue::drain() {
+  for (;;) {
+    Task start;
+    {
+      std::lock_guard lock(mutex_);
+      if (waiting_.empty()) {
+        draining_ = false;
+        return;
+      }
+      if (!waiting_.front().ready.query()) {
+        // draining_ stays set: the line moves on when this fence passes.
+        loop_->when(waiting_.front().ready, [self = shared_from_this()] { self->drain(); });
+        return;
+      }
+      start = std::move(waiting_.front().start);
+      waiting_.pop_front();
+    }
+    start();
+  }
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,36 @@
+// Starts host operations in the order they were issued, each once its `ready` fence has passed. What is ready starts at
+// once on the caller's thread; what is not starts on the loop when its fence passes, and everything behind it waits in
+// line, so that all ranks start the same operations in the same order.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include <weft/base/event_loop.h>
+#include <weft/base/fence.h>
+#include <weft/base/task.h>
+
+namespace weft::transport {
+
+class FencedQueue : public std::enable_shared_from_this<FencedQueue> {
+ public:
+  explicit FencedQueue(std::shared_ptr<EventLoop> loop) : loop_(std::move(loop)) {}
+
+  // Thread-safe; `start` must not block and must not throw.
+  void run(Fence ready, Task start);
+
+ private:
+  void drain();
+
+  struct Waiting {
+    Fence ready;
+    Task start;
+  };
+  std::shared_ptr<EventLoop> loop_;
+  std::mutex mutex_;
+  std::deque<Waiting> waiting_;
+  bool draining_ = false;
+};
+
+}  // namespace weft::transport

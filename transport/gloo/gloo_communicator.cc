@@ -1,0 +1,484 @@
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <weft/base/log.h>
+#include <weft/transport/gloo/gloo_communicator.h>
+#include <weft/transport/gloo/store_adapter.h>
+
+namespace weft::transport::gloo {
+
+namespace {
+
+// Whether this thread belongs to Gloo or to Waiters: ProcessGroupGloo's destructor joins them, so it must run elsewhere.
+thread_local bool on_backend_thread = false;
+
+std::optional<at::ScalarType> scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::UInt8: return at::kByte;
+    case Dtype::Int8: return at::kChar;
+    case Dtype::Int32: return at::kInt;
+    case Dtype::Int64: return at::kLong;
+    case Dtype::Float16: return at::kHalf;
+    case Dtype::Float32: return at::kFloat;
+    case Dtype::Float64: return at::kDouble;
+    case Dtype::BFloat16: return at::kBFloat16;
+    case Dtype::Bool: return at::kBool;
+    default: return std::nullopt;
+  }
+}
+
+// Complex sums are sums of their parts.
+Elements as_real(Elements data) {
+  if (data.dtype == Dtype::ComplexFloat32) data.dtype = Dtype::Float32;
+  if (data.dtype == Dtype::ComplexFloat64) data.dtype = Dtype::Float64;
+  return data;
+}
+
+at::Tensor typed(const Elements& data) {
+  return at::from_blob(data.slice.data, {static_cast<std::int64_t>(data.count())},
+                       at::TensorOptions(*scalar_type(data.dtype)));
+}
+
+// For operations that only move: Gloo knows fewer dtypes than there are.
+at::Tensor bytes(const Slice& slice) {
+  return at::from_blob(slice.data, {static_cast<std::int64_t>(slice.bytes)}, at::TensorOptions(at::kByte));
+}
+
+std::vector<at::Tensor> bytes(std::span<const Slice> slices) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(slices.size());
+  for (const Slice& slice : slices) tensors.push_back(bytes(slice));
+  return tensors;
+}
+
+// One slice that covers them all, if they lie one behind the other.
+std::optional<Slice> joined(std::span<const Slice> slices) {
+  if (slices.empty()) return std::nullopt;
+  Slice whole = slices.front();
+  for (const Slice& slice : slices.subspan(1)) {
+    if (slice.data != static_cast<std::byte*>(whole.data) + whole.bytes) return std::nullopt;
+    whole.bytes += slice.bytes;
+  }
+  return whole;
+}
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Avg: return c10d::ReduceOp::SUM;  // divided afterwards
+    case ReduceOp::Product: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::Min: return c10d::ReduceOp::MIN;
+    case ReduceOp::Max: return c10d::ReduceOp::MAX;
+    case ReduceOp::BitAnd: return c10d::ReduceOp::BAND;
+    case ReduceOp::BitOr: return c10d::ReduceOp::BOR;
+    case ReduceOp::BitXor: return c10d::ReduceOp::BXOR;
+  }
+  broken("no such ReduceOp");
+}
+
+bool is_floating(Dtype dtype) {
+  return dtype == Dtype::Float16 || dtype == Dtype::BFloat16 || dtype == Dtype::Float32 || dtype == Dtype::Float64;
+}
+
+bool is_complex(Dtype dtype) { return dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64; }
+
+std::function<void()> divide(const Elements& data, ReduceOp op, int ranks) {
+  if (op != ReduceOp::Avg) return {};
+  return [data, ranks] { typed(data).div_(ranks); };
+}
+
+// c10d's flight recorder races when several ranks live in one process, and takes a stack trace for each collective.
+void switch_flight_recorder_off() {
+  static const bool done = [] {
+    setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+// c10's errors carry a stack trace that says nothing to a user.
+std::string text_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
+}
+
+// Gloo and c10d report failures as text only.
+Blame blame_of(const std::string& text) {
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  if (says("Application timeout caused pair closure")) return Blame::Cancelled;
+  if (says("Timed out") || says("timed out") || says("imeout")) return Blame::Timeout;
+  if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") || says("Socket")) {
+    return Blame::PeerLost;
+  }
+  return Blame::Unsupported;
+}
+
+}  // namespace
+
+struct GlooCommunicator::Pending {
+  const std::string context;  // "on group 'x' (gloo, rank 0 of 2)"
+  const std::chrono::milliseconds timeout;
+  std::mutex mutex;
+  std::map<std::uint64_t, Completion> completions;
+  std::uint64_t next_key = 0;
+  std::optional<Error> aborted;
+
+  explicit Pending(const JoinOptions& options)
+      : context("on group '" + options.group_name + "' (gloo, rank " + std::to_string(options.rank) + " of " +
+                std::to_string(options.size) + ")"),
+        timeout(options.timeout) {}
+
+  // After an abort the completion fails at once.
+  std::uint64_t add(Completion completion) {
+    std::unique_lock lock(mutex);
+    const auto key = next_key++;
+    if (aborted) {
+      const Error why = *aborted;
+      lock.unlock();
+      completion.fail(why);
+    } else {
+      completions.emplace(key, std::move(completion));
+    }
+    return key;
+  }
+
+  bool has(std::uint64_t key) {
+    std::lock_guard lock(mutex);
+    return completions.contains(key);
+  }
+
+  std::optional<Completion> take(std::uint64_t key) {
+    std::lock_guard lock(mutex);
+    const auto found = completions.find(key);
+    if (found == completions.end()) return std::nullopt;
+    Completion completion = std::move(found->second);
+    completions.erase(found);
+    return completion;
+  }
+
+  Error failure(const std::string& operation, const std::string& text) {
+    const std::string what = operation + " " + context;
+    std::lock_guard lock(mutex);
+    if (aborted) return aborted->within(what);
+    const Blame blame = blame_of(text);
+    if (blame != Blame::Timeout) return {blame, what + ": " + text};
+    return {blame, what + ": not all ranks took part within " + describe(timeout) + ": " + text};
+  }
+
+  void fail(std::uint64_t key, const std::string& operation, const std::string& text) {
+    const Error error = failure(operation, text);
+    if (auto completion = take(key)) completion->fail(error);
+  }
+};
+
+struct GlooCommunicator::Group {
+  std::mutex mutex;  // c10d's object is not thread-safe
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+
+  // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive that times out closes
+  // every connection of the context and fails all that waits on them.
+  void break_connections(int rank, int size) {
+    constexpr int kTag = 0x7ffffffe;
+    std::vector<at::Tensor> nothing{at::empty({1}, at::TensorOptions(at::kByte))};
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      try {
+        c10::intrusive_ptr<c10d::Work> work;
+        {
+          std::lock_guard lock(mutex);
+          work = gloo->recv(nothing, peer, kTag);
+        }
+        work->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+        // the expected end: the connection is closed now, or was before
+      }
+    }
+  }
+};
+
+GlooCommunicator::GlooCommunicator(const JoinOptions& options)
+    : rank_(options.rank),
+      size_(options.size),
+      loop_(options.loop),
+      pending_(std::make_shared<Pending>(options)),
+      group_(std::make_shared<Group>()),
+      collectives_(std::make_shared<FencedQueue>(options.loop)),
+      messages_(std::make_shared<FencedQueue>(options.loop)),
+      waiters_(std::make_shared<Waiters>()) {
+  switch_flight_recorder_off();
+  try {
+    auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+    gloo->devices.push_back(options.interface_address.empty()
+                                ? c10d::ProcessGroupGloo::createDefaultDevice()
+                                : c10d::ProcessGroupGloo::createDeviceForHostname(options.interface_address));
+    const auto store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
+    group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, size_, gloo);
+  } catch (const Error& error) {
+    throw error.within("joining " + pending_->context);
+  } catch (const std::exception& error) {
+    throw pending_->failure("joining", text_of(error));
+  }
+}
+
+GlooCommunicator::~GlooCommunicator() {
+  bool busy = false;
+  {
+    std::lock_guard lock(pending_->mutex);
+    busy = !pending_->completions.empty();
+  }
+  if (busy) abort(Error(Blame::Cancelled, "the group was destroyed"));
+  auto destroy = [group = std::move(group_), waiters = std::move(waiters_)]() mutable {
+    waiters.reset();  // first: its threads may still use the group
+    group.reset();
+  };
+  if (on_backend_thread || loop_->inside()) {
+    std::thread(std::move(destroy)).detach();
+  } else {
+    destroy();
+  }
+}
+
+bool GlooCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
+  if (is_complex(dtype)) return op == ReduceOp::Sum || op == ReduceOp::Avg;
+  if (!scalar_type(dtype)) return false;
+  switch (op) {
+    case ReduceOp::Avg: return is_floating(dtype);
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor: return !is_floating(dtype);
+    default: return true;
+  }
+}
+
+Op GlooCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
+  return collective("broadcast", std::move(pin), std::move(ready), [data, root](c10d::ProcessGroupGloo& group) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    std::vector<at::Tensor> tensors{bytes(data.slice)};
+    return group.broadcast(tensors, options);
+  });
+}
+
+Op GlooCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
+  const Elements real = as_real(data);
+  const auto start = [real, op](c10d::ProcessGroupGloo& group) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    std::vector<at::Tensor> tensors{typed(real)};
+    return group.allreduce(tensors, options);
+  };
+  return collective("all_reduce", std::move(pin), std::move(ready), start, divide(real, op, size_));
+}
+
+Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+  const Elements real = as_real(data);
+  const bool is_root = rank_ == root;
+  const auto start = [real, root, op, is_root](c10d::ProcessGroupGloo& group) {
+    c10d::ReduceOptions options;
+    options.reduceOp = to_c10d(op);
+    options.rootRank = root;
+    // Gloo works in place on every rank; only root's tensor may change.
+    std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
+    return group.reduce(tensors, options);
+  };
+  return collective("reduce", std::move(pin), std::move(ready), start, is_root ? divide(real, op, size_) : nullptr);
+}
+
+Op GlooCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
+  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()), input](c10d::ProcessGroupGloo& group) {
+    std::vector<std::vector<at::Tensor>> gathered{bytes(outputs)};
+    std::vector<at::Tensor> inputs{bytes(input.slice)};
+    return group.allgather(gathered, inputs);
+  };
+  return collective("all_gather", std::move(pin), std::move(ready), start);
+}
+
+Op GlooCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+                            Fence ready) noexcept {
+  const auto start = [outputs = std::vector<Slice>(outputs.begin(), outputs.end()), input, root,
+                      is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    std::vector<std::vector<at::Tensor>> gathered;
+    if (is_root) gathered.push_back(bytes(outputs));
+    std::vector<at::Tensor> inputs{bytes(input.slice)};
+    return group.gather(gathered, inputs, options);
+  };
+  return collective("gather", std::move(pin), std::move(ready), start);
+}
+
+Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+                             Fence ready) noexcept {
+  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), output, root,
+                      is_root = rank_ == root](c10d::ProcessGroupGloo& group) {
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    std::vector<std::vector<at::Tensor>> scattered;
+    if (is_root) scattered.push_back(bytes(inputs));
+    std::vector<at::Tensor> outputs{bytes(output.slice)};
+    return group.scatter(outputs, scattered, options);
+  };
+  return collective("scatter", std::move(pin), std::move(ready), start);
+}
+
+Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                                    Fence ready) noexcept {
+  const Elements real = as_real(output);
+  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), real, op](c10d::ProcessGroupGloo& group) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(op);
+    std::vector<std::vector<at::Tensor>> parts(1);
+    for (const Slice& input : inputs) parts[0].push_back(typed({input, real.dtype}));
+    std::vector<at::Tensor> outputs{typed(real)};
+    return group.reduce_scatter(outputs, parts, options);
+  };
+  return collective("reduce_scatter", std::move(pin), std::move(ready), start, divide(real, op, size_));
+}
+
+Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
+                                Fence ready) noexcept {
+  // Gloo wants one buffer each way; where the parts are scattered, they go through one.
+  struct Flat {
+    std::vector<Slice> parts;
+    at::Tensor tensor;
+    bool is_copy = false;
+    std::vector<std::int64_t> counts;
+  };
+  const auto flatten = [](std::span<const Slice> slices) {
+    Flat flat;
+    flat.parts.assign(slices.begin(), slices.end());
+    std::int64_t total = 0;
+    for (const Slice& slice : slices) {
+      flat.counts.push_back(static_cast<std::int64_t>(slice.bytes));
+      total += flat.counts.back();
+    }
+    const auto whole = joined(slices);
+    flat.is_copy = !whole;
+    flat.tensor = whole ? bytes(*whole) : at::empty({total}, at::TensorOptions(at::kByte));
+    return std::make_shared<Flat>(std::move(flat));
+  };
+  const auto from = flatten(inputs);
+  const auto to = flatten(outputs);
+  const auto start = [from, to](c10d::ProcessGroupGloo& group) {
+    auto* data = static_cast<std::byte*>(from->tensor.data_ptr());
+    for (const Slice& part : from->is_copy ? from->parts : std::vector<Slice>()) {
+      if (part.bytes > 0) std::memcpy(data, part.data, part.bytes);
+      data += part.bytes;
+    }
+    return group.alltoall_base(to->tensor, from->tensor, to->counts, from->counts);
+  };
+  const auto finish = [to] {
+    const auto* data = static_cast<const std::byte*>(to->tensor.data_ptr());
+    for (const Slice& part : to->is_copy ? to->parts : std::vector<Slice>()) {
+      if (part.bytes > 0) std::memcpy(part.data, data, part.bytes);
+      data += part.bytes;
+    }
+  };
+  return collective("all_to_all", std::move(pin), std::move(ready), start, finish);
+}
+
+Op GlooCommunicator::barrier(Fence ready) noexcept {
+  return collective("barrier", Pin(), std::move(ready), [](c10d::ProcessGroupGloo& group) { return group.barrier(); });
+}
+
+Op GlooCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
+  return message("send to rank " + std::to_string(to), /*is_recv=*/false, std::move(pin), std::move(ready),
+                 [data, to, tag](c10d::ProcessGroupGloo& group) {
+                   std::vector<at::Tensor> tensors{bytes(data.slice)};
+                   return group.send(tensors, to, tag);
+                 });
+}
+
+Op GlooCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
+  const std::string source = from == kAnySource ? "any rank" : "rank " + std::to_string(from);
+  return message("recv from " + source, /*is_recv=*/true, std::move(pin), std::move(ready),
+                 [data, from, tag](c10d::ProcessGroupGloo& group) {
+                   std::vector<at::Tensor> tensors{bytes(data.slice)};
+                   return from == kAnySource ? group.recvAnysource(tensors, tag) : group.recv(tensors, from, tag);
+                 });
+}
+
+Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start start,
+                                std::function<void()> finish) noexcept {
+  const Completion completion(pin);
+  const auto key = pending_->add(completion);
+  // The callback holds the pin too: an operation that abort() ended early may still be in Gloo's hands.
+  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), pin = std::move(pin),
+              start = std::move(start), finish = std::move(finish)] {
+    const auto self = weak.lock();
+    if (!self || !pending->has(key)) return pending->fail(key, name, "the group was destroyed");
+    try {
+      c10::intrusive_ptr<c10d::Work> work;
+      {
+        std::lock_guard lock(self->group_->mutex);
+        work = start(*self->group_->gloo);
+      }
+      work->getFuture()->addCallback([pending, key, name, pin, finish](c10::ivalue::Future& future) {
+        on_backend_thread = true;
+        if (future.hasError()) return pending->fail(key, name, future.tryRetrieveErrorMessage());
+        if (finish) finish();
+        if (auto done = pending->take(key)) done->finish();
+      });
+    } catch (const std::exception& error) {
+      pending->fail(key, name, text_of(error));
+    }
+  };
+  collectives_->run(std::move(ready), std::move(run));
+  return completion.op();
+}
+
+Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept {
+  const Completion completion(pin);
+  const auto key = pending_->add(completion);
+  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), is_recv, pin = std::move(pin),
+              start = std::move(start)] {
+    const auto self = weak.lock();
+    if (!self || !pending->has(key)) return pending->fail(key, name, "the group was destroyed");
+    try {
+      c10::intrusive_ptr<c10d::Work> work;
+      {
+        std::lock_guard lock(self->group_->mutex);
+        work = start(*self->group_->gloo);
+      }
+      self->waiters_->run([pending, key, name, pin, is_recv, work = std::move(work)] {
+        on_backend_thread = true;
+        try {
+          work->wait(pending->timeout);
+          const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
+          auto done = pending->take(key);
+          if (!done) return;
+          done->set_source_rank(source);
+          done->finish();
+        } catch (const std::exception& error) {
+          pending->fail(key, name, text_of(error));
+        }
+      });
+    } catch (const std::exception& error) {
+      pending->fail(key, name, text_of(error));
+    }
+  };
+  messages_->run(std::move(ready), std::move(run));
+  return completion.op();
+}
+
+void GlooCommunicator::abort(const Error& why) noexcept {
+  std::map<std::uint64_t, Completion> completions;
+  {
+    std::lock_guard lock(pending_->mutex);
+    if (pending_->aborted) return;
+    pending_->aborted = why;
+    completions.swap(pending_->completions);
+  }
+  for (auto& [key, completion] : completions) completion.fail(why);
+  waiters_->run([group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); });
+}
+
+}  // namespace weft::transport::gloo

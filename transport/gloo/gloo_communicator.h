@@ -1,0 +1,72 @@
+// Collectives over c10d's ProcessGroupGloo, on host memory. Operations run on its worker threads (two), point-to-point on
+// its device thread; this class gives them the shape of the seam and turns their failures into Errors.
+#pragma once
+
+#include <functional>
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <weft/transport/fenced_queue.h>
+#include <weft/transport/gloo/waiters.h>
+#include <weft/transport/transport.h>
+
+namespace c10d {
+class ProcessGroupGloo;
+class Work;
+}  // namespace c10d
+
+namespace weft::transport::gloo {
+
+class GlooCommunicator final : public Communicator,
+                               public PointToPoint,
+                               public std::enable_shared_from_this<GlooCommunicator> {
+ public:
+  // Collective: connects to every other rank. Throws Timeout, PeerLost.
+  explicit GlooCommunicator(const JoinOptions& options);
+  // Cancels what is pending and waits for Gloo's threads to end.
+  ~GlooCommunicator() override;
+
+  std::string_view backend() const override { return "gloo"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool can_reduce(Dtype dtype, ReduceOp op) const override;
+  PointToPoint* point_to_point() override { return this; }
+
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready) noexcept override;
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready) noexcept override;
+  Op barrier(Fence ready) noexcept override;
+  void abort(const Error& why) noexcept override;
+
+  bool has_tags() const override { return true; }
+  bool has_any_source() const override { return true; }
+  Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept override;
+  Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
+
+ private:
+  struct Pending;  // the operations in flight; outlives this object, in the hands of Gloo's callbacks
+  struct Group;    // c10d's object and its lock; never in the hands of its own callbacks
+  using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
+
+  // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded, before the fence passes.
+  Op collective(std::string name, Pin pin, Fence ready, Start start, std::function<void()> finish = {}) noexcept;
+  Op message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept;
+
+  const int rank_;
+  const int size_;
+  std::shared_ptr<EventLoop> loop_;
+  std::shared_ptr<Pending> pending_;
+  std::shared_ptr<Group> group_;
+  std::shared_ptr<FencedQueue> collectives_;
+  std::shared_ptr<FencedQueue> messages_;
+  std::shared_ptr<Waiters> waiters_;
+};
+
+}  // namespace weft::transport::gloo

@@ -1,0 +1,64 @@
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <weft/transport/gloo/waiters.h>
+
+namespace weft::transport::gloo {
+
+struct Waiters::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> tasks;
+  std::vector<std::thread> threads;
+  std::size_t idle = 0;
+  bool stopping = false;
+
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      ++idle;
+      changed.wait(lock, [this] { return stopping || !tasks.empty(); });
+      --idle;
+      if (tasks.empty()) return;
+      Task task = std::move(tasks.front());
+      tasks.pop_front();
+      lock.unlock();
+      task();
+      task = Task();
+      lock.lock();
+    }
+  }
+};
+
+Waiters::Waiters() : state_(std::make_shared<State>()) {}
+
+Waiters::~Waiters() {
+  std::vector<std::thread> threads;
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    threads.swap(state_->threads);
+  }
+  state_->changed.notify_all();
+  for (std::thread& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+  }
+}
+
+void Waiters::run(Task task) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
+    if (state_->tasks.size() > state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
+  }
+  state_->changed.notify_one();
+}
+
+}  // namespace weft::transport::gloo

@@ -1,0 +1,28 @@
+// Threads that block in Gloo's wait, one per outstanding send or recv: Gloo completes them on its own thread and tells
+// nobody but a blocked waiter. Threads are kept for reuse.
+#pragma once
+
+#include <memory>
+
+#include <weft/base/task.h>
+
+namespace weft::transport::gloo {
+
+class Waiters {
+ public:
+  Waiters();
+  // Joins the threads: every task must be on its way out (abort the communicator first). From inside one of its own
+  // threads, that one is detached instead.
+  ~Waiters();
+  Waiters(const Waiters&) = delete;
+  Waiters& operator=(const Waiters&) = delete;
+
+  // Runs the task, which may block, on a thread of its own. Thread-safe.
+  void run(Task task);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace weft::transport::gloo
