@@ -1,6 +1,13 @@
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <ctime>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <poll.h>
 #include <pthread.h>
@@ -62,6 +69,54 @@ struct EventLoop::Entry {
   int descriptor = -1;
 };
 
+struct EventLoop::Inner {
+  explicit Inner(std::string given_name);
+  ~Inner() { ::close(epoll); }
+  Inner(const Inner&) = delete;
+  Inner& operator=(const Inner&) = delete;
+
+  void run();
+  bool drive(const std::function<bool()>& done, Deadline deadline);
+  bool inside() const { return turner.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  void stop();
+  void add_poller(std::shared_ptr<Entry> entry);
+
+  const std::string name;
+  const int epoll;
+  const std::shared_ptr<Mailbox> mailbox;  // its mutex guards the tables below as well
+  std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
+  std::vector<std::shared_ptr<Entry>> pollers;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors;
+  std::uint64_t next_key = 1;
+  std::atomic<std::thread::id> own_thread;
+
+ private:
+  void turn(Deadline limit);
+  void sweep();
+  bool run_posted();
+  bool run_timers();
+  bool run_pollers();
+  bool run_descriptors(std::chrono::nanoseconds wait);
+  std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed);
+  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
+
+  std::mutex turns_mutex;  // of who may turn
+  std::condition_variable turns_changed;
+  bool turning = false;
+  int callers = 0;  // threads inside drive()
+  bool stopping = false;
+  std::atomic<std::thread::id> turner;
+  Deadline::Clock::time_point last_progress;
+};
+
+void EventLoop::Inner::add_poller(std::shared_ptr<Entry> entry) {
+  {
+    std::lock_guard lock(mailbox->mutex);
+    pollers.push_back(std::move(entry));
+  }
+  mailbox->wake();
+}
+
 EventLoop::Registration& EventLoop::Registration::operator=(Registration&& other) noexcept {
   reset();
   entry_ = std::move(other.entry_);
@@ -77,95 +132,110 @@ void EventLoop::Registration::reset() noexcept {
   entry_.reset();
 }
 
-EventLoop::EventLoop(const std::string& name)
-    : name_(name.substr(0, 15)), epoll_(epoll_create1(EPOLL_CLOEXEC)), mailbox_(std::make_shared<Mailbox>()) {
-  if (epoll_ < 0 || mailbox_->wakeup < 0) throw system_error(Blame::Busy, "event loop '" + name_ + "'", errno);
+EventLoop::Inner::Inner(std::string given_name)
+    : name(std::move(given_name)), epoll(epoll_create1(EPOLL_CLOEXEC)), mailbox(std::make_shared<Mailbox>()) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWakeupKey;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, mailbox_->wakeup, &event) != 0) {
-    throw system_error(Blame::Busy, "event loop '" + name_ + "'", errno);
+  if (epoll < 0 || mailbox->wakeup < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, mailbox->wakeup, &event) != 0) {
+    throw system_error(Blame::Busy, "event loop '" + name + "'", errno);
   }
-  thread_ = std::thread([this] { run(); });
-  pthread_setname_np(thread_.native_handle(), name_.c_str());
+}
+
+EventLoop::EventLoop(const std::string& name) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
+  thread_ = std::thread([inner = inner_] {
+    inner->own_thread = std::this_thread::get_id();
+    inner->run();
+  });
+  pthread_setname_np(thread_.native_handle(), inner_->name.c_str());
 }
 
 EventLoop::~EventLoop() {
-  if (inside()) broken("an EventLoop was destroyed inside its own turn");
-  {
-    std::lock_guard lock(turns_mutex_);
-    stopping_ = true;
+  inner_->stop();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // it ends with this turn
+  } else {
+    thread_.join();
   }
-  turns_changed_.notify_all();
-  mailbox_->wake();
-  thread_.join();
-  std::vector<Task> dropped;
-  {
-    std::lock_guard lock(mailbox_->mutex);
-    mailbox_->closed = true;
-    dropped.swap(mailbox_->posted);
-  }
-  for (auto& [key, entry] : descriptors_) entry->live = false;
-  ::close(epoll_);
 }
 
-void EventLoop::post(Task task) { mailbox_->post(std::move(task)); }
+void EventLoop::Inner::stop() {
+  {
+    std::lock_guard lock(turns_mutex);
+    stopping = true;
+  }
+  turns_changed.notify_all();
+  mailbox->wake();
+  std::vector<Task> dropped;
+  std::vector<std::shared_ptr<Entry>> ended;  // destroyed outside the lock: handlers own things
+  std::lock_guard lock(mailbox->mutex);
+  mailbox->closed = true;
+  dropped.swap(mailbox->posted);
+  const auto end = [&ended](std::shared_ptr<Entry>& entry) {
+    entry->live = false;
+    ended.push_back(std::move(entry));
+  };
+  for (auto& [when, entry] : timers) end(entry);
+  for (auto& [key, entry] : descriptors) end(entry);
+  for (auto& entry : pollers) end(entry);
+  timers.clear();
+  descriptors.clear();
+  pollers.clear();
+}
+
+void EventLoop::post(Task task) { inner_->mailbox->post(std::move(task)); }
 
 EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   auto entry = std::make_shared<Entry>();
-  entry->mailbox = mailbox_;
+  entry->mailbox = inner_->mailbox;
   entry->task = std::move(task);
   bool must_wake = false;
   {
-    std::lock_guard lock(mailbox_->mutex);
-    const auto place = timers_.emplace(deadline.point(), entry);
-    must_wake = place == timers_.begin() && mailbox_->take_sleeping();
+    std::lock_guard lock(inner_->mailbox->mutex);
+    const auto place = inner_->timers.emplace(deadline.point(), entry);
+    must_wake = place == inner_->timers.begin() && inner_->mailbox->take_sleeping();
   }
-  if (must_wake) mailbox_->wake();
+  if (must_wake) inner_->mailbox->wake();
   return Registration(std::move(entry));
 }
 
 EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
   auto entry = std::make_shared<Entry>();
-  entry->mailbox = mailbox_;
+  entry->mailbox = inner_->mailbox;
   entry->handler = std::move(handler);
-  entry->epoll = epoll_;
+  entry->epoll = inner_->epoll;
   entry->descriptor = descriptor;
   std::uint64_t key = 0;
   {
-    std::lock_guard lock(mailbox_->mutex);
-    key = next_key_++;
-    descriptors_.emplace(key, entry);
+    std::lock_guard lock(inner_->mailbox->mutex);
+    key = inner_->next_key++;
+    inner_->descriptors.emplace(key, entry);
   }
   epoll_event event{};
   event.events = events;
   event.data.u64 = key;
-  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event) != 0) {
+  if (epoll_ctl(inner_->epoll, EPOLL_CTL_ADD, descriptor, &event) != 0) {
     const int number = errno;
-    std::lock_guard lock(mailbox_->mutex);
-    descriptors_.erase(key);
+    std::lock_guard lock(inner_->mailbox->mutex);
+    inner_->descriptors.erase(key);
     throw system_error(number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
-                       "event loop '" + name_ + "' cannot watch descriptor " + std::to_string(descriptor), number);
+                       "event loop '" + inner_->name + "' cannot watch descriptor " + std::to_string(descriptor), number);
   }
   return Registration(std::move(entry));
 }
 
 EventLoop::Registration EventLoop::poll(std::function<bool()> poller) {
   auto entry = std::make_shared<Entry>();
-  entry->mailbox = mailbox_;
+  entry->mailbox = inner_->mailbox;
   entry->poller = std::move(poller);
-  {
-    std::lock_guard lock(mailbox_->mutex);
-    pollers_.push_back(entry);
-  }
-  mailbox_->wake();
+  inner_->add_poller(entry);
   return Registration(std::move(entry));
 }
 
 void EventLoop::when(const Fence& fence, Task task) {
   if (!fence.source()) return post(std::move(task));
   auto shared = std::make_shared<Task>(std::move(task));
-  Task on_passed([mailbox = mailbox_, shared] { mailbox->post([shared] { (*shared)(); }); });
+  Task on_passed([mailbox = inner_->mailbox, shared] { mailbox->post([shared] { (*shared)(); }); });
   if (fence.source()->on_passed(on_passed)) return;
   // Nobody calls back for this fence: look at it in every turn. The poller ends itself.
   auto registration = std::make_shared<Registration>();
@@ -175,107 +245,117 @@ void EventLoop::when(const Fence& fence, Task task) {
     (*shared)();
     return true;
   };
-  // On the loop, so that the poller cannot run before `registration` is set.
-  post([this, registration, poller = std::move(poller)] { *registration = poll(poller); });
+  // The entry is in the table only once `registration` is set.
+  auto entry = std::make_shared<Entry>();
+  entry->mailbox = inner_->mailbox;
+  entry->poller = std::move(poller);
+  *registration = Registration(entry);
+  inner_->add_poller(std::move(entry));
 }
 
-bool EventLoop::inside() const { return turner_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+bool EventLoop::inside() const { return inner_->inside(); }
 
 bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline) {
+  const auto inner = inner_;  // a handler may destroy the loop meanwhile
+  return inner->drive(done, deadline);
+}
+
+bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline) {
   if (inside()) {
-    throw Error(Blame::Caller, "a handler on loop '" + name_ + "' blocks on something that only this loop can bring about");
+    throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
   }
-  std::unique_lock lock(turns_mutex_);
-  ++callers_;
-  while (!done() && !deadline.passed() && !stopping_) {
-    if (!turning_) {
+  std::unique_lock lock(turns_mutex);
+  ++callers;
+  while (!done() && !deadline.passed() && !stopping) {
+    if (!turning) {
       take_turns(lock, done, deadline);
       continue;
     }
-    if (turner_.load(std::memory_order_relaxed) == thread_.get_id()) mailbox_->wake();  // it gives way to callers
+    if (turner.load(std::memory_order_relaxed) == own_thread.load()) mailbox->wake();  // it gives way to callers
     if (deadline.is_never()) {
-      turns_changed_.wait(lock);
+      turns_changed.wait(lock);
     } else {
-      turns_changed_.wait_until(lock, deadline.point());
+      turns_changed.wait_until(lock, deadline.point());
     }
   }
-  --callers_;
+  --callers;
   lock.unlock();
-  turns_changed_.notify_all();
+  turns_changed.notify_all();
   return done();
 }
 
-void EventLoop::run() {
-  std::unique_lock lock(turns_mutex_);
-  while (!stopping_) {
-    if (turning_ || callers_ > 0) {
-      turns_changed_.wait(lock);
+void EventLoop::Inner::run() {
+  std::unique_lock lock(turns_mutex);
+  while (!stopping) {
+    if (turning || callers > 0) {
+      turns_changed.wait(lock);
       continue;
     }
-    // callers_ and stopping_ are read without their lock here: whoever changes them wakes this turn.
+    // callers and stopping are read without their lock here: whoever changes them wakes this turn.
     take_turns(lock, {}, Deadline::never());
   }
 }
 
-void EventLoop::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline) {
+void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+                                  Deadline deadline) {
   const bool is_caller = static_cast<bool>(done);
-  turning_ = true;
+  turning = true;
+  turner.store(std::this_thread::get_id(), std::memory_order_relaxed);  // before unlocking: who waits asks whom to wake
   lock.unlock();
-  turner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   for (;;) {
     turn(deadline);
     if (is_caller && (done() || deadline.passed())) break;
-    std::lock_guard guard(turns_mutex_);
-    if (stopping_ || (!is_caller && callers_ > 0)) break;
-    if (is_caller && callers_ > 1) turns_changed_.notify_all();  // their results may have come
+    std::lock_guard guard(turns_mutex);
+    if (stopping || (!is_caller && callers > 0)) break;
+    if (is_caller && callers > 1) turns_changed.notify_all();  // their results may have come
   }
-  turner_.store(std::thread::id(), std::memory_order_relaxed);
+  turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
-  turning_ = false;
-  turns_changed_.notify_all();
+  turning = false;
+  turns_changed.notify_all();
 }
 
-void EventLoop::sweep() {
-  if (!mailbox_->garbage.exchange(false)) return;
+void EventLoop::Inner::sweep() {
+  if (!mailbox->garbage.exchange(false)) return;
   std::vector<std::shared_ptr<Entry>> dead;  // destroyed outside the lock: handlers own things
   const auto take = [&dead](const std::shared_ptr<Entry>& entry) {
     if (entry->live) return false;
     dead.push_back(entry);
     return true;
   };
-  std::lock_guard lock(mailbox_->mutex);
-  std::erase_if(timers_, [&](const auto& item) { return take(item.second); });
-  std::erase_if(descriptors_, [&](const auto& item) { return take(item.second); });
-  std::erase_if(pollers_, take);
+  std::lock_guard lock(mailbox->mutex);
+  std::erase_if(timers, [&](const auto& item) { return take(item.second); });
+  std::erase_if(descriptors, [&](const auto& item) { return take(item.second); });
+  std::erase_if(pollers, take);
 }
 
-void EventLoop::turn(Deadline limit) {
+void EventLoop::Inner::turn(Deadline limit) {
   sweep();
   bool progressed = run_posted();
   progressed |= run_timers();
   progressed |= run_pollers();
   progressed |= run_descriptors(time_to_wait(limit, progressed));
-  if (progressed) last_progress_ = Deadline::Clock::now();
+  if (progressed) last_progress = Deadline::Clock::now();
 }
 
-bool EventLoop::run_posted() {
+bool EventLoop::Inner::run_posted() {
   std::vector<Task> tasks;
   {
-    std::lock_guard lock(mailbox_->mutex);
-    tasks.swap(mailbox_->posted);
+    std::lock_guard lock(mailbox->mutex);
+    tasks.swap(mailbox->posted);
   }
   for (Task& task : tasks) task();
   return !tasks.empty();
 }
 
-bool EventLoop::run_timers() {
+bool EventLoop::Inner::run_timers() {
   const auto now = Deadline::Clock::now();
   std::vector<std::shared_ptr<Entry>> due;
   {
-    std::lock_guard lock(mailbox_->mutex);
-    while (!timers_.empty() && timers_.begin()->first <= now) {
-      due.push_back(std::move(timers_.begin()->second));
-      timers_.erase(timers_.begin());
+    std::lock_guard lock(mailbox->mutex);
+    while (!timers.empty() && timers.begin()->first <= now) {
+      due.push_back(std::move(timers.begin()->second));
+      timers.erase(timers.begin());
     }
   }
   for (const auto& entry : due) {
@@ -284,61 +364,61 @@ bool EventLoop::run_timers() {
   return !due.empty();
 }
 
-bool EventLoop::run_pollers() {
-  std::vector<std::shared_ptr<Entry>> pollers;
+bool EventLoop::Inner::run_pollers() {
+  std::vector<std::shared_ptr<Entry>> now;
   {
-    std::lock_guard lock(mailbox_->mutex);
-    if (pollers_.empty()) return false;
-    pollers = pollers_;
+    std::lock_guard lock(mailbox->mutex);
+    if (pollers.empty()) return false;
+    now = pollers;
   }
   bool progressed = false;
-  for (const auto& entry : pollers) {
+  for (const auto& entry : now) {
     if (entry->live) progressed |= entry->poller();
   }
   return progressed;
 }
 
-std::chrono::nanoseconds EventLoop::time_to_wait(Deadline limit, bool progressed) {
+std::chrono::nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed) {
   using std::chrono::nanoseconds;
-  std::lock_guard lock(mailbox_->mutex);
-  mailbox_->sleeping = false;
-  if (progressed || !mailbox_->posted.empty()) return nanoseconds(0);
+  std::lock_guard lock(mailbox->mutex);
+  mailbox->sleeping = false;
+  if (progressed || !mailbox->posted.empty()) return nanoseconds(0);
   const auto now = Deadline::Clock::now();
   auto until = limit.point();
-  if (!timers_.empty()) until = std::min(until, timers_.begin()->first);
-  if (!pollers_.empty()) {
-    if (now - last_progress_ < kSpin) return nanoseconds(0);
+  if (!timers.empty()) until = std::min(until, timers.begin()->first);
+  if (!pollers.empty()) {
+    if (now - last_progress < kSpin) return nanoseconds(0);
     until = std::min(until, now + kPollPause);
   }
-  mailbox_->sleeping = true;
+  mailbox->sleeping = true;
   if (until == Deadline::Clock::time_point::max()) return nanoseconds::max();
   return std::max(nanoseconds(0), nanoseconds(until - now));
 }
 
-bool EventLoop::run_descriptors(std::chrono::nanoseconds wait) {
+bool EventLoop::Inner::run_descriptors(std::chrono::nanoseconds wait) {
   if (wait.count() > 0) {
     // epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
-    pollfd self{epoll_, POLLIN, 0};
+    pollfd self{epoll, POLLIN, 0};
     const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000),
                          static_cast<long>(wait.count() % 1'000'000'000)};
     ppoll(&self, 1, wait == std::chrono::nanoseconds::max() ? nullptr : &limit, nullptr);
-    std::lock_guard lock(mailbox_->mutex);
-    mailbox_->sleeping = false;
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->sleeping = false;
   }
   epoll_event events[64];
-  const int count = epoll_wait(epoll_, events, 64, 0);
+  const int count = epoll_wait(epoll, events, 64, 0);
   bool progressed = false;
   for (int i = 0; i < count; ++i) {
     if (events[i].data.u64 == kWakeupKey) {
       std::uint64_t ignored = 0;
-      [[maybe_unused]] const auto got = ::read(mailbox_->wakeup, &ignored, sizeof ignored);
+      [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
       continue;
     }
     std::shared_ptr<Entry> entry;
     {
-      std::lock_guard lock(mailbox_->mutex);
-      const auto found = descriptors_.find(events[i].data.u64);
-      if (found == descriptors_.end() || !found->second->live) continue;
+      std::lock_guard lock(mailbox->mutex);
+      const auto found = descriptors.find(events[i].data.u64);
+      if (found == descriptors.end() || !found->second->live) continue;
       entry = found->second;
     }
     entry->handler(events[i].events);

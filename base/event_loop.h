@@ -6,17 +6,11 @@
 // turn", whichever thread turns. Every function may be called from every thread.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_map>
-#include <vector>
 
 #include <weft/base/deadline.h>
 #include <weft/base/fence.h>
@@ -26,11 +20,12 @@ namespace weft {
 
 class EventLoop {
   struct Entry;    // one timer, descriptor or poller
-  struct Mailbox;  // posted work; outlives the loop for those who still hold it
+  struct Mailbox;  // posted work
+  struct Inner;    // everything else; shared with the thread, so that the loop may be destroyed inside its own turn
 
  public:
   // A timer, a watched descriptor or a poller. Destroying it ends it: a handler that runs at that moment on another thread
-  // finishes, so handlers own what they touch. Never blocks.
+  // finishes, so handlers own what they touch. Never blocks. May outlive the loop.
   class [[nodiscard]] Registration {
    public:
     Registration() = default;
@@ -48,7 +43,8 @@ class EventLoop {
 
   // Starts the loop's thread. The name shows in debuggers and profilers (15 characters of it).
   explicit EventLoop(const std::string& name);
-  // Stops the thread; work that has not run is dropped. Not from inside a turn of this loop.
+  // Stops the thread and waits for the turn that runs, unless it is called from inside it. Work that has not run is
+  // dropped.
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -73,32 +69,7 @@ class EventLoop {
   bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never());
 
  private:
-  void run();
-  void turn(Deadline limit);
-  void sweep();
-  bool run_posted();
-  bool run_timers();
-  bool run_pollers();
-  bool run_descriptors(std::chrono::nanoseconds wait);
-  std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed);
-  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
-
-  std::string name_;
-  int epoll_ = -1;
-  std::shared_ptr<Mailbox> mailbox_;  // its mutex guards the tables below as well
-  std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers_;
-  std::vector<std::shared_ptr<Entry>> pollers_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors_;
-  std::uint64_t next_key_ = 1;
-
-  std::mutex turns_mutex_;  // of who may turn
-  std::condition_variable turns_changed_;
-  bool turning_ = false;
-  int callers_ = 0;  // threads inside drive()
-  bool stopping_ = false;
-  std::atomic<std::thread::id> turner_;
-
-  Deadline::Clock::time_point last_progress_;
+  std::shared_ptr<Inner> inner_;
   std::thread thread_;
 };
 

@@ -36,13 +36,18 @@ function(weft_decide option found hint)
   set(WEFT_${option} ${choice} PARENT_SCOPE)
 endfunction()
 
-if(NOT CMAKE_BUILD_TYPE AND PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+if(PROJECT_IS_TOP_LEVEL)
+  if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+  endif()
+  # Full debug information doubles the time to compile a file that includes libtorch; line numbers are enough for traces.
+  string(REPLACE "-g" "-g1" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
 endif()
 
 find_program(WEFT_CCACHE ccache)
 if(WEFT_CCACHE AND PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${WEFT_CCACHE})
+  # The sloppiness is what ccache's manual asks for with precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros ${WEFT_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${WEFT_CCACHE})
 endif()
 

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <thread>
+#include <utility>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -35,6 +35,7 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
   int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_;
@@ -57,18 +58,22 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
-// One attempt; errno of the failure, 0 on success.
-int try_connect(const addrinfo& address, milliseconds patience) {
-  const Socket socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
-  if (socket.get() < 0) return errno;
-  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
+// One attempt: a connected socket, or -1 and the reason in `number`.
+int try_connect(const addrinfo& address, milliseconds patience, int& number) {
+  Socket socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+  number = socket.get() < 0 ? errno : 0;
+  if (number != 0) return -1;
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return socket.release();
+  number = errno;
+  if (number != EINPROGRESS) return -1;
   pollfd ready{socket.get(), POLLOUT, 0};
-  if (::poll(&ready, 1, static_cast<int>(patience.count())) != 1) return ETIMEDOUT;
-  int failure = 0;
-  socklen_t length = sizeof failure;
-  getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
-  return failure;
+  if (::poll(&ready, 1, static_cast<int>(patience.count())) != 1) {
+    number = ETIMEDOUT;
+    return -1;
+  }
+  socklen_t length = sizeof number;
+  getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &number, &length);
+  return number == 0 ? socket.release() : -1;
 }
 
 // Waits for the next look, bounded by the deadline.
@@ -79,14 +84,15 @@ void pause(Deadline deadline) {
 
 }  // namespace
 
-void wait_for_listener(const std::string& host, int port, Deadline deadline) {
+int connect_to(const std::string& host, int port, Deadline deadline) {
   const std::string where = host + ":" + std::to_string(port);
   for (;;) {
     std::string failure;
     const Addresses addresses = resolve(host, port, SOCK_STREAM, failure);
     for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      const int number = try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)));
-      if (number == 0) return;
+      int number = 0;
+      const int socket = try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)), number);
+      if (socket >= 0) return socket;
       failure = std::strerror(number);
     }
     if (deadline.passed()) {
@@ -95,6 +101,45 @@ void wait_for_listener(const std::string& host, int port, Deadline deadline) {
     }
     pause(deadline);
   }
+}
+
+void wait_for_listener(const std::string& host, int port, Deadline deadline) { ::close(connect_to(host, port, deadline)); }
+
+SocketAddress socket_address(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0) {
+    throw Error(Blame::Caller, "'" + host + "' is no IP address");
+  }
+  const Addresses addresses(list, &freeaddrinfo);
+  SocketAddress address;
+  std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
+  address.length = list->ai_addrlen;
+  return address;
+}
+
+int port_of(int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  getsockname(socket, reinterpret_cast<sockaddr*>(&storage), &length);
+  return storage.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port)
+                                       : ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+std::string default_address() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  std::string ignored;
+  const Addresses addresses = resolve(name, 0, SOCK_STREAM, ignored);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
+      return numeric(address->ai_addr, address->ai_addrlen);
+    }
+  }
+  return "127.0.0.1";
 }
 
 std::string local_address_towards(const std::string& host, int port) {

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include <sys/socket.h>
+
 #include <weft/base/deadline.h>
 
 namespace weft::group {
@@ -16,6 +18,23 @@ std::string local_address_towards(const std::string& host, int port);
 
 // The IPv4 or IPv6 address of an interface ("eth0"). Throws Caller, listing the interfaces there are.
 std::string address_of_interface(const std::string& name);
+
+// The address that this machine's name stands for, if it is one of this machine's; else the loopback.
+std::string default_address();
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// From a numeric IPv4 or IPv6 address. Throws Caller for anything else.
+SocketAddress socket_address(const std::string& host, int port);
+// The port that a socket is bound to.
+int port_of(int socket);
+// A connected, non-blocking TCP socket. Blocks; tries until the deadline, every few milliseconds. Throws as
+// wait_for_listener.
+int connect_to(const std::string& host, int port, Deadline deadline);
 
 // Whether the text is an IP multicast address (224.0.0.0/4, ff00::/8).
 bool is_multicast(const std::string& host);

@@ -74,17 +74,90 @@ Core::Core(CoreOptions given) : options(std::move(given)), bootstrap(std::make_s
   }
 }
 
-Core::~Core() = default;
-
-void Core::join(Deadline) {
-  const auto found = carriers_.find(c10::kCPU);
-  if (found != carriers_.end() && found->second.transport) communicator(c10::Device(c10::kCPU));
+Job::~Job() {
+  if (!membership || loop->inside()) return;
+  membership.reset();
+  // The goodbye goes out before the loop ends.
+  std::atomic<bool> said{false};
+  loop->post([&said] { said = true; });
+  loop->drive([&said] { return said.load(); });
 }
 
-ProcessGroup Core::make(CoreOptions options, Deadline deadline) {
+Core::~Core() {
+  try {
+    leave();
+  } catch (const std::exception& error) {
+    log::warn("leaving " + place() + ": " + error.what());
+  }
+  options.job->membership->forget(options.name);
+}
+
+void Core::join() {
+  listen();
+  if (carries(c10::kCPU)) communicator(c10::Device(c10::kCPU));
+}
+
+ProcessGroup Core::make(CoreOptions options) {
   auto core = std::make_shared<Core>(std::move(options));
-  core->join(deadline);
+  core->join();
   return core->handle();
+}
+
+void Core::listen() {
+  const auto& membership = options.job->membership;
+  ledger_ = std::make_shared<Ledger>(options.name, options.rank, options.global_ranks,
+                                     [weak = std::weak_ptr(membership)](Frame frame) {
+                                       if (const auto alive = weak.lock()) alive->send(std::move(frame));
+                                     });
+  const auto rank_in_group = [ranks = options.global_ranks](int rank) {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  };
+  const auto fail_core = [weak = weak_from_this()](const Error& error) {
+    if (const auto core = weak.lock()) core->fail(error);
+  };
+  Membership::Listener listener;
+  listener.lost = [ledger = ledger_, rank_in_group, fail_core](int rank, const std::string& how) {
+    ledger->on_gone(rank);
+    const int member = rank_in_group(rank);
+    if (member >= 0) fail_core(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how));
+  };
+  listener.aborted = [rank_in_group, fail_core](int rank, const std::string& reason) {
+    fail_core(Error(Blame::Cancelled, "rank " + std::to_string(rank_in_group(rank)) + " aborted the group: " + reason));
+  };
+  listener.leaving = [ledger = ledger_, fail_core](const Frame& frame) {
+    ledger->on_leaving(frame);
+    if (const auto error = ledger->left_behind()) fail_core(*error);
+  };
+  listener.completed = [ledger = ledger_](int rank, int leaver) { ledger->on_completed(rank, leaver); };
+  listener.gone = [ledger = ledger_](int rank) { ledger->on_gone(rank); };
+  listener.alone = [ledger = ledger_] { ledger->on_alone(); };
+  membership->listen(options.name, std::move(listener));
+}
+
+void Core::leave() {
+  if (options.size == 1 || !options.job->connected || options.job->loop->inside()) return;
+  {
+    std::lock_guard lock(error_mutex_);
+    if (broken_) return;
+  }
+  const auto& membership = options.job->membership;
+  if (std::uncaught_exceptions() > 0) {
+    return membership->send({FrameType::Abort, 0, 0, options.name, "it left by an exception"});
+  }
+  const Deadline deadline = Deadline::in(options.timeout);
+  for (const Op& op : unfinished_) {
+    if (!op.done().synchronize(deadline) || op.error()) return;
+  }
+  const auto known = [&](int rank) { return membership->has(rank); };
+  // Most groups end together; who waits for longer is told for whom.
+  const auto slow = ledger_->leave(known, Deadline::sooner(deadline, Deadline::in(std::chrono::seconds(5))));
+  if (slow.empty()) return;
+  std::string ranks;
+  for (const int rank : slow) ranks += " " + std::to_string(rank);
+  log::warn("leaving " + place() + ": waiting until these ranks have completed what this one took part in:" + ranks);
+  if (!ledger_->leave(known, deadline).empty())
+    log::error("leaving " + place() + ": they did not within " + describe(options.timeout));
 }
 
 const Carrier& Core::carrier(c10::Device device) const {
@@ -109,9 +182,16 @@ transport::Communicator& Core::communicator(c10::Device device) {
         c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.store));
     join.device = tensor::device_of(device);
     join.timeout = options.timeout;
-    join.loop = options.loop;
-    join.interface_address = options.local_address;
+    join.loop = options.job->loop;
+    join.interface_address = options.job->local_address;
     carrier.communicator = carrier.transport->join(join);
+    // All ranks of the job have come this far: time to watch over each other.
+    const bool is_whole_job =
+        options.global_ranks.size() == static_cast<std::size_t>(options.size) && !options.job->connected;
+    if (is_whole_job) {
+      options.job->membership->connect(Deadline::in(options.timeout));
+      options.job->connected = true;
+    }
   }
   return *carrier.communicator;
 }
@@ -122,20 +202,38 @@ Work Core::issue(Operation operation, const Call& call) {
   state->core = shared_from_this();
   state->device = operation.device;
   std::lock_guard lock(issue_mutex);
-  const auto number = ++sequence;
-  state->what = operation.name + " #" + std::to_string(number);
   transport::Communicator& carrier = communicator(operation.device);
-  if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
-  const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
-  if (operation.may_skip && !operation.tensors.empty() &&
-      std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty)) {
-    return Work(std::move(state));
+  const auto number = ledger_->begin_collective();
+  state->what = operation.name + " #" + std::to_string(number);
+  try {
+    if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
+  } catch (...) {
+    ledger_->complete_collective(number);
+    throw;
   }
-  call(carrier, tensor::pin(std::move(operation.tensors)), Fence(), state->ops);
+  const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
+  const bool skip = operation.may_skip && !operation.tensors.empty() &&
+                    std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
+  if (!skip) call(carrier, tensor::pin(std::move(operation.tensors)), Fence(), state->ops);
+  note_completion(number, state->ops);
   return Work(std::move(state));
 }
 
-Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int tag, const MessageCall& call) {
+// Device operations are not followed: their backends flush by themselves when they end.
+void Core::note_completion(std::uint64_t number, const std::vector<Op>& ops) {
+  std::erase_if(unfinished_, [](const Op& op) { return op.done().query(); });
+  unfinished_.insert(unfinished_.end(), ops.begin(), ops.end());
+  auto left = std::make_shared<std::atomic<std::size_t>>(ops.size());
+  if (ops.empty()) ledger_->complete_collective(number);
+  for (const Op& op : ops) {
+    Task task([left, ledger = ledger_, number] {
+      if (--*left == 0) ledger->complete_collective(number);
+    });
+    if (!op.done().source() || !op.done().source()->on_passed(task)) task();
+  }
+}
+
+Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int to, int tag, const MessageCall& call) {
   throw_if_broken();
   auto state = std::make_shared<WorkState>();
   state->core = shared_from_this();
@@ -151,7 +249,13 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
     throw Error(Blame::Unsupported,
                 name + ": backend '" + std::string(carrier.backend()) + "' has no tags; leave the tag 0");
   }
-  state->ops.push_back(call(*messages, tensor::pin(tensor), Fence()));
+  const bool is_send = to >= 0;
+  if (is_send) ledger_->begin_send(to);
+  const Op op = call(*messages, tensor::pin(tensor), Fence());
+  state->ops.push_back(op);
+  unfinished_.push_back(op);
+  Task task([ledger = ledger_, op] { ledger->complete_recv(op.source_rank()); });
+  if (!is_send && op.done().source()) op.done().source()->on_passed(task);
   return Work(std::move(state));
 }
 
@@ -183,11 +287,27 @@ void Core::fail(const Error& why) {
   {
     std::lock_guard lock(error_mutex_);
     if (broken_) return;
-    broken_ = why;
+    broken_ = why.within("group '" + options.name + "'");
   }
+  broken_changed_.notify_all();
   for (auto& [type, carrier] : carriers_) {
     if (carrier.communicator) carrier.communicator->abort(why);
   }
+}
+
+Error Core::explain(const Error& error) {
+  if (error.blame() != Blame::PeerLost) return error;
+  std::unique_lock lock(error_mutex_);
+  if (options.job->connected && !options.job->loop->inside()) {
+    broken_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return broken_.has_value(); });
+  }
+  if (broken_ && broken_->text().ends_with(error.text())) return *broken_;
+  if (broken_)
+    return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
+  if (!broken_ && options.size == 2) {
+    return Error(error.blame(), "rank " + std::to_string(1 - options.rank) + " is lost: " + error.text(), error.place());
+  }
+  return error;
 }
 
 void Core::throw_if_broken() {
@@ -233,6 +353,7 @@ int Core::next_number(const std::string& kind) {
 }
 
 void Core::abort(const std::string& reason) {
+  options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
   fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " aborted the group: " + reason));
 }
 
@@ -301,7 +422,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   made.store = c10::make_intrusive<c10d::PrefixStore>("group" + number + "/", options.store);
   if (!wanted.backend.empty()) made.backend = wanted.backend;
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = wanted.timeout;
-  return make(std::move(made), Deadline::in(made.timeout));
+  return make(std::move(made));
 }
 
 ProcessGroup Core::split(int color, int key) {
@@ -327,7 +448,7 @@ ProcessGroup Core::split(int color, int key) {
     made.global_ranks.push_back(options.global_ranks[static_cast<std::size_t>(members[i].second)]);
   }
   made.store = c10::make_intrusive<c10d::PrefixStore>("split" + number + "/" + std::to_string(color) + "/", options.store);
-  return make(std::move(made), Deadline::in(made.timeout));
+  return make(std::move(made));
 }
 
 }  // namespace weft::group

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
 
 #include <weft/base/event_loop.h>
+#include <weft/engine/group/ledger.h>
+#include <weft/engine/group/membership.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/store.h>
 #include <weft/transport/transport.h>
@@ -21,6 +24,19 @@ struct Carrier {
   std::shared_ptr<transport::Communicator> communicator;
 };
 
+// What the groups of one init_process_group share.
+struct Job {
+  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<Membership> membership;
+  bool connected = false;  // set while the first communicator of the first group is made
+  std::string local_address;
+
+  Job() = default;
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job();
+};
+
 struct CoreOptions {
   int rank = 0;
   int size = 1;
@@ -30,16 +46,16 @@ struct CoreOptions {
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;  // prefixed for this group
   std::string backend;                    // as the user wrote it
-  std::string local_address;
-  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<Job> job;
 };
 
 struct Core : std::enable_shared_from_this<Core> {
   // Opens the backends; join() then meets the other ranks.
   explicit Core(CoreOptions options);
+  // Leaves: waits for this rank's operations, and until the others have completed them too.
   ~Core();
 
-  void join(Deadline deadline);
+  void join();
 
   struct Operation {
     std::string name;         // "all_reduce"
@@ -53,7 +69,8 @@ struct Core : std::enable_shared_from_this<Core> {
   using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
   Work issue(Operation operation, const Call& call);
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
-  Work issue_message(const std::string& name, const at::Tensor& tensor, int tag, const MessageCall& call);
+  // `to`: the receiver of a send, -1 for a recv.
+  Work issue_message(const std::string& name, const at::Tensor& tensor, int to, int tag, const MessageCall& call);
 
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
@@ -71,6 +88,9 @@ struct Core : std::enable_shared_from_this<Core> {
 
   // Fails what is pending and all that comes. The first reason stays.
   void fail(const Error& why);
+  // A backend's error as the group understands it: where a connection broke, the rank that was lost, if that is known or
+  // becomes known in a moment. May block for that moment.
+  Error explain(const Error& error);
   void throw_if_broken();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
@@ -78,22 +98,27 @@ struct Core : std::enable_shared_from_this<Core> {
   void check_rank(int rank, const char* what) const;
 
   ProcessGroup handle() { return ProcessGroup(shared_from_this()); }
-  static ProcessGroup make(CoreOptions options, Deadline deadline);
+  static ProcessGroup make(CoreOptions options);
   static Core& of(const ProcessGroup& group) { return group.core(); }
 
   const CoreOptions options;
   std::shared_ptr<StoreBootstrap> bootstrap;
 
   std::mutex issue_mutex;  // the order of operations
-  std::uint64_t sequence = 0;
 
  private:
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
+  void listen();
+  void leave();
+  void note_completion(std::uint64_t number, const std::vector<Op>& ops);
 
   std::map<c10::DeviceType, Carrier> carriers_;
   std::mutex numbers_mutex_;
   std::map<std::string, int> numbers_;
+  std::shared_ptr<Ledger> ledger_;
+  std::vector<Op> unfinished_;  // recent operations, waited for before leaving; guarded by issue_mutex
   std::mutex error_mutex_;
+  std::condition_variable broken_changed_;
   std::optional<Error> broken_;
   std::optional<Error> unseen_;
 };

@@ -38,11 +38,15 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
   made.backend = options.backend;
-  made.local_address = config().socket_interfaces.empty() ? place.local_address
-                                                          : group::address_of_interface(config().socket_interfaces.front());
-  made.loop = std::make_shared<EventLoop>("weft " + made.name);
+  made.job = std::make_shared<group::Job>();
+  made.job->loop = std::make_shared<EventLoop>("weft " + made.name);
+  made.job->local_address = config().socket_interfaces.empty()
+                                ? place.local_address
+                                : group::address_of_interface(config().socket_interfaces.front());
+  made.job->membership = group::Membership::make(made.rank, made.size, made.job->local_address,
+                                                 std::make_shared<group::StoreBootstrap>(made.store), made.job->loop);
   log::set_thread_label("rank " + std::to_string(made.rank));
-  auto group = group::Core::make(std::move(made), deadline);
+  auto group = group::Core::make(std::move(made));
   log::info("joined group '" + group::Core::of(group).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));
   return group;

@@ -17,14 +17,14 @@ WorkState::~WorkState() {
     if (op.done().query()) {
       report();
     } else {
-      core->options.loop->when(op.done(), report);
+      core->options.job->loop->when(op.done(), report);
     }
   }
 }
 
 std::optional<Error> WorkState::error() const {
   for (const Op& op : ops) {
-    if (const auto error = op.error()) return error->within(what);
+    if (const auto error = op.error()) return core->explain(*error).within(what);
   }
   return std::nullopt;
 }
@@ -95,7 +95,7 @@ Future<void> Work::future() {
     if (!op.done().source()) {
       finish();
     } else if (!op.done().source()->on_passed(task)) {
-      state_->core->options.loop->when(op.done(), finish);
+      state_->core->options.job->loop->when(op.done(), finish);
     }
   }
   return when_all(std::move(ends));

@@ -224,16 +224,40 @@ TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
   flush(loop);  // would hang if nobody turned
 }
 
-TEST(EventLoopDeathTest, DestroyingALoopInsideItselfIsBroken) {
-  testing::FLAGS_gtest_death_test_style = "threadsafe";
-  EXPECT_DEATH(
-      {
-        auto* loop = new EventLoop("test");
-        std::promise<void> never;
-        loop->post([&] { delete loop; });
-        never.get_future().wait();
-      },
-      "inside its own turn");
+TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
+  auto* loop = new EventLoop("test");
+  std::promise<void> destroyed;
+  bool later = false;
+  loop->post([&] {
+    loop->post([&later] { later = true; });
+    delete loop;
+    destroyed.set_value();
+  });
+  destroyed.get_future().wait();
+  EXPECT_FALSE(later);
+}
+
+TEST(EventLoop, RegistrationsMayOutliveTheLoop) {
+  EventLoop::Registration timer;
+  EventLoop::Registration poller;
+  {
+    EventLoop loop("test");
+    timer = loop.at(Deadline::in(seconds(3600)), [] {});
+    poller = loop.poll([] { return false; });
+  }
+  timer.reset();
+  poller.reset();
+  SUCCEED();
+}
+
+TEST(EventLoop, DropsPostedWorkWhenItEnds) {
+  auto owned = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = owned;
+  {
+    EventLoop loop("test");
+    auto timer = loop.at(Deadline::in(seconds(3600)), [owned = std::move(owned)] {});
+  }
+  EXPECT_TRUE(watch.expired());
 }
 
 }  // namespace

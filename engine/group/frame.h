@@ -1,0 +1,50 @@
+// The messages of group/membership: a fixed head and a short text. Peers are not trusted: every field is checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <weft/base/result.h>
+
+namespace weft::group {
+
+enum class FrameType : std::uint8_t {
+  Hello = 1,      // text: the job's token. The first frame of a connection.
+  Lost = 2,       // rank died; text: how it was noticed
+  Abort = 3,      // rank aborted group; text: reason
+  Leaving = 4,    // rank leaves group after `number` collectives; text: how many messages it sent to each rank
+  Completed = 5,  // rank has completed all that `number` (a rank) took part in before leaving group
+  Goodbye = 6,    // rank leaves the job: its connection will close, and that is no loss
+};
+
+struct Frame {
+  FrameType type = FrameType::Hello;
+  std::int32_t rank = 0;  // whom it is about, in the job
+  std::uint64_t number = 0;
+  std::string group;  // "" for the whole job
+  std::string text;
+};
+
+constexpr std::size_t kFrameHead = 32;
+constexpr std::size_t kMaxFrameText = 64 * 1024;
+
+std::string encode(const Frame& frame);
+
+// Cuts frames out of a byte stream.
+class FrameReader {
+ public:
+  // Ranks outside 0 … ranks - 1 are refused.
+  explicit FrameReader(int ranks) : ranks_(ranks) {}
+  void append(std::span<const char> bytes) { buffer_.append(bytes.data(), bytes.size()); }
+  // The next frame, if it is complete; an Error when the bytes are no frame: the stream is useless from there.
+  Result<bool> next(Frame& frame);
+
+ private:
+  int ranks_;
+  std::string buffer_;
+};
+
+}  // namespace weft::group

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+#include <weft/engine/group/ledger.h>
+
+namespace weft::group {
+
+Ledger::Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send)
+    : group_(std::move(group)),
+      rank_(rank),
+      members_(std::move(members)),
+      send_(std::move(send)),
+      sent_(members_.size()),
+      received_(members_.size()) {}
+
+int Ledger::group_rank(int job_rank) const {
+  const auto found = std::find(members_.begin(), members_.end(), job_rank);
+  return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
+}
+
+std::uint64_t Ledger::begin_collective() {
+  std::lock_guard lock(mutex_);
+  const auto number = begun_ + 1;
+  for (const auto& [rank, leaver] : leavers_) {
+    if (leaver.collectives >= number) continue;
+    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
+                                     std::to_string(leaver.collectives) + " collectives; it cannot take part in #" +
+                                     std::to_string(number));
+  }
+  begun_ = number;
+  unfinished_.insert(number);
+  return number;
+}
+
+void Ledger::complete_collective(std::uint64_t number) {
+  std::lock_guard lock(mutex_);
+  unfinished_.erase(number);
+  answer_leavers();
+}
+
+void Ledger::begin_send(int to) {
+  std::lock_guard lock(mutex_);
+  ++sent_[static_cast<std::size_t>(to)];
+}
+
+void Ledger::complete_recv(int from) {
+  if (from < 0) return;
+  std::lock_guard lock(mutex_);
+  ++received_[static_cast<std::size_t>(from)];
+  answer_leavers();
+}
+
+std::uint64_t Ledger::collectives() const {
+  std::lock_guard lock(mutex_);
+  return begun_;
+}
+
+std::uint64_t Ledger::completed_through() const { return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1; }
+
+void Ledger::answer_leavers() {
+  for (auto& [rank, leaver] : leavers_) {
+    const bool done =
+        completed_through() >= leaver.collectives && received_[static_cast<std::size_t>(rank)] >= leaver.messages;
+    if (leaver.answered || !done) continue;
+    leaver.answered = true;
+    Frame frame;
+    frame.type = FrameType::Completed;
+    frame.group = group_;
+    frame.number = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(rank)]);
+    send_(std::move(frame));
+  }
+}
+
+void Ledger::on_leaving(const Frame& frame) {
+  const int rank = group_rank(frame.rank);
+  if (rank < 0 || rank == rank_) return;
+  // How many messages it sent to each rank of the group, in order.
+  std::istringstream counts(frame.text);
+  std::uint64_t messages = 0;
+  for (int i = 0; i <= rank_; ++i) {
+    if (!(counts >> messages)) messages = 0;
+  }
+  std::lock_guard lock(mutex_);
+  leavers_.emplace(rank, Leaver{frame.number, messages, false});
+  satisfied_.insert(rank);  // it waited for its own operations before it said so
+  answer_leavers();
+  changed_.notify_all();
+}
+
+void Ledger::on_completed(int rank, int leaver) {
+  if (group_rank(leaver) != rank_) return;
+  on_gone(rank);
+}
+
+void Ledger::on_gone(int rank) {
+  std::lock_guard lock(mutex_);
+  satisfied_.insert(group_rank(rank));
+  changed_.notify_all();
+}
+
+void Ledger::on_alone() {
+  std::lock_guard lock(mutex_);
+  alone_ = true;
+  changed_.notify_all();
+}
+
+std::optional<Error> Ledger::left_behind() const {
+  std::lock_guard lock(mutex_);
+  if (unfinished_.empty()) return std::nullopt;
+  const auto last = *unfinished_.rbegin();
+  for (const auto& [rank, leaver] : leavers_) {
+    if (leaver.collectives >= last) continue;
+    return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
+                                      std::to_string(leaver.collectives) + " collectives; #" + std::to_string(last) +
+                                      " will never complete");
+  }
+  return std::nullopt;
+}
+
+std::vector<int> Ledger::leave(const std::function<bool(int)>& known, Deadline deadline) {
+  Frame frame;
+  frame.type = FrameType::Leaving;
+  frame.group = group_;
+  std::unique_lock lock(mutex_);
+  frame.number = begun_;
+  for (const auto count : sent_) frame.text += std::to_string(count) + " ";
+  send_(std::move(frame));
+  std::vector<int> waiting;
+  const auto done = [&] {
+    waiting.clear();
+    for (std::size_t i = 0; i < members_.size() && !alone_; ++i) {
+      const int rank = static_cast<int>(i);
+      if (rank != rank_ && known(members_[i]) && !satisfied_.contains(rank)) waiting.push_back(rank);
+    }
+    return waiting.empty();
+  };
+  if (deadline.is_never()) {
+    changed_.wait(lock, done);
+  } else {
+    changed_.wait_until(lock, deadline.point(), done);
+  }
+  return waiting;
+}
+
+}  // namespace weft::group

@@ -1,0 +1,75 @@
+// What this rank has begun and completed in one group, and who is leaving it. A rank that drops its group may still have
+// bytes on the way to others: closing the connections would throw them away. So it tells the others how far it came, and
+// goes when they have completed all of that.
+//
+// Shared by the group and by membership's callbacks, which outlive it. Thread-safe.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/engine/group/frame.h>
+
+namespace weft::group {
+
+class Ledger {
+ public:
+  // `members`: the group's ranks as ranks of the job, in the group's order; `send` passes a frame to the other ranks.
+  Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send);
+
+  // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take part.
+  std::uint64_t begin_collective();
+  void complete_collective(std::uint64_t number);
+  void begin_send(int to);
+  void complete_recv(int from);
+  std::uint64_t collectives() const;
+
+  // From membership. All ranks are the job's.
+  void on_leaving(const Frame& frame);
+  void on_completed(int rank, int leaver);
+  // The rank will answer no more: it is lost, or has left the job.
+  void on_gone(int rank);
+  // Nobody will answer any more.
+  void on_alone();
+  // Whether a rank of the group has left, and before which collective: what is pending beyond that will never complete.
+  std::optional<Error> left_behind() const;
+
+  // Tells the others, and blocks until each has completed what this rank took part in, or is gone. `known` says which ranks
+  // answer at all. Returns whom it still waited for at the deadline (empty: all are done).
+  std::vector<int> leave(const std::function<bool(int)>& known, Deadline deadline);
+
+ private:
+  struct Leaver {
+    std::uint64_t collectives = 0;
+    std::uint64_t messages = 0;  // that it sent to this rank
+    bool answered = false;
+  };
+  std::uint64_t completed_through() const;
+  void answer_leavers();
+  int group_rank(int job_rank) const;
+
+  const std::string group_;
+  const int rank_;  // in the group
+  const std::vector<int> members_;
+  const std::function<void(Frame)> send_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t begun_ = 0;
+  std::set<std::uint64_t> unfinished_;
+  std::vector<std::uint64_t> sent_;      // by group rank
+  std::vector<std::uint64_t> received_;  // by group rank
+  std::map<int, Leaver> leavers_;        // by group rank
+  std::set<int> satisfied_;              // group ranks that need nothing more from this one
+  bool alone_ = false;
+};
+
+}  // namespace weft::group

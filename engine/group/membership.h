@@ -1,0 +1,59 @@
+// Who of the job lives, and who is leaving. The lowest rank that runs Weft is the hub: every other rank holds one TCP
+// connection to it, over which nothing travels in quiet times. The kernel closes a dead process's connection at once, so
+// its death is known, with its rank, in milliseconds, whatever the backend; a cut cable is noticed by keep-alives in about
+// 15 s. The hub passes frames on. Ranks without Weft (Python's torch.distributed) are simply not part of it.
+//
+// All state lives on the job's loop; public functions may be called from every thread and do not block unless they take a
+// deadline.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/group/frame.h>
+#include <weft/transport/bootstrap.h>
+
+namespace weft::group {
+
+class Membership : public std::enable_shared_from_this<Membership> {
+ public:
+  // What a group is told, on the loop. Ranks are the job's.
+  struct Listener {
+    std::function<void(int rank, const std::string& how)> lost;
+    std::function<void(int rank, const std::string& reason)> aborted;
+    std::function<void(const Frame& leaving)> leaving;
+    std::function<void(int rank, int leaver)> completed;
+    std::function<void(int rank)> gone;  // it left the job
+    std::function<void()> alone;         // the hub left: nothing will come any more
+  };
+
+  // Opens this rank's listening socket and publishes it. Not yet usable; see connect.
+  static std::shared_ptr<Membership> make(int rank, int size, const std::string& local_address,
+                                          std::shared_ptr<transport::Bootstrap> store, std::shared_ptr<EventLoop> loop);
+  // Says goodbye.
+  ~Membership();
+
+  // Once all ranks have published (any collective after make() ensures it): finds the hub and connects to it. Throws
+  // Timeout, PeerLost.
+  void connect(Deadline deadline);
+  // Whether a rank takes part; known after connect.
+  bool has(int rank) const;
+
+  // Tells `listener` about this group's events until forget(group). A rank that was lost before is told at once.
+  void listen(const std::string& group, Listener listener);
+  void forget(const std::string& group);
+  // To all ranks but this one.
+  void send(Frame frame);
+
+ private:
+  struct Peer;
+  struct State;
+  explicit Membership(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace weft::group
