@@ -22,6 +22,15 @@ TEST(Driver, WithoutAFunctionIsUnsupportedAndNamesIt) {
   EXPECT_THAT(driver.error().text(), AllOf(HasSubstr("libc.so.6 has no cuInit"), HasSubstr("12.4")));
 }
 
+TEST(Driver, FindsEveryFunctionUnderTheNameOfItsPrototype) {
+  const std::string stub = WEFT_CUDA_STUB;
+  if (stub.empty()) GTEST_SKIP() << "this CUDA toolkit has no stub of libcuda";
+  const auto driver = Driver::open(stub.c_str());
+  ASSERT_FALSE(driver.ok());
+  EXPECT_THAT(driver.error().text(), HasSubstr("cuInit of ")) << "all functions were found, and the stub refuses to start";
+  EXPECT_EQ(driver.error().native_code(), CUDA_ERROR_STUB_LIBRARY);
+}
+
 using Check = FakeCuda;
 
 TEST_F(Check, SortsErrorsByWhatTheCallerShouldDo) {
