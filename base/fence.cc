@@ -8,7 +8,8 @@ void HostFlag::raise() noexcept {
   std::vector<Task> tasks;
   {
     std::lock_guard lock(mutex_);
-    if (word_->exchange(1, std::memory_order_release) != 0) return;
+    if (query()) return;
+    word_->store(value_, std::memory_order_release);
     tasks.swap(tasks_);
   }
   futex_wake_all(word_);
@@ -22,11 +23,12 @@ bool HostFlag::synchronize(Deadline deadline) const noexcept {
     if (query()) return true;
     spin_pause();
   }
-  while (!query()) {
+  for (;;) {
+    const std::uint32_t seen = word_->load(std::memory_order_acquire);
+    if (reached(seen)) return true;
     if (deadline.passed()) return false;
-    futex_wait(word_, 0, deadline);
+    futex_wait(word_, seen, deadline);
   }
-  return true;
 }
 
 void HostFlag::wait(const cuda::StreamRef&) const {

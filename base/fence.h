@@ -58,24 +58,28 @@ class Fence {
 // A flag that the host raises. In plain memory, so no stream can wait on it; cuda::MappedFlag is one that streams see.
 class HostFlag : public Fence::Source {
  public:
-  HostFlag() : word_(&own_word_) {}
+  HostFlag() : HostFlag(nullptr, 1) {}
 
   // Passes the fence, wakes who is blocked on it and runs the on_passed tasks on this thread. Raising again does nothing.
   void raise() noexcept;
 
-  bool query() const noexcept override { return word_->load(std::memory_order_acquire) != 0; }
+  bool query() const noexcept override { return reached(word_->load(std::memory_order_acquire)); }
   bool synchronize(Deadline deadline) const noexcept override;
   void wait(const cuda::StreamRef& stream) const override;
   bool on_passed(Task& task) const override;
 
  protected:
-  // `word` lies in memory that a device sees as well; 0 = not raised.
-  explicit HostFlag(std::atomic<std::uint32_t>* word) : word_(word) {}
-  const std::atomic<std::uint32_t>* word() const { return word_; }
+  // `word` lies in memory that a device sees as well, and only ever counts up: the flag is raised when it has reached
+  // `value`, in cyclic order as cuStreamWaitValue32 compares. So the word's next flag (value + 1) may be made while streams
+  // still wait for this one.
+  HostFlag(std::atomic<std::uint32_t>* word, std::uint32_t value) : word_(word ? word : &own_word_), value_(value) {}
 
  private:
+  bool reached(std::uint32_t seen) const noexcept { return static_cast<std::int32_t>(seen - value_) >= 0; }
+
   std::atomic<std::uint32_t> own_word_{0};
   std::atomic<std::uint32_t>* word_;
+  std::uint32_t value_;
   mutable std::mutex mutex_;  // of tasks_
   mutable std::vector<Task> tasks_;
 };

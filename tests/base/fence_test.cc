@@ -67,5 +67,33 @@ TEST(HostFlag, TaskMayRegisterAnother) {
   EXPECT_TRUE(inner);
 }
 
+// A flag on a word that somebody else owns, as cuda::FlagPool hands them out.
+struct SharedWordFlag : HostFlag {
+  SharedWordFlag(std::atomic<std::uint32_t>& word, std::uint32_t value) : HostFlag(&word, value) {}
+};
+
+TEST(HostFlag, OfASharedWordPassesAtItsOwnValueAndEveryLaterOne) {
+  std::atomic<std::uint32_t> word{0xfffffffe};
+  SharedWordFlag last(word, 0xffffffff);
+  SharedWordFlag wrapped(word, 0);
+  EXPECT_FALSE(last.query());
+  EXPECT_FALSE(wrapped.query());
+  last.raise();
+  EXPECT_TRUE(last.query());
+  EXPECT_FALSE(wrapped.query());
+  wrapped.raise();
+  EXPECT_EQ(word, 0u);
+  EXPECT_TRUE(wrapped.query());
+  EXPECT_TRUE(last.query()) << "a later value must not take back an earlier flag";
+}
+
+TEST(HostFlag, OfASharedWordWakesWhoSleepsOnIt) {
+  std::atomic<std::uint32_t> word{6};
+  SharedWordFlag flag(word, 7);
+  std::thread sleeper([&] { EXPECT_TRUE(flag.synchronize(Deadline::in(std::chrono::seconds(30)))); });
+  flag.raise();
+  sleeper.join();
+}
+
 }  // namespace
 }  // namespace weft

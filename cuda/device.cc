@@ -1,0 +1,127 @@
+#include <weft/base/log.h>
+#include <weft/cuda/device.h>
+#include <weft/cuda/event.h>
+#include <weft/cuda/retire.h>
+
+namespace weft::cuda {
+
+int Device::count(const Driver& driver) {
+  int count = 0;
+  cuda::check(driver, driver.device_get_count(&count), "cuDeviceGetCount");
+  return count;
+}
+
+std::shared_ptr<Device> Device::open(std::shared_ptr<const Driver> driver, int index) {
+  const int present = count(*driver);
+  if (index < 0 || index >= present) {
+    throw Error(Blame::Caller, "there is no cuda:" + std::to_string(index) + ": this process sees " +
+                                   std::to_string(present) + " GPU(s); see CUDA_VISIBLE_DEVICES");
+  }
+  return std::make_shared<Device>(Key{}, std::move(driver), index);
+}
+
+Device::Device(Key, std::shared_ptr<const Driver> driver, int index)
+    : driver_(std::move(driver)),
+      index_(index),
+      events_(std::make_unique<EventPool>(*this)),
+      retirement_(std::make_unique<Retirement>()) {
+  check(driver_->device_get(&native_, index_), "cuDeviceGet");
+  check(driver_->device_primary_ctx_retain(&context_, native_), "cuDevicePrimaryCtxRetain");
+  try {
+    read_properties();
+    DeviceGuard guard(*this);
+    check(driver_->event_create(&never_recorded_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  } catch (...) {
+    driver_->device_primary_ctx_release(native_);
+    throw;
+  }
+}
+
+Device::~Device() {
+  const std::size_t pending = retirement_->pending();
+  if (pending != 0) {
+    log::warn(describe(id()) + " closes with " + std::to_string(pending) +
+              " retired allocation(s) never reclaimed; call Device::retirement().reclaim_all() at shutdown");
+  }
+  try {
+    DeviceGuard guard(*this);
+    events_.reset();
+    driver_->event_destroy(never_recorded_);
+  } catch (const Error&) {
+    // The context has ended, and the events with it.
+  }
+  driver_->device_primary_ctx_release(native_);
+}
+
+int Device::attribute(CUdevice_attribute which, const char* what) const {
+  int value = 0;
+  cuda::check(*driver_, driver_->device_get_attribute(&value, which, native_), what);
+  return value;
+}
+
+void Device::read_properties() {
+  char name[256] = {};
+  check(driver_->device_get_name(name, sizeof name - 1, native_), "cuDeviceGetName");
+  properties_.name = name;
+  properties_.compute_capability = 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability") +
+                                   attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability");
+  properties_.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessors");
+  properties_.mem_ops_64_bit = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit memory operations");
+  properties_.flush_remote_writes = attribute(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, "flushing remote writes");
+  properties_.dma_buf = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, "dma-buf");
+  properties_.virtual_memory = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory");
+  properties_.memory_pools = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "memory pools");
+  DeviceGuard guard(*this);
+  check(driver_->ctx_get_stream_priority_range(&properties_.least_priority, &properties_.greatest_priority),
+        "cuCtxGetStreamPriorityRange");
+}
+
+void Device::fail(CUresult result, std::string_view what, Place place) {
+  if (is_sticky(result)) lose(result);
+  throw error_of(*driver_, result, std::string(what) + " on " + describe(id()), place);
+}
+
+void Device::lose(CUresult cause) noexcept {
+  int expected = CUDA_SUCCESS;
+  if (!lost_.compare_exchange_strong(expected, cause, std::memory_order_acq_rel)) return;
+  // The driver shuts down with the process, and there is nobody left to tell.
+  if (cause != CUDA_ERROR_DEINITIALIZED) log::error(lost()->text());
+}
+
+std::optional<Error> Device::lost() const {
+  const auto result = static_cast<CUresult>(lost_.load(std::memory_order_acquire));
+  if (result == CUDA_SUCCESS) return std::nullopt;
+  const Error cause = error_of(*driver_, result, describe(id()) + " is lost");
+  return Error(Blame::Device, cause.text() + "; its context cannot be repaired, start the process again", result);
+}
+
+bool Device::probe() noexcept {
+  if (is_lost()) return false;
+  try {
+    DeviceGuard guard(*this);
+    check(driver_->event_query(never_recorded_), "cuEventQuery");
+    return true;
+  } catch (const Error& error) {
+    lose(static_cast<CUresult>(error.native_code()));
+    return false;
+  }
+}
+
+DeviceGuard::DeviceGuard(Device& device) : device_(device), former_(device.context()) {
+  const Driver& driver = device_.driver();
+  CUcontext current = nullptr;
+  device_.check(driver.ctx_get_current(&current), "cuCtxGetCurrent");
+  if (current == device_.context()) return;
+  device_.check(driver.ctx_set_current(device_.context()), "cuCtxSetCurrent");
+  former_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (former_ == device_.context()) return;
+  const CUresult result = device_.driver().ctx_set_current(former_);
+  if (result != CUDA_SUCCESS) {
+    log::error(error_of(device_.driver(), result, "cuCtxSetCurrent back from " + describe(device_.id())).text());
+  }
+}
+
+}  // namespace weft::cuda

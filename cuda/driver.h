@@ -1,0 +1,80 @@
+// Every function of the CUDA driver that Weft uses, in one table filled by dlopen: a program built with CUDA starts on a
+// machine without it, and the tests fill the same table with a fake. Nothing else in Weft calls CUDA.
+//
+// A Driver is immutable and usable from every thread. It is handed to whoever needs it; there is no global one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <cuda.h>
+
+#include <weft/base/error.h>
+#include <weft/base/result.h>
+
+namespace weft::cuda {
+
+// function(member, symbol): cuda.h's macros turn each symbol into the versioned one that its prototype belongs to
+// (cuStreamDestroy is cuStreamDestroy_v2), for the pointer's type and for the name that is looked up alike. The last three
+// block the host without a limit: they are for benches and for places that may block, never for a data path.
+#define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
+  function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(get_error_name, cuGetErrorName)         \
+      function(get_error_string, cuGetErrorString) function(device_get_count, cuDeviceGetCount)                            \
+          function(device_get, cuDeviceGet) function(device_get_name, cuDeviceGetName) function(                           \
+              device_get_attribute, cuDeviceGetAttribute) function(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)    \
+              function(device_primary_ctx_release, cuDevicePrimaryCtxRelease) function(                                    \
+                  ctx_get_current, cuCtxGetCurrent) function(ctx_set_current, cuCtxSetCurrent)                             \
+                  function(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange) function(                           \
+                      stream_create_with_priority, cuStreamCreateWithPriority) function(stream_destroy, cuStreamDestroy)   \
+                      function(stream_query, cuStreamQuery) function(stream_wait_event, cuStreamWaitEvent) function(       \
+                          stream_wait_value32, cuStreamWaitValue32) function(stream_write_value32, cuStreamWriteValue32)   \
+                          function(stream_batch_mem_op, cuStreamBatchMemOp) function(                                      \
+                              event_create, cuEventCreate) function(event_destroy, cuEventDestroy) function(event_record,  \
+                                                                                                            cuEventRecord) \
+                              function(event_query, cuEventQuery) function(launch_kernel, cuLaunchKernel) function(        \
+                                  launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)             \
+                                  function(mem_free_host, cuMemFreeHost) function(                                         \
+                                      mem_host_get_device_pointer, cuMemHostGetDevicePointer) function(mem_alloc_async,    \
+                                                                                                       cuMemAllocAsync)    \
+                                      function(mem_alloc_from_pool_async, cuMemAllocFromPoolAsync) function(               \
+                                          mem_free_async, cuMemFreeAsync) function(mem_pool_create, cuMemPoolCreate)       \
+                                          function(mem_pool_destroy, cuMemPoolDestroy) function(mem_pool_set_attribute,    \
+                                                                                                cuMemPoolSetAttribute)     \
+                                              function(pointer_get_attribute, cuPointerGetAttribute) function(             \
+                                                  memcpy_async, cuMemcpyAsync) function(memset_d8_async, cuMemsetD8Async)  \
+                                                  function(library_load_data, cuLibraryLoadData) function(library_unload,  \
+                                                                                                          cuLibraryUnload) \
+                                                      function(library_get_kernel, cuLibraryGetKernel) function(           \
+                                                          library_get_kernel_count, cuLibraryGetKernelCount)               \
+                                                          function(library_enumerate_kernels, cuLibraryEnumerateKernels)   \
+                                                              function(kernel_get_function, cuKernelGetFunction)           \
+                                                                  function(kernel_get_param_info, cuKernelGetParamInfo)    \
+                                                                      function(func_load, cuFuncLoad) function(            \
+                                                                          stream_synchronize, cuStreamSynchronize)         \
+                                                                          function(event_synchronize, cuEventSynchronize)  \
+                                                                              function(ctx_synchronize, cuCtxSynchronize)
+
+struct Driver {
+#define WEFT_CUDA_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;
+  WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_CUDA_MEMBER)
+#undef WEFT_CUDA_MEMBER
+
+  // Opens the library, looks every function up and calls cuInit. Where that fails: Unsupported, with the reason. Starts the
+  // driver's threads, so not before a fork.
+  static Result<std::shared_ptr<const Driver>> open(const char* library = "libcuda.so.1");
+};
+
+// "what: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code as native_code(). Out of memory is Busy; an argument that
+// the driver refuses is Caller; what it lacks is Unsupported; everything else is Device.
+Error error_of(const Driver& driver, CUresult result, std::string_view what, Place place = Place::current());
+
+// Throws that error unless the call succeeded. Device::check, which names the device as well, is the usual one.
+inline void check(const Driver& driver, CUresult result, std::string_view what, Place place = Place::current()) {
+  if (result != CUDA_SUCCESS) throw error_of(driver, result, what, place);
+}
+
+// Whether this error ends the context: every later call on the device returns it again.
+bool is_sticky(CUresult result);
+
+}  // namespace weft::cuda

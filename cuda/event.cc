@@ -1,0 +1,89 @@
+#include <utility>
+
+#include <weft/base/log.h>
+#include <weft/cuda/event.h>
+
+namespace weft::cuda {
+
+void EventRef::record(const StreamRef& stream) const {
+  if (&stream.device() != device_) {
+    throw Error(Blame::Caller, "an event of " + describe(device_->id()) + " cannot be recorded on a stream of " +
+                                   describe(stream.device().id()) + "; take it from that device's events()");
+  }
+  DeviceGuard guard(*device_);
+  device_->check(device_->driver().event_record(native_, stream.native()), "cuEventRecord");
+}
+
+void EventRef::wait(const StreamRef& stream) const {
+  DeviceGuard guard(stream.device());
+  stream.device().check(stream.driver().stream_wait_event(stream.native(), native_, CU_EVENT_WAIT_DEFAULT),
+                        "cuStreamWaitEvent");
+}
+
+bool EventRef::query() const noexcept {
+  try {
+    DeviceGuard guard(*device_);
+    const CUresult result = device_->driver().event_query(native_);
+    if (result == CUDA_ERROR_NOT_READY) return false;
+    if (result != CUDA_SUCCESS) device_->lose(result);
+  } catch (const Error& error) {
+    device_->lose(static_cast<CUresult>(error.native_code()));
+  }
+  return true;
+}
+
+Event::Event(Device& device) : EventRef(device, nullptr) {
+  DeviceGuard guard(device);
+  device.check(device.driver().event_create(&native_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+}
+
+Event::~Event() { destroy(); }
+
+Event::Event(Event&& other) noexcept : EventRef(other) { other.native_ = nullptr; }
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this != &other) {
+    destroy();
+    EventRef::operator=(other);
+    other.native_ = nullptr;
+  }
+  return *this;
+}
+
+void Event::destroy() noexcept {
+  if (native_ == nullptr) return;
+  try {
+    DeviceGuard guard(*device_);
+    device_->check(device_->driver().event_destroy(native_), "cuEventDestroy");
+  } catch (const Error& error) {
+    if (!device_->is_lost()) log::error(error.text());
+  }
+}
+
+Event EventPool::acquire() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      Event event = std::move(idle_.back());
+      idle_.pop_back();
+      return event;
+    }
+  }
+  return Event(device_);
+}
+
+void EventPool::release(Event event) noexcept {
+  std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(event));
+}
+
+void EventPool::reserve(std::size_t events) {
+  while (idle() < events) release(Event(device_));
+}
+
+std::size_t EventPool::idle() const {
+  std::lock_guard lock(mutex_);
+  return idle_.size();
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,32 @@
+#include <utility>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/poll.h>
+
+namespace weft::cuda {
+
+Fence record(const StreamRef& stream) { return Fence(std::make_shared<EventFence>(stream)); }
+
+EventFence::EventFence(const StreamRef& stream)
+    : device_(stream.device().shared_from_this()), event_(device_->events().acquire()) {
+  event_.record(stream);
+}
+
+EventFence::~EventFence() { device_->events().release(std::move(event_)); }
+
+bool EventFence::query() const noexcept {
+  if (passed_.load(std::memory_order_acquire)) return true;
+  if (!event_.query()) return false;
+  passed_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool EventFence::synchronize(Deadline deadline) const noexcept {
+  return poll_until([this] { return query(); }, deadline);
+}
+
+void EventFence::wait(const StreamRef& stream) const { event_.wait(stream); }
+
+bool EventFence::on_passed(Task&) const { return false; }
+
+}  // namespace weft::cuda

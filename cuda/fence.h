@@ -1,0 +1,40 @@
+// The CUDA half of Fence: a recorded event. (Flags that streams wait for or raise are in flag_pool.h.)
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include <weft/base/fence.h>
+#include <weft/cuda/event.h>
+#include <weft/cuda/stream.h>
+
+namespace weft::cuda {
+
+// A fence that passes when everything enqueued on the stream so far has run. Enqueues one event; the host does not wait.
+// Throws Device if the context has ended.
+Fence record(const StreamRef& stream);
+
+// What such a fence watches: an event of the device's pool, which goes back when the last copy of the fence is gone.
+// (Streams that wait for it do not need it any longer: cuStreamWaitEvent captured the record when it was called.) Passes
+// also when the context ends, see Device::lost(). Usable from every thread.
+class EventFence final : public Fence::Source {
+ public:
+  // Takes an event and records it.
+  explicit EventFence(const StreamRef& stream);
+  ~EventFence() override;
+
+  bool query() const noexcept override;
+  // Polls; nobody on the host is told when an event passes.
+  bool synchronize(Deadline deadline) const noexcept override;
+  // cuStreamWaitEvent; the stream may be of another device.
+  void wait(const StreamRef& stream) const override;
+  // Always false: whoever wants to be told polls, see EventLoop::when.
+  bool on_passed(Task& task) const override;
+
+ private:
+  std::shared_ptr<Device> device_;
+  Event event_;
+  mutable std::atomic<bool> passed_{false};  // saves the driver's call once known
+};
+
+}  // namespace weft::cuda

@@ -1,0 +1,87 @@
+// Pinned host memory: page-locked, mapped into every GPU's address space, portable between contexts. Asynchronous copies
+// and stream memory operations need it. Allocating it takes milliseconds and freeing it waits for the whole device, so it
+// comes in slabs that are kept and given out in blocks.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <weft/base/slice.h>
+#include <weft/cuda/device.h>
+
+namespace weft::cuda {
+
+// Memory straight from the driver, for those who give it out in parts. The device must outlive it.
+class PinnedSlab {
+ public:
+  // May block: milliseconds, and on some drivers until the device is idle. Throws Busy when the host has no room.
+  PinnedSlab(Device& device, std::size_t bytes);
+  // Hands the memory to the device's retirement. Nothing may still be using it.
+  ~PinnedSlab();
+  PinnedSlab(PinnedSlab&& other) noexcept;
+  PinnedSlab& operator=(PinnedSlab&&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  // Where the devices see it.
+  CUdeviceptr address() const { return address_; }
+
+ private:
+  Device& device_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  CUdeviceptr address_ = 0;
+};
+
+class PinnedMemory;
+
+// Usable from every thread. Blocks may outlive the pool; the slabs are retired when the last of both is gone.
+class PinnedPool {
+ public:
+  static constexpr std::size_t kSlabBytes = std::size_t{8} << 20;
+
+  explicit PinnedPool(Device& device, std::size_t slab_bytes = kSlabBytes);
+
+  // A block of at least so many bytes, aligned to 64. Blocks only when the pool must grow, see PinnedSlab. The contents are
+  // whatever the last user left.
+  PinnedMemory allocate(std::size_t bytes);
+
+  struct Usage {
+    std::size_t pinned_bytes = 0;  // of all slabs
+    std::size_t used_bytes = 0;    // of all blocks given out, rounded up to their sizes
+  };
+  Usage usage() const;
+
+ private:
+  friend class PinnedMemory;
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// One block. It goes back to its pool at once when destroyed, so a copy that is still under way must keep it: as the Pin of
+// its Op (std::make_shared<PinnedMemory>(std::move(block)) is one).
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  ~PinnedMemory();
+  PinnedMemory(PinnedMemory&& other) noexcept;
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+
+  Slice slice() const { return {data_, bytes_, weft::Device::host()}; }
+  CUdeviceptr address() const { return address_; }
+
+ private:
+  friend class PinnedPool;
+  void give_back() noexcept;
+
+  std::shared_ptr<PinnedPool::State> pool_;
+  std::byte* data_ = nullptr;
+  CUdeviceptr address_ = 0;
+  std::size_t bytes_ = 0;  // asked for
+  std::size_t room_ = 0;   // its size class
+};
+
+}  // namespace weft::cuda

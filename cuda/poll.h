@@ -1,0 +1,33 @@
+// How the host waits for what nobody tells it about: an event, or a word that a GPU writes.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <weft/base/deadline.h>
+#include <weft/base/futex.h>
+
+namespace weft::cuda {
+
+// Asks passed() until it is true or the deadline comes; returns which. Spins for a moment, then asks ever more rarely, at
+// least every 200 µs.
+template <class Passed>
+bool poll_until(const Passed& passed, Deadline deadline) noexcept {
+  constexpr int kSpins = 200;
+  constexpr auto kLongestPause = std::chrono::microseconds(200);
+  for (int i = 0; i < kSpins; ++i) {
+    if (passed()) return true;
+    spin_pause();
+  }
+  auto pause = std::chrono::nanoseconds(2000);
+  while (!passed()) {
+    const auto now = Deadline::Clock::now();
+    if (now >= deadline.point()) return false;
+    std::this_thread::sleep_until(std::min<Deadline::Clock::time_point>(now + pause, deadline.point()));
+    pause = std::min<std::chrono::nanoseconds>(2 * pause, kLongestPause);
+  }
+  return true;
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,273 @@
+#include <array>
+#include <span>
+
+#include <gmock/gmock.h>
+
+#include <weft/base/op.h>
+#include <weft/cuda/library.h>
+#include <weft/cuda/stream_memops.h>
+#include <weft/tests/cuda/driver_claims.h>
+
+namespace weft::cuda {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// to[i] = value for i < count. PTX of an old version, which every driver that Weft accepts compiles for its GPU.
+constexpr char kFillPtx[] = R"(.version 7.8
+.target sm_80
+.address_size 64
+.visible .entry fill_words(.param .u64 fill_words_0, .param .u32 fill_words_1, .param .u32 fill_words_2)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<7>;
+  .reg .b64 %rd<5>;
+  ld.param.u64 %rd1, [fill_words_0];
+  ld.param.u32 %r1, [fill_words_1];
+  ld.param.u32 %r2, [fill_words_2];
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %ctaid.x;
+  mov.u32 %r5, %tid.x;
+  mad.lo.u32 %r6, %r4, %r3, %r5;
+  setp.ge.u32 %p1, %r6, %r2;
+  @%p1 bra DONE;
+  cvta.to.global.u64 %rd2, %rd1;
+  mul.wide.u32 %rd3, %r6, 4;
+  add.u64 %rd4, %rd2, %rd3;
+  st.global.u32 [%rd4], %r1;
+DONE:
+  ret;
+}
+)";
+
+TEST_P(DriverClaims, FillsTheTableAndTheProperties) {
+  EXPECT_FALSE(device->properties().name.empty());
+  EXPECT_GE(device->properties().compute_capability, 70);
+  EXPECT_GT(device->properties().multiprocessors, 0);
+  EXPECT_TRUE(device->properties().memory_pools);
+  EXPECT_LE(device->properties().greatest_priority, device->properties().least_priority);
+  EXPECT_TRUE(device->probe());
+}
+
+TEST_P(DriverClaims, ErrorsCarryTheDriversNames) {
+  const Error error = error_of(*driver, CUDA_ERROR_OUT_OF_MEMORY, "cuSomething");
+  EXPECT_EQ(error.text(), "cuSomething: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
+  EXPECT_EQ(error.blame(), Blame::Busy);
+}
+
+TEST_P(DriverClaims, GuardRestoresTheContext) {
+  CUcontext current = nullptr;
+  ASSERT_EQ(driver->ctx_set_current(nullptr), CUDA_SUCCESS);
+  {
+    DeviceGuard guard(*device);
+    driver->ctx_get_current(&current);
+    EXPECT_EQ(current, device->context());
+  }
+  driver->ctx_get_current(&current);
+  EXPECT_EQ(current, nullptr);
+}
+
+TEST_P(DriverClaims, FencePassesOnlyAfterRecordedWork) {
+  Stream stream(*device, Priority::High);
+  const auto closed = gate(stream);
+  const Fence done = record(stream);
+  EXPECT_FALSE(done.query());
+  EXPECT_FALSE(stream.query());
+  EXPECT_FALSE(done.synchronize(Deadline::in(milliseconds(5))));
+  closed->raise();
+  EXPECT_TRUE(done.synchronize(soon()));
+  EXPECT_TRUE(done.query());
+}
+
+TEST_P(DriverClaims, StreamWaitsForTheFenceBeforeItReads) {
+  Stream producer(*device);
+  Stream consumer(*device);
+  const DeviceMemory memory(producer, kBytes);
+  fill(producer, memory.slice(), 0);
+  ASSERT_TRUE(record(producer).synchronize(soon()));
+  const auto closed = gate(producer);
+  fill(producer, memory.slice(), 0x11);
+  const Fence ready = record(producer);
+  ready.wait(consumer);
+  copy(consumer, host.slice(), memory.slice());
+  const Fence arrived = record(consumer);
+  EXPECT_FALSE(arrived.synchronize(Deadline::in(milliseconds(5))));
+  closed->raise();
+  ASSERT_TRUE(arrived.synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x11111111u));
+}
+
+TEST_P(DriverClaims, EventGivenUpEarlyStillHoldsBackTheStreamThatWaits) {
+  Stream producer(*device);
+  Stream consumer(*device);
+  Stream elsewhere(*device);
+  const auto closed = gate(producer);
+  const std::size_t idle = device->events().idle();
+  record(producer).wait(consumer);  // the fence is gone, its event is free again
+  ASSERT_EQ(device->events().idle(), idle);
+  const Fence reuse = record(elsewhere);
+  ASSERT_EQ(device->events().idle(), idle - 1) << "the same event, recorded anew";
+  EXPECT_TRUE(reuse.synchronize(soon()));
+  const Fence after = record(consumer);
+  EXPECT_FALSE(after.synchronize(Deadline::in(milliseconds(5))));
+  closed->raise();
+  EXPECT_TRUE(after.synchronize(soon()));
+}
+
+TEST_P(DriverClaims, LegacyDefaultStreamCanBeViewed) {
+  const StreamRef legacy(*device, nullptr);
+  const auto closed = gate(legacy);
+  const Fence done = record(legacy);
+  EXPECT_FALSE(done.query());
+  closed->raise();
+  EXPECT_TRUE(done.synchronize(soon()));
+}
+
+TEST_P(DriverClaims, FlagOfTheHostReleasesEveryStreamThatWaits) {
+  std::vector<Stream> streams;
+  for (int i = 0; i < 4; ++i) streams.emplace_back(*device);
+  const auto flag = flags->make();
+  std::vector<Fence> passed;
+  for (const Stream& stream : streams) {
+    Fence(flag).wait(stream);
+    passed.push_back(record(stream));
+  }
+  for (const Fence& fence : passed) EXPECT_FALSE(fence.query());
+  flag->raise();
+  for (const Fence& fence : passed) EXPECT_TRUE(fence.synchronize(soon()));
+}
+
+TEST_P(DriverClaims, SlotServesAgainAtOnceAndALateStreamStillPasses) {
+  Stream late(*device);
+  const auto closed = gate(late);
+  {
+    const auto flag = flags->make();
+    flag->wait(late);
+    flag->raise();
+  }
+  // Every slot is taken once more, and none is raised, before the stream comes to its wait.
+  std::vector<std::shared_ptr<MappedFlag>> all;
+  while (flags->usage().free > 0) all.push_back(flags->make());
+  closed->raise();
+  EXPECT_TRUE(record(late).synchronize(soon()));
+}
+
+TEST_P(DriverClaims, FlagOfAStreamPassesWhenItsWorkHasRun) {
+  Stream stream(*device);
+  const DeviceMemory memory(stream, kBytes);
+  const auto closed = gate(stream);
+  fill(stream, memory.slice(), 0x22);
+  copy(stream, host.slice(), memory.slice());
+  const Fence done = flags->signal(stream);
+  EXPECT_FALSE(done.synchronize(Deadline::in(milliseconds(5))));
+  closed->raise();
+  ASSERT_TRUE(done.synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x22222222u)) << "what was copied is visible when the flag is";
+}
+
+TEST_P(DriverClaims, FailedOpPassesItsFenceAndTheStreamDrains) {
+  Stream stream(*device);
+  auto flag = flags->make();
+  auto memory = std::make_shared<DeviceMemory>(stream, kBytes);
+  const std::weak_ptr<DeviceMemory> watch = memory;
+  Completion completion{Pin(std::move(memory)), flag};
+  const Op op = completion.op();
+  op.done().wait(stream);
+  const Fence after = record(stream);
+  EXPECT_FALSE(after.query());
+  EXPECT_FALSE(watch.expired());
+  completion.fail(Error(Blame::PeerLost, "rank 1 is lost"));
+  EXPECT_TRUE(after.synchronize(soon()));
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(op.error()->blame(), Blame::PeerLost);
+}
+
+TEST_P(DriverClaims, BatchOfMemoryOperationsRunsInOrderAcrossTheSplit) {
+  Stream stream(*device);
+  auto* word = static_cast<volatile std::uint32_t*>(host.slice().data);
+  MemOpBatch batch;
+  for (std::uint32_t i = 1; i <= 300; ++i) {
+    batch.write(host.address(), i);
+    batch.wait(host.address(), i, Compare::Equal);
+  }
+  batch.submit(stream);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  EXPECT_EQ(*word, 300u);
+}
+
+TEST_P(DriverClaims, DefaultCompareIsCyclicGreaterOrEqual) {
+  Stream stream(*device);
+  write_value(stream, host.address(), 1);
+  wait_value(stream, host.address(), 0xffffffff);
+  EXPECT_TRUE(record(stream).synchronize(soon())) << "1 comes after 2^32 - 1";
+}
+
+TEST_P(DriverClaims, MemoryOfAPoolIsFreedAndAllocatedBehindAClosedGate) {
+  Stream stream(*device);
+  MemoryPool memory_pool(*device);
+  { const DeviceMemory warm(stream, kBytes, memory_pool); }
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  const auto closed = gate(stream);
+  {
+    const DeviceMemory memory(stream, kBytes, memory_pool);
+    fill(stream, memory.slice(), 0x33);
+    copy(stream, host.slice(), memory.slice());
+  }
+  const Fence done = record(stream);
+  EXPECT_FALSE(done.query());
+  closed->raise();
+  ASSERT_TRUE(done.synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x33333333u));
+}
+
+TEST_P(DriverClaims, CopyOfPageableMemoryIsRefused) {
+  Stream stream(*device);
+  const DeviceMemory memory(stream, 16);
+  std::array<char, 16> pageable{};
+  try {
+    copy(stream, memory.slice(), {pageable.data(), pageable.size(), weft::Device::host()});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("pageable"));
+  }
+}
+
+TEST_P(DriverClaims, PreloadedKernelIsLaunchedBehindAClosedGate) {
+  Stream stream(*device);
+  const DeviceMemory memory(stream, kBytes);
+  Library library(*driver, std::as_bytes(std::span(kFillPtx)));
+  library.preload(*device);
+  const Kernel fill_words = library.kernel("fill_words");
+  EXPECT_THAT(fill_words.parameters(), ElementsAre(8u, 4u, 4u));
+  const auto closed = gate(stream);
+  launch(stream, fill_words, {kWords / 256}, {256}, 0, memory.slice().data, 0x44u, static_cast<std::uint32_t>(kWords));
+  copy(stream, host.slice(), memory.slice());
+  const Fence done = record(stream);
+  EXPECT_FALSE(done.query());
+  closed->raise();
+  ASSERT_TRUE(done.synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x44u));
+  EXPECT_THROW(launch(stream, fill_words, {1}, {256}, 0, memory.slice().data, 0x44u, std::size_t{1}), Error);
+  EXPECT_THROW(library.kernel("no_such_kernel"), Error);
+}
+
+TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
+  auto flag = flags->make();
+  {
+    PinnedPool another(*device);
+    const PinnedMemory block = another.allocate(kBytes);
+    Stream stream(*device);
+    const DeviceMemory memory(stream, kBytes);
+    flag->wait(stream);
+    const Fence fence = record(stream);
+    EXPECT_FALSE(fence.query());
+  }
+  flag->raise();
+}
+
+}  // namespace
+}  // namespace weft::cuda

@@ -1,0 +1,84 @@
+// The claims that Weft makes of a CUDA driver, for the real one (driver_claims_gpu.cc) and for the fake with threads
+// (driver_claims_fake.cc) alike: what passes on both is what the other tests may rely on.
+//
+// A stream is held back by a gate: a flag that the host has not raised yet. What would make the host wait while a gate is
+// closed hangs the test, so passing is the proof that nothing does.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <ostream>
+#include <span>
+
+#include <gtest/gtest.h>
+
+#include <weft/base/result.h>
+#include <weft/cuda/fence.h>
+#include <weft/cuda/flag_pool.h>
+#include <weft/cuda/memory.h>
+#include <weft/cuda/pinned.h>
+#include <weft/cuda/retire.h>
+
+namespace weft::cuda {
+
+inline constexpr std::size_t kWords = 1 << 16;
+inline constexpr std::size_t kBytes = kWords * sizeof(std::uint32_t);
+
+// The driver to be tested. The error of open() is the reason to skip.
+struct DriverSource {
+  const char* name;
+  Result<std::shared_ptr<const Driver>> (*open)();
+  friend std::ostream& operator<<(std::ostream& out, const DriverSource& source) { return out << source.name; }
+};
+
+class DriverClaims : public testing::TestWithParam<DriverSource> {
+ protected:
+  void SetUp() override {
+    auto opened = GetParam().open();
+    if (!opened.ok()) GTEST_SKIP() << "no GPU: " << opened.error().text();
+    driver = opened.value();
+    device = Device::open(driver, 0);
+    pool = std::make_unique<PinnedPool>(*device);
+    flags = std::make_unique<FlagPool>(*device);
+    host = pool->allocate(kBytes);  // pinning may wait for the device, so it comes before any gate
+    std::memset(host.slice().data, 0, kBytes);
+    warm_up();
+  }
+
+  void TearDown() override {
+    if (!device) return;
+    host = PinnedMemory();
+    pool.reset();
+    flags.reset();
+    EXPECT_TRUE(device->retirement().reclaim_all(soon()));
+    EXPECT_EQ(device->retirement().pending(), 0u);
+    EXPECT_FALSE(device->lost());
+  }
+
+  // The driver loads its own kernels at their first use as well.
+  void warm_up() {
+    Stream stream(*device);
+    const DeviceMemory memory(stream, kBytes);
+    fill(stream, memory.slice(), 0);
+    copy(stream, host.slice(), memory.slice());
+    ASSERT_TRUE(record(stream).synchronize(soon()));
+  }
+
+  static Deadline soon() { return Deadline::in(std::chrono::seconds(30)); }
+
+  // Holds the stream back until the flag is raised.
+  std::shared_ptr<MappedFlag> gate(const StreamRef& stream) {
+    auto flag = flags->make();
+    flag->wait(stream);
+    return flag;
+  }
+  std::span<const std::uint32_t> words() const { return {static_cast<const std::uint32_t*>(host.slice().data), kWords}; }
+
+  std::shared_ptr<const Driver> driver;
+  std::shared_ptr<Device> device;
+  std::unique_ptr<PinnedPool> pool;
+  std::unique_ptr<FlagPool> flags;
+  PinnedMemory host;
+};
+
+}  // namespace weft::cuda

@@ -1,0 +1,21 @@
+#include <algorithm>
+
+#include <weft/tests/cuda/driver_claims.h>
+#include <weft/tests/harness/fake_driver.h>
+
+namespace weft::cuda {
+namespace {
+
+// The fake ends with the last user of its table, and says then what it has to complain of.
+Result<std::shared_ptr<const Driver>> open_fake() {
+  auto fake = std::make_shared<harness::FakeDriver>(harness::FakeDriver::Options{.threads = true});
+  fake->define_kernel<std::uint32_t*, std::uint32_t, std::uint32_t>(
+      "fill_words", [](std::uint32_t* to, std::uint32_t value, std::uint32_t count) { std::fill_n(to, count, value); });
+  const Driver* const table = fake->driver().get();
+  return std::shared_ptr<const Driver>(std::move(fake), table);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fake, DriverClaims, testing::Values(DriverSource{"threads", &open_fake}));
+
+}  // namespace
+}  // namespace weft::cuda

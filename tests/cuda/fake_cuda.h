@@ -1,0 +1,66 @@
+// What the tests of cuda/ start from: a fake driver, a device, and a sink that fails the test for errors nobody expected.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/log.h>
+#include <weft/cuda/device.h>
+#include <weft/cuda/retire.h>
+#include <weft/cuda/stream.h>
+#include <weft/tests/harness/fake_driver.h>
+
+namespace weft::cuda {
+
+// The error that a call throws; fails the test if it throws none.
+template <class Call>
+Error error_from(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {Blame::Cancelled, "nothing was thrown"};
+}
+
+class FakeCuda : public testing::Test {
+ protected:
+  explicit FakeCuda(harness::FakeDriver::Options options = {}) : fake(options), device(Device::open(fake.driver(), 0)) {}
+
+  void TearDown() override {
+    for (const std::string& text : take_logged()) ADD_FAILURE() << "unexpected: " << text;
+  }
+
+  // The errors and warnings logged so far, which count as expected then.
+  std::vector<std::string> take_logged() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(logged_, {});
+  }
+
+ private:
+  std::mutex mutex_;  // of logged_
+  std::vector<std::string> logged_;
+  log::Capture capture_{[this](LogLevel level, std::string_view text) {
+    if (level != LogLevel::Error && level != LogLevel::Warn) return;
+    std::lock_guard lock(mutex_);
+    logged_.emplace_back(text);
+  }};
+
+ protected:
+  harness::FakeDriver fake;
+  std::shared_ptr<Device> device;
+};
+
+// The same with a thread for each stream: for races.
+class ThreadedCuda : public FakeCuda {
+ protected:
+  ThreadedCuda() : FakeCuda({.threads = true}) {}
+};
+
+}  // namespace weft::cuda

@@ -1,0 +1,166 @@
+// A CUDA driver made of host memory and queues, behind the same table as the real one (cuda/driver.h). With it every rule
+// of ordering and lifetime is tested on machines without a GPU.
+//
+// Streams are ordered queues. They are stepped by the test (the default: nothing runs unless the test says so, so every
+// interleaving can be written down), or each runs on a thread of its own (Options::threads: for races and sanitizers).
+// Device memory is host memory, so a test reads it with a pointer; freed memory is unmapped from reading and writing.
+//
+// It behaves as the driver's documentation says: an event that was never recorded has passed, a waiting stream keeps the
+// record it was given, a destroyed stream finishes its work, freeing pinned memory waits for the device, a kernel that was
+// not loaded waits for the device at its first launch, an error inside a kernel ends the context. In three places it is
+// stricter than the driver: a call needs the context of its stream to be current, a handle that was destroyed is recognised
+// for ever, and blocking streams (without CU_STREAM_NON_BLOCKING) and the per-thread default stream are refused. Because no
+// stream blocks, the legacy default stream is an ordinary queue.
+//
+// What a program did that the real driver would punish with a crash, a hang or garbage is a complaint: complaints that no
+// test took fail it when the FakeDriver ends.
+//
+// One at a time: the driver's functions carry no pointer to their driver. A second one throws. Every function may be called
+// from every thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <weft/cuda/driver.h>
+#include <weft/cuda/library.h>
+#include <weft/cuda/stream.h>
+
+namespace weft::harness {
+
+class FakeState;
+
+class FakeDriver {
+ public:
+  struct Options {
+    int devices = 1;
+    bool threads = false;                             // a thread for each stream, instead of step() and run()
+    std::size_t device_bytes = std::size_t{1} << 30;  // of each device
+    bool stream_mem_ops = true;
+    bool flush_remote_writes = true;
+    bool memory_pools = true;
+    // A call that makes the host wait longer than this counts as one that waits for ever.
+    std::chrono::milliseconds longest_block = std::chrono::seconds(20);
+  };
+
+  FakeDriver() : FakeDriver(Options{}) {}
+  explicit FakeDriver(Options options);
+  // Fails the current test for every complaint that nobody took.
+  ~FakeDriver();
+  FakeDriver(const FakeDriver&) = delete;
+  FakeDriver& operator=(const FakeDriver&) = delete;
+
+  // The table. Calls through it return CUDA_ERROR_DEINITIALIZED when the FakeDriver is gone.
+  std::shared_ptr<const cuda::Driver> driver() const;
+
+  // --- running (without threads) -----------------------------------------------------------------------------------
+
+  // Runs the next operation of the stream; false if there is none, or it is held, or it waits for something.
+  bool step(const cuda::StreamRef& stream);
+  // Steps the stream, or all streams in turn, until nothing can go on; returns how many operations ran.
+  std::size_t run(const cuda::StreamRef& stream);
+  std::size_t run();
+  // How many operations wait in the stream, the running one included; in all streams.
+  std::size_t pending(const cuda::StreamRef& stream) const;
+  std::size_t pending() const;
+
+  // --- holding back and failing; functions are named as &cuda::Driver::memcpy_async -----------------------------------
+
+  // Keeps the stream, or every operation of that function, from running until it is released.
+  void hold(const cuda::StreamRef& stream);
+  void release(const cuda::StreamRef& stream);
+  template <class F>
+  void hold(F cuda::Driver::*function) {
+    hold_function(index_of(function), true);
+  }
+  template <class F>
+  void release(F cuda::Driver::*function) {
+    hold_function(index_of(function), false);
+  }
+  // Operations of that function enqueued from now on become ready only so much later.
+  template <class F>
+  void delay(F cuda::Driver::*function, std::chrono::milliseconds time) {
+    delay_function(index_of(function), time);
+  }
+  // The n-th call of the function from now on (1: the next) fails with `result` and does nothing.
+  template <class F>
+  void fail(F cuda::Driver::*function, CUresult result, int nth = 1) {
+    fail_function(index_of(function), result, nth);
+  }
+  // As if a kernel had crashed: the device's context ends with that error, and what was enqueued never runs.
+  void lose_context(int device, CUresult result = CUDA_ERROR_ILLEGAL_ADDRESS);
+
+  // --- kernels ----------------------------------------------------------------------------------------------------------
+
+  struct Launch {
+    cuda::Dim3 grid;
+    cuda::Dim3 block;
+    unsigned shared_bytes = 0;
+    std::vector<void*> parameters;  // to copies that were made when the kernel was launched
+  };
+  // Gives every library a kernel of that name: one call of `body` stands for the whole grid. A body that throws ends the
+  // context. Defined before the library is loaded.
+  void define_kernel(const std::string& name, std::vector<std::size_t> parameter_sizes,
+                     std::function<void(const Launch&)> body);
+  // The same with types: define_kernel<float*, float, std::size_t>("scale", [](float* x, float factor, std::size_t n) {…}).
+  template <class... Parameters, class Body>
+  requires std::is_invocable_v<Body, Parameters...>
+  void define_kernel(const std::string& name, Body body) {
+    define_kernel(name, {sizeof(Parameters)...}, [body = std::move(body)](const Launch& launch) mutable {
+      [&]<std::size_t... I>(std::index_sequence<I...>) { body(*static_cast<Parameters*>(launch.parameters[I])...); }
+      (std::index_sequence_for<Parameters...>{});
+    });
+  }
+
+  // --- looking ----------------------------------------------------------------------------------------------------------
+
+  // How often the function was called, failed calls included.
+  template <class F>
+  int calls(F cuda::Driver::*function) const {
+    return calls_of(index_of(function));
+  }
+  // How many calls made the host wait for the device, or may have: the three synchronising functions, allocating and
+  // freeing pinned memory, unloading code, launching a kernel that was not loaded, copies of pageable memory.
+  int host_blocks() const;
+  // What was enqueued, and what has run, in that order over all streams or of one: "cuMemcpyAsync", "cuLaunchKernel scale".
+  std::vector<std::string> enqueued() const;
+  std::vector<std::string> executed() const;
+  std::vector<std::string> executed(const cuda::StreamRef& stream) const;
+  // What is alive.
+  struct Alive {
+    std::size_t streams = 0;
+    std::size_t events = 0;
+    std::size_t device_allocations = 0;
+    std::size_t pinned_allocations = 0;
+    std::size_t pools = 0;
+    std::size_t libraries = 0;
+    std::size_t contexts = 0;
+  };
+  Alive alive() const;
+  // The complaints so far, which count as expected then.
+  std::vector<std::string> take_complaints();
+
+ private:
+  // The place of a function in the table.
+  template <class F>
+  static std::size_t index_of(F cuda::Driver::*function) {
+    static_assert(std::is_pointer_v<F>, "name a function of the table");
+    const cuda::Driver table;
+    const auto* slot = reinterpret_cast<const std::byte*>(&(table.*function));
+    return static_cast<std::size_t>(slot - reinterpret_cast<const std::byte*>(&table)) / sizeof(void*);
+  }
+  void hold_function(std::size_t index, bool held);
+  void delay_function(std::size_t index, std::chrono::milliseconds time);
+  void fail_function(std::size_t index, CUresult result, int nth);
+  int calls_of(std::size_t index) const;
+
+  std::unique_ptr<FakeState> state_;
+  std::shared_ptr<const cuda::Driver> table_;
+};
+
+}  // namespace weft::harness

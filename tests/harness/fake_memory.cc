@@ -1,0 +1,253 @@
+// The fake driver's memory: every allocation in pages of its own with a guard page behind it, and unreadable once freed.
+#include <cstring>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <weft/tests/harness/fake_state.h>
+
+namespace weft::harness {
+
+namespace {
+
+constexpr std::size_t kAlignment = 256;  // the driver's
+constexpr int kNobodyWroteThis = 0xa5;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+CUdeviceptr address_of(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+}  // namespace
+
+Allocation* FakeState::allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t room = round_up(bytes, kAlignment);
+  const std::size_t usable = round_up(room, page);
+  void* const mapping =
+      mmap(nullptr, usable + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  mprotect(static_cast<std::byte*>(mapping) + usable, page, PROT_NONE);
+  // At the end of its pages, so that what runs over it faults.
+  std::byte* const data = static_cast<std::byte*>(mapping) + usable - room;
+  std::memset(data, kNobodyWroteThis, room);
+  const auto base = reinterpret_cast<std::uintptr_t>(data);
+  return &(allocations[base] = {kind, state, context, base, bytes, false, mapping, usable + page});
+}
+
+// The addresses stay taken until the driver ends, so that they are recognised.
+void FakeState::unmap(Allocation& allocation) {
+  allocation.state = Allocation::State::Freed;
+  madvise(allocation.mapping, allocation.mapping_bytes, MADV_DONTNEED);
+  mprotect(allocation.mapping, allocation.mapping_bytes, PROT_NONE);
+}
+
+Allocation* FakeState::allocation_of(CUdeviceptr address) {
+  auto after = allocations.upper_bound(address);
+  if (after == allocations.begin()) return nullptr;
+  Allocation& found = std::prev(after)->second;
+  return address < found.base + std::max<std::size_t>(found.bytes, 1) ? &found : nullptr;
+}
+
+CUresult FakeState::check_range(CUdeviceptr address, std::size_t bytes, const char* what) {
+  const Allocation* const found = allocation_of(address);
+  if (found == nullptr) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " at an address that was never allocated");
+  }
+  if (address + bytes > found->base + found->bytes) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " of " + std::to_string(bytes) +
+                                                " bytes runs over the end of " + std::to_string(found->bytes) +
+                                                " allocated ones");
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::check_use(CUdeviceptr address, const char* what) {
+  const Allocation* const found = allocation_of(address);
+  if (found == nullptr || found->state == Allocation::State::Live) return CUDA_SUCCESS;
+  return refuse(
+      CUDA_ERROR_ILLEGAL_ADDRESS,
+      std::string(what) + (found->state == Allocation::State::Freed ? ": the memory was freed before"
+                                                                    : ": its allocation has not been reached yet; wait for "
+                                                                      "the stream that allocated it"));
+}
+
+// --- pinned host memory
+// ----------------------------------------------------------------------------------------------------
+
+CUresult FakeState::mem_host_alloc(void** memory, std::size_t bytes, unsigned flags) {
+  CUresult error = CUDA_SUCCESS;
+  FakeContext* const context = current(error);
+  if (context == nullptr) return error;
+  ++host_blocks;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & CU_MEMHOSTALLOC_PORTABLE) == 0 || (flags & CU_MEMHOSTALLOC_DEVICEMAP) == 0) {
+    return refuse(CUDA_ERROR_NOT_SUPPORTED, "pinned memory that is not portable and mapped");
+  }
+  const Allocation* const made = allocate(Allocation::Kind::Pinned, Allocation::State::Live, context, bytes);
+  if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  *memory = reinterpret_cast<void*>(made->base);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::mem_free_host(void* memory) {
+  CUresult error = CUDA_SUCCESS;
+  FakeContext* const context = current(error);
+  if (context == nullptr) return error;
+  Allocation* const found = allocation_of(address_of(memory));
+  if (found == nullptr || found->base != address_of(memory) || found->kind != Allocation::Kind::Pinned ||
+      found->state != Allocation::State::Live) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, "pinned memory was freed that is not allocated");
+  }
+  const CUresult waited = block_until([this, context] { return idle(*context); }, *context, Function::mem_free_host);
+  if (waited == CUDA_SUCCESS) unmap(*found);
+  return waited;
+}
+
+CUresult FakeState::mem_host_get_device_pointer(CUdeviceptr* address, void* memory, unsigned) {
+  CUresult error = CUDA_SUCCESS;
+  if (current(error) == nullptr) return error;
+  const Allocation* const found = allocation_of(address_of(memory));
+  if (found == nullptr || found->kind != Allocation::Kind::Pinned) return CUDA_ERROR_INVALID_VALUE;
+  *address = address_of(memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::pointer_get_attribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  CUresult error = CUDA_SUCCESS;
+  if (current(error) == nullptr) return error;
+  if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, "the fake driver knows no pointer attribute " + std::to_string(attribute));
+  }
+  const Allocation* const found = allocation_of(address);
+  if (found == nullptr || found->state == Allocation::State::Freed) return CUDA_ERROR_INVALID_VALUE;
+  const unsigned type = found->kind == Allocation::Kind::Device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  std::memcpy(value, &type, sizeof type);
+  return CUDA_SUCCESS;
+}
+
+// --- device memory
+// -----------------------------------------------------------------------------------------------------------
+
+CUresult FakeState::allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, Function function) {
+  CUresult error = CUDA_SUCCESS;
+  const FakeStream* const found = find(stream, error);
+  if (found == nullptr) return error;
+  if (!options.memory_pools) return CUDA_ERROR_NOT_SUPPORTED;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::size_t taken = 0;
+  for (const auto& [base, other] : allocations) {
+    const bool here = other.kind == Allocation::Kind::Device && other.context == found->context;
+    if (here && other.state != Allocation::State::Freed) taken += other.bytes;
+  }
+  if (taken + bytes > options.device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  Allocation* const made = allocate(Allocation::Kind::Device, Allocation::State::Coming, found->context, bytes);
+  if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = made->base;
+  return enqueue(stream, {function, name(function), [this, base = made->base] {
+                            std::lock_guard lock(mutex);
+                            allocations.at(base).state = Allocation::State::Live;
+                            return CUDA_SUCCESS;
+                          }});
+}
+
+CUresult FakeState::mem_alloc_async(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
+  return allocate_async(address, bytes, stream, Function::mem_alloc_async);
+}
+
+CUresult FakeState::mem_alloc_from_pool_async(CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
+                                              CUstream stream) {
+  const FakePool* const pool = object_of(pools, handle);
+  if (pool == nullptr || pool->destroyed) return refuse(CUDA_ERROR_INVALID_VALUE, "memory from a pool that is not there");
+  CUresult error = CUDA_SUCCESS;
+  const FakeStream* const found = find(stream, error);
+  if (found == nullptr) return error;
+  if (found->context->device != pool->device) return CUDA_ERROR_INVALID_VALUE;
+  return allocate_async(address, bytes, stream, Function::mem_alloc_from_pool_async);
+}
+
+CUresult FakeState::mem_free_async(CUdeviceptr address, CUstream stream) {
+  CUresult error = CUDA_SUCCESS;
+  if (find(stream, error) == nullptr) return error;
+  Allocation* const found = allocation_of(address);
+  if (found == nullptr || found->base != address || found->kind != Allocation::Kind::Device ||
+      found->state == Allocation::State::Freed || found->freeing) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, "device memory was freed that is not allocated, or freed twice");
+  }
+  found->freeing = true;
+  return enqueue(stream, {Function::mem_free_async, name(Function::mem_free_async), [this, address] {
+                            std::lock_guard lock(mutex);
+                            const CUresult usable = check_use(address, "freeing device memory");
+                            if (usable == CUDA_SUCCESS) unmap(allocations.at(address));
+                            return usable;
+                          }});
+}
+
+CUresult FakeState::mem_pool_create(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+  if (!options.memory_pools) return CUDA_ERROR_NOT_SUPPORTED;
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id >= options.devices) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto& made = pools.emplace_back(std::make_unique<FakePool>());
+  made->device = properties->location.id;
+  *pool = handle_of<CUmemoryPool>(made.get());
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::mem_pool_destroy(CUmemoryPool handle) {
+  FakePool* const pool = object_of(pools, handle);
+  if (pool == nullptr || pool->destroyed) return refuse(CUDA_ERROR_INVALID_VALUE, "a pool was destroyed that is not there");
+  pool->destroyed = true;  // its allocations stay
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::mem_pool_set_attribute(CUmemoryPool handle, CUmemPool_attribute, void*) {
+  const FakePool* const pool = object_of(pools, handle);
+  return pool == nullptr || pool->destroyed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+// --- copies
+// --------------------------------------------------------------------------------------------------------------------
+
+CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  CUresult error = CUDA_SUCCESS;
+  const FakeStream* const found = find(stream, error);
+  if (found == nullptr) return error;
+  const bool pageable = allocation_of(to) == nullptr || allocation_of(from) == nullptr;
+  for (const CUdeviceptr address : {to, from}) {
+    if (allocation_of(address) == nullptr) continue;  // memory that the driver does not know is pageable
+    const CUresult checked = check_range(address, bytes, "a copy");
+    if (checked != CUDA_SUCCESS) return checked;
+  }
+  const auto run = [this, to, from, bytes] {
+    {
+      std::lock_guard lock(mutex);
+      for (const CUdeviceptr address : {to, from}) {
+        const CUresult usable = check_use(address, "a copy");
+        if (usable != CUDA_SUCCESS) return usable;
+      }
+    }
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  };
+  const CUresult result = enqueue(stream, {Function::memcpy_async, name(Function::memcpy_async), run});
+  if (result != CUDA_SUCCESS || !pageable) return result;
+  // The driver stages pageable memory itself and lets the host wait for that.
+  const auto target = found->enqueued;
+  return block_until([found, target] { return found->finished >= target; }, *found->context, Function::memcpy_async);
+}
+
+CUresult FakeState::memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream) {
+  const CUresult checked = check_range(address, bytes, "a fill");
+  if (checked != CUDA_SUCCESS) return checked;
+  return enqueue(stream, {Function::memset_d8_async, name(Function::memset_d8_async), [this, address, byte, bytes] {
+                            {
+                              std::lock_guard lock(mutex);
+                              const CUresult usable = check_use(address, "a fill");
+                              if (usable != CUDA_SUCCESS) return usable;
+                            }
+                            std::memset(reinterpret_cast<void*>(address), byte, bytes);
+                            return CUDA_SUCCESS;
+                          }});
+}
+
+}  // namespace weft::harness

@@ -1,0 +1,270 @@
+// The inside of the fake driver: one lock, the objects behind the handles, and one member function for each function of the
+// table. Only fake_*.cc includes this.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <weft/tests/harness/fake_driver.h>
+
+namespace weft::harness {
+
+// The functions of the table, numbered in its order.
+enum class Function : std::size_t {
+#define WEFT_FAKE_NUMBER(member, symbol) member,
+  WEFT_CUDA_DRIVER_FUNCTIONS(WEFT_FAKE_NUMBER)
+#undef WEFT_FAKE_NUMBER
+      Count
+};
+inline constexpr auto kFunctions = static_cast<std::size_t>(Function::Count);
+const char* name(Function function);
+
+using Clock = std::chrono::steady_clock;
+
+// Whether this thread runs a host function or a kernel, which must not call CUDA.
+extern thread_local bool inside_host_function;
+
+// A primary context, from the first retain to the last release. Its objects die with it.
+struct FakeContext {
+  int device = 0;
+  int retained = 0;
+  bool destroyed = false;
+  CUresult lost = CUDA_SUCCESS;
+};
+
+struct FakeStream;
+
+// One entry of a stream's queue. `ready` is asked under the lock; `run` is called without it.
+struct Operation {
+  Function function;
+  std::string text;
+  std::function<CUresult()> run;
+  std::function<bool()> ready = nullptr;  // null: always
+  Clock::time_point not_before = {};
+};
+
+struct FakeStream {
+  FakeContext* context = nullptr;
+  int number = 0;  // for messages
+  std::deque<Operation> queue;
+  std::uint64_t enqueued = 0;
+  std::uint64_t finished = 0;
+  bool running = false;
+  bool held = false;
+  bool destroyed = false;
+  std::thread worker;  // with Options::threads, from the first operation on
+};
+
+// What one cuEventRecord captured. Streams and the event hold it, so a later record changes nothing for who waits already.
+struct Record {
+  std::atomic<bool> done{false};
+  FakeContext* context = nullptr;
+};
+
+struct FakeEvent {
+  FakeContext* context = nullptr;
+  std::shared_ptr<Record> last;  // null: never recorded
+  bool destroyed = false;
+};
+
+struct Allocation {
+  enum class Kind { Device, Pinned };
+  enum class State { Coming, Live, Freed };  // Coming: the stream has not reached the allocation yet
+  Kind kind;
+  State state;
+  FakeContext* context;
+  std::uintptr_t base;
+  std::size_t bytes;
+  bool freeing = false;  // the freeing is enqueued
+  void* mapping;
+  std::size_t mapping_bytes;
+};
+
+struct FakePool {
+  int device = 0;
+  bool destroyed = false;
+};
+
+struct FakeKernel;
+
+struct FakeLibrary {
+  bool unloaded = false;
+  std::map<std::string, FakeKernel*> kernels;
+};
+
+struct KernelDefinition {
+  std::string name;
+  std::vector<std::size_t> sizes;
+  std::function<void(const FakeDriver::Launch&)> body;
+};
+
+struct FakeKernel {
+  FakeLibrary* library = nullptr;
+  const KernelDefinition* definition = nullptr;
+  std::vector<FakeContext*> loaded;  // contexts that have its code
+};
+
+// A kernel in one context.
+struct FakeFunction {
+  FakeKernel* kernel = nullptr;
+  FakeContext* context = nullptr;
+};
+
+class FakeState {
+ public:
+  explicit FakeState(const FakeDriver::Options& options);
+  ~FakeState();
+
+  // --- the table's functions; called under the lock, which those that block give up meanwhile ---
+  CUresult init(unsigned flags);
+  CUresult driver_get_version(int* version);
+  CUresult get_error_name(CUresult error, const char** text);
+  CUresult get_error_string(CUresult error, const char** text);
+  CUresult device_get_count(int* count);
+  CUresult device_get(CUdevice* device, int ordinal);
+  CUresult device_get_name(char* text, int length, CUdevice device);
+  CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice device);
+  CUresult device_primary_ctx_retain(CUcontext* context, CUdevice device);
+  CUresult device_primary_ctx_release(CUdevice device);
+  CUresult ctx_get_current(CUcontext* context);
+  CUresult ctx_set_current(CUcontext context);
+  CUresult ctx_get_stream_priority_range(int* least, int* greatest);
+  CUresult ctx_synchronize();
+  CUresult stream_create_with_priority(CUstream* stream, unsigned flags, int priority);
+  CUresult stream_destroy(CUstream stream);
+  CUresult stream_query(CUstream stream);
+  CUresult stream_synchronize(CUstream stream);
+  CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags);
+  CUresult stream_wait_value32(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags);
+  CUresult stream_write_value32(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags);
+  CUresult stream_batch_mem_op(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags);
+  CUresult event_create(CUevent* event, unsigned flags);
+  CUresult event_destroy(CUevent event);
+  CUresult event_record(CUevent event, CUstream stream);
+  CUresult event_query(CUevent event);
+  CUresult event_synchronize(CUevent event);
+  CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                         unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
+                         void** extra);
+  CUresult launch_host_func(CUstream stream, CUhostFn function, void* data);
+  CUresult mem_host_alloc(void** memory, std::size_t bytes, unsigned flags);
+  CUresult mem_free_host(void* memory);
+  CUresult mem_host_get_device_pointer(CUdeviceptr* address, void* memory, unsigned flags);
+  CUresult mem_alloc_async(CUdeviceptr* address, std::size_t bytes, CUstream stream);
+  CUresult mem_alloc_from_pool_async(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream);
+  CUresult mem_free_async(CUdeviceptr address, CUstream stream);
+  CUresult mem_pool_create(CUmemoryPool* pool, const CUmemPoolProps* properties);
+  CUresult mem_pool_destroy(CUmemoryPool pool);
+  CUresult mem_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value);
+  CUresult pointer_get_attribute(void* value, CUpointer_attribute attribute, CUdeviceptr address);
+  CUresult memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);
+  CUresult memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream);
+  CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
+                             unsigned jit_count, CUlibraryOption* options, void** values, unsigned count);
+  CUresult library_unload(CUlibrary library);
+  CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* text);
+  CUresult library_get_kernel_count(unsigned* count, CUlibrary library);
+  CUresult library_enumerate_kernels(CUkernel* kernels, unsigned count, CUlibrary library);
+  CUresult kernel_get_function(CUfunction* function, CUkernel kernel);
+  CUresult kernel_get_param_info(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes);
+  CUresult func_load(CUfunction function);
+
+  // --- what the functions share; under the lock unless said otherwise ---
+
+  // Counts the call; the error to return at once, if there is one.
+  CUresult enter(Function function);
+  void complain(const std::string& text) { complaints.push_back(text); }
+  // Refuses a call as the driver does, and remembers why it was wrong.
+  CUresult refuse(CUresult result, const std::string& why);
+
+  // The thread's current context; null with the error to return if there is none or it has ended.
+  FakeContext* current(CUresult& error);
+  // The object behind a handle, alive and of the current context; null with the error to return.
+  FakeStream* find(CUstream handle, CUresult& error);
+  FakeEvent* find(CUevent handle, CUresult& error);
+  FakeLibrary* find(CUlibrary handle, CUresult& error);
+
+  CUresult enqueue(CUstream handle, Operation operation);
+  // Whether the next operation may run now.
+  bool ready(const FakeStream& stream) const;
+  // Runs it; gives up the lock meanwhile.
+  bool step(FakeStream& stream, std::unique_lock<std::mutex>& lock);
+  std::size_t run_all(std::unique_lock<std::mutex>& lock);
+  bool idle(const FakeStream& stream) const { return stream.queue.empty() && !stream.running; }
+  bool idle(const FakeContext& context) const;
+  // The host waits, as in cuCtxSynchronize. A wait that can never end is a complaint and an error.
+  CUresult block_until(const std::function<bool()>& done, const FakeContext& context, Function function);
+  // The context has ended: drops what is queued there. Whoever waits for it elsewhere goes on.
+  void lose(FakeContext& context, CUresult result);
+  void work(FakeStream& stream);
+  // What is enqueued, for messages; empty if nothing is.
+  std::string describe_pending() const;
+  // Complains about every stream of the context (null: all) that waits for what nobody did.
+  void complain_of_hung(const FakeContext* context);
+  CUresult enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value, unsigned flags);
+  CUresult enqueue_write(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value);
+  CUresult check_word(CUdeviceptr word);
+
+  // The allocation that holds the address, freed ones included; null if there is none.
+  Allocation* allocation_of(CUdeviceptr address);
+  Allocation* allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context, std::size_t bytes);
+  void unmap(Allocation& allocation);
+  // At the call: whether [address, address + bytes) lies in one allocation. At the run: whether that is usable.
+  CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what);
+  CUresult check_use(CUdeviceptr address, const char* what);
+  CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, Function function);
+
+  const FakeDriver::Options options;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stopping = false;
+
+  std::array<int, kFunctions> calls{};
+  std::array<bool, kFunctions> held{};
+  std::array<std::chrono::milliseconds, kFunctions> delays{};
+  struct Failure {
+    Function function;
+    CUresult result;
+    int after;  // calls until it strikes
+  };
+  std::vector<Failure> failures;
+  int host_blocks = 0;
+  std::vector<std::string> enqueued;
+  std::vector<std::pair<const FakeStream*, std::string>> executed;
+  std::vector<std::string> complaints;
+
+  // Nothing here is removed while the driver lives, so that a stale handle is recognised.
+  std::vector<std::unique_ptr<FakeContext>> contexts;
+  std::vector<FakeContext*> primary;  // by device; null: not retained
+  std::vector<std::unique_ptr<FakeStream>> streams;
+  std::map<FakeContext*, FakeStream*> legacy_streams;
+  std::vector<std::unique_ptr<FakeEvent>> events;
+  std::map<std::uintptr_t, Allocation> allocations;  // by base
+  std::vector<std::unique_ptr<FakePool>> pools;
+  std::map<std::string, KernelDefinition> definitions;
+  std::vector<std::unique_ptr<FakeLibrary>> libraries;
+  std::vector<std::unique_ptr<FakeKernel>> kernels;
+  std::vector<std::unique_ptr<FakeFunction>> functions;
+};
+
+// The object of a list that the handle points to; null if it is not one of them.
+template <class Object, class Handle>
+Object* object_of(const std::vector<std::unique_ptr<Object>>& list, Handle handle) {
+  for (const auto& object : list) {
+    if (reinterpret_cast<void*>(handle) == object.get()) return object.get();
+  }
+  return nullptr;
+}
+
+template <class Handle, class Object>
+Handle handle_of(Object* object) {
+  return reinterpret_cast<Handle>(object);
+}
+
+}  // namespace weft::harness
