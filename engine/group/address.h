@@ -53,8 +53,8 @@ std::string numeric_address(const SocketAddress& address);
 SocketAddress socket_address(const std::string& host, int port);
 // The port that a socket is bound to.
 int port_of(int socket);
-// A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more), Timeout
-// when there is no answer by the deadline.
+// A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more),
+// Timeout when there is no answer by the deadline.
 int connect_to(const std::string& host, int port, Deadline deadline);
 
 // Whether the text is an IP multicast address (224.0.0.0/4, ff00::/8), with or without a scope (ff02::1%eth0).

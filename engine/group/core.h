@@ -46,7 +46,7 @@ struct CoreOptions {
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;      // prefixed for this group; what the user gets
   c10::intrusive_ptr<c10d::Store> own_store;  // the same over the job's own connection
-  std::string backend;                    // as the user wrote it
+  std::string backend;                        // as the user wrote it
   std::shared_ptr<Job> job;
 };
 
@@ -71,8 +71,9 @@ struct Core : std::enable_shared_from_this<Core> {
   using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
   Work issue(Operation operation, const Call& call);
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
-  // `to`: the receiver of a send, -1 for a recv.
-  Work issue_message(const std::string& name, const at::Tensor& tensor, int to, int tag, const MessageCall& call);
+  // Issues one send to `peer`, or a recv from it (kAnySource: from any).
+  Work issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
+                     const MessageCall& call);
 
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);

@@ -135,15 +135,14 @@ void Core::fail(const Error& why) {
 Error Core::explain(const Error& error) {
   if (error.blame() != Blame::PeerLost) return error;
   std::unique_lock lock(error_mutex_);
-  const std::string left = ledger_->who_left();
-  if (left.empty() && options.job->connected && !options.job->loop->inside()) {
+  if (options.job->connected && !options.job->loop->inside()) {
     broken_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return broken_.has_value(); });
   }
   if (broken_) {
     if (broken_->text().ends_with(error.text())) return *broken_;
     return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
   }
-  if (!left.empty()) return error.within(left);
+  if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);
   if (options.size != 2) return error;
   return error.within("rank " + std::to_string(1 - options.rank) + " is lost");
 }

@@ -44,7 +44,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   CoreOptions made = options;
   made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (!wanted.backend.empty()) made.backend = wanted.backend;
-  if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = wanted.timeout;
+  if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
   return make_subgroup(ranks, "group" + number + "/", std::move(made));
 }
 

@@ -16,7 +16,7 @@ enum class FrameType : std::uint8_t {
   Lost = 2,       // rank died; text: how it was noticed
   Abort = 3,      // rank aborted group; text: reason; `number`: whether it was meant (0) or kLeftByException
   Leaving = 4,    // rank leaves group after `number` collectives; text: how many messages it sent to each rank of the
-                  // group, then how many it received from each
+                  // group
   Completed = 5,  // rank has completed all that `number` (a rank) took part in before leaving group
   Goodbye = 6,    // rank leaves the job: its connection will close, and that is no loss
 };

@@ -85,7 +85,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
 
   // On the loop.
   EventLoop::Registration accepting;
-  EventLoop::Registration resting;  // instead of accepting
+  EventLoop::Registration resting;             // instead of accepting
   std::map<int, std::unique_ptr<Peer>> peers;  // by rank: all members at the hub, only the hub elsewhere
   std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
@@ -153,8 +153,8 @@ void Membership::State::open_listener(const std::string& address) {
   if (listening < 0 || ::bind(listening, any.get(), any.length) != 0 || ::listen(listening, 1024) != 0) {
     throw system_error(Blame::Caller, "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface", errno);
   }
-  store->set(member_key(rank), to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token + " " +
-                                        std::to_string(size)));
+  store->set(member_key(rank),
+             to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token + " " + std::to_string(size)));
 }
 
 void Membership::connect_to_first(const std::function<bool()>& stop, Deadline deadline) {

@@ -27,11 +27,6 @@ struct Interface {
   std::string address;
 };
 
-std::string loopback_name() {
-  const std::unique_ptr<if_nameindex, decltype(&if_freenameindex)> list(if_nameindex(), &if_freenameindex);
-  return list != nullptr && list.get()->if_index != 0 ? list.get()->if_name : "lo";  // it is always the first
-}
-
 Interface choose_interface(const std::string& group, int port, int family) {
   const auto percent = group.find('%');
   Interface chosen;
@@ -42,7 +37,7 @@ Interface choose_interface(const std::string& group, int port, int family) {
   } else {
     chosen.name = interface_towards(group, port);
   }
-  if (chosen.name.empty()) chosen.name = loopback_name();
+  if (chosen.name.empty()) chosen.name = "lo";
   chosen.address = address_of_interface(chosen.name, family);
   chosen.index = if_nametoindex(chosen.name.c_str());
   return chosen;
@@ -188,8 +183,8 @@ class Discovery {
       char buffer[512];  // longer than any announcement: what is cut is none
       SocketAddress from;
       from.length = sizeof from.storage;
-      const auto count = ::recvfrom(socket_.get(), buffer, sizeof buffer, 0,
-                                    reinterpret_cast<sockaddr*>(&from.storage), &from.length);
+      const auto count =
+          ::recvfrom(socket_.get(), buffer, sizeof buffer, 0, reinterpret_cast<sockaddr*>(&from.storage), &from.length);
       if (count < 0) break;
       const auto announcement = decode({buffer, static_cast<std::size_t>(count)});
       if (announcement) news |= roster_.hear(*announcement, numeric_address(from), Clock::now());
@@ -231,8 +226,9 @@ Meeting meet_by_multicast(const std::string& address, int port, const std::strin
     if (!discovery->wait(deadline)) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
     const Roster& roster = discovery->roster();
     if (roster.conflict()) throw *roster.conflict();
-    return {roster.rank(), roster.hosts(),     roster.hosts() ? interface.address : roster.host_address(), roster.host_port(),
-            std::move(listener), interface.address, discovery};
+    return {roster.rank(),      roster.hosts(),      roster.hosts() ? interface.address : roster.host_address(),
+            roster.host_port(), std::move(listener), interface.address,
+            discovery};
   } catch (const Error& error) {
     throw error.within(where);
   }

@@ -1,6 +1,6 @@
 // tcp://[multicast address]:port — processes that know nothing of each other but a multicast address meet there, without a
-// host named beforehand. Each announces itself by UDP until all of them agree on who takes part; the lowest nonce then hosts
-// the store on a TCP port that it holds from the start. Datagrams stay on the local network (hop limit 1).
+// host named beforehand. Each announces itself by UDP until all of them agree on who takes part; the lowest nonce then
+// hosts the store on a TCP port that it holds from the start. Datagrams stay on the local network (hop limit 1).
 //
 // The interface: the first of WEFT_SOCKET_IFNAME, or the scope of the address (ff02::7%eth0), or the one that the kernel's
 // routes name, or the loopback where there is no route.

@@ -1,5 +1,5 @@
-// The pause between two looks at something that nobody announces (a port that is not open yet, a key that is not set): short
-// at first, up to 50 ms for what takes long, because a thousand ranks may be looking at one.
+// The pause between two looks at something that nobody announces (a port that is not open yet, a key that is not set):
+// short at first, up to 50 ms for what takes long, because a thousand ranks may be looking at one.
 #pragma once
 
 #include <algorithm>

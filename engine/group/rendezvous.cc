@@ -13,6 +13,7 @@
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/multicast.h>
 #include <weft/engine/group/rendezvous.h>
+#include <weft/engine/group/store.h>
 #include <weft/engine/group/url.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -60,9 +61,7 @@ int require_rank(const Wanted& wanted, const std::string& method) {
   throw Error(Blame::Caller, "no rank for " + method + ": set ProcessGroupOptions::rank, ?rank= or RANK");
 }
 
-std::chrono::milliseconds limit_for_c10d(Deadline deadline) {
-  return std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(24 * 24)));
-}
+std::chrono::milliseconds limit_for_c10d(Deadline deadline) { return std::min(deadline.remaining(), kLongestTimeout); }
 
 // Nobody waits in here for all ranks to come, which c10d would do by looking every 10 ms: the group does, and knows who.
 c10d::TCPStoreOptions server_options(int port, Deadline deadline) {
@@ -192,8 +191,8 @@ Rendezvous join_env(const Wanted& wanted, bool shared, const Environment& enviro
   };
   need(wanted.rank.has_value(), "RANK");
   need(wanted.world_size.has_value(), "WORLD_SIZE");
-  const bool below_launcher = missing.empty() && address == nullptr && port == nullptr &&
-                              environment("RANK") == nullptr && rank_variable(environment) == wanted.rank;
+  const bool below_launcher = missing.empty() && address == nullptr && port == nullptr && environment("RANK") == nullptr &&
+                              rank_variable(environment) == wanted.rank;
   if (!below_launcher) {
     need(address != nullptr, "MASTER_ADDR");
     need(port != nullptr, "MASTER_PORT");
@@ -237,8 +236,8 @@ int claim_rank(c10d::Store& store, std::optional<int> given, int world_size, con
   for (int rank = 0; rank < world_size; ++rank) {
     if (is_free(rank)) return rank;
   }
-  throw Error(Blame::Caller, "file://" + path + ": more processes came than the world size " +
-                                 std::to_string(world_size) + remedy);
+  throw Error(Blame::Caller,
+              "file://" + path + ": more processes came than the world size " + std::to_string(world_size) + remedy);
 }
 
 Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name) {

@@ -1,9 +1,9 @@
 // Who takes part in a rendezvous by multicast: what processes announce, and how each finds, from what it hears, the same
 // ranks and the same host for the store. No sockets, no clock of its own.
 //
-// Every process draws a nonce. Who has heard world_size processes announces the set it sees (a code of its nonces); a set is
-// decided when all its members announce it. The lowest nonce hosts the store; ranks that nobody asked for are given out in
-// the order of the nonces.
+// Every process draws a nonce. Who has heard world_size processes announces the set it sees (a code of its nonces); a set
+// is decided when all its members announce it. The lowest nonce hosts the store; ranks that nobody asked for are given out
+// in the order of the nonces.
 #pragma once
 
 #include <chrono>
@@ -85,8 +85,9 @@ class Roster {
   Announcement self_;
   Time started_;
   Processes others_;
-  std::map<std::uint64_t, Processes> announced_;               // sets this process has announced, by code
-  std::map<std::uint64_t, std::set<std::uint64_t>> finished_;  // sets without this process that were decided: nonces by code
+  std::map<std::uint64_t, Processes> announced_;  // sets this process has announced, by code
+  std::map<std::uint64_t, std::set<std::uint64_t>>
+      finished_;  // sets without this process that were decided: nonces by code
   Processes members_;
   std::optional<Error> conflict_;
 };

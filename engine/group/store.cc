@@ -1,4 +1,8 @@
+#include <algorithm>
 #include <cstring>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
 #include <weft/engine/group/pause.h>
@@ -51,8 +55,7 @@ transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline
 }
 
 void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
-  // A limit that c10d understands; milliseconds::max() overflows inside.
-  const auto limit = std::min(std::max(deadline.remaining(), milliseconds(1)), milliseconds(std::chrono::hours(24 * 24)));
+  const auto limit = std::clamp(deadline.remaining(), milliseconds(1), kLongestTimeout);
   try {
     store_->wait({key}, limit);
   } catch (const std::exception& error) {
@@ -88,6 +91,10 @@ void StoreBootstrap::erase(const std::string& key) {
 }
 
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  const auto innermost = prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
+  // FileStore counts its copies as workers, and others need not know clone() at all.
+  if (dynamic_cast<c10d::TCPStore*>(innermost.get()) == nullptr) return store;
   return guarded("connecting", [&] { return store->clone(); });
 }
 

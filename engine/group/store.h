@@ -1,6 +1,7 @@
 // c10d's stores as the transports' Bootstrap, with Weft's errors.
 #pragma once
 
+#include <chrono>
 #include <functional>
 
 #include <c10/util/intrusive_ptr.h>
@@ -10,12 +11,15 @@
 
 namespace weft::group {
 
-// Uses the store's own connection: where one user's get() blocks (no `interrupt`) and others use the store meanwhile, give it
-// a connection_of() the store.
+// Longer ones overflow inside c10d and Gloo.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
+
+// Uses the store's own connection: where one user's get() blocks (no `interrupt`) and others use the store meanwhile, give
+// it a connection_of() the store.
 class StoreBootstrap final : public transport::Bootstrap {
  public:
-  // With `interrupt`, get() looks for the key again and again and calls it in between; what it throws ends the wait. (c10d's
-  // own wait cannot be ended.)
+  // With `interrupt`, get() looks for the key again and again and calls it in between; what it throws ends the wait.
+  // (c10d's own wait cannot be ended.)
   explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::function<void()> interrupt = {});
 
   void set(const std::string& key, const Bytes& value) override;

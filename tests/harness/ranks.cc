@@ -6,10 +6,10 @@
 #include <optional>
 #include <thread>
 
+#include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/engine/launch/spawn.h>
@@ -144,10 +144,10 @@ Processes::Processes(int ranks, const std::function<void(int)>& body) {
       for (const Rank& other : ranks_) ::close(other.from);
       report_descriptor = ends[1];
       for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
-                                                                           {"LOCAL_RANK", std::to_string(rank)},
-                                                                           {"WORLD_SIZE", std::to_string(ranks)},
-                                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                                           {"MASTER_PORT", port}}) {
+                                                                          {"LOCAL_RANK", std::to_string(rank)},
+                                                                          {"WORLD_SIZE", std::to_string(ranks)},
+                                                                          {"MASTER_ADDR", "127.0.0.1"},
+                                                                          {"MASTER_PORT", port}}) {
         ::setenv(name.c_str(), value.c_str(), 1);
       }
       int code = 0;
