@@ -351,18 +351,29 @@ Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inpu
   return collective("scatter", std::move(pin), std::move(ready), start);
 }
 
+// c10d's own does the same, but its Work has no future.
 Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                                     Fence ready) noexcept {
   const Elements real = as_real(output);
-  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), real, op](c10d::ProcessGroupGloo& group) {
-    c10d::ReduceScatterOptions options;
+  auto sum = std::make_shared<at::Tensor>();  // of all parts
+  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), real, op,
+                      sum](c10d::ProcessGroupGloo& group) {
+    const auto each = static_cast<std::int64_t>(real.count());
+    *sum = at::empty({static_cast<std::int64_t>(inputs.size()) * each}, at::TensorOptions(*scalar_type(real.dtype)));
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+      sum->narrow(0, static_cast<std::int64_t>(rank) * each, each).copy_(typed({inputs[rank], real.dtype}));
+    }
+    c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(op);
-    std::vector<std::vector<at::Tensor>> parts(1);
-    for (const Slice& input : inputs) parts[0].push_back(typed({input, real.dtype}));
-    std::vector<at::Tensor> outputs{typed(real)};
-    return group.reduce_scatter(outputs, parts, options);
+    std::vector<at::Tensor> tensors{*sum};
+    return group.allreduce(tensors, options);
   };
-  return collective("reduce_scatter", std::move(pin), std::move(ready), start, divide(real, op, size_));
+  const auto finish = [real, sum, rank = rank_, divided = divide(real, op, size_)] {
+    const auto each = static_cast<std::int64_t>(real.count());
+    typed(real).copy_(sum->narrow(0, rank * each, each));
+    if (divided) divided();
+  };
+  return collective("reduce_scatter", std::move(pin), std::move(ready), start, finish);
 }
 
 Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
