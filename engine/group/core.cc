@@ -302,8 +302,7 @@ Error Core::explain(const Error& error) {
     broken_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return broken_.has_value(); });
   }
   if (broken_ && broken_->text().ends_with(error.text())) return *broken_;
-  if (broken_)
-    return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
+  if (broken_) return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
   if (!broken_ && options.size == 2) {
     return Error(error.blame(), "rank " + std::to_string(1 - options.rank) + " is lost: " + error.text(), error.place());
   }

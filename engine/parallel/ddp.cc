@@ -1,7 +1,6 @@
 #include <unordered_set>
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -39,26 +38,6 @@ struct Replica::State {
 };
 
 namespace {
-
-struct ReducerHandle : torch::CustomClassHolder {
-  explicit ReducerHandle(std::weak_ptr<Reducer> weak) : reducer(std::move(weak)) {}
-  std::weak_ptr<Reducer> reducer;
-};
-
-// Identity whose backward is the first thing of a pass.
-struct BackwardStart : torch::autograd::Function<BackwardStart> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
-                            const c10::intrusive_ptr<ReducerHandle>& handle) {
-    context->saved_data["reducer"] = c10::IValue::make_capsule(handle);
-    return output.view_as(output);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const auto handle = context->saved_data["reducer"].toCapsule();
-    if (const auto reducer = static_cast<ReducerHandle*>(handle.get())->reducer.lock()) reducer->on_backward_start();
-    return {gradients[0], at::Tensor()};
-  }
-};
 
 // Parameters whose modules say that their gradients are sparse.
 std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& module) {
@@ -114,28 +93,26 @@ Replica& Replica::operator=(Replica&&) noexcept = default;
 
 void Replica::before_forward() {
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
-  if (join_scope_ != nullptr) {
-    join_scope_->announce_step(*this, synchronizing_);
-    state_->reducer->set_divisor(join_scope_->divisor());
-  }
+  if (join_scope_ != nullptr) join_scope_->announce_step(*this, synchronizing_);
+  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->group.size());
   if (!synchronizing_) return;
   state_->reducer->prepare_forward();
   if (state_->module->is_training()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
-  if (c10::GradMode::is_enabled() && synchronizing_) state_->reducer->prepare_backward(outputs);
+  if (!tracks_outputs()) return;
+  state_->reducer->prepare_backward(outputs);
+  // The gradient of an output is the first thing of a backward pass, and comes even when no parameter's does.
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    output.register_hook([weak = std::weak_ptr(state_->reducer)](const at::Tensor&) {
+      if (const auto reducer = weak.lock()) reducer->on_backward_start();
+    });
+  }
 }
 
-bool Replica::tracks_outputs() const {
-  return c10::GradMode::is_enabled() && synchronizing_ &&
-         (state_->options.find_unused_parameters || state_->options.static_graph);
-}
-
-at::Tensor Replica::mark_output(const at::Tensor& output) const {
-  if (!output.defined() || !output.requires_grad()) return output;
-  return BackwardStart::apply(output, c10::make_intrusive<ReducerHandle>(state_->reducer));
-}
+bool Replica::tracks_outputs() const { return c10::GradMode::is_enabled() && synchronizing_; }
 
 void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
 

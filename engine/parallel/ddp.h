@@ -63,10 +63,8 @@ class Replica : public Joinable {
 
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
-  // Whether after_forward needs the outputs, and mark_output is to be called on each.
+  // Whether after_forward needs the outputs.
   bool tracks_outputs() const;
-  // The same values, behind a node that tells the reducer when backward starts.
-  at::Tensor mark_output(const at::Tensor& output) const;
 
   ProcessGroup& join_group() override;
   void mirror_step(int first_rank, bool synchronizes) override;
@@ -100,10 +98,8 @@ class DistributedDataParallel final : public parallel::Replica {
     } else {
       std::remove_cvref_t<Output> output = module_->forward(std::forward<Arguments>(arguments)...);
       std::vector<at::Tensor> tensors;
-      const bool tracked = tracks_outputs();
-      if (tracked) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+      if (tracks_outputs()) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
       after_forward(tensors);
-      if (tracked) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensor = mark_output(tensor); });
       return output;
     }
   }

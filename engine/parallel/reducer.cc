@@ -83,10 +83,12 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
 }
 
 void Reducer::on_backward_start() {
+  const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   if (!expecting_) return;
   begin_pass();
-  if (options_.static_graph && static_pass_ == 0) return queue_finish();
+  queue_finish();
+  if (options_.static_graph && static_pass_ == 0) return;
   mark_unused();
 }
 
@@ -223,7 +225,8 @@ Work Reducer::reduce_usage() {
   return group_.all_reduce(usage_sum_);
 }
 
-// The callback belongs to the graph task that runs at this moment; it is called when that ends well.
+// The callback belongs to the graph task that runs at this moment; it is called when that ends well. Where outputs could be
+// hooked that is the user's own backward; else the first gradient asks for it, which may be inside a re-entrant one.
 void Reducer::queue_finish() {
   if (finish_queued_) return;
   finish_queued_ = true;
@@ -235,7 +238,12 @@ void Reducer::queue_finish() {
 void Reducer::finish() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (options_.static_graph && static_pass_ == 0) {
+  finish_queued_ = false;
+  if (!passing_) return;
+  const bool is_first_static = options_.static_graph && static_pass_ == 0;
+  if (!is_first_static && next_bucket_ < buckets_.size())
+    return;  // another backward of this forward's outputs brings the rest
+  if (is_first_static) {
     // Everything was put off: now it is known what this graph brings.
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (static_counts_[i] == 0) unused_.push_back(i);

@@ -119,7 +119,12 @@ void Reducer::launch_sparse(Bucket& bucket) {
   const at::Tensor& parameter = parameters_[bucket.parameters.front()].tensor;
   at::Tensor& gradient = bucket.sparse_gradient;
   if (!gradient.defined()) {
-    gradient = at::sparse_coo_tensor(parameter.sizes(), parameter.options().layout(at::kSparse));
+    // No rows; sparse in the first dimension, as embeddings' gradients are.
+    auto rows = parameter.sizes().vec();
+    rows[0] = 0;
+    gradient =
+        at::sparse_coo_tensor(at::empty({1, 0}, parameter.options().dtype(at::kLong)), at::empty(rows, parameter.options()),
+                              parameter.sizes(), parameter.options().layout(at::kSparse));
   } else if (gradient.layout() != at::kSparse) {
     gradient = gradient.to_sparse(1);
   }

@@ -1,0 +1,295 @@
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/log.h>
+#include <weft/error.h>
+#include <weft/future.h>
+
+namespace weft {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+
+std::exception_ptr failure(const std::string& text) { return std::make_exception_ptr(Error(Blame::Remote, text)); }
+
+template <class F>
+std::string text_of(F call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.text();
+  }
+  return "no error";
+}
+
+TEST(Future, GivesItsValueToEveryCopyEveryTime) {
+  Promise<std::string> promise;
+  const auto a = promise.future();
+  const auto b = a;  // NOLINT(performance-unnecessary-copy-initialization): the copy is the point
+  EXPECT_FALSE(a.done());
+  promise.set("value");
+  EXPECT_TRUE(b.done());
+  EXPECT_FALSE(b.failed());
+  EXPECT_EQ(a.get(), "value");
+  EXPECT_EQ(b.get(), "value");
+  EXPECT_EQ(a.get(), "value");
+}
+
+TEST(Future, ThrowsItsErrorEveryTime) {
+  Promise<int> promise;
+  promise.set_error(Error(Blame::Timeout, "late"));
+  const auto future = promise.future();
+  EXPECT_TRUE(future.failed());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(text_of([&] { future.get(); }), "late");
+    EXPECT_EQ(text_of([&] { future.wait(); }), "late");
+  }
+}
+
+TEST(Future, WaitRunsOutOfTimeAndMayBeRepeated) {
+  Promise<int> promise;
+  const auto future = promise.future();
+  try {
+    future.wait(milliseconds(1));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Timeout);
+  }
+  promise.set(3);
+  future.wait(milliseconds(1));
+  EXPECT_EQ(future.get(), 3);
+}
+
+TEST(Future, GetBlocksUntilAnotherThreadSets) {
+  Promise<int> promise;
+  std::thread setter([promise] { promise.set(5); });
+  EXPECT_EQ(promise.future().get(), 5);
+  setter.join();
+}
+
+TEST(Future, OneWithoutAStateIsACallerError) {
+  const Future<int> future;
+  EXPECT_THROW(future.done(), Error);
+  EXPECT_THROW(future.get(), Error);
+}
+
+TEST(Promise, ASecondSetIsACallerError) {
+  Promise<int> promise;
+  promise.set(1);
+  EXPECT_THROW(promise.set(2), Error);
+  EXPECT_THROW(promise.set_error(Error(Blame::Busy, "")), Error);
+  EXPECT_EQ(promise.future().get(), 1);
+}
+
+TEST(Promise, DroppedUnsetItCancelsItsFuture) {
+  Future<int> future;
+  {
+    const Promise<int> promise;
+    future = promise.future();
+  }
+  try {
+    future.get();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Cancelled);
+  }
+}
+
+// RB-022, RB-023
+TEST(Then, EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
+  Promise<int> promise;
+  const auto future = promise.future();
+  std::vector<Future<int>> results;
+  int runs = 0;
+  for (int i = 0; i < 10; ++i) {
+    results.push_back(future.then([&runs, i](int value) {
+      ++runs;
+      return value * i;
+    }));
+  }
+  EXPECT_EQ(runs, 0);
+  promise.set(2);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(results[static_cast<std::size_t>(i)].get(), 2 * i);
+  EXPECT_EQ(runs, 10);
+  EXPECT_EQ(future.then([](int value) { return value + 1; }).get(), 3);  // attached afterwards
+}
+
+TEST(Then, AChainOfTwentyAddsTwenty) {
+  Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < 20; ++i) future = future.then([](int value) { return value + 1; });
+  promise.set(1);
+  EXPECT_EQ(future.get(), 21);
+}
+
+TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
+  Promise<int> promise;
+  bool ran = false;
+  const auto skipped = promise.future().then([&ran](int value) {
+    ran = true;
+    return value;
+  });
+  const auto seen = skipped.then([](const Future<int>& future) { return text_of([&] { future.get(); }); });
+  promise.set_error(failure("broken"));
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(text_of([&] { skipped.get(); }), "broken");
+  EXPECT_EQ(seen.get(), "broken");
+}
+
+TEST(Then, GenericLambdasGetTheFuture) {
+  Promise<int> promise;
+  const auto result = promise.future().then([](auto future) { return future.get() + 1; });
+  promise.set(1);
+  EXPECT_EQ(result.get(), 2);
+}
+
+TEST(Then, WhatAContinuationThrowsBecomesTheError) {
+  const auto result = Future<int>::ready(1).then([](int) -> int { throw std::out_of_range("far"); });
+  EXPECT_THROW(result.get(), std::out_of_range);
+}
+
+TEST(Then, AReturnedFutureIsFlattened) {
+  Promise<int> outer;
+  Promise<std::string> inner;
+  const Future<std::string> result = outer.future().then([&](int) { return inner.future(); });
+  outer.set(1);
+  EXPECT_FALSE(result.done());
+  inner.set("inner");
+  EXPECT_EQ(result.get(), "inner");
+}
+
+TEST(Then, OfVoidTakesNothing) {
+  Promise<void> promise;
+  const auto result = promise.future().then([] { return 4; });
+  const auto nothing = result.then([](int) {});
+  static_assert(std::is_same_v<decltype(nothing), const Future<void>>);
+  promise.set();
+  EXPECT_EQ(result.get(), 4);
+  nothing.get();
+}
+
+TEST(Then, MayAttachAndWaitInsideAContinuation) {
+  Promise<int> promise;
+  const auto result = promise.future().then(
+      [future = promise.future()](int value) { return value + future.then([](int again) { return again; }).get(); });
+  promise.set(3);
+  EXPECT_EQ(result.get(), 6);
+}
+
+// RB-026
+TEST(OnDone, RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
+  Promise<int> promise;
+  std::vector<std::string> order;
+  promise.future().on_done([&] { order.emplace_back("plain"); });
+  promise.future().on_done([&](const Future<int>& future) { order.emplace_back(future.failed() ? "failed" : "good"); });
+  const auto last = promise.future().then([&](const Future<int>&) { order.emplace_back("then"); });
+  promise.set_error(failure("x"));
+  last.get();
+  EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
+}
+
+TEST(OnDone, WhatItThrowsIsLogged) {
+  std::vector<std::string> errors;
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Error) errors.emplace_back(text);
+  });
+  Future<int>::ready(1).on_done([] { throw std::runtime_error("lost"); });
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_THAT(errors[0], testing::HasSubstr("lost"));
+}
+
+TEST(WhenAll, GivesAllValuesInOrder) {
+  Promise<int> a;
+  Promise<int> b;
+  const auto both = when_all(std::vector<Future<int>>{a.future(), b.future()});
+  b.set(2);
+  EXPECT_FALSE(both.done());
+  a.set(1);
+  EXPECT_THAT(both.get(), ElementsAre(1, 2));
+  EXPECT_TRUE(when_all(std::vector<Future<int>>()).get().empty());
+  EXPECT_THAT(when_all({a.future(), b.future()}).get(), ElementsAre(1, 2));
+}
+
+TEST(WhenAll, TheFirstErrorWinsAtOnce) {
+  Promise<int> never;
+  Promise<int> a;
+  Promise<int> b;
+  const auto all = when_all(std::vector<Future<int>>{never.future(), a.future(), b.future()});
+  b.set_error(failure("first"));
+  EXPECT_EQ(text_of([&] { all.get(); }), "first");
+  a.set_error(failure("second"));
+  EXPECT_EQ(text_of([&] { all.get(); }), "first");
+}
+
+TEST(WhenAll, OfDifferentTypesGivesATuple) {
+  const auto all = when_all(Future<int>::ready(1), Future<std::string>::ready("two"), Future<void>::ready());
+  EXPECT_EQ(std::get<0>(all.get()), 1);
+  EXPECT_EQ(std::get<1>(all.get()), "two");
+  EXPECT_EQ(text_of([] { when_all(Future<int>::ready(1), Future<void>::failed(failure("void"))).get(); }), "void");
+}
+
+TEST(WhenAll, OfVoidsIsAVoid) {
+  Promise<void> a;
+  const Future<void> vector = when_all(std::vector<Future<void>>{a.future(), Future<void>::ready()});
+  const Future<void> pack = when_all(a.future(), Future<void>::ready());
+  EXPECT_FALSE(vector.done());
+  a.set();
+  vector.get();
+  pack.get();
+}
+
+Future<int> add_one(Future<int> future) {
+  const int value = co_await future;
+  co_return value + 1;
+}
+
+Future<void> expect_five(Future<int> future) { EXPECT_EQ(co_await future, 5); }
+
+Future<int> throws(Future<int> future) {
+  co_await future;
+  throw std::out_of_range("inside");
+}
+
+TEST(Coroutine, AwaitsAndReturns) {
+  Promise<int> promise;
+  const auto sum = add_one(add_one(promise.future()));
+  const auto checked = expect_five(sum);
+  EXPECT_FALSE(sum.done());
+  promise.set(3);
+  EXPECT_EQ(sum.get(), 5);
+  checked.get();
+}
+
+TEST(Coroutine, ErrorsAndExceptionsReachItsFuture) {
+  Promise<int> promise;
+  const auto sum = add_one(promise.future());
+  promise.set_error(failure("awaited"));
+  EXPECT_EQ(text_of([&] { sum.get(); }), "awaited");
+  EXPECT_THROW(throws(Future<int>::ready(1)).get(), std::out_of_range);
+}
+
+TEST(Future, ManyThreadsSetAndContinue) {
+  constexpr int kCount = 2000;
+  std::vector<Promise<int>> promises(kCount);
+  std::vector<Future<int>> futures;
+  for (const auto& promise : promises) futures.push_back(promise.future().then([](int value) { return value + 1; }));
+  const auto all = when_all(futures);
+  std::vector<std::thread> threads;
+  std::atomic<int> next{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int mine = next++; mine < kCount; mine = next++) promises[static_cast<std::size_t>(mine)].set(mine);
+    });
+  }
+  const auto values = all.get();
+  for (auto& thread : threads) thread.join();
+  for (int i = 0; i < kCount; ++i) EXPECT_EQ(values[static_cast<std::size_t>(i)], i + 1);
+}
+
+}  // namespace
+}  // namespace weft

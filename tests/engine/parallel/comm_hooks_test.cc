@@ -1,0 +1,129 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/weft.h>
+
+#include "models.h"
+#include "ranks.h"
+
+namespace weft::testing {
+namespace {
+
+// DD-021
+TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
+  struct Case {
+    const char* name;
+    std::function<CommHook(ProcessGroup)> make;
+    double tolerance;
+  };
+  const std::vector<Case> cases{
+      {"all_reduce", [](ProcessGroup group) { return comm_hooks::all_reduce(group); }, 1e-12},
+      {"fp16", [](ProcessGroup group) { return comm_hooks::fp16_compress(group); }, 2e-3},
+      {"bf16", [](ProcessGroup group) { return comm_hooks::bf16_compress(group); }, 1.6e-2},
+      {"fp16 around all_reduce",
+       [](ProcessGroup group) { return comm_hooks::fp16_compress(comm_hooks::all_reduce(group)); }, 2e-3}};
+  for (const Case& item : cases) {
+    with_ranks(2, [&](ProcessGroup group) {
+      Mlp net;
+      fill(net);
+      Mlp plain;
+      fill(plain);
+      DistributedDataParallel ddp(net, group, {.bucket_bytes = 100, .first_bucket_bytes = 1});
+      ddp.register_comm_hook(item.make(group));
+      for (int step = 0; step < 100; ++step) {
+        net->zero_grad();
+        plain->zero_grad();
+        const auto batch = random({4, 6}, static_cast<std::uint64_t>(step));
+        ddp(part(batch, group.rank(), 2)).sum().backward();
+        (plain(batch).sum() / 2).backward();
+        ASSERT_LT(difference(gradients(*net), gradients(*plain)), item.tolerance) << item.name << " step " << step;
+        ASSERT_EQ(net->first->weight.grad().scalar_type(), torch::kDouble);
+      }
+    });
+  }
+}
+
+TEST(CommHooks, AChainedContinuationChangesTheResultByExactlyItsFactor) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    Mlp plain;
+    fill(plain);
+    DistributedDataParallel ddp(net, group);
+    ddp.register_comm_hook([reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+      return reduce(bucket).then([](const at::Tensor& average) { return average * 10; });
+    });
+    const auto batch = random({4, 6}, 5);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      plain->zero_grad();
+      ddp(part(batch, group.rank(), 2)).sum().backward();
+      (plain(batch).sum() / 2).backward();
+      std::vector<torch::Tensor> expected;
+      for (const auto& gradient : gradients(*plain)) expected.push_back(gradient * 10);
+      EXPECT_LT(difference(gradients(*net), expected), 1e-12);
+    }
+  });
+}
+
+TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    DistributedDataParallel ddp(net, group);
+    std::size_t seen = 0;
+    ddp.register_comm_hook([&](GradBucket& bucket) {
+      std::int64_t elements = 0;
+      for (std::size_t i = 0; i < bucket.parameters().size(); ++i) {
+        EXPECT_EQ(bucket.gradients()[i].sizes(), bucket.parameters()[i].sizes());
+        elements += bucket.parameters()[i].numel();
+        ++seen;
+      }
+      EXPECT_EQ(bucket.buffer().numel(), elements);
+      return Future<at::Tensor>::ready(bucket.buffer());  // no communication: local gradients stay
+    });
+    const auto mine = random({2, 6}, static_cast<std::uint64_t>(group.rank()));
+    ddp(mine).sum().backward();
+    Mlp plain;
+    fill(plain);
+    plain(mine).sum().backward();
+    EXPECT_EQ(difference(gradients(*net), gradients(*plain)), 0.0);
+    EXPECT_EQ(seen, net->parameters().size());
+  });
+}
+
+// DD-022
+TEST(CommHooks, MisuseIsACallerError) {
+  with_ranks(1, [](ProcessGroup group) {
+    Mlp net;
+    DistributedDataParallel ddp(net, group);
+    EXPECT_THROW(ddp.register_comm_hook({}), Error);
+    ddp.register_comm_hook([](GradBucket&) { return Future<at::Tensor>::ready(torch::ones({1})); });
+    EXPECT_THROW(ddp.register_comm_hook(comm_hooks::all_reduce(group)), Error);
+    try {
+      ddp(random({2, 6}, 1)).sum().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("a comm hook returned 1 elements"));
+    }
+  });
+}
+
+TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
+  with_ranks(1, [](ProcessGroup group) {
+    Mlp net;
+    DistributedDataParallel ddp(net, group);
+    ddp.register_comm_hook([](GradBucket&) -> Future<at::Tensor> {
+      return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room")));
+    });
+    try {
+      ddp(random({2, 6}, 1)).sum().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Busy);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

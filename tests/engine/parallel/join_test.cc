@@ -1,0 +1,176 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/weft.h>
+
+#include "models.h"
+#include "ranks.h"
+
+namespace weft::testing {
+namespace {
+
+struct ScalarImpl : torch::nn::Module {
+  ScalarImpl() : weight(register_parameter("weight", torch::ones({1}, torch::kDouble))) {}
+  torch::Tensor forward(double x) { return weight * x; }
+  torch::Tensor weight;
+};
+
+// DD-015
+TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
+  for (const bool by_initial : {true, false}) {
+    with_ranks(3, [&](ProcessGroup group) {
+      auto net = std::make_shared<ScalarImpl>();
+      DistributedDataParallel<ScalarImpl> ddp(net, group);
+      std::vector<double> gradients;
+      // Rank r makes r + 1 steps with the gradient r + 1.
+      join(
+          ddp,
+          [&] {
+            for (int step = 0; step <= group.rank(); ++step) {
+              net->zero_grad();
+              ddp(group.rank() + 1.0).sum().backward();
+              gradients.push_back(net->weight.grad().item<double>());
+            }
+          },
+          JoinOptions{.divide_by_initial_world_size = by_initial});
+      const std::vector<double> expected =
+          by_initial ? std::vector<double>{2.0, 5.0 / 3, 1.0} : std::vector<double>{2.0, 2.5, 3.0};
+      ASSERT_EQ(gradients.size(), static_cast<std::size_t>(group.rank() + 1));
+      for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_NEAR(gradients[i], expected[i], 1e-12) << "step " << i;
+    });
+  }
+}
+
+TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
+  for (const bool find_unused : {true, false}) {
+    with_ranks(3, [&](ProcessGroup group) {
+      Mlp net;
+      fill(net);
+      Mlp plain;
+      fill(plain);
+      DistributedDataParallel ddp(net, group,
+                                  {.bucket_bytes = 100, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+      const int steps_of_rank[] = {2, 5, 3};
+      join(ddp, [&] {
+        for (int step = 0; step < steps_of_rank[group.rank()]; ++step) {
+          optimizer.zero_grad();
+          ddp(random({2, 6}, static_cast<std::uint64_t>(10 * step + group.rank()))).sum().backward();
+          optimizer.step();
+        }
+      });
+      // The same in one process: finished ranks count as zeros.
+      torch::optim::SGD plain_optimizer(plain->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+      for (int step = 0; step < 5; ++step) {
+        plain_optimizer.zero_grad();
+        torch::Tensor loss = torch::zeros({}, torch::kDouble);
+        for (int rank = 0; rank < 3; ++rank) {
+          if (step < steps_of_rank[rank])
+            loss = loss + plain(random({2, 6}, static_cast<std::uint64_t>(10 * step + rank))).sum() / 3;
+        }
+        loss.backward();
+        plain_optimizer.step();
+      }
+      EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-10);
+    });
+  }
+}
+
+TEST(Join, AStepInsideNoSyncIsNotReduced) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    join(ddp, [&] {
+      for (int step = 0; step < (group.rank() == 0 ? 1 : 3); ++step) {
+        net->zero_grad();
+        {
+          const auto quiet = ddp.no_sync();
+          ddp(2.0).sum().backward();
+        }
+        EXPECT_EQ(net->weight.grad().item<double>(), 2.0);
+        ddp(2.0).sum().backward();
+        EXPECT_EQ(net->weight.grad().item<double>(), step == 0 ? 4.0 : 2.0);
+      }
+    });
+  });
+}
+
+TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
+  with_ranks(2, [](ProcessGroup group) {
+    struct NetImpl : torch::nn::Module {
+      NetImpl()
+          : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)))),
+            buffer(register_buffer("buffer", torch::zeros({1}))) {}
+      torch::Tensor forward(torch::Tensor x) {
+        buffer += 1;
+        return table(x);
+      }
+      torch::nn::Embedding table;
+      torch::Tensor buffer;
+    };
+    auto net = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group);
+    join(ddp, [&] {
+      for (int step = 0; step < (group.rank() == 0 ? 1 : 4); ++step) {
+        net->zero_grad();
+        ddp(torch::tensor({1, group.rank()})).sum().backward();
+      }
+    });
+    EXPECT_EQ(net->buffer.item<float>(), 4.0f);  // taken over from rank 1
+  });
+}
+
+// DD-016
+TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
+  with_ranks(3, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    int done = 0;
+    try {
+      join(
+          ddp,
+          [&] {
+            for (int step = 0; step < (group.rank() == 1 ? 2 : 5); ++step) {
+              ddp(1.0).sum().backward();
+              ++done;
+            }
+          },
+          JoinOptions{.throw_on_early_termination = true});
+      ADD_FAILURE() << "no error on rank " << group.rank();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("ran out of inputs"));
+    }
+    EXPECT_EQ(done, 2);
+  });
+}
+
+TEST(Join, DisabledOneOnlyRunsTheSteps) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    join(
+        ddp, [&] { ddp(group.rank() + 1.0).sum().backward(); }, JoinOptions{.enable = false});
+    EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
+  });
+}
+
+TEST(Join, AnExceptionOfTheUserPassesThrough) {
+  with_ranks(1, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    EXPECT_THROW(join(ddp, [] { throw std::out_of_range("mine"); }), std::out_of_range);
+    join({&ddp}, [&] { ddp(1.0).sum().backward(); });  // usable again
+  });
+}
+
+TEST(Join, OneObjectInTwoScopesIsACallerError) {
+  with_ranks(1, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    EXPECT_THROW(join(ddp, [&] { join(ddp, [] {}); }), Error);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,552 @@
+// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters, static graphs, misuse.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/weft.h>
+
+#include "models.h"
+#include "ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Blame blame_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.blame();
+  }
+  ADD_FAILURE() << "no error";
+  return Blame::Remote;
+}
+
+// A chain of `layers` scalars; records when each gradient is computed.
+struct ChainImpl : torch::nn::Module {
+  explicit ChainImpl(int layers) {
+    for (int i = 0; i < layers; ++i)
+      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({1}, torch::kDouble)));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& weight : weights) x = x * weight;
+    return x;
+  }
+  std::vector<torch::Tensor> weights;
+};
+
+TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
+  with_ranks(2, [](ProcessGroup group) {
+    constexpr int kLayers = 4;
+    auto net = std::make_shared<ChainImpl>(kLayers);
+    DistributedDataParallel<ChainImpl> ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    std::vector<std::string> events;
+    for (int i = 0; i < kLayers; ++i) {
+      // Runs when the gradient has been computed, before it is accumulated.
+      net->weights[static_cast<std::size_t>(i)].register_hook([&events, i](const torch::Tensor& gradient) {
+        events.push_back("gradient " + std::to_string(i));
+        return gradient;
+      });
+    }
+    ddp.register_comm_hook([&, reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+      events.push_back("launch " + std::to_string(bucket.index()));
+      return reduce(bucket);
+    });
+    for (int pass = 0; pass < 3; ++pass) {
+      events.clear();
+      ddp(torch::ones({1}, torch::kDouble)).sum().backward();
+      EXPECT_THAT(events, ElementsAre("gradient 3", "launch 0", "gradient 2", "launch 1", "gradient 1", "launch 2",
+                                      "gradient 0", "launch 3"))
+          << "pass " << pass;
+    }
+  });
+}
+
+TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
+  with_ranks(2, [](ProcessGroup group) {
+    // Two branches whose order of gradients differs between the passes.
+    struct NetImpl : torch::nn::Module {
+      NetImpl()
+          : a(register_parameter("a", torch::ones({1}, torch::kDouble))),
+            b(register_parameter("b", torch::ones({1}, torch::kDouble))) {}
+      torch::Tensor forward(bool a_first) { return a_first ? b * (a * 2).detach() * a : a * (b * 2).detach() * b; }
+      torch::Tensor a, b;
+    };
+    auto net = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    std::vector<std::size_t> order;
+    ddp.register_comm_hook([&, reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
+      order.push_back(bucket.index());
+      return reduce(bucket);
+    });
+    for (int pass = 0; pass < 4; ++pass) {
+      order.clear();
+      ddp((pass + group.rank()) % 2 == 0).sum().backward();
+      EXPECT_THAT(order, ElementsAre(0, 1));
+    }
+  });
+}
+
+// DD-008
+TEST(NoSync, AccumulatesLocallyAndTheNextPassReducesAll) {
+  for (const bool as_view : {true, false}) {
+    for (const bool hooked : {false, true}) {
+      with_ranks(2, [&](ProcessGroup group) {
+        Mlp net;
+        fill(net);
+        Mlp plain;
+        fill(plain);
+        DistributedDataParallel ddp(net, group, {.gradient_as_bucket_view = as_view});
+        if (hooked) ddp.register_comm_hook(comm_hooks::all_reduce(group));
+        for (int round = 0; round < 3; ++round) {
+          const auto batch = random({8, 6}, 10 + round);
+          {
+            const auto quiet = ddp.no_sync();
+            ddp(part(batch, group.rank(), 2)).sum().backward();
+            const torch::NoGradGuard no_grad;
+            ddp(part(batch, group.rank(), 2));  // has no effect
+          }
+          plain(batch).sum().backward();
+          const auto local = gradients(*net);
+          ddp(part(batch, group.rank(), 2)).sum().backward();
+          plain(batch).sum().backward();
+          std::vector<torch::Tensor> expected;
+          for (const auto& gradient : gradients(*plain)) expected.push_back(gradient / 2);
+          EXPECT_GT(difference(local, expected), 1e-3);
+          EXPECT_LT(difference(gradients(*net), expected), 1e-10) << "round " << round;
+          net->zero_grad();
+          plain->zero_grad();
+        }
+      });
+    }
+  }
+}
+
+TEST(NoSync, TheInnerModuleCalledDirectlyAccumulatesLocally) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    DistributedDataParallel ddp(net, group);
+    net(random({2, 6}, static_cast<std::uint64_t>(group.rank()))).sum().backward();
+    EXPECT_EQ(ddp.stats().passes, 0u);
+    ddp(random({2, 6}, 7)).sum().backward();
+    EXPECT_EQ(ddp.stats().passes, 1u);
+  });
+}
+
+// Uses weight i where used[i] says so.
+struct PickyImpl : torch::nn::Module {
+  PickyImpl() {
+    for (int i = 0; i < 3; ++i)
+      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+  }
+  torch::Tensor forward(const std::vector<bool>& used, double x) {
+    torch::Tensor sum = torch::zeros({2}, torch::kDouble);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (used[i]) sum = sum + weights[i] * x;
+    }
+    return sum;
+  }
+  std::vector<torch::Tensor> weights;
+};
+
+// DD-004
+TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
+  for (const bool as_view : {true, false}) {
+    with_ranks(2, [&](ProcessGroup group) {
+      auto net = std::make_shared<PickyImpl>();
+      DistributedDataParallel<PickyImpl> ddp(net, group,
+                                             {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
+      // w0 by all, w1 by rank 0 only, w2 by nobody
+      ddp(std::vector<bool>{true, group.rank() == 0, false}, 4.0).sum().backward();
+      EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 4.0);
+      ASSERT_TRUE(net->weights[1].grad().defined());
+      EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 2.0);
+      EXPECT_FALSE(net->weights[2].grad().defined());
+      net->zero_grad();
+      net->weights[2].mutable_grad() = torch::full({2}, 0.3, torch::kDouble);
+      for (int pass = 0; pass < 3; ++pass) {
+        ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
+        EXPECT_EQ(net->weights[2].grad()[1].item<double>(), 0.3) << "pass " << pass;
+      }
+    });
+  }
+}
+
+TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
+  struct NetImpl : torch::nn::Module {
+    NetImpl() : weight(register_parameter("weight", torch::ones({1}, torch::kDouble))) {}
+    torch::Tensor forward(const torch::Tensor& x, bool uses) { return uses ? x * weight : x * 3; }
+    torch::Tensor weight;
+  };
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true});
+    ddp(torch::full({1}, 4.0, torch::kDouble).requires_grad_(), group.rank() == 0).sum().backward();
+    EXPECT_EQ(net->weight.grad().item<double>(), 2.0);
+  });
+}
+
+// DD-005
+TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group);
+    ddp(std::vector<bool>{true, false, true}, 1.0).sum().backward();
+    try {
+      ddp(std::vector<bool>{true, true, true}, 1.0);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), HasSubstr("parameter 1 (w1) on rank " + std::to_string(group.rank())));
+      EXPECT_THAT(error.what(), HasSubstr("find_unused_parameters"));
+    }
+  });
+}
+
+TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
+  with_ranks(3, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group,
+                                           {.bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = true});
+    const auto used = [](int pass, int rank, int i) { return ((pass * 7 + rank * 3 + i * 5) % 4) < 2; };
+    for (int pass = 0; pass < 12; ++pass) {
+      net->zero_grad();
+      std::vector<bool> mine;
+      for (int i = 0; i < 3; ++i) mine.push_back(used(pass, group.rank(), i));
+      auto x = torch::zeros({2}, torch::kDouble).requires_grad_();
+      (ddp(mine, group.rank() + 1.0) + x).sum().backward();
+      for (int i = 0; i < 3; ++i) {
+        double expected = 0;
+        bool any = false;
+        for (int rank = 0; rank < 3; ++rank) {
+          if (!used(pass, rank, i)) continue;
+          any = true;
+          expected += (rank + 1.0) / 3;
+        }
+        const auto gradient = net->weights[static_cast<std::size_t>(i)].grad();
+        ASSERT_EQ(gradient.defined(), any) << "pass " << pass << " parameter " << i;
+        if (any) {
+          EXPECT_NEAR(gradient[0].item<double>(), expected, 1e-12);
+        }
+      }
+    }
+  });
+}
+
+TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = true});
+    {
+      const auto quiet = ddp.no_sync();
+      ddp(std::vector<bool>{true, true, false}, 3.0).sum().backward();
+    }
+    ddp(std::vector<bool>{true, false, false}, 1.0).sum().backward();
+    EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 4.0);
+    EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 3.0);  // averaged: all ranks had 3
+    EXPECT_FALSE(net->weights[2].grad().defined());
+  });
+}
+
+// DD-006
+TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
+    ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
+    try {
+      ddp(std::vector<bool>{true, true, true}, 1.0).sum().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), HasSubstr("w2"));
+    }
+  });
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
+    ddp(std::vector<bool>{true, true, true}, 1.0).sum().backward();
+    ddp(std::vector<bool>{true, false, true}, 1.0).sum().backward();
+    EXPECT_EQ(blame_of([&] { ddp(std::vector<bool>{true, true, true}, 1.0); }), Blame::Caller);
+  });
+}
+
+// DD-007
+TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
+  for (const bool is_static : {true, false}) {
+    with_ranks(2, [&](ProcessGroup group) {
+      auto net = std::make_shared<PickyImpl>();
+      DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      for (int step = 0; step < 10; ++step) {
+        optimizer.zero_grad();
+        ddp(std::vector<bool>{true, group.rank() == 0, group.rank() == 1}, group.rank() + 1.0).pow(2).sum().backward();
+        optimizer.step();
+      }
+      EXPECT_EQ(ddp.stats().rebuilt, is_static);
+      for (const auto& weight : net->weights) {
+        std::vector<torch::Tensor> all{torch::zeros_like(weight), torch::zeros_like(weight)};
+        group.all_gather(all, weight.detach()).wait();
+        EXPECT_TRUE(torch::equal(all[0], all[1]));
+      }
+    });
+  }
+}
+
+// DD-010
+TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
+  for (const bool is_static : {true, false}) {
+    with_ranks(2, [&](ProcessGroup group) {
+      struct NetImpl : torch::nn::Module {
+        NetImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) { to(torch::kDouble); }
+        torch::Tensor forward(torch::Tensor x) { return linear(torch::tanh(linear(x))); }
+        torch::nn::Linear linear;
+      };
+      auto make = [] {
+        auto net = std::make_shared<NetImpl>();
+        fill(net);
+        return net;
+      };
+      auto net = make();
+      auto plain = make();
+      DistributedDataParallel<NetImpl> ddp(net, group, {.static_graph = is_static});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        plain->zero_grad();
+        const auto a = random({4, 4}, 20 + step);
+        const auto b = random({4, 4}, 30 + step);
+        (ddp(part(a, group.rank(), 2)).sum() + ddp(part(b, group.rank(), 2)).pow(2).sum()).backward();
+        (plain->forward(a).sum() + plain->forward(b).pow(2).sum()).backward();
+        std::vector<torch::Tensor> expected;
+        for (const auto& gradient : gradients(*plain)) expected.push_back(gradient / 2);
+        EXPECT_LT(difference(gradients(*net), expected), 1e-10) << "step " << step;
+      }
+    });
+  }
+}
+
+TEST(Graphs, TwoOutputsWithTwoBackwards) {
+  for (const bool as_view : {true, false}) {
+    with_ranks(2, [&](ProcessGroup group) {
+      struct NetImpl : torch::nn::Module {
+        NetImpl() : a(register_module("a", torch::nn::Linear(3, 3))), b(register_module("b", torch::nn::Linear(3, 3))) {
+          to(torch::kDouble);
+        }
+        std::tuple<torch::Tensor, torch::Tensor> forward(torch::Tensor x) { return {a(x), b(x)}; }
+        torch::nn::Linear a, b;
+      };
+      auto net = std::make_shared<NetImpl>();
+      fill(net);
+      DistributedDataParallel<NetImpl> ddp(net, group, {.gradient_as_bucket_view = as_view});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        const auto x = torch::full({1, 3}, group.rank() + 1.0, torch::kDouble);
+        auto [first, second] = ddp(x);
+        first.sum().backward();
+        second.sum().backward();
+        EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 1.5);
+        EXPECT_EQ(net->b->weight.grad()[2][1].item<double>(), 1.5);
+      }
+    });
+  }
+}
+
+// DD-011
+TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
+  with_ranks(2, [](ProcessGroup group) {
+    struct NetImpl : torch::nn::Module {
+      NetImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {}
+      std::map<std::string, torch::Tensor> forward(torch::Tensor x) {
+        std::map<std::string, torch::Tensor> outputs;
+        outputs["a"] = a(x);
+        outputs["b"] = b(x);
+        return outputs;
+      }
+      torch::nn::Linear a, b;
+    };
+    auto net = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true});
+    // All outputs depend on all parameters as far as forward can tell: the loss leaves b out, so its gradients never come.
+    auto outputs = ddp(torch::ones({1, 2}));
+    EXPECT_EQ(outputs.size(), 2u);
+    outputs["a"].sum().backward();
+    EXPECT_EQ(blame_of([&] { ddp(torch::ones({1, 2})); }), Blame::Caller);
+  });
+}
+
+TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
+    for (int pass = 0; pass < 4; ++pass) ddp(random({2, 6}, 3));
+    for (int pass = 0; pass < 3; ++pass) ddp(random({2, 6}, 3)).sum().backward();
+    EXPECT_EQ(ddp.stats().passes, 3u);
+  });
+}
+
+struct Pair {
+  torch::Tensor left;
+  std::optional<torch::Tensor> right;
+  void visit_tensors(auto&& visit) {
+    visit(left);
+    visit(right);
+  }
+};
+
+// DD-012
+TEST(Graphs, OutputsOfAnyNestingPassThroughAndAreTracked) {
+  using Nested = std::tuple<int, std::vector<torch::Tensor>, std::map<std::string, Pair>, std::string>;
+  struct NetImpl : torch::nn::Module {
+    NetImpl() {
+      for (int i = 0; i < 3; ++i)
+        weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+    }
+    Nested forward(double x) {
+      std::map<std::string, Pair> pairs;
+      pairs["p"] = Pair{weights[1] * x, weights[2] * x};
+      return {7, {weights[0] * x, (weights[0] * 5).detach(), torch::ones({1})}, pairs, "text"};
+    }
+    std::vector<torch::Tensor> weights;
+  };
+  for (const bool is_static : {true, false}) {
+    with_ranks(2, [&](ProcessGroup group) {
+      auto net = std::make_shared<NetImpl>();
+      DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true, .static_graph = is_static});
+      for (int step = 0; step < 6; ++step) {
+        net->zero_grad();
+        auto [number, list, pairs, text] = ddp(group.rank() + 1.0);
+        EXPECT_EQ(number, 7);
+        EXPECT_EQ(text, "text");
+        EXPECT_FALSE(list[1].requires_grad());
+        EXPECT_EQ(list[0][0].item<double>(), group.rank() + 1.0);
+        (list[0] + pairs["p"].left + *pairs["p"].right).sum().backward();
+        for (const auto& weight : net->weights) EXPECT_EQ(weight.grad()[0].item<double>(), 1.5);
+      }
+    });
+  }
+}
+
+// Recomputes its segment in backward, by a backward of its own inside the outer one (a re-entrant checkpoint).
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  using Segment = std::function<torch::Tensor(torch::Tensor)>;
+  struct Holder : torch::CustomClassHolder {
+    Segment segment;
+  };
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, Segment segment) {
+    const torch::NoGradGuard no_grad;
+    auto holder = c10::make_intrusive<Holder>();
+    holder->segment = segment;
+    context->saved_data["segment"] = c10::IValue::make_capsule(holder);
+    context->save_for_backward({x});
+    return segment(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto holder = context->saved_data["segment"].toCapsule();
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::Tensor y;
+    {
+      const torch::AutoGradMode with_grad(true);
+      y = static_cast<Holder*>(holder.get())->segment(x);
+    }
+    torch::autograd::backward({y}, {gradients[0]});
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+struct RecomputedImpl : torch::nn::Module {
+  explicit RecomputedImpl(int times)
+      : repeats(times),
+        linear(register_module("linear", torch::nn::Linear(4, 4))),
+        head(register_module("head", torch::nn::Linear(4, 2))) {
+    to(torch::kDouble);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = x.detach().requires_grad_();
+    for (int i = 0; i < repeats; ++i)
+      x = Checkpoint::apply(x, Checkpoint::Segment([this](torch::Tensor y) { return torch::tanh(linear(y)); }));
+    return head(x);
+  }
+  torch::Tensor plain(torch::Tensor x) {
+    for (int i = 0; i < repeats; ++i) x = torch::tanh(linear(x));
+    return head(x);
+  }
+  int repeats;
+  torch::nn::Linear linear, head;
+};
+
+// DD-013
+TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
+  for (const auto& [times, is_static] : std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
+    with_ranks(2, [&, times = times, is_static = is_static](ProcessGroup group) {
+      auto net = std::make_shared<RecomputedImpl>(times);
+      fill(net);
+      auto plain = std::make_shared<RecomputedImpl>(times);
+      fill(plain);
+      DistributedDataParallel<RecomputedImpl> ddp(net, group,
+                                                  {.bucket_bytes = 1, .first_bucket_bytes = 1, .static_graph = is_static});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        plain->zero_grad();
+        const auto batch = random({4, 4}, 40 + step);
+        ddp(part(batch, group.rank(), 2)).sum().backward();
+        plain->plain(batch).sum().backward();
+        std::vector<torch::Tensor> expected;
+        for (const auto& gradient : gradients(*plain)) expected.push_back(gradient / 2);
+        EXPECT_LT(difference(gradients(*net), expected), 1e-10) << times << is_static << " step " << step;
+      }
+    });
+  }
+}
+
+TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
+  with_ranks(2, [](ProcessGroup group) {
+    auto net = std::make_shared<RecomputedImpl>(2);
+    DistributedDataParallel<RecomputedImpl> ddp(net, group);
+    try {
+      ddp(random({2, 4}, 1)).sum().backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("came twice"));
+      EXPECT_THAT(error.what(), HasSubstr("static_graph"));
+    }
+  });
+}
+
+// DD-025
+TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    {
+      DistributedDataParallel ddp(net, group);
+      auto y = ddp(random({2, 6}, 1));
+      y.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("a user's hook"); });
+      EXPECT_THROW(y.sum().backward(), std::runtime_error);
+    }
+    net->zero_grad();
+    DistributedDataParallel again(net, group);
+    again(random({2, 6}, static_cast<std::uint64_t>(group.rank()))).sum().backward();
+    EXPECT_EQ(again.stats().passes, 1u);
+  });
+}
+
+TEST(Failures, ABackwardAfterTheWrapperIsGoneIsLocal) {
+  with_ranks(2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    torch::Tensor y;
+    {
+      DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
+      y = ddp(random({2, 6}, static_cast<std::uint64_t>(group.rank())));
+    }
+    y.sum().backward();
+    EXPECT_TRUE(net->first->weight.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

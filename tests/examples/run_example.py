@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Runs an example under weft-run and checks what it prints.
+
+usage: run_example.py WEFT_RUN PROGRAM CHECK, where CHECK is a function of this file.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WEFT_RUN, PROGRAM, CHECK = sys.argv[1:4]
+
+
+def run(ranks, *arguments, expect=0):
+    command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", str(ranks), PROGRAM, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    if result.returncode != expect:
+        sys.exit(f"{' '.join(command)}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def expect(condition, what, output):
+    if not condition:
+        sys.exit(f"{what}:\n{output}")
+
+
+def lines(output):
+    return sorted(line for line in output.splitlines() if line.strip())
+
+
+def p2p():
+    output = run(2)
+    wanted = [
+        "blocking: rank 0 has data 1.0",
+        "blocking: rank 1 has data 1.0",
+        "immediate: rank 0 has data 1.0",
+        "immediate: rank 0 started sending",
+        "immediate: rank 1 has data 1.0",
+        "immediate: rank 1 started receiving",
+    ]
+    expect(lines(output) == wanted, "p2p printed something else", output)
+
+
+def collectives():
+    output = run(3)
+    wanted = """\
+before: rank r holds r + 1
+  rank 0: 1 1
+  rank 1: 2 2
+  rank 2: 3 3
+broadcast from rank 0
+  rank 0: 1 1
+  rank 1: 1 1
+  rank 2: 1 1
+reduce (sum) to rank 0: the others keep theirs
+  rank 0: 6 6
+  rank 1: 2 2
+  rank 2: 3 3
+all_reduce (sum)
+  rank 0: 6 6
+  rank 1: 6 6
+  rank 2: 6 6
+scatter from rank 0: rank r receives 10 r
+  rank 0: 0 0
+  rank 1: 10 10
+  rank 2: 20 20
+gather to rank 0 (the others show nothing received)
+  rank 0: 1 1 2 2 3 3
+  rank 1: 0 0 0 0 0 0
+  rank 2: 0 0 0 0 0 0
+all_gather
+  rank 0: 1 1 2 2 3 3
+  rank 1: 1 1 2 2 3 3
+  rank 2: 1 1 2 2 3 3
+"""
+    expect(output == wanted, "collectives printed something else", output)
+
+
+def sync_sgd():
+    output = run(2, "--epochs", "4")
+    losses = {(int(r), int(e)): float(l) for r, e, l in re.findall(r"rank (\d), epoch (\d): loss ([\d.]+)", output)}
+    expect(len(losses) == 8, "sync_sgd did not print a loss for each rank and epoch", output)
+    for rank in (0, 1):
+        expect(losses[rank, 3] < losses[rank, 0] < 2.4, "the loss did not fall", output)
+
+
+def ring_all_reduce():
+    for ranks in (1, 2, 4):
+        output = run(ranks)
+        wanted = sorted(f"{name}: rank {rank} has {' '.join([str(ranks)] * 4)}" for name in ("whole", "chunked") for rank in range(ranks))
+        expect(lines(output) == wanted, f"ring_all_reduce on {ranks} ranks printed something else", output)
+
+
+def hashes(output):
+    return re.findall(r"parameters, rank \d+ +([0-9a-f]{16})", output)
+
+
+def digits():
+    with tempfile.TemporaryDirectory() as folder:
+        whole, part = f"{folder}/whole.pt", f"{folder}/part.pt"
+        output = run(2, "--checkpoint", whole)
+        accuracy = float(re.search(r"test accuracy +([\d.]+)", output).group(1))
+        expect(accuracy >= 0.96, f"test accuracy {accuracy}", output)
+        expect(len(hashes(output)) == 2 and len(set(hashes(output))) == 1, "the ranks' parameters differ", output)
+        expect(re.search(r"throughput +\d+ samples/s", output), "no throughput", output)
+        expect(re.search(r"waiting for others +[\d.]+ %", output), "no share of waiting", output)
+        expect(len(re.findall(r"^epoch +\d+/12 +loss [\d.]+ +accuracy [\d.]+", output, re.M)) == 12, "not a line for each epoch", output)
+        # Interrupted and resumed, it ends at the same parameters.
+        run(2, "--checkpoint", part, "--epochs", "5")
+        resumed = run(2, "--checkpoint", part, "--resume")
+        expect("resuming after epoch 5" in resumed, "it did not resume", resumed)
+        expect(hashes(resumed) == hashes(output), "a resumed run ends elsewhere", resumed + output)
+
+
+def digits_without_a_rank():
+    """SIGKILL of one rank in the middle of training: the other ends within 10 s with an error that names it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", "2", PROGRAM, "--epochs", "1000", "--checkpoint", f"{folder}/d.pt"]
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        output = ""
+        while "epoch  2/" not in output:
+            line = job.stdout.readline()
+            expect(line, "training ended by itself", output)
+            output += line
+        ranks = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) != job.pid:
+                    continue
+                environment = dict(item.split("=", 1) for item in (entry / "environ").read_text().split("\0") if "=" in item)
+                ranks[int(environment["RANK"])] = int(entry.name)
+            except (OSError, KeyError):
+                continue
+        expect(set(ranks) == {0, 1}, f"found ranks {ranks}", output)
+        os.kill(ranks[1], signal.SIGKILL)
+        start = time.monotonic()
+        rest, errors = job.communicate(timeout=30)
+        seconds = time.monotonic() - start
+        expect(job.returncode != 0, "it exited with 0", rest + errors)
+        expect(seconds < 10, f"it took {seconds:.1f} s", rest + errors)
+        expect("rank 1 is lost" in errors, "the error does not name rank 1", errors)
+        expect("weft-run: rank 1 failed first: signal 9" in errors, "weft-run blames another", errors)
+
+
+def digits_mnist():
+    """The IDX files of MNIST's layout, here with the digits' own pixels."""
+    import gzip
+    import struct
+
+    rows = [list(map(int, line.split(","))) for line in gzip.open(Path(__file__).parents[2] / "examples/digits/data/digits.csv.gz", "rt")]
+    with tempfile.TemporaryDirectory() as folder:
+        for part, chosen in (("train", rows[:600]), ("t10k", rows[600:700])):
+            images = struct.pack(">IIII", 0x803, len(chosen), 8, 8) + bytes(16 * v - (v > 0) for row in chosen for v in row[:64])
+            labels = struct.pack(">II", 0x801, len(chosen)) + bytes(row[64] for row in chosen)
+            Path(folder, f"{part}-images-idx3-ubyte").write_bytes(images)
+            with gzip.open(Path(folder, f"{part}-labels-idx1-ubyte.gz"), "wb") as file:
+                file.write(labels)
+        output = run(2, "--mnist", folder, "--epochs", "1", "--checkpoint", f"{folder}/m.pt")
+        expect("600 training and 100 test images of 8x8" in output, "the files were not read", output)
+        Path(folder, "train-images-idx3-ubyte").write_bytes(b"not an image")
+        result = run(1, "--mnist", folder, "--checkpoint", f"{folder}/m.pt", expect=1)
+
+
+globals()[CHECK]()
+print("ok")
