@@ -37,22 +37,28 @@ bool InFlight::empty() const {
   return entries_.empty();
 }
 
+std::optional<Fence> InFlight::first() const {
+  std::lock_guard lock(mutex_);
+  if (entries_.empty()) return std::nullopt;
+  return entries_.front().operation.done;
+}
+
 bool InFlight::turn() {
   std::vector<Entry> ended;
   std::optional<Oldest> oldest;
-  {
+  for (std::optional<Fence> front = first(); front; front = first()) {
+    // Asked without the lock: a fence may have to ask its communicator.
+    const bool done = front->query();
     std::lock_guard lock(mutex_);
-    while (!entries_.empty() && entries_.front().operation.done.query()) {
-      ended.push_back(std::move(entries_.front()));
-      entries_.pop_front();
+    Entry& entry = entries_.front();
+    if (!done) {
+      if (watch_ && !entry.since && entry.operation.ready.query()) entry.since = Deadline::Clock::now();
+      if (watch_ && entry.since) oldest = {entry.operation.name, *entry.since};
+      break;
     }
-    if (entries_.empty()) {
-      watcher_.reset();
-    } else if (watch_ && entries_.front().operation.ready.query()) {
-      Entry& front = entries_.front();
-      if (!front.since) front.since = Deadline::Clock::now();
-      oldest = {front.operation.name, *front.since};
-    }
+    ended.push_back(std::move(entry));
+    entries_.pop_front();
+    if (entries_.empty()) watcher_.reset();
   }
   const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
   for (Entry& entry : ended) {

@@ -1,6 +1,6 @@
-// The operations of a device communicator that are enqueued on one stream and not yet done there. Nobody on the host is told
-// when an event passes, so the loop looks at the oldest of them in every turn: when it is done, its Op is finished and its
-// Pin let go.
+// The operations of a device communicator that are enqueued on one stream and not yet done there. Nobody on the host is
+// told when an event passes, so the loop looks at the oldest of them in every turn: when it is done, its Op is finished and
+// its Pin let go.
 //
 // A part of its owner, whom the loop keeps alive while anything is in flight: a communicator may be dropped with operations
 // under way. Usable from every thread.
@@ -52,6 +52,8 @@ class InFlight {
     Operation operation;
     std::optional<Deadline::Clock::time_point> since;
   };
+  std::optional<Fence> first() const;
+  // Only on the loop, so nobody else takes entries away.
   bool turn();
 
   std::shared_ptr<cuda::Device> device_;

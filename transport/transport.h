@@ -35,8 +35,8 @@ struct JoinOptions {
 
 // "on group 'x' (nccl, rank 0 of 2)", for messages.
 inline std::string place_of(const JoinOptions& options, std::string_view backend) {
-  return "on group '" + options.group_name + "' (" + std::string(backend) + ", rank " + std::to_string(options.rank) + " of " +
-         std::to_string(options.size) + ")";
+  return "on group '" + options.group_name + "' (" + std::string(backend) + ", rank " + std::to_string(options.rank) +
+         " of " + std::to_string(options.size) + ")";
 }
 
 class Transport {

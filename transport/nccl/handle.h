@@ -1,9 +1,10 @@
-// One rank's ncclComm_t and the stream it works on. NCCL takes one thread at a time, and a non-blocking communicator one call
-// at a time: each call may go on behind the caller's back (ncclInProgress) and must have ended before the next one, and before
-// anything else is enqueued on the stream.
+// One rank's ncclComm_t and the stream it works on. A non-blocking communicator takes one call at a time: a call may go on
+// behind the caller's back (ncclInProgress) and must have ended before the next one, and before anything else is enqueued
+// on the stream. So a call is start()ed and then asked for with settled().
+//
+// Usable from every thread; who starts a call is also who asks for it.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,34 +28,32 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  const Library& library() const { return *library_; }
   // Of high priority: what waits for gradients goes before what makes more of them.
   const cuda::Stream& stream() const { return stream_; }
 
-  // Makes an NCCL call, or a group of calls, and waits until they are on the stream: tens of microseconds, but at the first
-  // use of an algorithm or a peer until that peer has come too. Throws Timeout, Cancelled after cancel(), or NCCL's error;
+  // Makes an NCCL call, or a group of calls. The one before has settled. Throws Cancelled after abort(), or NCCL's error;
   // then the communicator can only be aborted.
   using Call = std::function<ncclResult_t(const Library&, ncclComm_t, cudaStream_t)>;
-  void enqueue(const Call& call, Deadline deadline);
+  void start(const Call& call);
+  // Whether the last call has ended and its work is on the stream: tens of microseconds after start(), but where a peer
+  // must be connected first, not before that peer has come too. Throws as start() does.
+  bool settled();
+  // The same, asked until it is so or the deadline comes.
+  bool settle(Deadline deadline);
 
-  // What went wrong behind the scenes since. Nothing as well while another thread is in NCCL.
+  // What went wrong behind the scenes since.
   std::optional<Error> async_error() noexcept;
 
-  // Lets a thread that is in enqueue() go, and refuses the next ones. Does not block.
-  void cancel() noexcept { cancelled_ = true; }
-  // Ends what runs on the device and frees the communicator. Blocks until the stream has come so far.
+  // Ends what runs on the device and frees the communicator. Blocks until the device's part of it has stopped.
   void abort() noexcept;
 
  private:
-  // Waits for what `result` says is in progress.
-  void settle(ncclResult_t result, std::string_view what, Deadline deadline);
-
   std::shared_ptr<const Library> library_;
   std::shared_ptr<cuda::Device> device_;
   cuda::Stream stream_;
-  std::atomic<bool> cancelled_{false};
-  std::mutex mutex_;  // of comm_: who holds it is the one thread in NCCL
-  ncclComm_t comm_ = nullptr;
+  std::mutex mutex_;           // NCCL takes one thread at a time
+  ncclComm_t comm_ = nullptr;  // null: aborted
+  bool in_progress_ = false;
 };
 
 }  // namespace weft::transport::nccl

@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <type_traits>
 
 #include <dlfcn.h>
@@ -48,6 +49,11 @@ std::vector<std::string> Library::candidates() {
 }
 
 Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::string>& files) {
+  // Read by NCCL once. Connections of all algorithms are made when a communicator is, not at their first use: making them
+  // allocates, which may wait for a device whose streams wait for us. And operations of several communicators on one device
+  // start in the order in which they were issued, or two ranks could each wait for the other's second one.
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   std::string reasons;
   for (const std::string& file : files) {
     void* const opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
