@@ -266,8 +266,7 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
   Completion completion(pin, done);
   in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done}, shared_from_this());
   if (in_line) line_.push_back(std::move(request));
-  lock.unlock();
-  if (failed) abort(*failed);
+  if (failed) fail(std::move(lock), *failed);
   return completion.op();
 }
 
@@ -296,9 +295,7 @@ void NcclCommunicator::advance() noexcept {
       line_.pop_front();
     }
   } catch (...) {
-    const Error error = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
-    lock.unlock();
-    abort(error);
+    fail(std::move(lock), to_error(std::current_exception(), Blame::Device).within(name + " " + place_));
   }
 }
 
@@ -309,21 +306,21 @@ void NcclCommunicator::watch(const InFlight::Oldest& oldest) noexcept {
   abort(Error(Blame::Timeout, oldest.name + " " + place_ + ": not all ranks took part within " + describe(timeout_)));
 }
 
-void NcclCommunicator::abort(const Error& why) noexcept {
+void NcclCommunicator::abort(const Error& why) noexcept { fail(std::unique_lock(mutex_), why); }
+
+void NcclCommunicator::fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept {
+  if (broken_) return;
+  broken_ = why;
   std::shared_ptr<Launch> begun;
-  {
-    std::lock_guard lock(mutex_);
-    if (broken_) return;
-    broken_ = why;
-    for (Request& request : line_) {
-      if (request.started) {
-        begun = request.launch;
-      } else {
-        request.launch->arrive(Fence());
-      }
+  for (Request& request : line_) {
+    if (request.started) {
+      begun = request.launch;
+    } else {
+      request.launch->arrive(Fence());
     }
-    line_.clear();
   }
+  line_.clear();
+  lock.unlock();
   in_flight_.fail(why);
   break_off(std::move(begun));
 }

@@ -72,6 +72,8 @@ class NcclCommunicator final : public Communicator,
   void advance() noexcept;
   // On the loop, while an operation is under way.
   void watch(const InFlight::Oldest& oldest) noexcept;
+  // What abort() does, under the lock of who saw the error: nothing may move the line on in between.
+  void fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept;
   // Has a thread of its own stop what runs on the device; `begun` is what NCCL may or may not have enqueued.
   void break_off(std::shared_ptr<Launch> begun) noexcept;
 
