@@ -90,7 +90,6 @@ struct EventLoop::Inner {
   std::uint64_t next_key = 1;
   std::atomic<std::thread::id> own_thread;
 
- private:
   void turn(Deadline limit);
   void sweep();
   bool run_posted();

@@ -96,6 +96,13 @@ def ring_all_reduce():
         expect(lines(output) == wanted, f"ring_all_reduce on {ranks} ranks printed something else", output)
 
 
+def readme():
+    output = run(2)
+    losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)$", output, re.M)]
+    expect(len(losses) == 4, "not four lines", output)
+    expect(losses[-1] < 0.2 * losses[0], "the loss did not fall", output)
+
+
 def hashes(output):
     return re.findall(r"parameters, rank \d+ +([0-9a-f]{16})", output)
 

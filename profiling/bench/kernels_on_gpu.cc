@@ -1,0 +1,156 @@
+#include <weft/base/error.h>
+#include <weft/cuda/fence.h>
+#include <weft/cuda/memory.h>
+#include <weft/cuda/retire.h>
+#include <weft/kernels/cuda_kernels.h>
+#include <weft/profiling/bench/kernels_on_gpu.h>
+
+namespace weft::bench {
+namespace {
+
+constexpr int kLaunches = 20;  // between two looks of the host, so that its part of the time vanishes
+
+// One device with the memory of all cases.
+class Gpu {
+ public:
+  Gpu(Report& report, std::shared_ptr<cuda::Device> device)
+      : report_(report), device_(std::move(device)), stream_(*device_), kernels_(device_) {}
+
+  void bench(std::size_t elements) {
+    bench_pack(elements, Dtype::Float32, Dtype::Float32, 0);
+    bench_pack(elements, Dtype::Float32, Dtype::BFloat16, 0);
+    bench_pack(elements, Dtype::Float32, Dtype::BFloat16, 1);
+    bench_pack(elements, Dtype::BFloat16, Dtype::BFloat16, 0);
+    bench_reduce(elements, Dtype::Float32);
+    bench_reduce(elements, Dtype::BFloat16);
+    bench_sgd(elements);
+    bench_adamw(elements, Dtype::Float32);
+    bench_adamw(elements, Dtype::BFloat16);
+  }
+
+ private:
+  // Zeros: neither values nor their exponents matter to memory.
+  Slice allocate(std::size_t bytes) {
+    memory_.emplace_back(stream_, bytes);
+    cuda::fill(stream_, memory_.back().slice(), 0);
+    return memory_.back().slice();
+  }
+
+  // As a network's tensors lie in a slab of memory: a weight and a bias in turn, each `skewed` elements off its alignment.
+  static std::vector<Slice> scattered(Slice whole, std::size_t element_bytes, std::size_t skewed) {
+    std::vector<Slice> tensors;
+    const std::size_t weight = (whole.bytes / 64 + 15) / 16 * 16;
+    for (std::size_t offset = 0; offset + weight <= whole.bytes;) {
+      const std::size_t bytes = tensors.size() % 2 == 0 ? weight : 256;
+      tensors.push_back(whole.part(offset + skewed * element_bytes, bytes - 16));
+      offset += bytes;
+    }
+    return tensors;
+  }
+
+  static std::size_t total(const std::vector<Slice>& slices) {
+    std::size_t bytes = 0;
+    for (const Slice& slice : slices) bytes += slice.bytes;
+    return bytes;
+  }
+
+  template <class Enqueue>
+  Peer peer(std::string name, Enqueue enqueue) {
+    return {std::move(name), [this, enqueue] {
+              for (int i = 0; i < kLaunches; ++i) enqueue();
+              if (!cuda::record(stream_).synchronize()) broken("a fence without a deadline timed out");
+            }};
+  }
+
+  // `bytes` are read and written in one launch; the copy reads half of them and writes as many.
+  template <class Enqueue>
+  void compare(const std::string& name, std::size_t bytes, Enqueue enqueue) {
+    if (report_.wants(name)) {
+      const Slice from = allocate(bytes / 2);
+      const Slice to = allocate(bytes / 2);
+      const auto copy = [this, from, to] { cuda::copy(stream_, to, from); };
+      const std::vector<Peer> peers = {peer("weft", enqueue), peer("device copy", copy)};
+      const auto samples = measure(peers, report_.runs());
+      for (std::size_t i = 0; i < peers.size(); ++i) {
+        Row row = bandwidth_row(name, peers[i].name, bytes * kLaunches, samples[i]);
+        row.bytes = bytes;  // of one launch
+        report_.add(row);
+      }
+    }
+    memory_.clear();
+  }
+
+  static std::string text(const std::string& what, std::size_t elements) {
+    return "gpu " + what + " " + std::to_string(elements >> 20) + "Mi";
+  }
+  static std::string text(const std::string& what, Dtype dtype, std::size_t elements) {
+    return text(what + " " + std::string(name(dtype)), elements);
+  }
+
+  void bench_pack(std::size_t elements, Dtype from, Dtype to, std::size_t skewed) {
+    const auto tensors = scattered(allocate(elements * size_of(from)), size_of(from), skewed);
+    const Slice flat = allocate(elements * size_of(to));
+    const std::size_t read = total(tensors);
+    const std::string types = std::string(name(from)) + "->" + std::string(name(to));
+    compare(text((skewed != 0 ? "unaligned pack " : "pack ") + types, elements), read + read / size_of(from) * size_of(to),
+            [=, this] { kernels_.pack(tensors, from, flat, to, 0.5, stream_); });
+  }
+
+  void bench_reduce(std::size_t elements, Dtype dtype) {
+    const Slice a = allocate(elements * size_of(dtype));
+    const Slice b = allocate(elements * size_of(dtype));
+    const Slice out = allocate(elements * size_of(dtype));
+    compare(text("sum", dtype, elements), 3 * out.bytes,
+            [=, this] { kernels_.reduce(out, a, b, dtype, ReduceOp::Sum, stream_); });
+  }
+
+  void bench_sgd(std::size_t elements) {
+    const std::size_t bytes = elements * sizeof(float);
+    const auto parameters = scattered(allocate(bytes), sizeof(float), 0);
+    const auto gradients = scattered(allocate(bytes), sizeof(float), 0);
+    const auto buffers = scattered(allocate(bytes), sizeof(float), 0);
+    std::vector<kernels::SgdTensor> tensors;
+    for (std::size_t i = 0; i < parameters.size(); ++i) tensors.push_back({parameters[i], gradients[i], buffers[i]});
+    compare(text("sgd momentum", Dtype::Float32, elements), 5 * total(parameters), [=, this] {
+      kernels_.sgd_step(tensors, Dtype::Float32, Dtype::Float32, {.momentum = 0.9, .weight_decay = 1e-4}, stream_);
+    });
+  }
+
+  void bench_adamw(std::size_t elements, Dtype dtype) {
+    const std::size_t bytes = elements * size_of(dtype);
+    const auto parameters = scattered(allocate(bytes), size_of(dtype), 0);
+    const auto gradients = scattered(allocate(bytes), size_of(dtype), 0);
+    const auto exp_avg = scattered(allocate(bytes), size_of(dtype), 0);
+    const auto exp_avg_sq = scattered(allocate(bytes), size_of(dtype), 0);
+    std::vector<kernels::AdamWTensor> tensors;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      tensors.push_back({parameters[i], gradients[i], exp_avg[i], exp_avg_sq[i]});
+    }
+    compare(text("adamw", dtype, elements), 7 * total(parameters),
+            [=, this] { kernels_.adamw_step(tensors, dtype, dtype, {}, stream_); });
+  }
+
+  Report& report_;
+  std::shared_ptr<cuda::Device> device_;
+  cuda::Stream stream_;
+  kernels::CudaKernels kernels_;
+  std::vector<cuda::DeviceMemory> memory_;  // of the present case
+};
+
+}  // namespace
+
+void bench_on_gpu(Report& report) {
+  auto driver = cuda::Driver::open();
+  if (!driver.ok()) return report.note("no GPU cases: " + driver.error().text());
+  if (cuda::Device::count(*driver.value()) == 0) return report.note("no GPU cases: the driver sees no GPU");
+  auto device = cuda::Device::open(driver.value(), 0);
+  report.note("GPU cases on " + device->properties().name);
+  {
+    Gpu gpu(report, device);
+    for (const std::size_t mebi : {6, 64, 256})
+      gpu.bench(mebi << 20);  // elements: DistributedDataParallel's bucket, and more
+  }
+  if (!device->retirement().reclaim_all(Deadline::never())) broken("a fence without a deadline timed out");
+}
+
+}  // namespace weft::bench

@@ -1,0 +1,76 @@
+// What every bench prints: a table, and with --json FILE one object a row,
+//   {"bench", "case", "peer", "bytes", "metric", "unit", "p50", "p99", "runs"}
+// where "peer" is who was measured ("weft", "libtorch", …). Peers are measured in the same run, in turns, so that a noisy
+// machine is noisy for all of them. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace weft::bench {
+
+// Times or rates of one peer in one case.
+class Samples {
+ public:
+  void add(double value) { values_.push_back(value); }
+  // The value below which the share (0 to 1) of the samples lies.
+  double quantile(double share) const;
+  int count() const { return static_cast<int>(values_.size()); }
+
+ private:
+  std::vector<double> values_;
+};
+
+struct Row {
+  std::string name;  // of the case
+  std::string peer;
+  std::size_t bytes = 0;
+  std::string metric;  // what was measured: "bandwidth", "step time"
+  std::string unit;    // "GB/s", "ms"
+  double p50 = 0;
+  double p99 = 0;  // the bad end: 99 % of the runs were at least as good
+  int runs = 0;
+};
+
+// A row from times in seconds; `per_second` turns a time into the unit (1e3: ms).
+Row time_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds, double factor,
+             std::string unit);
+// A row in GB/s from the times in seconds that moving `bytes` took.
+Row bandwidth_row(std::string name, std::string peer, std::size_t bytes, const Samples& seconds);
+
+// Somebody to measure: `run` does the thing once and returns when it is done.
+struct Peer {
+  std::string name;
+  std::function<void()> run;
+};
+
+// Runs each peer once to warm up, then all of them in turns, `runs` rounds; the times in seconds, one Samples a peer.
+std::vector<Samples> measure(const std::vector<Peer>& peers, int runs);
+
+class Report {
+ public:
+  // Reads --json FILE, --case TEXT (only cases whose name contains it) and --runs N from the command line; prints the usage
+  // and exits on anything else.
+  Report(std::string bench, int argc, char** argv, int default_runs);
+  bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
+  int runs() const { return runs_; }
+
+  // Prints and keeps a row. The first row of a case is the one the others are compared with: behind each of those stands
+  // how many times as good the first one is.
+  void add(const Row& row);
+  void note(const std::string& text) const;
+
+  // Writes the JSON file, if one was asked for; returns what main() returns.
+  int finish() const;
+
+ private:
+  std::string bench_;
+  std::string json_file_;
+  std::string only_;
+  int runs_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace weft::bench

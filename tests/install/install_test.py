@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Installs the build into a folder of its own, moves that folder, and builds and runs a separate project against it.
+
+usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+build, compiler, flags = sys.argv[1:4]
+project = Path(__file__).parent / "project"
+
+
+def run(*command, **options):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400, **options)
+    if result.returncode != 0:
+        sys.exit(f"{command[0]} …: exit {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+with tempfile.TemporaryDirectory() as folder:
+    run("cmake", "--install", build, "--prefix", f"{folder}/first")
+    prefix = Path(shutil.move(f"{folder}/first", f"{folder}/moved"))
+    for header in ("weft/weft.h", "weft/group.h", "weft/base/error.h", "weft/engine/parallel/ddp.h"):
+        if not (prefix / "include" / header).is_file():
+            sys.exit(f"{header} is not installed")
+    shutil.copytree(project, f"{folder}/project")
+    # A release build whatever ours is: users choose their own.
+    run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE=")
+    run("cmake", "--build", f"{folder}/build")
+    output = run(f"{folder}/build/user")
+    if output != "2 ranks\n":
+        sys.exit(f"the user's program printed: {output}")
+    output = run(prefix / "bin" / "weft-run", "--nproc-per-node", "2", "sh", "-c", "echo rank $RANK")
+    if sorted(output.splitlines()) != ["[rank 0] rank 0", "[rank 1] rank 1"]:
+        sys.exit(f"the installed weft-run printed: {output}")
+print("ok")

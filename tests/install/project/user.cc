@@ -1,0 +1,18 @@
+#include <cstdio>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+
+#include <weft/weft.h>
+
+int main() {
+  weft::spawn(2, [](int rank, int world_size) {
+    auto group = weft::init_process_group();
+    torch::nn::Linear net(2, 1);
+    weft::DistributedDataParallel ddp(net, group);
+    ddp(at::ones({1, 2}) * (rank + 1)).sum().backward();
+    if (net->weight.grad()[0][0].item<float>() != 1.5f)
+      throw weft::Error(weft::Blame::Caller, "the gradient is no average");
+    if (rank == 0) std::printf("%d ranks\n", world_size);
+  });
+}

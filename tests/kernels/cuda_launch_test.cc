@@ -1,0 +1,176 @@
+// What CudaKernels enqueues: how many launches, of which kernels and grids, and that the host never waits. Over the fake
+// driver, whose streams this test steps.
+
+#include <weft/cuda/memory.h>
+#include <weft/kernels/cuda_kernels.h>
+#include <weft/kernels/kernel_image.h>
+#include <weft/kernels/kernel_list.h>
+#include <weft/kernels/segments.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/kernels/fake_kernels.h>
+
+namespace weft::kernels {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class CudaLaunch : public cuda::FakeCuda {
+ protected:
+  CudaLaunch() : FakeCuda({.devices = 2}) {
+    define_kernels(fake);
+    kernels_ = std::make_unique<CudaKernels>(device);
+    stream_ = std::make_unique<cuda::Stream>(*device);
+    memory_ = cuda::DeviceMemory(*stream_, 1 << 20);
+    fake.run();
+    before_ = fake.enqueued().size();
+  }
+
+  ~CudaLaunch() override {
+    memory_ = {};
+    kernels_.reset();
+    fake.run();
+    EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(60))));
+  }
+
+  // So many tensors of so many floats in the device's memory.
+  std::vector<Slice> tensors(std::size_t count, std::size_t floats) const {
+    std::vector<Slice> slices;
+    for (std::size_t i = 0; i < count; ++i) slices.push_back(memory_.slice().part(i * floats * 4, floats * 4));
+    return slices;
+  }
+
+  // What was enqueued since the last time.
+  std::vector<std::string> enqueued() {
+    auto all = fake.enqueued();
+    std::vector<std::string> since(all.begin() + static_cast<std::ptrdiff_t>(before_), all.end());
+    before_ = all.size();
+    return since;
+  }
+
+  std::unique_ptr<CudaKernels> kernels_;
+  std::unique_ptr<cuda::Stream> stream_;
+  cuda::DeviceMemory memory_;
+  std::size_t before_ = 0;
+};
+
+TEST_F(CudaLaunch, OneForABucket) {
+  const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
+  kernels_->pack(tensors(20, 50), Dtype::Float32, flat, Dtype::BFloat16, 0.5, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float32_bfloat16"));
+  kernels_->unpack(flat, Dtype::Float16, tensors(1000, 50), Dtype::Float32, 0.5, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float16_float32_many"));
+  kernels_->pack(tensors(20, 50), Dtype::Float32, flat, Dtype::Float32, 1, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_copy_4"));
+  kernels_->reduce(flat, flat, Dtype::Bool, ReduceOp::Sum, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_bit_or_uint8"));
+}
+
+TEST_F(CudaLaunch, AsManyAsTheParameterNeeds) {
+  const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
+  const std::size_t fit = ManyLaunch<Cast<float, Half>>::kSegments;
+  kernels_->pack(tensors(fit, 1), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_cast_float32_float16_many"));
+  kernels_->pack(tensors(2 * fit + 1, 1), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
+  EXPECT_THAT(enqueued(),
+              ElementsAre("cuLaunchKernel weft_cast_float32_float16_many", "cuLaunchKernel weft_cast_float32_float16_many",
+                          "cuLaunchKernel weft_cast_float32_float16"));
+}
+
+TEST_F(CudaLaunch, NoneForNothing) {
+  const Slice flat = memory_.slice();
+  kernels_->pack({}, Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
+  kernels_->pack(tensors(3, 0), Dtype::Float32, flat, Dtype::Float16, 1, *stream_);
+  kernels_->scale(flat, Dtype::Float32, 1, *stream_);
+  kernels_->reduce(Slice(), Slice(), Dtype::Float32, ReduceOp::Sum, *stream_);
+  kernels_->sgd_step({}, Dtype::Float32, Dtype::Float32, {}, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre());
+}
+
+TEST_F(CudaLaunch, OptimizersGroupTensorsByTheirState) {
+  const auto slices = tensors(4, 10);
+  std::vector<SgdTensor> sgd;
+  std::vector<AdamWTensor> adamw;
+  for (int i = 0; i < 6; ++i) {
+    sgd.push_back({slices[0], slices[1], slices[2], i % 2 == 0});
+    adamw.push_back({slices[0], slices[1], slices[2], slices[3], {}, 1 + i % 3});
+  }
+  kernels_->sgd_step(sgd, Dtype::Float32, Dtype::Float32, {.momentum = 0.9}, *stream_);
+  EXPECT_THAT(enqueued(),
+              ElementsAre("cuLaunchKernel weft_sgd_momentum_float32", "cuLaunchKernel weft_sgd_momentum_float32"));
+  kernels_->sgd_step(sgd, Dtype::Float32, Dtype::Float32, {}, *stream_);
+  EXPECT_THAT(enqueued(), ElementsAre("cuLaunchKernel weft_sgd_float32"));
+  kernels_->adamw_step(adamw, Dtype::Float32, Dtype::Float32, {}, *stream_);
+  EXPECT_EQ(enqueued(), std::vector<std::string>(3, "cuLaunchKernel weft_adam_float32"));
+}
+
+TEST_F(CudaLaunch, TheHostNeverWaits) {
+  fake.hold(*stream_);
+  const int blocks = fake.host_blocks();
+  const Slice flat = memory_.slice().part(512 << 10, 512 << 10);
+  const auto slices = tensors(1000, 50);
+  const AdamWTensor tensor{slices[0], slices[1], slices[2], slices[3], slices[4]};
+  kernels_->pack(slices, Dtype::Float32, flat, Dtype::BFloat16, 0.5, *stream_);
+  kernels_->reduce(flat, flat, Dtype::BFloat16, ReduceOp::Avg, *stream_);
+  kernels_->unpack(flat, Dtype::BFloat16, slices, Dtype::Float32, 1, *stream_);
+  kernels_->adamw_step({&tensor, 1}, Dtype::Float32, Dtype::Float32, {.amsgrad = true}, *stream_);
+  EXPECT_EQ(fake.pending(*stream_), 4u);
+  EXPECT_EQ(fake.host_blocks(), blocks);
+  fake.release(*stream_);
+  fake.run();
+}
+
+TEST_F(CudaLaunch, RefusesBeforeAnythingIsEnqueued) {
+  const auto slices = tensors(2, 10);
+  std::byte host[40];
+  const Slice on_host{host, 40, Device::host()};
+  const auto other = cuda::Device::open(fake.driver(), 1);
+  const cuda::Stream elsewhere(*other);
+  const auto refusal = [](const auto& call) {
+    const Error error = cuda::error_from(call);
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    return error.text();
+  };
+  EXPECT_THAT(refusal([&] { kernels_->reduce(slices[0], on_host, Dtype::Float32, ReduceOp::Sum, *stream_); }),
+              HasSubstr("the second operand lies on cpu; this call takes memory of cuda:0"));
+  EXPECT_THAT(refusal([&] { kernels_->reduce(slices[0], slices[1], Dtype::Float32, ReduceOp::BitOr, *stream_); }),
+              HasSubstr("reduce: BitOr is not defined for float32"));
+  EXPECT_THAT(refusal([&] { kernels_->scale(slices[0], Dtype::Float32, 2, elsewhere); }),
+              HasSubstr("these kernels are loaded on cuda:0, the stream is of cuda:1"));
+  EXPECT_THAT(enqueued(), ElementsAre());
+}
+
+TEST_F(CudaLaunch, CodeIsUnloadedLaterNotInTheDestructor) {
+  EXPECT_EQ(fake.alive().libraries, 1u);
+  kernels_.reset();
+  EXPECT_EQ(fake.alive().libraries, 1u);
+  EXPECT_EQ(device->retirement().reclaim(), 1u);
+  EXPECT_EQ(fake.alive().libraries, 0u);
+}
+
+// The driver takes 4096 bytes of parameters from every kernel, and 32764 since CUDA 12.1.
+TEST(LaunchParameters, FitWhatTheDriverTakes) {
+#define WEFT_EXPECT_FITS(name, ...)                          \
+  EXPECT_LE(sizeof(FewLaunch<__VA_ARGS__>), 4096u) << #name; \
+  EXPECT_LE(sizeof(ManyLaunch<__VA_ARGS__>), 32764u) << #name;
+  WEFT_CAST_KERNELS(WEFT_EXPECT_FITS)
+  WEFT_OPTIMIZER_KERNELS(WEFT_EXPECT_FITS)
+}
+
+// The numbers that cuda_kernels.h promises.
+TEST(LaunchParameters, HoldThePromisedNumberOfTensors) {
+  EXPECT_EQ((ManyLaunch<Cast<float, BFloat16>>::kSegments), 1168u);
+  EXPECT_EQ((ManyLaunch<Sgd<float, float>>::kSegments), 1168u);
+  EXPECT_EQ((ManyLaunch<SgdMomentum<double, double>>::kSegments), 908u);
+  EXPECT_EQ((ManyLaunch<Adam<float, float>>::kSegments), 742u);
+  EXPECT_EQ((ManyLaunch<AdamAmsgrad<double, double>>::kSegments), 628u);
+}
+
+TEST(KernelImage, IsAFatbin) {
+  const auto image = kernel_image();
+  ASSERT_GT(image.size(), 4096u);
+  EXPECT_EQ(*reinterpret_cast<const std::uint32_t*>(image.data()), 0xba55ed50u);
+}
+
+}  // namespace
+}  // namespace weft::kernels
