@@ -1,8 +1,8 @@
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <utility>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -16,6 +16,7 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/pause.h>
 
 namespace weft::group {
 
@@ -23,23 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-constexpr auto kLook = milliseconds(5);
-
-class Socket {
- public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_;
-};
 
 // Returns null, with the reason in `failure`, when the name cannot be resolved (yet).
 Addresses resolve(const std::string& host, int port, int type, std::string& failure) {
@@ -76,34 +60,57 @@ int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   return number == 0 ? socket.release() : -1;
 }
 
-// Waits for the next look, bounded by the deadline.
-void pause(Deadline deadline) {
-  const auto left = std::min(deadline.remaining(), kLook);
-  ::poll(nullptr, 0, static_cast<int>(left.count()));
+// Tries the host's addresses in turn, once. Returns a socket, or -1 with the reason and its errno (0: no such host).
+int connect_once(const std::string& host, int port, Deadline deadline, std::string& failure, int& number) {
+  number = 0;
+  const Addresses addresses = resolve(host, port, SOCK_STREAM, failure);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    const int socket = try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)), number);
+    if (socket >= 0) return socket;
+    failure = std::strerror(number);
+  }
+  return -1;
 }
 
 }  // namespace
 
+Socket::~Socket() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
 int connect_to(const std::string& host, int port, Deadline deadline) {
-  const std::string where = host + ":" + std::to_string(port);
+  Pause pause;
   for (;;) {
     std::string failure;
-    const Addresses addresses = resolve(host, port, SOCK_STREAM, failure);
-    for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-      int number = 0;
-      const int socket = try_connect(*address, std::min(deadline.remaining(), milliseconds(2000)), number);
-      if (socket >= 0) return socket;
-      failure = std::strerror(number);
-    }
-    if (deadline.passed()) {
-      throw Error(addresses ? Blame::Timeout : Blame::Caller, "nobody answered at " + where + " in time: " + failure +
-                                                                  "; has rank 0 started, and can this host reach it?");
-    }
-    pause(deadline);
+    int number = 0;
+    const int socket = connect_once(host, port, deadline, failure, number);
+    if (socket >= 0) return socket;
+    const std::string where = host + ":" + std::to_string(port);
+    if (number == ECONNREFUSED) throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", number);
+    if (deadline.passed()) throw Error(Blame::Timeout, "no answer from " + where + ": " + failure, number);
+    pause.wait(deadline);
   }
 }
 
-void wait_for_listener(const std::string& host, int port, Deadline deadline) { ::close(connect_to(host, port, deadline)); }
+void wait_for_listener(const std::string& host, int port, Deadline deadline) {
+  Pause pause;
+  for (;;) {
+    std::string failure;
+    int number = 0;
+    const int socket = connect_once(host, port, deadline, failure, number);
+    if (socket >= 0) {
+      ::close(socket);
+      return;
+    }
+    if (deadline.passed()) {
+      throw Error(number != 0 ? Blame::Timeout : Blame::Caller,
+                  "nobody answered at " + host + ":" + std::to_string(port) + " in time: " + failure +
+                      "; has rank 0 started, and can this host reach it?",
+                  number);
+    }
+    pause.wait(deadline);
+  }
+}
 
 SocketAddress socket_address(const std::string& host, int port) {
   addrinfo hints{};
@@ -119,6 +126,8 @@ SocketAddress socket_address(const std::string& host, int port) {
   address.length = list->ai_addrlen;
   return address;
 }
+
+std::string numeric_address(const SocketAddress& address) { return numeric(address.get(), address.length); }
 
 int port_of(int socket) {
   sockaddr_storage storage{};
@@ -156,28 +165,51 @@ std::string local_address_towards(const std::string& host, int port) {
   return "";
 }
 
-std::string address_of_interface(const std::string& name) {
+std::string interface_towards(const std::string& host, int port) {
+  const std::string local = local_address_towards(host, port);
+  ifaddrs* list = nullptr;
+  if (local.empty() || getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> interfaces(list, &freeifaddrs);
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    const int family = item->ifa_addr == nullptr ? AF_UNSPEC : item->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const auto length = static_cast<socklen_t>(family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (numeric(item->ifa_addr, length) == local) return item->ifa_name;
+  }
+  return "";
+}
+
+std::string address_of_interface(const std::string& name, int family) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) throw system_error(Blame::Device, "reading the network interfaces", errno);
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> interfaces(list, &freeifaddrs);
   std::string known;
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-      if (item->ifa_addr == nullptr || item->ifa_addr->sa_family != family) continue;
-      if (item->ifa_name == name) {
-        return numeric(item->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-      }
-      if (family == AF_INET) known += (known.empty() ? "" : ", ") + std::string(item->ifa_name);
-    }
+  std::string found[3];  // IPv4, IPv6, IPv6 link-local
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    const int kind = item->ifa_addr == nullptr ? AF_UNSPEC : item->ifa_addr->sa_family;
+    if (kind != AF_INET && kind != AF_INET6) continue;
+    const std::string one = item->ifa_name;
+    if (("," + known + ",").find("," + one + ",") == std::string::npos) known += (known.empty() ? "" : ",") + one;
+    if (one != name || (family != AF_UNSPEC && family != kind)) continue;
+    const auto* six = reinterpret_cast<const sockaddr_in6*>(item->ifa_addr);
+    const int place = kind == AF_INET ? 0 : IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr) ? 2 : 1;
+    const auto length = static_cast<socklen_t>(kind == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (found[place].empty()) found[place] = numeric(item->ifa_addr, length);
   }
-  throw Error(Blame::Caller, "no interface '" + name + "' with an address (WEFT_SOCKET_IFNAME); there are: " + known);
+  for (const std::string& address : found) {
+    if (!address.empty()) return address;
+  }
+  const std::string kind = family == AF_INET ? "IPv4 " : family == AF_INET6 ? "IPv6 " : "";
+  throw Error(Blame::Caller,
+              "no interface '" + name + "' with an " + kind + "address (WEFT_SOCKET_IFNAME); there are: " + known);
 }
 
 bool is_multicast(const std::string& host) {
+  const std::string address = host.substr(0, host.find('%'));
   in_addr four{};
-  if (inet_pton(AF_INET, host.c_str(), &four) == 1) return IN_MULTICAST(ntohl(four.s_addr));
+  if (inet_pton(AF_INET, address.c_str(), &four) == 1) return IN_MULTICAST(ntohl(four.s_addr));
   in6_addr six{};
-  return inet_pton(AF_INET6, host.c_str(), &six) == 1 && IN6_IS_ADDR_MULTICAST(&six);
+  return inet_pton(AF_INET6, address.c_str(), &six) == 1 && IN6_IS_ADDR_MULTICAST(&six);
 }
 
 LauncherFile::LauncherFile(const std::string& job) {
@@ -199,7 +231,7 @@ void LauncherFile::publish(int port) {
   const std::string aside = path_ + "." + std::to_string(getpid());
   const int file = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) throw system_error(Blame::Caller, "writing " + aside, errno);
-  const std::string text = std::to_string(port) + "\n";
+  const std::string text = std::to_string(port) + " " + std::to_string(getpid()) + "\n";
   const bool written = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   ::close(file);
   if (!written || ::rename(aside.c_str(), path_.c_str()) != 0) throw system_error(Blame::Caller, "writing " + path_, errno);
@@ -207,14 +239,17 @@ void LauncherFile::publish(int port) {
 }
 
 int LauncherFile::port(Deadline deadline) const {
+  Pause pause;
   for (;;) {
     struct stat status {};
     if (::lstat(path_.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == getuid()) {
       int port = 0;
-      if (std::ifstream(path_) >> port && port > 0 && port < 65536) return port;
+      pid_t writer = 0;
+      const bool whole = static_cast<bool>(std::ifstream(path_) >> port >> writer);
+      if (whole && port > 0 && port < 65536 && writer > 0 && ::kill(writer, 0) == 0) return port;
     }
     if (deadline.passed()) throw Error(Blame::Timeout, "rank 0 did not write its address into " + path_ + " in time");
-    pause(deadline);
+    pause.wait(deadline);
   }
 }
 

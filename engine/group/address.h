@@ -2,12 +2,27 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include <sys/socket.h>
 
 #include <weft/base/deadline.h>
 
 namespace weft::group {
+
+// Owns a socket.
+class Socket {
+ public:
+  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+  ~Socket();
+  Socket(Socket&& other) noexcept : descriptor_(other.release()) {}
+  Socket& operator=(Socket&&) = delete;
+  int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
+
+ private:
+  int descriptor_;
+};
 
 // Blocks until something accepts TCP connections there, looking every few milliseconds. Throws Timeout naming the address
 // and the last failure; Caller when the host's name cannot be resolved by the deadline.
@@ -16,8 +31,12 @@ void wait_for_listener(const std::string& host, int port, Deadline deadline);
 // The local address that packets to the host leave from; "" if there is no route.
 std::string local_address_towards(const std::string& host, int port);
 
-// The IPv4 or IPv6 address of an interface ("eth0"). Throws Caller, listing the interfaces there are.
-std::string address_of_interface(const std::string& name);
+// An address of an interface ("eth0"): IPv4 if it has one, or one of the given family; link-local ones last. Throws Caller,
+// listing the interfaces there are.
+std::string address_of_interface(const std::string& name, int family = AF_UNSPEC);
+
+// The interface that packets to the address leave by, as the kernel routes them; "" if there is no route.
+std::string interface_towards(const std::string& host, int port);
 
 // The address that this machine's name stands for, if it is one of this machine's; else the loopback.
 std::string default_address();
@@ -28,19 +47,21 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
+std::string numeric_address(const SocketAddress& address);
+
 // From a numeric IPv4 or IPv6 address. Throws Caller for anything else.
 SocketAddress socket_address(const std::string& host, int port);
 // The port that a socket is bound to.
 int port_of(int socket);
-// A connected, non-blocking TCP socket. Blocks; tries until the deadline, every few milliseconds. Throws as
-// wait_for_listener.
+// A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more),
+// Timeout when there is no answer by the deadline.
 int connect_to(const std::string& host, int port, Deadline deadline);
 
-// Whether the text is an IP multicast address (224.0.0.0/4, ff00::/8).
+// Whether the text is an IP multicast address (224.0.0.0/4, ff00::/8), with or without a scope (ff02::1%eth0).
 bool is_multicast(const std::string& host);
 
 // How ranks below one mpirun or srun on one machine find rank 0's port: a file named after the job, which rank 0 writes and
-// removes again. Only this user's files are read.
+// removes again. Only this user's files are read, and only while the process that wrote them lives.
 class LauncherFile {
  public:
   // `job` names the launcher's job; see launcher_job().

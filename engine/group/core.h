@@ -28,7 +28,7 @@ struct Carrier {
 struct Job {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<Membership> membership;
-  bool connected = false;  // set while the first communicator of the first group is made
+  std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
 
   Job() = default;
@@ -44,8 +44,9 @@ struct CoreOptions {
   c10::Device device = c10::Device(c10::kCPU);
   std::chrono::milliseconds timeout{};
   std::vector<int> global_ranks;
-  c10::intrusive_ptr<c10d::Store> store;  // prefixed for this group
-  std::string backend;                    // as the user wrote it
+  c10::intrusive_ptr<c10d::Store> store;      // prefixed for this group; what the user gets
+  c10::intrusive_ptr<c10d::Store> own_store;  // the same over the job's own connection
+  std::string backend;                        // as the user wrote it
   std::shared_ptr<Job> job;
 };
 
@@ -55,6 +56,7 @@ struct Core : std::enable_shared_from_this<Core> {
   // Leaves: waits for this rank's operations, and until the others have completed them too.
   ~Core();
 
+  // Meets the other ranks. Throws Timeout saying who did not come, PeerLost saying who was lost meanwhile.
   void join();
 
   struct Operation {
@@ -69,8 +71,9 @@ struct Core : std::enable_shared_from_this<Core> {
   using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
   Work issue(Operation operation, const Call& call);
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
-  // `to`: the receiver of a send, -1 for a recv.
-  Work issue_message(const std::string& name, const at::Tensor& tensor, int to, int tag, const MessageCall& call);
+  // Issues one send to `peer`, or a recv from it (kAnySource: from any).
+  Work issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
+                     const MessageCall& call);
 
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
@@ -86,7 +89,7 @@ struct Core : std::enable_shared_from_this<Core> {
   transport::Communicator& communicator(c10::Device device);
   const Carrier& carrier(c10::Device device) const;
 
-  // Fails what is pending and all that comes. The first reason stays.
+  // Fails what is pending and all that comes. The first reason stays. From any thread.
   void fail(const Error& why);
   // A backend's error as the group understands it: where a connection broke, the rank that was lost, if that is known or
   // becomes known in a moment. May block for that moment.
@@ -98,7 +101,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void check_rank(int rank, const char* what) const;
 
   ProcessGroup handle() { return ProcessGroup(shared_from_this()); }
-  static ProcessGroup make(CoreOptions options);
+  // Makes one and joins. On failure the other ranks are told why.
+  static ProcessGroup make(const CoreOptions& options);
   static Core& of(const ProcessGroup& group) { return group.core(); }
 
   const CoreOptions options;
@@ -107,20 +111,33 @@ struct Core : std::enable_shared_from_this<Core> {
   std::mutex issue_mutex;  // the order of operations
 
  private:
+  std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
+                                                const transport::JoinOptions& join);
+  void throw_if_failed_elsewhere();
+  void throw_broken();
+  std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
   void leave();
-  void note_completion(std::uint64_t number, const std::vector<Op>& ops);
+  void wait_for_own_operations(Deadline deadline);
+  void follow(const std::string& what, const Op& op, Task done);
+  ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made);
 
-  std::map<c10::DeviceType, Carrier> carriers_;
+  std::mutex making_mutex_;                      // of communicators: one is made at a time
+  std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_
   std::mutex numbers_mutex_;
   std::map<std::string, int> numbers_;
   std::shared_ptr<Ledger> ledger_;
-  std::vector<Op> unfinished_;  // recent operations, waited for before leaving; guarded by issue_mutex
+  struct Issued {
+    std::string what;
+    Op op;
+  };
+  std::vector<Issued> unfinished_;  // recent operations, waited for before leaving; guarded by issue_mutex
   std::mutex error_mutex_;
   std::condition_variable broken_changed_;
   std::optional<Error> broken_;
   std::optional<Error> unseen_;
+  std::shared_ptr<HostFlag> joining_;  // raised to end meet(); guarded by error_mutex_
 };
 
 struct WorkState {
@@ -134,9 +151,5 @@ struct WorkState {
   std::optional<Error> error() const;
   bool done() const;
 };
-
-// "cpu:gloo,cuda:nccl" as {device type: backend}; one name stands for both devices. Case and blanks do not matter. Throws
-// Caller for a trailing comma, a device named twice, an unknown device.
-std::map<c10::DeviceType, std::string> parse_backends(const std::string& text);
 
 }  // namespace weft::group

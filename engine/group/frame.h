@@ -14,8 +14,9 @@ namespace weft::group {
 enum class FrameType : std::uint8_t {
   Hello = 1,      // text: the job's token. The first frame of a connection.
   Lost = 2,       // rank died; text: how it was noticed
-  Abort = 3,      // rank aborted group; text: reason
-  Leaving = 4,    // rank leaves group after `number` collectives; text: how many messages it sent to each rank
+  Abort = 3,      // rank aborted group; text: reason; `number`: whether it was meant (0) or kLeftByException
+  Leaving = 4,    // rank leaves group after `number` collectives; text: how many messages it sent to each rank of the
+                  // group
   Completed = 5,  // rank has completed all that `number` (a rank) took part in before leaving group
   Goodbye = 6,    // rank leaves the job: its connection will close, and that is no loss
 };
@@ -27,6 +28,8 @@ struct Frame {
   std::string group;  // "" for the whole job
   std::string text;
 };
+
+constexpr std::uint64_t kLeftByException = 1;
 
 constexpr std::size_t kFrameHead = 32;
 constexpr std::size_t kMaxFrameText = 64 * 1024;

@@ -1,8 +1,11 @@
+#include <algorithm>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/tensor/torch_cuda.h>
@@ -25,6 +28,7 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
   }
+  options.timeout = std::min(options.timeout, group::kLongestTimeout);
   const Deadline deadline = Deadline::in(options.timeout);
   const auto place = group::rendezvous(options, group::process_environment(), deadline);
 
@@ -37,6 +41,8 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
+  // Where the user blocks on the store he does not hold up the group.
+  made.own_store = group::connection_of(made.store);
   made.backend = options.backend;
   made.job = std::make_shared<group::Job>();
   made.job->loop = std::make_shared<EventLoop>("weft " + made.name);
@@ -44,9 +50,11 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
                                 ? place.local_address
                                 : group::address_of_interface(config().socket_interfaces.front());
   made.job->membership = group::Membership::make(made.rank, made.size, made.job->local_address,
-                                                 std::make_shared<group::StoreBootstrap>(made.store), made.job->loop);
+                                                 std::make_shared<group::StoreBootstrap>(made.own_store), made.job->loop);
   log::set_thread_label("rank " + std::to_string(made.rank));
-  auto group = group::Core::make(std::move(made));
+  const auto membership = made.job->membership;
+  auto group = group::Core::make(made);
+  if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
   log::info("joined group '" + group::Core::of(group).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));
   return group;

@@ -12,7 +12,8 @@ Ledger::Ledger(std::string group, int rank, std::vector<int> members, std::funct
       members_(std::move(members)),
       send_(std::move(send)),
       sent_(members_.size()),
-      received_(members_.size()) {}
+      received_(members_.size()),
+      expected_(members_.size() + 1) {}
 
 int Ledger::group_rank(int job_rank) const {
   const auto found = std::find(members_.begin(), members_.end(), job_rank);
@@ -41,19 +42,42 @@ void Ledger::complete_collective(std::uint64_t number) {
 
 void Ledger::begin_send(int to) {
   std::lock_guard lock(mutex_);
+  if (leavers_.contains(to)) {
+    throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ + "'; it receives no more");
+  }
   ++sent_[static_cast<std::size_t>(to)];
 }
 
-void Ledger::complete_recv(int from) {
-  if (from < 0) return;
+void Ledger::begin_recv(int from) {
   std::lock_guard lock(mutex_);
-  ++received_[static_cast<std::size_t>(from)];
+  if (const auto error = never_received(from, 1)) throw *error;
+  ++expected_[from < 0 ? members_.size() : static_cast<std::size_t>(from)];
+}
+
+void Ledger::complete_recv(int from, int source) {
+  std::lock_guard lock(mutex_);
+  --expected_[from < 0 ? members_.size() : static_cast<std::size_t>(from)];
+  if (source >= 0) ++received_[static_cast<std::size_t>(source)];
   answer_leavers();
 }
 
-std::uint64_t Ledger::collectives() const {
-  std::lock_guard lock(mutex_);
-  return begun_;
+// Whether what is expected from a rank, or from any (-1), and `more` beyond that, is more than can still come.
+std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const {
+  const std::string text = "group '" + group_ + "' with fewer messages to this rank than it receives";
+  if (from >= 0) {
+    const auto leaver = leavers_.find(from);
+    const auto place = static_cast<std::size_t>(from);
+    if (leaver == leavers_.end() || received_[place] + expected_[place] + more <= leaver->second.messages) return {};
+    return Error(Blame::PeerLost, "rank " + std::to_string(from) + " has left " + text);
+  }
+  if (leavers_.size() + 1 < members_.size()) return {};
+  std::uint64_t coming = 0;
+  for (const auto& [rank, leaver] : leavers_) {
+    const auto taken = received_[static_cast<std::size_t>(rank)] + expected_[static_cast<std::size_t>(rank)];
+    if (leaver.messages > taken) coming += leaver.messages - taken;
+  }
+  if (expected_.back() + more <= coming) return {};
+  return Error(Blame::PeerLost, "all other ranks have left " + text);
 }
 
 std::uint64_t Ledger::completed_through() const { return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1; }
@@ -107,15 +131,31 @@ void Ledger::on_alone() {
 
 std::optional<Error> Ledger::left_behind() const {
   std::lock_guard lock(mutex_);
-  if (unfinished_.empty()) return std::nullopt;
-  const auto last = *unfinished_.rbegin();
+  const auto last = unfinished_.empty() ? 0 : *unfinished_.rbegin();
   for (const auto& [rank, leaver] : leavers_) {
-    if (leaver.collectives >= last) continue;
-    return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
-                                      std::to_string(leaver.collectives) + " collectives; #" + std::to_string(last) +
-                                      " will never complete");
+    if (leaver.collectives < last) {
+      return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
+                                        std::to_string(leaver.collectives) + " collectives; #" + std::to_string(last) +
+                                        " will never complete");
+    }
+    if (expected_[static_cast<std::size_t>(rank)] == 0) continue;
+    if (const auto error = never_received(rank, 0)) return error;
   }
-  return std::nullopt;
+  return expected_.back() > 0 ? never_received(-1, 0) : std::nullopt;
+}
+
+bool Ledger::has_left(int rank) const {
+  std::lock_guard lock(mutex_);
+  const int member = group_rank(rank);
+  return member < 0 || leavers_.contains(member);
+}
+
+std::string Ledger::who_left() const {
+  std::lock_guard lock(mutex_);
+  std::string ranks;
+  for (const auto& [rank, leaver] : leavers_) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  if (leavers_.empty()) return "";
+  return (leavers_.size() == 1 ? "rank " + ranks + " has" : "ranks " + ranks + " have") + " left group '" + group_ + "'";
 }
 
 std::vector<int> Ledger::leave(const std::function<bool(int)>& known, Deadline deadline) {

@@ -28,9 +28,12 @@ class Ledger {
   // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take part.
   std::uint64_t begin_collective();
   void complete_collective(std::uint64_t number);
+  // Throws PeerLost when the receiver has left.
   void begin_send(int to);
-  void complete_recv(int from);
-  std::uint64_t collectives() const;
+  // `from`: a rank, or -1 for any. Throws PeerLost when nothing can come from there any more.
+  void begin_recv(int from);
+  // `from`: as it was begun; `source`: who sent, -1 if the receive failed.
+  void complete_recv(int from, int source);
 
   // From membership. All ranks are the job's.
   void on_leaving(const Frame& frame);
@@ -39,8 +42,12 @@ class Ledger {
   void on_gone(int rank);
   // Nobody will answer any more.
   void on_alone();
-  // Whether a rank of the group has left, and before which collective: what is pending beyond that will never complete.
+  // Why something that is pending here will never complete, because a rank has left that would have to take part in it.
   std::optional<Error> left_behind() const;
+  // Whether the rank (of the job) has left the group, or is no member.
+  bool has_left(int rank) const;
+  // "rank 1 has left group 'x'"; "" when nobody has.
+  std::string who_left() const;
 
   // Tells the others, and blocks until each has completed what this rank took part in, or is gone. `known` says which ranks
   // answer at all. Returns whom it still waited for at the deadline (empty: all are done).
@@ -53,6 +60,7 @@ class Ledger {
     bool answered = false;
   };
   std::uint64_t completed_through() const;
+  std::optional<Error> never_received(int from, std::uint64_t more) const;
   void answer_leavers();
   int group_rank(int job_rank) const;
 
@@ -67,6 +75,7 @@ class Ledger {
   std::set<std::uint64_t> unfinished_;
   std::vector<std::uint64_t> sent_;      // by group rank
   std::vector<std::uint64_t> received_;  // by group rank
+  std::vector<std::uint64_t> expected_;  // receives begun and not complete, by group rank; the last counts those from any
   std::map<int, Leaver> leavers_;        // by group rank
   std::set<int> satisfied_;              // group ranks that need nothing more from this one
   bool alone_ = false;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 #include <set>
+#include <sstream>
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -14,13 +15,15 @@
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/membership.h>
-#include <weft/engine/group/store.h>
+#include <weft/engine/group/pause.h>
 
 namespace weft::group {
 
 namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(10);
+constexpr auto kRest = std::chrono::milliseconds(100);
+constexpr std::size_t kMaxStrangers = 64;     // connected, and no Hello yet; above the ranks that may come
 constexpr std::size_t kMaxUnsent = 4u << 20;  // a peer that does not read for so long is gone
 
 // A peer that vanishes without a word (cable, power) is noticed after about 15 s.
@@ -42,6 +45,12 @@ std::string random_token() {
 }
 
 std::string member_key(int rank) { return "weft/member/" + std::to_string(rank); }
+
+std::vector<std::string> member_keys(int size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(member_key(rank));
+  return keys;
+}
 
 }  // namespace
 
@@ -68,14 +77,15 @@ struct Membership::State : std::enable_shared_from_this<State> {
   int rank = 0;
   int size = 1;
   std::string token;  // of the hub: what a Hello must say
-  std::shared_ptr<transport::Bootstrap> store;
+  std::shared_ptr<StoreBootstrap> store;
   std::shared_ptr<EventLoop> loop;
   int listening = -1;
+  int hub = -1;               // set once, before anything is watched
+  std::vector<bool> members;  // known after connect
 
-  // On the loop from connect on.
-  int hub = -1;
-  std::vector<bool> members;
+  // On the loop.
   EventLoop::Registration accepting;
+  EventLoop::Registration resting;             // instead of accepting
   std::map<int, std::unique_ptr<Peer>> peers;  // by rank: all members at the hub, only the hub elsewhere
   std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
@@ -98,12 +108,15 @@ struct Membership::State : std::enable_shared_from_this<State> {
   void send_to(Peer& peer, const std::string& bytes);
   void flush(Peer& peer);
   void broadcast(const Frame& frame, int except);
+  void pass_on(const Frame& frame, int from);
   void accept_strangers();
-  void dial_hub(Deadline deadline);
+  void take_in(Peer& stranger, const Frame& hello);
+  void become_hub();
+  void dial(int rank, const std::string& published, Deadline deadline);
 };
 
 std::shared_ptr<Membership> Membership::make(int rank, int size, const std::string& local_address,
-                                             std::shared_ptr<transport::Bootstrap> store, std::shared_ptr<EventLoop> loop) {
+                                             std::shared_ptr<StoreBootstrap> store, std::shared_ptr<EventLoop> loop) {
   auto state = std::make_shared<State>();
   state->rank = rank;
   state->size = size;
@@ -125,6 +138,7 @@ Membership::~Membership() {
         state->send_to(*peer, encode({FrameType::Goodbye, state->rank, 0, "", ""}));
     }
     state->accepting.reset();
+    state->resting.reset();
     state->strangers.clear();
     state->peers.clear();
     state->listeners.clear();
@@ -139,49 +153,90 @@ void Membership::State::open_listener(const std::string& address) {
   if (listening < 0 || ::bind(listening, any.get(), any.length) != 0 || ::listen(listening, 1024) != 0) {
     throw system_error(Blame::Caller, "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface", errno);
   }
-  store->set(member_key(rank), to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token));
+  store->set(member_key(rank),
+             to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token + " " + std::to_string(size)));
+}
+
+void Membership::connect_to_first(const std::function<bool()>& stop, Deadline deadline) {
+  State& state = *state_;
+  if (state.size == 1 || state.hub >= 0) return;
+  if (state.rank == 0) return state.become_hub();
+  Pause pause;
+  while (!state.store->exists(member_key(0))) {
+    if (stop() || deadline.passed()) return;
+    pause.wait(deadline);
+  }
+  state.dial(0, to_text(state.store->get(member_key(0), deadline)), deadline);
 }
 
 void Membership::connect(Deadline deadline) {
   State& state = *state_;
   if (state.size == 1) return;
-  std::vector<bool> members(static_cast<std::size_t>(state.size));
-  int hub = -1;
-  for (int rank = state.size; rank-- > 0;) {
-    members[static_cast<std::size_t>(rank)] = state.store->exists(member_key(rank));
-    if (members[static_cast<std::size_t>(rank)]) hub = rank;
+  state.members.assign(static_cast<std::size_t>(state.size), true);
+  int lowest = 0;
+  if (!state.store->exist(member_keys(state.size))) {  // one question in the usual case
+    lowest = -1;
+    for (int rank = state.size; rank-- > 0;) {
+      const bool is_member = state.store->exists(member_key(rank));
+      state.members[static_cast<std::size_t>(rank)] = is_member;
+      if (is_member) lowest = rank;
+    }
   }
-  state.members = members;
-  state.hub = hub;
-  if (state.is_hub()) {
-    state.loop->post([state = state_] {
-      state->accepting = state->loop->watch(state->listening, EPOLLIN, [weak = std::weak_ptr(state)](std::uint32_t) {
-        if (const auto alive = weak.lock()) alive->accept_strangers();
-      });
-    });
-  } else {
-    ::close(std::exchange(state.listening, -1));
-    state.dial_hub(deadline);
+  if (state.hub >= 0) return;
+  if (lowest == state.rank) return state.become_hub();
+  state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+}
+
+void Membership::wait_for_all(Deadline deadline) {
+  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank) state_->store->get(member_key(rank), deadline);
+}
+
+std::string Membership::missing() const {
+  std::string ranks;
+  int count = 0;
+  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank) {
+    if (state_->store->exists(member_key(rank))) continue;
+    ranks += (count++ > 0 ? ", " : "") + std::to_string(rank);
   }
+  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + ranks;
 }
 
 bool Membership::has(int rank) const {
   return state_->size == 1 ? rank == 0 : !state_->members.empty() && state_->members[static_cast<std::size_t>(rank)];
 }
 
-void Membership::State::dial_hub(Deadline deadline) {
-  const std::string text = to_text(store->get(member_key(hub), deadline));
-  const auto first = text.find(' ');
-  const auto second = text.find(' ', first + 1);
-  if (first == std::string::npos || second == std::string::npos)
-    throw Error(Blame::PeerLost, "rank " + std::to_string(hub) + " published no address");
-  const std::string host = text.substr(0, first);
-  const int port = std::atoi(text.substr(first + 1, second - first - 1).c_str());
-  const int socket = connect_to(host, port, deadline);
-  auto peer = std::make_unique<Peer>(socket, size);
-  peer->rank = hub;
-  keep_alive(socket);
-  const std::string hello = encode({FrameType::Hello, rank, 0, "", text.substr(second + 1)});
+void Membership::State::become_hub() {
+  hub = rank;
+  loop->post([self = shared_from_this()] {
+    self->accepting = self->loop->watch(self->listening, EPOLLIN, [weak = std::weak_ptr(self)](std::uint32_t) {
+      if (const auto alive = weak.lock()) alive->accept_strangers();
+    });
+  });
+}
+
+void Membership::State::dial(int to, const std::string& published, Deadline deadline) {
+  std::istringstream text(published);
+  std::string host;
+  std::string their_token;
+  int port = 0;
+  int their_size = 0;
+  const std::string who = "rank " + std::to_string(to);
+  if (!(text >> host >> port >> their_token >> their_size)) throw Error(Blame::PeerLost, who + " published no address");
+  if (their_size != size) {
+    throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) + ", rank " +
+                                   std::to_string(rank) + " gives " + std::to_string(size));
+  }
+  std::unique_ptr<Peer> peer;
+  try {
+    peer = std::make_unique<Peer>(connect_to(host, port, deadline), size);
+  } catch (const Error& error) {
+    throw error.within(who + " is lost: it published its address, but");
+  }
+  ::close(std::exchange(listening, -1));
+  hub = to;
+  peer->rank = to;
+  keep_alive(peer->socket);
+  const std::string hello = encode({FrameType::Hello, rank, 0, "", their_token});
   loop->post([self = shared_from_this(), peer = std::make_shared<std::unique_ptr<Peer>>(std::move(peer)), hello] {
     Peer& one = **peer;
     self->peers[self->hub] = std::move(*peer);
@@ -199,9 +254,17 @@ void Membership::State::watch(Peer& peer) {
 void Membership::State::accept_strangers() {
   for (;;) {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
+      // No descriptor is left: the descriptor stays readable, so look away for a while.
+      accepting.reset();
+      resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->become_hub();
+      });
+    }
     if (socket < 0) return;
     keep_alive(socket);
     auto peer = std::make_unique<Peer>(socket, size);
+    if (strangers.size() >= static_cast<std::size_t>(size) + kMaxStrangers) continue;  // they say nothing; enough of them
     Peer& one = *peer;
     strangers.insert(std::move(peer));
     watch(one);
@@ -222,43 +285,51 @@ void Membership::State::on_readable(Peer& peer) {
     const auto complete = peer.reader.next(frame);
     if (!complete) return on_ended(peer, complete.error().text());
     if (!complete.value()) return;
-    const bool was_stranger = peer.rank < 0;
-    if (was_stranger) {
+    if (peer.rank >= 0) {
+      handle(peer, frame);
+    } else {
       const bool known =
           frame.type == FrameType::Hello && frame.text == token && frame.rank != rank && !peers.contains(frame.rank);
       if (!known) return on_ended(peer, "not of this job");
-      peer.patience.reset();
-      peer.rank = frame.rank;
-      for (auto it = strangers.begin(); it != strangers.end(); ++it) {
-        if (it->get() != &peer) continue;
-        peers[frame.rank] = std::move(strangers.extract(it).value());
-        break;
-      }
-      for (const auto& [who, how] : lost) send_to(peer, encode({FrameType::Lost, who, 0, "", how}));
-      continue;
+      take_in(peer, frame);
     }
-    handle(peer, frame);
     if (closed) return;
   }
 }
 
-void Membership::State::handle(Peer& peer, const Frame& frame) {
-  if (frame.type == FrameType::Goodbye) {
-    if (frame.rank == peer.rank) peer.said_goodbye = true;
-    const auto told = listeners;
-    for (const auto& [group, listener] : told) listener.gone(frame.rank);
-    if (is_hub()) broadcast({FrameType::Goodbye, peer.rank, 0, "", ""}, peer.rank);
-    return;
+void Membership::State::take_in(Peer& stranger, const Frame& hello) {
+  stranger.patience.reset();
+  stranger.rank = hello.rank;
+  for (auto it = strangers.begin(); it != strangers.end(); ++it) {
+    if (it->get() != &stranger) continue;
+    peers[hello.rank] = std::move(strangers.extract(it).value());
+    break;
   }
-  if (frame.type == FrameType::Hello) return;
-  if (frame.type == FrameType::Lost) return note_lost(frame.rank, frame.text);
-  if (is_hub()) {
-    Frame passed = frame;
-    passed.rank = peer.rank;  // nobody speaks for another
-    broadcast(passed, peer.rank);
-    return dispatch(passed);
+  for (const auto& [who, how] : lost) send_to(stranger, encode({FrameType::Lost, who, 0, "", how}));
+}
+
+void Membership::State::handle(Peer& peer, const Frame& given) {
+  Frame frame = given;
+  if (is_hub()) frame.rank = peer.rank;  // nobody speaks for another, but for the hub
+  switch (frame.type) {
+    case FrameType::Hello: return;
+    case FrameType::Lost: return is_hub() ? void() : note_lost(frame.rank, frame.text);
+    case FrameType::Goodbye: {
+      if (frame.rank == peer.rank) peer.said_goodbye = true;
+      const auto told = listeners;
+      for (const auto& [group, listener] : told) listener.gone(frame.rank);
+      break;
+    }
+    default: dispatch(frame);
   }
-  dispatch(frame);
+  if (is_hub()) pass_on(frame, peer.rank);
+}
+
+// An answer to one rank goes to that rank only: a thousand ranks that leave at once give a million of them.
+void Membership::State::pass_on(const Frame& frame, int from) {
+  if (!is_hub() || frame.type != FrameType::Completed) return broadcast(frame, from);
+  const auto leaver = peers.find(static_cast<int>(frame.number));
+  if (leaver != peers.end() && leaver->first != from) send_to(*leaver->second, encode(frame));
 }
 
 void Membership::State::dispatch(const Frame& frame) {
@@ -266,7 +337,7 @@ void Membership::State::dispatch(const Frame& frame) {
   if (found == listeners.end()) return;
   const Listener listener = found->second;
   switch (frame.type) {
-    case FrameType::Abort: return listener.aborted(frame.rank, frame.text);
+    case FrameType::Abort: return listener.aborted(frame);
     case FrameType::Leaving: return listener.leaving(frame);
     case FrameType::Completed: return listener.completed(frame.rank, static_cast<int>(frame.number));
     default: return;
@@ -343,7 +414,7 @@ void Membership::forget(const std::string& group) {
 void Membership::send(Frame frame) {
   frame.rank = state_->rank;
   state_->loop->post([state = state_, frame = std::move(frame)] {
-    state->broadcast(frame, -1);  // at the hub to all, elsewhere to the hub
+    state->pass_on(frame, -1);  // at the hub to all, elsewhere to the hub
   });
 }
 

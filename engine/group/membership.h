@@ -3,6 +3,8 @@
 // its death is known, with its rank, in milliseconds, whatever the backend; a cut cable is noticed by keep-alives in about
 // 15 s. The hub passes frames on. Ranks without Weft (Python's torch.distributed) are simply not part of it.
 //
+// Ranks that come to rank 0 connect while the first group is still being joined, so that a death is noticed then as well.
+//
 // All state lives on the job's loop; public functions may be called from every thread and do not block unless they take a
 // deadline.
 #pragma once
@@ -15,7 +17,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/group/frame.h>
-#include <weft/transport/bootstrap.h>
+#include <weft/engine/group/store.h>
 
 namespace weft::group {
 
@@ -24,22 +26,29 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // What a group is told, on the loop. Ranks are the job's.
   struct Listener {
     std::function<void(int rank, const std::string& how)> lost;
-    std::function<void(int rank, const std::string& reason)> aborted;
+    std::function<void(const Frame& abort)> aborted;
     std::function<void(const Frame& leaving)> leaving;
     std::function<void(int rank, int leaver)> completed;
-    std::function<void(int rank)> gone;  // it left the job
+    std::function<void(int rank)> gone;  // it left the job, without more ado or after Leaving
     std::function<void()> alone;         // the hub left: nothing will come any more
   };
 
   // Opens this rank's listening socket and publishes it. Not yet usable; see connect.
   static std::shared_ptr<Membership> make(int rank, int size, const std::string& local_address,
-                                          std::shared_ptr<transport::Bootstrap> store, std::shared_ptr<EventLoop> loop);
+                                          std::shared_ptr<StoreBootstrap> store, std::shared_ptr<EventLoop> loop);
   // Says goodbye.
   ~Membership();
 
-  // Once all ranks have published (any collective after make() ensures it): finds the hub and connects to it. Throws
-  // Timeout, PeerLost.
+  // Connects to rank 0 as soon as that is there; returns then, or when `stop` says so (rank 0 may be no Weft rank). Throws
+  // PeerLost when it was there and is no more, Caller when it gives another world size.
+  void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
+  // Once all ranks have published (any collective after make() ensures it): finds the hub and connects to it, if that has
+  // not happened. Throws as connect_to_first, and Timeout.
   void connect(Deadline deadline);
+  // Blocks until every rank has published. Throws Timeout.
+  void wait_for_all(Deadline deadline);
+  // The ranks that have not published, in words: "rank 2", "ranks 1, 3"; "" when all have.
+  std::string missing() const;
   // Whether a rank takes part; known after connect.
   bool has(int rank) const;
 

@@ -268,7 +268,7 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
   if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
   return core().issue_message(
-      "send to rank " + std::to_string(to), tensor, to, tag,
+      "send to rank " + std::to_string(to), tensor, to, /*is_send=*/true, tag,
       [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); });
 }
 
@@ -280,13 +280,9 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
   if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
   const std::string name = from == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(from);
-  return core().issue_message(name, tensor, -1, tag, [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) {
-    if (from == kAnySource && !ranks.has_any_source()) {
-      throw Error(Blame::Unsupported,
-                  "recv: backend '" + backend(tensor.device()) + "' needs to know the source; name the rank");
-    }
-    return ranks.recv(data, from, tag, pin, ready);
-  });
+  return core().issue_message(
+      name, tensor, from, /*is_send=*/false, tag,
+      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.recv(data, from, tag, pin, ready); });
 }
 
 Work ProcessGroup::barrier() {

@@ -1,4 +1,6 @@
+#include <cerrno>
 #include <cstdlib>
+#include <random>
 
 #include <unistd.h>
 
@@ -7,8 +9,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/multicast.h>
 #include <weft/engine/group/rendezvous.h>
+#include <weft/engine/group/store.h>
 #include <weft/engine/group/url.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -56,51 +61,88 @@ int require_rank(const Wanted& wanted, const std::string& method) {
   throw Error(Blame::Caller, "no rank for " + method + ": set ProcessGroupOptions::rank, ?rank= or RANK");
 }
 
-c10d::TCPStoreOptions tcp_options(int port, int world_size, bool is_server, Deadline deadline) {
+std::chrono::milliseconds limit_for_c10d(Deadline deadline) { return std::min(deadline.remaining(), kLongestTimeout); }
+
+// Nobody waits in here for all ranks to come, which c10d would do by looking every 10 ms: the group does, and knows who.
+c10d::TCPStoreOptions server_options(int port, Deadline deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(port);
-  options.isServer = is_server;
-  options.numWorkers = static_cast<std::size_t>(world_size);
+  options.isServer = true;
+  options.waitWorkers = false;
   options.multiTenant = true;  // several groups of one process may share the port
-  options.timeout = std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(24 * 24)));
+  options.timeout = limit_for_c10d(deadline);
   return options;
 }
 
-c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int port, const Wanted& ranks, bool is_server,
-                                          Deadline deadline) {
-  const std::string where = "tcp://" + host + ":" + std::to_string(port);
+// A host in Python waits until it has counted every rank: this one counts itself.
+c10d::TCPStoreOptions client_options(int port, Deadline deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(port);
+  options.numWorkers = 1;
+  options.timeout = limit_for_c10d(deadline);
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Store> under_name(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name) {
+  return c10::make_intrusive<c10d::PrefixStore>(name.empty() ? "default_pg" : name, store);
+}
+
+std::string at(const std::string& host, int port) {
+  const bool six = host.find(':') != std::string::npos;
+  return "tcp://" + (six ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+// Under torchrun the agent hosts the store, and every rank is a client.
+bool agent_hosts(const Environment& environment) {
+  const char* agent = environment("TORCHELASTIC_USE_AGENT_STORE");
+  return agent != nullptr && std::string(agent) == "True";
+}
+
+struct TcpAddress {
+  std::string host;
+  int port = 0;
+};
+
+c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline) {
+  const std::string where = at(address.host, address.port);
   try {
     // c10d's client backs off for up to a second when the host is not there yet: look for it more often before asking.
-    if (!is_server) wait_for_listener(host, port, deadline);
-    return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, *ranks.world_size, is_server, deadline));
+    wait_for_listener(address.host, address.port, deadline);
+    return c10::make_intrusive<c10d::TCPStore>(address.host, client_options(address.port, deadline));
   } catch (const Error& error) {
-    throw error.within("rank " + std::to_string(*ranks.rank) + " cannot reach the store of rank 0 at " + where);
+    throw error.within("rank " + std::to_string(rank) + " cannot reach the store of rank 0 at " + where);
   } catch (const std::exception& error) {
-    if (!is_server) {
-      throw Error(deadline.passed() ? Blame::Timeout : Blame::PeerLost,
-                  "the store of rank 0 at " + where + " did not answer: " + tensor::text_of(error));
-    }
-    if (deadline.passed()) {
-      throw Error(Blame::Timeout, "not all " + std::to_string(*ranks.world_size) + " ranks came to the store at " + where +
-                                      " in time: " + tensor::text_of(error));
-    }
-    throw Error(Blame::Caller, "rank 0 cannot open its store at " + where + "; is the port taken by another job? " +
-                                   tensor::text_of(error));
+    throw Error(deadline.passed() ? Blame::Timeout : Blame::PeerLost,
+                "the store of rank 0 at " + where + " did not answer: " + tensor::text_of(error));
   }
 }
 
-Rendezvous join_tcp(const std::string& host, int port, Wanted wanted, const Environment& environment, Deadline deadline) {
-  wanted.rank = require_rank(wanted, "tcp://" + host + ":" + std::to_string(port));
-  wanted.world_size = require_world_size(wanted, "tcp://" + host + ":" + std::to_string(port));
-  check_range(*wanted.rank, *wanted.world_size);
-  // Under torchrun the agent hosts the store, and every rank is a client.
-  const char* agent = environment("TORCHELASTIC_USE_AGENT_STORE");
-  const bool agent_hosts = agent != nullptr && std::string(agent) == "True";
+// Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
+c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline) {
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(address.host, server_options(address.port, deadline));
+  } catch (const std::exception& error) {
+    const std::string text = tensor::text_of(error);
+    if (shared && text.find("EADDRINUSE") != std::string::npos) {
+      log::info("another job hosts a store at " + at(address.host, address.port) + "; this one shares it");
+      return join_store(address, 0, deadline);
+    }
+    throw Error(Blame::Caller, "rank 0 cannot open its store at " + at(address.host, address.port) +
+                                   "; is the port taken by another job? Take another port, or give each job a "
+                                   "group_name: " +
+                                   text);
+  }
+}
+
+Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, bool shared, const Environment& environment,
+                    Deadline deadline) {
   Rendezvous result;
-  result.store = tcp_store(host, port, wanted, *wanted.rank == 0 && !agent_hosts, deadline);
-  result.rank = *wanted.rank;
-  result.world_size = *wanted.world_size;
-  result.local_address = local_address_towards(host, port);
+  result.rank = require_rank(wanted, at(address.host, address.port));
+  result.world_size = require_world_size(wanted, at(address.host, address.port));
+  check_range(result.rank, result.world_size);
+  const bool hosts = result.rank == 0 && !agent_hosts(environment);
+  result.store = hosts ? host_store(address, shared, deadline) : join_store(address, result.rank, deadline);
+  result.local_address = local_address_towards(address.host, address.port);
   return result;
 }
 
@@ -127,24 +169,20 @@ Rendezvous join_below_launcher(const Wanted& wanted, const Environment& environm
   result.rank = *wanted.rank;
   result.world_size = *wanted.world_size;
   result.local_address = "127.0.0.1";
-  if (*wanted.rank == 0) {
-    auto options = tcp_options(0, *wanted.world_size, /*is_server=*/true, deadline);
-    options.multiTenant = false;
-    options.waitWorkers = false;
-    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    file->publish(store->getPort());
-    result.store = store;
-    result.until_joined = file;
-  } else {
-    result.store = tcp_store("127.0.0.1", file->port(deadline), wanted, /*is_server=*/false, deadline);
+  if (result.rank != 0) {
+    result.store = join_store({"127.0.0.1", file->port(deadline)}, result.rank, deadline);
+    return result;
   }
+  auto options = server_options(0, deadline);
+  options.multiTenant = false;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  file->publish(store->getPort());
+  result.store = store;
+  result.until_all_came = file;
   return result;
 }
 
-Rendezvous join_env(const Wanted& given, const Environment& environment, Deadline deadline) {
-  Wanted wanted = given;
-  if (!wanted.rank) wanted.rank = rank_variable(environment);
-  if (!wanted.world_size) wanted.world_size = world_size_variable(environment);
+Rendezvous join_env(const Wanted& wanted, bool shared, const Environment& environment, Deadline deadline) {
   const char* address = environment("MASTER_ADDR");
   const char* port = environment("MASTER_PORT");
   std::string missing;
@@ -153,53 +191,102 @@ Rendezvous join_env(const Wanted& given, const Environment& environment, Deadlin
   };
   need(wanted.rank.has_value(), "RANK");
   need(wanted.world_size.has_value(), "WORLD_SIZE");
-  const bool below_launcher = environment("RANK") == nullptr && address == nullptr && missing.empty() && !given.rank;
+  const bool below_launcher = missing.empty() && address == nullptr && port == nullptr && environment("RANK") == nullptr &&
+                              rank_variable(environment) == wanted.rank;
   if (!below_launcher) {
     need(address != nullptr, "MASTER_ADDR");
     need(port != nullptr, "MASTER_PORT");
   }
   if (!missing.empty()) {
     throw Error(Blame::Caller, "env:// needs " + missing +
-                                   " in the environment; weft-run, torchrun, mpirun and srun set them, or give them in "
-                                   "ProcessGroupOptions");
+                                   " in the environment; weft-run, torchrun, mpirun and srun set them, or give rank and "
+                                   "world_size in ProcessGroupOptions and the address as tcp://host:port");
   }
   check_range(*wanted.rank, *wanted.world_size);
   if (below_launcher) return join_below_launcher(wanted, environment, deadline);
-  return join_tcp(address, to_number("MASTER_PORT", port), wanted, environment, deadline);
+  const int number = to_number("MASTER_PORT", port, /*least=*/1);
+  if (number > 65535) throw Error(Blame::Caller, "MASTER_PORT is " + std::string(port) + "; ports end at 65535");
+  return join_tcp({address, number}, wanted, shared, environment, deadline);
 }
 
-Rendezvous join_file(const Url& url, const Wanted& wanted) {
+// A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
+// counts its own lives in the store, so all ranks count alike; the first has no prefix, as in Python's torch.distributed.
+c10::intrusive_ptr<c10d::Store> next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::string& who) {
+  const auto life = store->add("weft/lives/" + who, 1);
+  if (life <= 1) return store;
+  return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(life), store);
+}
+
+// Names this process, and where threads are ranks without a number, this thread. Survives no fork.
+std::string identity(bool of_thread) {
+  const auto random = [] { return std::to_string(std::random_device()()) + std::to_string(std::random_device()()); };
+  static const std::string process = random();
+  thread_local const std::string thread = random();
+  return std::to_string(getpid()) + "-" + (of_thread ? thread : process);
+}
+
+// The file's ranks, each to be had once. What an earlier job left behind is found out by that.
+int claim_rank(c10d::Store& store, std::optional<int> given, int world_size, const std::string& path) {
+  const std::string remedy = "; or an earlier job that was killed left the file: remove it";
+  const auto is_free = [&](int rank) { return store.add("weft/claims/" + std::to_string(rank), 1) == 1; };
+  if (given) {
+    if (is_free(*given)) return *given;
+    throw Error(Blame::Caller, "file://" + path + ": rank " + std::to_string(*given) + " came twice" + remedy);
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (is_free(rank)) return rank;
+  }
+  throw Error(Blame::Caller,
+              "file://" + path + ": more processes came than the world size " + std::to_string(world_size) + remedy);
+}
+
+Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name) {
   const std::string path = url.host + url.path;
   if (path.empty()) throw Error(Blame::Caller, "file:// needs a path: file:///tmp/job");
   Rendezvous result;
   result.world_size = require_world_size(wanted, "file://" + path);
+  check_range(wanted.rank.value_or(0), result.world_size);
+  // c10d would wait for minutes for the folder to appear.
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw system_error(Blame::Caller, "file://" + path + ": the folder " + folder + " cannot be written to", errno);
+  }
   try {
     result.store = c10::make_intrusive<c10d::FileStore>(path, result.world_size);
-    if (wanted.rank) {
-      result.rank = *wanted.rank;
-    } else {
-      result.rank = static_cast<int>(result.store->add("weft/arrivals", 1) - 1);
-      if (result.rank >= result.world_size) {
-        throw Error(Blame::Caller, "file://" + path + ": " + std::to_string(result.rank + 1) +
-                                       " processes came to a world of " + std::to_string(result.world_size) +
-                                       "; or an earlier job left the file: remove it");
-      }
-    }
+    result.store = under_name(result.store, group_name);
+    const bool numbered = wanted.rank.has_value();
+    result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
+    result.rank = claim_rank(*result.store, wanted.rank, result.world_size, path);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw Error(Blame::Caller, "file://" + path + " cannot be used: " + tensor::text_of(error));
   }
-  check_range(result.rank, result.world_size);
   return result;
 }
 
-// A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
-// counts its own lives in the store, so all ranks count alike; the first has no prefix, as in Python's torch.distributed.
-c10::intrusive_ptr<c10d::Store> next_life(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
-  const auto life = store->add("weft/lives/" + std::to_string(rank), 1);
-  if (life <= 1) return store;
-  return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(life), store);
+Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline) {
+  Rendezvous result;
+  result.world_size = require_world_size(wanted, at(url.host, *url.port));
+  check_range(wanted.rank.value_or(0), result.world_size);
+  Meeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank, result.world_size, deadline);
+  result.rank = meeting.rank;
+  result.local_address = meeting.local_address;
+  result.until_all_came = meeting.announcing;
+  if (!meeting.hosts) {
+    result.store = join_store({meeting.host, meeting.port}, result.rank, deadline);
+    return result;
+  }
+  auto options = server_options(meeting.port, deadline);
+  options.multiTenant = false;
+  options.masterListenFd = meeting.listener.release();  // the store closes it
+  try {
+    result.store = c10::make_intrusive<c10d::TCPStore>(meeting.host, options);
+  } catch (const std::exception& error) {
+    throw Error(Blame::Caller, at(url.host, *url.port) + ": the store cannot be opened: " + tensor::text_of(error));
+  }
+  return result;
 }
 
 }  // namespace
@@ -215,33 +302,37 @@ int local_rank(const Environment& environment) {
 
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline) {
   Rendezvous result;
+  Wanted wanted{options.rank, options.world_size};
+  const Url url = options.store ? Url() : Url::parse(options.init_method);
   if (options.store) {
-    Wanted wanted{options.rank, options.world_size};
     result.rank = require_rank(wanted, "a given store");
     result.world_size = require_world_size(wanted, "a given store");
     check_range(result.rank, result.world_size);
     result.store = options.store;
   } else {
-    const Url url = Url::parse(options.init_method);
-    Wanted wanted{options.rank ? options.rank : url.number("rank"),
-                  options.world_size ? options.world_size : url.number("world_size")};
-    if (url.scheme == "env") {
-      result = join_env(wanted, environment, deadline);
-    } else if (url.scheme == "file") {
-      result = join_file(url, wanted);
-    } else {
-      if (url.host.empty() || !url.port) {
-        throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");
-      }
-      if (!wanted.world_size) wanted.world_size = world_size_variable(environment);
-      if (!wanted.rank) wanted.rank = rank_variable(environment);
-      result = join_tcp(url.host, *url.port, wanted, environment, deadline);
-    }
-    // What Python's init_process_group puts before its keys, so that Python ranks and C++ ranks meet.
-    if (options.group_name.empty()) result.store = c10::make_intrusive<c10d::PrefixStore>("default_pg", result.store);
+    if (!wanted.rank) wanted.rank = url.number("rank");
+    if (!wanted.rank) wanted.rank = rank_variable(environment);
+    if (!wanted.world_size) wanted.world_size = url.number("world_size");
+    if (!wanted.world_size) wanted.world_size = world_size_variable(environment);
   }
-  if (!options.group_name.empty()) result.store = c10::make_intrusive<c10d::PrefixStore>(options.group_name, result.store);
-  result.store = next_life(result.store, result.rank);
+  const bool shared = !options.group_name.empty();
+  if (url.scheme == "file") {
+    result = join_file(url, wanted, options.group_name);
+  } else if (url.scheme == "env") {
+    result = join_env(wanted, shared, environment, deadline);
+  } else if (url.scheme == "tcp") {
+    if (url.host.empty() || !url.port) {
+      throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");
+    }
+    result = is_multicast(url.host) ? join_multicast(url, wanted, options.group_name, deadline)
+                                    : join_tcp({url.host, *url.port}, wanted, shared, environment, deadline);
+  }
+  if (url.scheme != "file") {
+    // A store that is given stays as it is; others get what Python's init_process_group puts before its keys, so that
+    // Python ranks and C++ ranks meet.
+    if (!options.store || shared) result.store = under_name(result.store, options.group_name);
+    result.store = next_life(result.store, std::to_string(result.rank));
+  }
   result.local_rank = local_rank(environment);
   return result;
 }

@@ -21,8 +21,8 @@ struct Rendezvous {
   int local_rank = 0;
   // The address of this machine by which the others reach it; "" when the store says nothing about it.
   std::string local_address;
-  // Released once all ranks have joined.
-  std::shared_ptr<const void> until_joined;
+  // Released once every rank has come to the store.
+  std::shared_ptr<const void> until_all_came;
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.

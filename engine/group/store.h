@@ -1,6 +1,9 @@
 // c10d's stores as the transports' Bootstrap, with Weft's errors.
 #pragma once
 
+#include <chrono>
+#include <functional>
+
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -8,21 +11,34 @@
 
 namespace weft::group {
 
-// Makes a connection of its own where the store has connections (TCPStore), so that a blocking get() of one user does not
-// hold up the others.
+// Longer ones overflow inside c10d and Gloo.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
+
+// Uses the store's own connection: where one user's get() blocks (no `interrupt`) and others use the store meanwhile, give
+// it a connection_of() the store.
 class StoreBootstrap final : public transport::Bootstrap {
  public:
-  explicit StoreBootstrap(const c10::intrusive_ptr<c10d::Store>& store);
+  // With `interrupt`, get() looks for the key again and again and calls it in between; what it throws ends the wait.
+  // (c10d's own wait cannot be ended.)
+  explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::function<void()> interrupt = {});
 
   void set(const std::string& key, const Bytes& value) override;
   Bytes get(const std::string& key, Deadline deadline) override;
   long add(const std::string& key, long amount) override;
   bool exists(const std::string& key) override;
   void erase(const std::string& key) override;
+  bool exist(const std::vector<std::string>& keys);
 
  private:
+  void wait(const std::string& key, Deadline deadline);
+  void look_for(const std::string& key, Deadline deadline);
+
   c10::intrusive_ptr<c10d::Store> store_;
+  std::function<void()> interrupt_;
 };
+
+// The same store over a connection of its own, where it has connections (TCPStore).
+c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text);
 std::string to_text(const transport::Bootstrap::Bytes& bytes);

@@ -18,7 +18,11 @@ void parse_query(Url& url, const std::string& text) {
     const std::string item = text.substr(begin, end - begin);
     const auto equals = item.find('=');
     if (equals == std::string::npos) throw Error(Blame::Caller, "'" + item + "' in an init method's query has no value");
-    url.query[item.substr(0, equals)] = item.substr(equals + 1);
+    const std::string key = item.substr(0, equals);
+    if (key != "rank" && key != "world_size") {
+      throw Error(Blame::Caller, "'" + key + "' in an init method's query is unknown; there are rank and world_size");
+    }
+    url.query[key] = item.substr(equals + 1);
     begin = end + 1;
   }
 }
@@ -40,7 +44,7 @@ void parse_authority(Url& url, const std::string& text) {
   }
   url.host = host;
   if (port.empty()) return;
-  url.port = to_number("the port of '" + text + "'", port);
+  url.port = to_number("the port of '" + text + "'", port, /*least=*/1);
   if (*url.port > 65535) throw Error(Blame::Caller, "the port of '" + text + "' is over 65535");
 }
 

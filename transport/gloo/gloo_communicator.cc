@@ -128,6 +128,7 @@ struct GlooCommunicator::Pending {
   const std::chrono::milliseconds timeout;
   std::mutex mutex;
   std::map<std::uint64_t, Completion> completions;
+  std::map<std::uint64_t, c10::intrusive_ptr<c10d::Work>> waited;  // sends and receives that a thread waits for
   std::uint64_t next_key = 0;
   std::optional<Error> aborted;
 
@@ -148,6 +149,27 @@ struct GlooCommunicator::Pending {
       completions.emplace(key, std::move(completion));
     }
     return key;
+  }
+
+  // Blocks until a send or a receive is done; false when abort() came first.
+  bool wait(std::uint64_t key, const c10::intrusive_ptr<c10d::Work>& work) {
+    {
+      std::lock_guard lock(mutex);
+      if (aborted) return false;
+      waited.emplace(key, work);
+    }
+    const auto forget = [this, key] {
+      std::lock_guard lock(mutex);
+      waited.erase(key);
+    };
+    try {
+      const bool done = work->wait(timeout);
+      forget();
+      return done;
+    } catch (...) {
+      forget();
+      throw;
+    }
   }
 
   bool has(std::uint64_t key) {
@@ -451,7 +473,7 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
       self->waiters_->run([pending, key, name, pin, is_recv, work = std::move(work)] {
         on_backend_thread = true;
         try {
-          work->wait(pending->timeout);
+          if (!pending->wait(key, work)) return;                 // its completion has failed
           const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
           auto done = pending->take(key);
           if (!done) return;
@@ -476,6 +498,8 @@ void GlooCommunicator::abort(const Error& why) noexcept {
     if (pending_->aborted) return;
     pending_->aborted = why;
     completions.swap(pending_->completions);
+    // A receive from any source hangs on no connection, so breaking them does not end it.
+    for (auto& [key, work] : pending_->waited) work->abort();
   }
   for (auto& [key, completion] : completions) completion.fail(why);
   waiters_->run([group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); });

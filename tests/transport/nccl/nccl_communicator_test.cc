@@ -336,7 +336,7 @@ TEST_F(NcclTest, WhatNcclLacksIsRefusedByName) {
   EXPECT_THAT(text(messages->recv(data, 1, 7, a, Fence())), HasSubstr("tag 7"));
   EXPECT_THAT(text(messages->recv(data, kAnySource, 0, a, Fence())), HasSubstr("any rank"));
   EXPECT_THAT(text(messages->send(data, 0, 0, a, Fence())), HasSubstr("this rank"));
-  EXPECT_THAT(text(ranks[0]->all_reduce(data, ReduceOp::BitXor, a, Fence())), HasSubstr("float32 with bit_xor"));
+  EXPECT_THAT(text(ranks[0]->all_reduce(data, ReduceOp::BitXor, a, Fence())), HasSubstr("float32 with BitXor"));
   for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
     EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Int32, op));
     EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Bool, op));

@@ -1,0 +1,193 @@
+#include <algorithm>
+
+#include <weft/base/config.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::group {
+
+// --- issuing ---------------------------------------------------------------------------------------------------------
+
+Work Core::issue(Operation operation, const Call& call) {
+  throw_if_broken();
+  auto state = std::make_shared<WorkState>();
+  state->core = shared_from_this();
+  state->device = operation.device;
+  std::lock_guard lock(issue_mutex);
+  transport::Communicator& carrier = communicator(operation.device);
+  const auto number = ledger_->begin_collective();
+  state->what = operation.name + " #" + std::to_string(number);
+  try {
+    if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
+  } catch (...) {
+    ledger_->complete_collective(number);
+    throw;
+  }
+  const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
+  const bool skip = operation.may_skip && !operation.tensors.empty() &&
+                    std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
+  if (!skip) call(carrier, tensor::pin(std::move(operation.tensors)), Fence(), state->ops);
+  std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
+  if (state->ops.empty()) ledger_->complete_collective(number);
+  auto left = std::make_shared<std::atomic<std::size_t>>(state->ops.size());
+  for (const Op& op : state->ops) {
+    unfinished_.push_back({state->what, op});
+    follow(state->what, op, [left, ledger = ledger_, number] {
+      if (--*left == 0) ledger->complete_collective(number);
+    });
+  }
+  return Work(std::move(state));
+}
+
+Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
+                         const MessageCall& call) {
+  throw_if_broken();
+  auto state = std::make_shared<WorkState>();
+  state->core = shared_from_this();
+  state->device = tensor.device();
+  state->what = name;
+  std::lock_guard lock(issue_mutex);
+  transport::Communicator& carrier = communicator(tensor.device());
+  transport::PointToPoint* messages = carrier.point_to_point();
+  const auto need = [&](bool present, const std::string& what) {
+    if (present) return;
+    throw Error(Blame::Unsupported, name + " " + place() + ": backend '" + std::string(carrier.backend()) + "' " + what);
+  };
+  need(messages != nullptr, "has no send and recv");
+  need(tag == 0 || messages->has_tags(), "has no tags; leave the tag 0");
+  need(peer != transport::kAnySource || messages->has_any_source(), "needs to know the source; name the rank");
+  if (is_send) {
+    ledger_->begin_send(peer);
+  } else {
+    ledger_->begin_recv(peer);
+  }
+  const Op op = call(*messages, tensor::pin(tensor), Fence());
+  state->ops.push_back(op);
+  std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
+  if (is_send) unfinished_.push_back({name, op});
+  follow(name, op, [weak = weak_from_this(), ledger = ledger_, op, peer, is_send] {
+    if (is_send) return;
+    ledger->complete_recv(peer, op.error() ? -1 : op.source_rank());
+    const auto core = weak.lock();
+    const auto error = ledger->left_behind();
+    if (core && error) core->fail(*error);
+  });
+  return Work(std::move(state));
+}
+
+// Calls `done` when the operation has passed; its timing out breaks the group. Device operations are not followed: their
+// backends flush by themselves when they end.
+void Core::follow(const std::string& what, const Op& op, Task done) {
+  auto finish = std::make_shared<Task>(std::move(done));
+  Task task([weak = weak_from_this(), what, op, finish] {
+    (*finish)();
+    const auto error = op.error();
+    const auto core = weak.lock();
+    if (core && error && error->blame() == Blame::Timeout) core->fail(error->within(what));
+  });
+  if (!op.done().source() || !op.done().source()->on_passed(task)) (*finish)();
+}
+
+void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
+  const std::string base = "detail/" + std::to_string(number) + "/";
+  const std::string mine = operation.name + " " + operation.fingerprint;
+  bootstrap->set(base + std::to_string(options.rank), to_bytes(mine));
+  const Deadline deadline = Deadline::in(options.timeout);
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (rank == options.rank) continue;
+    std::string theirs;
+    try {
+      theirs = to_text(bootstrap->get(base + std::to_string(rank), deadline));
+    } catch (const Error& error) {
+      throw Error(error.blame(), "WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
+                                     std::to_string(number) + " (" + mine + ") " + place() + ": " + error.text());
+    }
+    if (theirs != mine) {
+      throw Error(Blame::Caller, "WEFT_DEBUG=detail: ranks disagree in collective #" + std::to_string(number) + " " +
+                                     place() + ": rank " + std::to_string(options.rank) + " calls " + mine + ", rank " +
+                                     std::to_string(rank) + " calls " + theirs);
+    }
+  }
+  // Everybody has read the collective before the last one.
+  if (number > 2) bootstrap->erase("detail/" + std::to_string(number - 2) + "/" + std::to_string(options.rank));
+}
+
+// --- failing ---------------------------------------------------------------------------------------------------------
+
+void Core::fail(const Error& why) {
+  std::vector<std::shared_ptr<transport::Communicator>> communicators;
+  std::shared_ptr<HostFlag> joining;
+  {
+    std::lock_guard lock(error_mutex_);
+    if (broken_) return;
+    broken_ = why.within("group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
+                         std::to_string(options.size) + ")");
+    joining = joining_;
+    for (const auto& [type, carrier] : carriers_) {
+      if (carrier.communicator) communicators.push_back(carrier.communicator);
+    }
+  }
+  broken_changed_.notify_all();
+  if (joining) joining->raise();
+  for (const auto& communicator : communicators) communicator->abort(why);
+}
+
+Error Core::explain(const Error& error) {
+  if (error.blame() != Blame::PeerLost) return error;
+  std::unique_lock lock(error_mutex_);
+  if (options.job->connected && !options.job->loop->inside()) {
+    broken_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return broken_.has_value(); });
+  }
+  if (broken_) {
+    if (broken_->text().ends_with(error.text())) return *broken_;
+    return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
+  }
+  if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);
+  if (options.size != 2) return error;
+  return error.within("rank " + std::to_string(1 - options.rank) + " is lost");
+}
+
+void Core::throw_if_broken() {
+  std::lock_guard lock(error_mutex_);
+  if (unseen_) {
+    const Error error = *unseen_;
+    unseen_.reset();
+    throw error.within("an earlier operation failed");
+  }
+  if (broken_) throw *broken_;
+}
+
+void Core::throw_broken() {
+  std::lock_guard lock(error_mutex_);
+  if (broken_) throw *broken_;
+}
+
+void Core::note_unseen(const Error& error) {
+  std::lock_guard lock(error_mutex_);
+  if (!unseen_) unseen_ = error;
+}
+
+std::string Core::place() const {
+  return "on group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
+         ")";
+}
+
+void Core::check_rank(int rank, const char* what) const {
+  if (rank < 0 || rank >= options.size) {
+    throw Error(Blame::Caller, std::string(what) + " " + std::to_string(rank) +
+                                   " is not a rank of the group; they go from 0 to " + std::to_string(options.size - 1) +
+                                   " " + place());
+  }
+}
+
+int Core::next_number(const std::string& kind) {
+  std::lock_guard lock(numbers_mutex_);
+  return ++numbers_[kind];
+}
+
+void Core::abort(const std::string& reason) {
+  options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
+  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " (this one) aborted the group: " + reason));
+}
+
+}  // namespace weft::group

@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <charconv>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/engine/group/core.h>
+
+namespace weft::group {
+
+namespace {
+
+// "color key", as ranks tell each other in split().
+struct Split {
+  int color = 0;
+  int key = 0;
+};
+
+std::string encode(const Split& split) { return std::to_string(split.color) + " " + std::to_string(split.key); }
+
+Split decode(const std::string& text) {
+  Split split;
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, split.color);
+  if (first.ptr == end || std::from_chars(first.ptr + 1, end, split.key).ec != std::errc()) {
+    throw Error(Blame::PeerLost, "split: '" + text + "' in the group's store is no color and key");
+  }
+  return split;
+}
+
+}  // namespace
+
+ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
+  throw_if_broken();
+  const std::string number = std::to_string(next_number("group"));
+  const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
+  if (ranks.empty()) refuse("no ranks are given");
+  if (wanted.timeout <= std::chrono::milliseconds(0)) refuse("the timeout is " + describe(wanted.timeout));
+  std::vector<bool> named(static_cast<std::size_t>(options.size));
+  for (const int rank : ranks) {
+    check_rank(rank, "new_group:");
+    if (named[static_cast<std::size_t>(rank)]) refuse("rank " + std::to_string(rank) + " is named twice");
+    named[static_cast<std::size_t>(rank)] = true;
+  }
+  CoreOptions made = options;
+  made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
+  if (!wanted.backend.empty()) made.backend = wanted.backend;
+  if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
+  return make_subgroup(ranks, "group" + number + "/", std::move(made));
+}
+
+ProcessGroup Core::split(int color, int key) {
+  throw_if_broken();
+  const std::string number = std::to_string(next_number("split"));
+  const std::string base = "split/" + number + "/";
+  bootstrap->set(base + std::to_string(options.rank), to_bytes(encode({color, key})));
+  const Deadline deadline = Deadline::in(options.timeout);
+  std::vector<std::pair<int, int>> members;  // key, rank
+  for (int rank = 0; rank < options.size; ++rank) {
+    try {
+      const Split theirs = decode(to_text(bootstrap->get(base + std::to_string(rank), deadline)));
+      if (theirs.color == color) members.emplace_back(theirs.key, rank);
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw Error(Blame::Timeout, "split " + place() + ": rank " + std::to_string(rank) + " did not call it within " +
+                                      describe(options.timeout));
+    }
+  }
+  if (color < 0) return {};
+  std::sort(members.begin(), members.end());
+  std::vector<int> ranks;
+  for (const auto& [place, rank] : members) ranks.push_back(rank);
+  CoreOptions made = options;
+  made.name = options.name + "/split" + number + "." + std::to_string(color);
+  return make_subgroup(ranks, "split" + number + "/" + std::to_string(color) + "/", std::move(made));
+}
+
+// `ranks`: of this group, in the order of their new ranks.
+ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made) {
+  const auto own = std::find(ranks.begin(), ranks.end(), options.rank);
+  if (own == ranks.end()) return {};
+  made.rank = static_cast<int>(own - ranks.begin());
+  made.size = static_cast<int>(ranks.size());
+  made.global_ranks.clear();
+  for (const int rank : ranks) made.global_ranks.push_back(options.global_ranks[static_cast<std::size_t>(rank)]);
+  made.store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.store);
+  made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.own_store);
+  return make(made);
+}
+
+void Core::monitored_barrier(std::chrono::milliseconds timeout) {
+  throw_if_broken();
+  if (timeout == kGroupTimeout) timeout = options.timeout;
+  timeout = std::min(timeout, kLongestTimeout);
+  const std::string base = "monitored/" + std::to_string(next_number("monitored barrier")) + "/";
+  const Deadline deadline = Deadline::in(timeout);
+  const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
+  if (options.rank != 0) {
+    bootstrap->set(base + std::to_string(options.rank), {});
+    std::string verdict;
+    try {
+      // Rank 0 says at its own deadline who is missing; it may have come later than this rank.
+      verdict = to_text(bootstrap->get(base + "verdict", Deadline::in(timeout + std::chrono::seconds(1))));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
+    }
+    if (verdict == "passed") return;
+    throw Error(Blame::Timeout, came + "it failed: " + verdict);
+  }
+  std::string missing;
+  int absent = 0;
+  for (int rank = 1; rank < options.size; ++rank) {
+    try {
+      bootstrap->get(base + std::to_string(rank), deadline);
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+      missing += (absent++ > 0 ? ", " : "") + std::to_string(rank);
+    }
+  }
+  if (absent == 0) return bootstrap->set(base + "verdict", to_bytes("passed"));
+  const std::string verdict = (absent == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
+  bootstrap->set(base + "verdict", to_bytes(verdict));
+  throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
+}
+
+}  // namespace weft::group
