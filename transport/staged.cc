@@ -202,8 +202,8 @@ class StagedCommunicator final : public Communicator,
   PointToPoint* messages_;
   std::shared_ptr<cuda::Device> device_;
   std::weak_ptr<EventLoop> loop_;
-  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their own:
-  // one that must wait for a peer keeps no collective from going on.
+  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their
+  // own: one that must wait for a peer keeps no collective from going on.
   cuda::Stream out_{*device_, cuda::Priority::High};
   cuda::Stream in_{*device_, cuda::Priority::High};
   cuda::Stream sending_{*device_, cuda::Priority::High};
@@ -243,8 +243,7 @@ std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, P
   return held;
 }
 
-Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready,
-                                  HostCall call) noexcept {
+Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept {
   trace::Range range(staging, {.rank = rank(), .ranks = size()});
   std::shared_ptr<Held> held;
   std::shared_ptr<cuda::MappedFlag> landed;

@@ -1,12 +1,13 @@
-// Collectives of device memory over a communicator of host memory (Gloo), through pinned memory and in the order of streams.
+// Collectives of device memory over a communicator of host memory (Gloo), through pinned memory and in the order of
+// streams.
 //
 //   auto on_host = transport->join(options with Device::host());     // on every rank
 //   auto on_gpu = staged::over(on_host, device, loop);
 //
 // An operation is enqueued whole by the caller's thread, which does not wait: one stream waits for `ready` and copies the
-// inputs to the host; the host operation starts when they are there; another stream waits for its end, by a flag, and copies
-// the outputs back; an event behind that is done(). A message that is received is copied when it has come, and its done()
-// is a flag. What a failed operation was to write is undefined.
+// inputs to the host; the host operation starts when they are there; another stream waits for its end, by a flag, and
+// copies the outputs back; an event behind that is done(). A message that is received is copied when it has come, and its
+// done() is a flag. What a failed operation was to write is undefined.
 #pragma once
 
 #include <memory>

@@ -63,8 +63,9 @@ class Threads : public Setting {
   }
 
   // `join` gives the rank its communicator and memory; `leave` comes when it has none any more.
-  void run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body,
-                 const std::function<void(Rank&)>& leave = [](Rank&) {}) const {
+  void run_ranks(
+      const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body,
+      const std::function<void(Rank&)>& leave = [](Rank&) {}) const {
     const auto store = std::make_shared<harness::MemoryBootstrap>();
     run_threads(kRanks, [&](int number) {
       Rank rank;

@@ -201,9 +201,9 @@ TEST_P(CommunicatorClaims, ReduceScatterGivesEachRankItsPart) {
                         "the input of " + what);
           }
           const Numbers whole(rank, dtype, count * static_cast<std::size_t>(rank.size), rank.rank);
-          expect_done(rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size), op, whole.pin(),
-                                                        Fence()),
-                      what + " in one piece");
+          expect_done(
+              rank.communicator->reduce_scatter(output.elements(), cut(whole.slice(), rank.size), op, whole.pin(), Fence()),
+              what + " in one piece");
           const auto all = reduced(dtype, op, count * static_cast<std::size_t>(rank.size), rank.size);
           const auto numbers = static_cast<std::ptrdiff_t>(output.count());
           const auto first = all.begin() + rank.rank * numbers;
@@ -272,8 +272,8 @@ TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
     }
     for (const Op& op : ops) expect_done(op, "message");
     for (int i = 0; i < kMessages && rank.rank == 1; ++i) {
-      expect_near(data[static_cast<std::size_t>(i)].read(), start_of(Dtype::Float64, static_cast<std::size_t>(1 + i), 0, i), 0,
-                  "message " + std::to_string(i));
+      expect_near(data[static_cast<std::size_t>(i)].read(), start_of(Dtype::Float64, static_cast<std::size_t>(1 + i), 0, i),
+                  0, "message " + std::to_string(i));
     }
   });
 }
@@ -421,7 +421,8 @@ TEST_P(CommunicatorClaims, NothingIsReadBeforeItIsReady) {
     data.fill([&](std::size_t i) { return number_of(Dtype::Float32, rank.rank, i); });
     gate.open();
     expect_done(op, "all_reduce");
-    expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 100, rank.size), 0, "what was written before it was ready");
+    expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 100, rank.size), 0,
+                "what was written before it was ready");
   });
 }
 
@@ -429,8 +430,8 @@ TEST_P(CommunicatorClaims, LaterOperationsKeepTheirOrderBehindOneThatIsNotReady)
   run([](Rank& rank) {
     Numbers first(rank, Dtype::Float32, 10, rank.rank, 1), second(rank, Dtype::Float32, 20, rank.rank, 2);
     const Gate gate = rank.gate();
-    const Op one = rank.communicator->all_reduce(first.elements(), ReduceOp::Sum, first.pin(),
-                                                 rank.rank == 0 ? gate.fence : Fence());
+    const Op one =
+        rank.communicator->all_reduce(first.elements(), ReduceOp::Sum, first.pin(), rank.rank == 0 ? gate.fence : Fence());
     const Op two = rank.communicator->all_reduce(second.elements(), ReduceOp::Sum, second.pin(), Fence());
     meet(rank, "issued");
     gate.open();

@@ -1,5 +1,5 @@
-// Numbers in the memory of a rank, of any dtype, and what collectives should make of them. A rank's i-th number is small, so
-// that sums of few of them are exact in every dtype but the 8-bit floats.
+// Numbers in the memory of a rank, of any dtype, and what collectives should make of them. A rank's i-th number is small,
+// so that sums of few of them are exact in every dtype but the 8-bit floats.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,9 @@
 namespace weft::conformance {
 
 inline constexpr Dtype kDtypes[] = {
-    Dtype::UInt8,          Dtype::Int8,           Dtype::Int16,   Dtype::Int32,      Dtype::Int64,
-    Dtype::Float16,        Dtype::Float32,        Dtype::Float64, Dtype::BFloat16,   Dtype::Bool,
-    Dtype::ComplexFloat32, Dtype::ComplexFloat64, Dtype::UInt16,  Dtype::UInt32,     Dtype::UInt64,
-    Dtype::Float8E4M3,     Dtype::Float8E5M2};
+    Dtype::UInt8,   Dtype::Int8,    Dtype::Int16,    Dtype::Int32,      Dtype::Int64,          Dtype::Float16,
+    Dtype::Float32, Dtype::Float64, Dtype::BFloat16, Dtype::Bool,       Dtype::ComplexFloat32, Dtype::ComplexFloat64,
+    Dtype::UInt16,  Dtype::UInt32,  Dtype::UInt64,   Dtype::Float8E4M3, Dtype::Float8E5M2};
 inline constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Avg,    ReduceOp::Product, ReduceOp::Min,
                                     ReduceOp::Max, ReduceOp::BitAnd, ReduceOp::BitOr,   ReduceOp::BitXor};
 
