@@ -1,16 +1,41 @@
 // Elements of every dtype as doubles, for tests: what a fake reduces and what a claim expects.
 #pragma once
 
+#include <cmath>
 #include <cstring>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
+#include <type_traits>
 
 #include <weft/base/dtype.h>
 #include <weft/base/error.h>
+#include <weft/kernels/float16.h>
 
 namespace weft::harness {
+
+// An 8-bit float of the OCP formats, by its definition.
+template <int kMantissaBits, int kBias>
+struct Float8 {
+  std::uint8_t bits = 0;
+
+  double number() const {
+    constexpr int kFractions = 1 << kMantissaBits;
+    const int exponent = (bits & 0x7f) >> kMantissaBits;
+    const double fraction = static_cast<double>(bits % kFractions) / kFractions;
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - kBias) : std::ldexp(1 + fraction, exponent - kBias);
+    return (bits & 0x80) != 0 ? -magnitude : magnitude;
+  }
+  // The nearest finite one.
+  static Float8 nearest(double number) {
+    constexpr int kLargest = kMantissaBits == 3 ? 0x7e : 0x7b;  // E4M3 has no infinity, E5M2 has
+    Float8 best;
+    for (int code = 0; code <= kLargest; ++code) {
+      const Float8 candidate{static_cast<std::uint8_t>(code | (number < 0 ? 0x80 : 0))};
+      if (std::abs(candidate.number() - number) < std::abs(best.number() - number)) best = candidate;
+    }
+    return best;
+  }
+};
+using Float8E4M3 = Float8<3, 7>;
+using Float8E5M2 = Float8<2, 15>;
 
 // Calls `body` with a value of the type that the dtype's elements have in memory; of complex numbers, their parts'.
 template <class Body>
@@ -25,14 +50,14 @@ auto with_type(Dtype dtype, const Body& body) {
     case Dtype::UInt32: return body(std::uint32_t());
     case Dtype::Int64: return body(std::int64_t());
     case Dtype::UInt64: return body(std::uint64_t());
-    case Dtype::Float16: return body(__half());
-    case Dtype::BFloat16: return body(__nv_bfloat16());
+    case Dtype::Float16: return body(kernels::Half());
+    case Dtype::BFloat16: return body(kernels::BFloat16());
     case Dtype::ComplexFloat32:
     case Dtype::Float32: return body(float());
     case Dtype::ComplexFloat64:
     case Dtype::Float64: return body(double());
-    case Dtype::Float8E4M3: return body(__nv_fp8_e4m3());
-    case Dtype::Float8E5M2: return body(__nv_fp8_e5m2());
+    case Dtype::Float8E4M3: return body(Float8E4M3());
+    case Dtype::Float8E5M2: return body(Float8E5M2());
   }
   broken("no such Dtype");
 }
@@ -43,11 +68,13 @@ inline bool is_complex(Dtype dtype) { return dtype == Dtype::ComplexFloat32 || d
 inline double load(Dtype dtype, const void* data, std::size_t index) {
   return with_type(dtype, [&](auto value) {
     using T = decltype(value);
-    std::memcpy(static_cast<void*>(&value), static_cast<const std::byte*>(data) + index * sizeof(T), sizeof(T));
+    std::memcpy(&value, static_cast<const std::byte*>(data) + index * sizeof(T), sizeof(T));
     if constexpr (std::is_arithmetic_v<T>) {
       return static_cast<double>(value);
+    } else if constexpr (requires { value.number(); }) {
+      return value.number();
     } else {
-      return static_cast<double>(static_cast<float>(value));
+      return static_cast<double>(kernels::widen(value));
     }
   });
 }
@@ -59,10 +86,12 @@ inline void store(Dtype dtype, void* data, std::size_t index, double number) {
       value = static_cast<T>(static_cast<std::int64_t>(number));
     } else if constexpr (std::is_arithmetic_v<T>) {
       value = static_cast<T>(number);
+    } else if constexpr (requires { value.number(); }) {
+      value = T::nearest(number);
     } else {
-      value = T(static_cast<float>(number));
+      value = kernels::Narrow<T>::from(static_cast<float>(number));
     }
-    std::memcpy(static_cast<std::byte*>(data) + index * sizeof(T), static_cast<const void*>(&value), sizeof(T));
+    std::memcpy(static_cast<std::byte*>(data) + index * sizeof(T), &value, sizeof(T));
   });
 }
 
