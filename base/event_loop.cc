@@ -90,7 +90,6 @@ struct EventLoop::Inner {
   std::uint64_t next_key = 1;
   std::atomic<std::thread::id> own_thread;
 
- private:
   void turn(Deadline limit);
   void sweep();
   bool run_posted();
@@ -124,12 +123,11 @@ EventLoop::Registration& EventLoop::Registration::operator=(Registration&& other
 }
 
 void EventLoop::Registration::reset() noexcept {
-  if (!entry_) return;
-  if (entry_->live.exchange(false)) {
-    if (entry_->descriptor >= 0) epoll_ctl(entry_->epoll, EPOLL_CTL_DEL, entry_->descriptor, nullptr);
-    entry_->mailbox->garbage = true;
-  }
+  const auto entry = entry_.lock();
   entry_.reset();
+  if (!entry || !entry->live.exchange(false)) return;
+  if (entry->descriptor >= 0) epoll_ctl(entry->epoll, EPOLL_CTL_DEL, entry->descriptor, nullptr);
+  entry->mailbox->garbage = true;
 }
 
 EventLoop::Inner::Inner(std::string given_name)
@@ -196,7 +194,7 @@ EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
     must_wake = place == inner_->timers.begin() && inner_->mailbox->take_sleeping();
   }
   if (must_wake) inner_->mailbox->wake();
-  return Registration(std::move(entry));
+  return Registration(entry);
 }
 
 EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
@@ -221,7 +219,7 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
     throw system_error(number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
                        "event loop '" + inner_->name + "' cannot watch descriptor " + std::to_string(descriptor), number);
   }
-  return Registration(std::move(entry));
+  return Registration(entry);
 }
 
 EventLoop::Registration EventLoop::poll(std::function<bool()> poller) {
@@ -229,7 +227,7 @@ EventLoop::Registration EventLoop::poll(std::function<bool()> poller) {
   entry->mailbox = inner_->mailbox;
   entry->poller = std::move(poller);
   inner_->add_poller(entry);
-  return Registration(std::move(entry));
+  return Registration(entry);
 }
 
 void EventLoop::when(const Fence& fence, Task task) {

@@ -25,7 +25,7 @@ class EventLoop {
 
  public:
   // A timer, a watched descriptor or a poller. Destroying it ends it: a handler that runs at that moment on another thread
-  // finishes, so handlers own what they touch. Never blocks. May outlive the loop.
+  // finishes, so handlers own what they touch, and may own this registration's owner. Never blocks. May outlive the loop.
   class [[nodiscard]] Registration {
    public:
     Registration() = default;
@@ -33,12 +33,13 @@ class EventLoop {
     Registration& operator=(Registration&& other) noexcept;
     ~Registration() { reset(); }
     void reset() noexcept;
-    explicit operator bool() const { return entry_ != nullptr; }
+    // Whether the loop still has it.
+    explicit operator bool() const { return !entry_.expired(); }
 
    private:
     friend class EventLoop;
-    explicit Registration(std::shared_ptr<Entry> entry) : entry_(std::move(entry)) {}
-    std::shared_ptr<Entry> entry_;
+    explicit Registration(const std::shared_ptr<Entry>& entry) : entry_(entry) {}
+    std::weak_ptr<Entry> entry_;  // the loop's tables own it
   };
 
   // Starts the loop's thread. The name shows in debuggers and profilers (15 characters of it).

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include <weft/base/op.h>
 
 namespace weft {
@@ -7,21 +9,25 @@ struct Op::State {
   std::shared_ptr<HostFlag> flag;  // null where done is an event
   std::atomic<bool> finished{false};
   std::atomic<int> source_rank{-1};
-  mutable std::mutex mutex;  // of error and pin
+  mutable std::mutex mutex;  // of what follows
   std::optional<Error> error;
   Pin pin;
+  std::vector<Task> tasks;
 
   bool end(std::optional<Error> why) noexcept {
     Pin released;
+    std::vector<Task> due;
     {
       std::lock_guard lock(mutex);
       if (finished.load(std::memory_order_relaxed)) return false;
       error = std::move(why);
       released = std::move(pin);
+      due.swap(tasks);
       finished.store(true, std::memory_order_release);
     }
     released.reset();
     if (flag) flag->raise();
+    for (Task& task : due) task();
     return true;
   }
 };
@@ -41,6 +47,17 @@ std::optional<Error> Op::error() const {
 }
 
 int Op::source_rank() const { return state_ ? state_->source_rank.load(std::memory_order_acquire) : -1; }
+
+void Op::on_ended(Task task) const {
+  if (state_) {
+    std::lock_guard lock(state_->mutex);
+    if (!state_->finished.load(std::memory_order_relaxed)) {
+      state_->tasks.push_back(std::move(task));
+      return;
+    }
+  }
+  task();
+}
 
 Completion::Completion(Pin pin, std::shared_ptr<HostFlag> flag) : state_(std::make_shared<Op::State>()) {
   state_->done = Fence(flag);

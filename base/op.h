@@ -11,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/base/fence.h>
 #include <weft/base/slice.h>
+#include <weft/base/task.h>
 
 namespace weft {
 
@@ -28,6 +29,10 @@ class Op {
   std::optional<Error> error() const;
   // Who sent, for a receive from any source; -1 for other operations. Meaningful once done() has passed.
   int source_rank() const;
+
+  // Runs the task when the producer says how the operation ended, on that thread; at once if it has. Where done() is an
+  // event that is a moment after it has passed, when a loop notices; the task costs no polling of its own.
+  void on_ended(Task task) const;
 
  private:
   friend class Completion;

@@ -17,8 +17,8 @@ constexpr std::size_t kSmallestBlock = 256;
 // Four sizes per doubling, so that at most a fifth of a block is unused: 256, 320, 384, 448, 512, 640 …
 std::size_t size_class(std::size_t bytes) {
   if (bytes <= kSmallestBlock) return kSmallestBlock;
-  const std::size_t step = std::bit_floor(bytes - 1) / 4;
-  return (bytes + step - 1) / step * step;
+  const int shift = std::bit_width(bytes - 1) - 3;  // of the step
+  return ((bytes - 1) >> shift << shift) + (std::size_t{1} << shift);
 }
 
 }  // namespace

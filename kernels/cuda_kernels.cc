@@ -19,13 +19,13 @@ namespace {
 #define WEFT_INDEX_SINGLE(name, ...) k_##name,
 #define WEFT_INDEX_BOTH(name, ...) k_##name, k_##name##_many,
 enum KernelIndex : unsigned {
-  WEFT_CAST_KERNELS(WEFT_INDEX_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_INDEX_BOTH) WEFT_REDUCE_KERNELS(WEFT_INDEX_SINGLE) kCount
+  WEFT_CAST_KERNELS(WEFT_INDEX_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_INDEX_BOTH) WEFT_REDUCE_KERNELS(WEFT_INDEX_SINGLE)
 };
 
 #define WEFT_NAME_SINGLE(name, ...) "weft_" #name,
 #define WEFT_NAME_BOTH(name, ...) "weft_" #name, "weft_" #name "_many",
-constexpr std::array<const char*, kCount> kNames = {WEFT_CAST_KERNELS(WEFT_NAME_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_NAME_BOTH)
-                                                        WEFT_REDUCE_KERNELS(WEFT_NAME_SINGLE)};
+constexpr auto kNames = std::to_array<const char*>(
+    {WEFT_CAST_KERNELS(WEFT_NAME_BOTH) WEFT_OPTIMIZER_KERNELS(WEFT_NAME_BOTH) WEFT_REDUCE_KERNELS(WEFT_NAME_SINGLE)});
 
 // The kernels of an operation: one for few segments, one for many.
 template <class Operation>

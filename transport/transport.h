@@ -14,6 +14,10 @@
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/communicator.h>
 
+namespace weft::cuda {
+class Device;
+}
+
 namespace weft::transport {
 
 // What join() needs to make a Communicator. All ranks give the same size, and their own rank.
@@ -23,10 +27,17 @@ struct JoinOptions {
   std::string group_name;                // for messages
   std::shared_ptr<Bootstrap> store;      // seen by all ranks, keys prefixed for this communicator
   Device device;                         // whose memory the slices will be
+  std::shared_ptr<cuda::Device> cuda;    // the same, opened, where it is a GPU
   std::chrono::milliseconds timeout{0};  // of joining, and of each operation
   std::shared_ptr<EventLoop> loop;       // what needs watching is watched here
   std::string interface_address;         // local address to listen on; "" = the backend's own choice
 };
+
+// "on group 'x' (nccl, rank 0 of 2)", for messages.
+inline std::string place_of(const JoinOptions& options, std::string_view backend) {
+  return "on group '" + options.group_name + "' (" + std::string(backend) + ", rank " + std::to_string(options.rank) +
+         " of " + std::to_string(options.size) + ")";
+}
 
 class Transport {
  public:

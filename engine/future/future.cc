@@ -42,13 +42,24 @@ void FutureCore::rethrow_if_failed() const {
   if (const auto failure = error()) std::rethrow_exception(failure);
 }
 
-void FutureCore::complete(std::exception_ptr error, const std::function<void()>& store) {
+DeviceWorkRef FutureCore::device_work() const {
+  std::lock_guard lock(mutex_);
+  return work_;
+}
+
+void FutureCore::take() const {
+  rethrow_if_failed();
+  if (const auto work = device_work()) work->wait();
+}
+
+void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store) {
   std::vector<Task> tasks;
   {
     std::lock_guard lock(mutex_);
     if (done_) throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
     store();
     error_ = std::move(error);
+    work_ = std::move(work);
     done_ = true;
     tasks.swap(tasks_);
   }
@@ -73,6 +84,7 @@ void log_lost_exception() noexcept {
 Future<void> when_all_done(std::vector<Future<void>> futures) {
   struct Gathered {
     std::mutex mutex;
+    DeviceWorkRef work;
     std::size_t missing = 0;
     bool ended = false;
   };
@@ -86,13 +98,15 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
       const auto error = one.error();
       {
         std::lock_guard lock(gathered->mutex);
-        if (gathered->ended || (!error && --gathered->missing > 0)) return;
+        if (gathered->ended) return;
+        if (!error) gathered->work = join(gathered->work, one.device_work());
+        if (!error && --gathered->missing > 0) return;
         gathered->ended = true;
       }
       if (error) {
         promise.set_error(error);
       } else {
-        promise.set();
+        promise.set_with(gathered->work, {});
       }
     });
   }

@@ -3,6 +3,10 @@
 //
 // Continuations run on the thread that completes the future (at once if it is complete already); they may issue calls and
 // wait. co_await resumes on that thread too.
+//
+// A value may lie in CUDA memory that is still being written: the future is done when that is enqueued. get() and wait()
+// make the current stream wait, not the host; what then() calls runs with a stream of libtorch's pool current that has
+// waited.
 #pragma once
 
 #include <chrono>
@@ -22,6 +26,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
 #include <weft/base/task.h>
+#include <weft/engine/future/device_work.h>
 
 namespace weft {
 
@@ -48,29 +53,34 @@ class FutureCore {
   void on_done(Task task);
   std::exception_ptr error() const;
   void rethrow_if_failed() const;
+  // What the value, once there, still waits for on devices; null for nothing.
+  DeviceWorkRef device_work() const;
+  // After the future is done: the current streams wait for its value; throws its error.
+  void take() const;
 
  protected:
   FutureCore() = default;
   ~FutureCore() = default;
   // Throws a Caller error if it was completed before; `store` runs under the lock.
-  void complete(std::exception_ptr error, const std::function<void()>& store);
+  void complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store);
 
  private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool done_ = false;
   std::exception_ptr error_;
+  DeviceWorkRef work_;
   std::vector<Task> tasks_;
 };
 
 template <class T>
 class FutureState : public FutureCore {
  public:
-  void set(Stored<T> value) {
-    complete(nullptr, [&] { value_.emplace(std::move(value)); });
+  void set(Stored<T> value, DeviceWorkRef work = nullptr) {
+    complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
   }
   void set_error(std::exception_ptr error) {
-    complete(std::move(error), [] {});
+    complete(std::move(error), nullptr, [] {});
   }
   const Stored<T>& value() const { return *value_; }
 
@@ -149,15 +159,18 @@ class [[nodiscard]] Future {
   // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or throws the error.
   T get() const {
     state().wait_until(Deadline::never());
-    state().rethrow_if_failed();
-    if constexpr (!std::is_void_v<T>) return state().value();
+    state().take();
+    if constexpr (!std::is_void_v<T>) {
+      if (state().device_work()) detail::hand_over(state().value());
+      return state().value();
+    }
   }
   // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
   void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
     if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
       detail::throw_wait_timeout(timeout);
     }
-    state().rethrow_if_failed();
+    state().take();
   }
   bool done() const { return state().done(); }
   bool failed() const { return state().failed(); }
@@ -182,16 +195,21 @@ class [[nodiscard]] Future {
           } else if constexpr (std::is_void_v<T>) {
             return function();
           } else {
+            if (self.state().device_work()) detail::hand_over(self.state().value());
             return function(T(self.state().value()));
           }
         };
+        const auto work = self.state().device_work();
         if constexpr (detail::IsFuture<Raw>::value) {
-          call().forward_to(promise);
+          std::optional<Raw> inner;
+          detail::run_after(work, [&] { inner.emplace(call()); });
+          inner->forward_to(promise);
         } else if constexpr (std::is_void_v<R>) {
-          call();
-          promise.set();
+          promise.set_with(detail::run_after(work, call), {});
         } else {
-          promise.set(call());
+          std::optional<R> made;
+          auto enqueued = detail::run_after(work, [&] { made.emplace(call()); });
+          promise.set_with(std::move(enqueued), std::move(*made));
         }
       } catch (...) {
         promise.set_error(std::current_exception());
@@ -221,13 +239,15 @@ class [[nodiscard]] Future {
     state().on_done([self = *this, promise]() mutable {
       if (const auto error = self.state().error()) {
         promise.set_error(error);
-      } else if constexpr (std::is_void_v<T>) {
-        promise.set();
       } else {
-        promise.set(T(self.state().value()));
+        promise.set_with(self.state().device_work(), self.state().value());
       }
     });
   }
+  // The value, once done, without making any stream wait for it.
+  const detail::Stored<T>& value() const { return state().value(); }
+  // What is still enqueued for the value, once done.
+  detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
   bool await_ready() const { return done(); }
   void await_suspend(std::coroutine_handle<> handle) const {
@@ -273,6 +293,10 @@ class Promise {
   template <class U = T>
   requires(!std::is_void_v<T>) void set(U&& value) const { owner_->state->set(T(std::forward<U>(value))); }
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
+  // A value that is there when the work on devices has run.
+  void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
+    owner_->state->set(std::move(value), std::move(work));
+  }
   void set_error(const Error& error) const { owner_->state->set_error(std::make_exception_ptr(error)); }
   void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
 
@@ -299,6 +323,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
   struct Gathered {
     std::mutex mutex;
     std::vector<std::optional<T>> values;
+    detail::DeviceWorkRef work;
     std::size_t missing = 0;
     bool ended = false;
   };
@@ -314,7 +339,8 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
       std::unique_lock lock(gathered->mutex);
       if (gathered->ended) return;
       if (!error) {
-        gathered->values[i].emplace(future.get());
+        gathered->values[i].emplace(future.value());
+        gathered->work = detail::join(gathered->work, future.device_work());
         if (--gathered->missing > 0) return;
       }
       gathered->ended = true;
@@ -323,7 +349,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
       std::vector<T> values;
       values.reserve(gathered->values.size());
       for (auto& value : gathered->values) values.push_back(std::move(*value));
-      promise.set(std::move(values));
+      promise.set_with(gathered->work, std::move(values));
     });
   }
   return result;
@@ -331,7 +357,19 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
 
 namespace detail {
 Future<void> when_all_done(std::vector<Future<void>> futures);
+
+// The same future without its value.
+template <class T>
+Future<void> end_of(const Future<T>& future) {
+  Promise<void> promise;
+  auto end = promise.future();
+  future.on_done([promise](const Future<T>& one) {
+    if (const auto error = one.error()) return promise.set_error(error);
+    promise.set_with(one.device_work(), {});
+  });
+  return end;
 }
+}  // namespace detail
 
 inline Future<void> when_all(std::vector<Future<void>> futures) { return detail::when_all_done(std::move(futures)); }
 
@@ -344,7 +382,7 @@ auto when_all(std::initializer_list<Future<T>> futures) {
 template <class... T>
 requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
   std::vector<Future<void>> ends;
-  (ends.push_back(futures.then([](const Future<T>& future) { future.wait(); })), ...);
+  (ends.push_back(detail::end_of(futures)), ...);
   auto all = detail::when_all_done(std::move(ends));
   if constexpr ((std::is_void_v<T> && ...)) {
     return all;
@@ -353,7 +391,7 @@ requires(sizeof...(T) > 0) auto when_all(Future<T>... futures) {
       if constexpr (std::is_void_v<typename std::remove_cvref_t<decltype(future)>::value_type>) {
         return std::monostate();
       } else {
-        return future.get();
+        return future.value();
       }
     };
     return all.then([futures..., value] { return std::tuple<detail::Stored<T>...>(value(futures)...); });

@@ -34,7 +34,9 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 }  // namespace
 
 Job::~Job() {
-  if (!membership || loop->inside()) return;
+  if (!loop || loop->inside()) return;
+  devices->reclaim(Deadline::in(kPatience));
+  if (!membership) return;
   membership.reset();
   // The goodbye goes out before the loop ends.
   std::atomic<bool> said{false};
@@ -152,6 +154,11 @@ transport::Communicator& Core::communicator(c10::Device device) {
   static_cast<void>(carrier(device));
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
+  if (device.is_cuda() && !device.has_index()) device.set_index(options.device.is_cuda() ? options.device.index() : 0);
+  if (carrier.communicator && carrier.device != device) {
+    throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
+                                   device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
+  }
   if (carrier.communicator) return *carrier.communicator;
   transport::JoinOptions join;
   join.rank = options.rank;
@@ -160,6 +167,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.store = std::make_shared<StoreBootstrap>(
       connection_of(c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store)));
   join.device = tensor::device_of(device);
+  if (device.is_cuda()) join.cuda = options.job->devices->open(device.index());
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
@@ -169,6 +177,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
     std::lock_guard lock(error_mutex_);
     broken = broken_;
     carrier.communicator = std::move(made);
+    carrier.device = device;
   }
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
   if (!options.job->connected) {

@@ -12,6 +12,7 @@
 #include <weft/engine/group/membership.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/store.h>
+#include <weft/engine/tensor/cuda_devices.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
@@ -22,6 +23,7 @@ struct Carrier {
   std::string why_not;
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<transport::Communicator> communicator;
+  c10::Device device = c10::Device(c10::kCPU);  // whose tensors the communicator takes
 };
 
 // What the groups of one init_process_group share.
@@ -30,6 +32,7 @@ struct Job {
   std::shared_ptr<Membership> membership;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
+  std::shared_ptr<tensor::CudaDevices> devices = std::make_shared<tensor::CudaDevices>();
 
   Job() = default;
   Job(const Job&) = delete;
@@ -64,6 +67,7 @@ struct Core : std::enable_shared_from_this<Core> {
     std::string fingerprint;  // what must agree between ranks, for WEFT_DEBUG=detail
     c10::Device device;
     std::vector<at::Tensor> tensors;  // pinned until the operation has passed
+    bool host_waits = false;          // Work::wait() blocks the host, whatever the device
     bool may_skip = true;             // if all tensors are empty here they are empty on all ranks, and nothing is sent
   };
   // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
@@ -95,6 +99,10 @@ struct Core : std::enable_shared_from_this<Core> {
   // becomes known in a moment. May block for that moment.
   Error explain(const Error& error);
   void throw_if_broken();
+  // Has the group do something on the job's loop, if it still lives then. For threads of backends: with the last reference
+  // a group leaves, which waits for those threads.
+  using Teller = std::function<void(std::function<void(Core&)>)>;
+  Teller teller();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
   std::string place() const;  // "on group 'x' (rank 0 of 2)"
@@ -147,12 +155,15 @@ struct WorkState {
   std::shared_ptr<Core> core;
   std::string what;  // "all_reduce #3"
   c10::Device device = c10::Device(c10::kCPU);
+  bool host_waits = true;
   std::vector<Op> ops;
   std::atomic<bool> seen{false};
 
   ~WorkState();
   std::optional<Error> error() const;
   bool done() const;
+  // The stream, of the tensors' device, waits. Throws if the operation has failed already.
+  void wait_on(const c10::Stream& stream);
 };
 
 }  // namespace weft::group

@@ -13,6 +13,7 @@ Work Core::issue(Operation operation, const Call& call) {
   auto state = std::make_shared<WorkState>();
   state->core = shared_from_this();
   state->device = operation.device;
+  state->host_waits = operation.host_waits || operation.device.is_cpu();
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
@@ -26,7 +27,10 @@ Work Core::issue(Operation operation, const Call& call) {
   const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
   const bool skip = operation.may_skip && !operation.tensors.empty() &&
                     std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
-  if (!skip) call(carrier, tensor::pin(std::move(operation.tensors)), Fence(), state->ops);
+  if (!skip) {
+    const Fence ready = options.job->devices->ready(operation.device);
+    call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
+  }
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
   if (state->ops.empty()) ledger_->complete_collective(number);
   auto left = std::make_shared<std::atomic<std::size_t>>(state->ops.size());
@@ -45,6 +49,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   auto state = std::make_shared<WorkState>();
   state->core = shared_from_this();
   state->device = tensor.device();
+  state->host_waits = tensor.device().is_cpu();
   state->what = name;
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(tensor.device());
@@ -61,31 +66,35 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   } else {
     ledger_->begin_recv(peer);
   }
-  const Op op = call(*messages, tensor::pin(tensor), Fence());
+  const Op op = call(*messages, tensor::pin(tensor), options.job->devices->ready(tensor.device()));
   state->ops.push_back(op);
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
   if (is_send) unfinished_.push_back({name, op});
-  follow(name, op, [weak = weak_from_this(), ledger = ledger_, op, peer, is_send] {
+  follow(name, op, [tell = teller(), ledger = ledger_, op, peer, is_send] {
     if (is_send) return;
     ledger->complete_recv(peer, op.error() ? -1 : op.source_rank());
-    const auto core = weak.lock();
-    const auto error = ledger->left_behind();
-    if (core && error) core->fail(*error);
+    if (const auto error = ledger->left_behind()) tell([error = *error](Core& group) { group.fail(error); });
   });
   return Work(std::move(state));
 }
 
-// Calls `done` when the operation has passed; its timing out breaks the group. Device operations are not followed: their
-// backends flush by themselves when they end.
+// Calls `done` when the operation has ended; its timing out breaks the group.
 void Core::follow(const std::string& what, const Op& op, Task done) {
-  auto finish = std::make_shared<Task>(std::move(done));
-  Task task([weak = weak_from_this(), what, op, finish] {
+  op.on_ended([tell = teller(), what, op, finish = std::make_shared<Task>(std::move(done))] {
     (*finish)();
     const auto error = op.error();
-    const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout) core->fail(error->within(what));
+    if (error && error->blame() == Blame::Timeout) tell([error = error->within(what)](Core& group) { group.fail(error); });
   });
-  if (!op.done().source() || !op.done().source()->on_passed(task)) (*finish)();
+}
+
+Core::Teller Core::teller() {
+  return [loop = std::weak_ptr(options.job->loop), weak = weak_from_this()](std::function<void(Core&)> what) {
+    const auto alive = loop.lock();
+    if (!alive) return;
+    alive->post([weak, what = std::move(what)] {
+      if (const auto core = weak.lock()) what(*core);
+    });
+  };
 }
 
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {

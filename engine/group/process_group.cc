@@ -286,8 +286,9 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
 }
 
 Work ProcessGroup::barrier() {
-  return core().issue({"barrier", "", core().barrier_device(), {}}, [](Communicator& ranks, const Pin&, const Fence& ready,
-                                                                       Ops& ops) { ops.push_back(ranks.barrier(ready)); });
+  return core().issue(
+      {"barrier", "", core().barrier_device(), {}, /*host_waits=*/true},
+      [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); });
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) { core().monitored_barrier(timeout); }

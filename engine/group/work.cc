@@ -7,18 +7,16 @@ namespace group {
 WorkState::~WorkState() {
   if (seen || !core) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
+  const std::string dropped = what + ", whose Work was dropped,";
   for (const Op& op : ops) {
-    const std::weak_ptr<Core> weak = core;
-    auto report = [weak, op, what = what] {
-      const auto error = op.error();
-      const auto group = weak.lock();
-      if (error && group) group->note_unseen(error->within(what + ", whose Work was dropped,"));
-    };
-    if (op.done().query()) {
-      report();
-    } else {
-      core->options.job->loop->when(op.done(), report);
+    if (const auto error = op.error()) {
+      core->note_unseen(error->within(dropped));
+      continue;
     }
+    op.on_ended([op, dropped, tell = core->teller()] {
+      const auto error = op.error();
+      if (error) tell([error = error->within(dropped)](Core& group) { group.note_unseen(error); });
+    });
   }
 }
 
@@ -36,10 +34,21 @@ bool WorkState::done() const {
   return true;
 }
 
+void WorkState::wait_on(const c10::Stream& stream) {
+  // An error that comes later surfaces on the group.
+  if (const auto known = error()) {
+    seen = true;
+    throw *known;
+  }
+  for (const Op& op : ops) core->options.job->devices->wait(op.done(), stream);
+}
+
 }  // namespace group
 
 void Work::wait() {
-  if (state_) synchronize(kNoTimeout);
+  if (!state_) return;
+  if (state_->host_waits) return synchronize(kNoTimeout);
+  state_->wait_on(tensor::CudaDevices::current_stream(state_->device));
 }
 
 void Work::wait(c10::Stream stream) {
@@ -48,7 +57,8 @@ void Work::wait(c10::Stream stream) {
     throw Error(Blame::Caller,
                 "a stream of " + stream.device().str() + " cannot wait for tensors on " + state_->device.str());
   }
-  wait();
+  if (state_->device.is_cpu()) return synchronize(kNoTimeout);
+  state_->wait_on(stream);
 }
 
 void Work::synchronize(std::chrono::milliseconds timeout) {
@@ -79,24 +89,30 @@ std::optional<Error> Work::error() const {
 
 Future<void> Work::future() {
   if (!state_) return Future<void>::ready();
+  if (!state_->device.is_cpu()) {
+    Promise<void> promise;
+    if (const auto error = state_->error()) {
+      state_->seen = true;
+      promise.set_error(*error);
+    } else {
+      std::vector<Fence> fences;
+      for (const Op& op : state_->ops) fences.push_back(op.done());
+      promise.set_with(state_->core->options.job->devices->work(state_->device, std::move(fences)), {});
+    }
+    return promise.future();
+  }
   state_->seen = true;
   std::vector<Future<void>> ends;
   for (const Op& op : state_->ops) {
     Promise<void> promise;
     ends.push_back(promise.future());
-    const auto finish = [promise, op, state = state_] {
+    op.on_ended([promise, op, state = state_] {
       if (const auto error = op.error()) {
         promise.set_error(error->within(state->what));
       } else {
         promise.set();
       }
-    };
-    Task task(finish);
-    if (!op.done().source()) {
-      finish();
-    } else if (!op.done().source()->on_passed(task)) {
-      state_->core->options.job->loop->when(op.done(), finish);
-    }
+    });
   }
   return when_all(std::move(ends));
 }

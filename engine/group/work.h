@@ -1,7 +1,8 @@
 // The handle of one operation of a process group. Cheap to copy. Dropping it is allowed: the tensors stay pinned until the
 // operation has passed, and an error that nobody looked at surfaces on the group (its next call throws it).
 //
-//   wait()         CUDA: the current stream waits, the host goes on. CPU: the host waits.
+//   wait()         CUDA: the current stream waits, the host goes on; an error that comes later surfaces on the group.
+//                  CPU, and barriers: the host waits.
 //   synchronize()  the host waits until the bytes are there.
 //   query()        polls.
 #pragma once
@@ -42,8 +43,7 @@ class Work {
   // Who sent, after a recv; -1 for other operations and before it is done.
   int source_rank() const;
   std::optional<Error> error() const;
-  // CPU: done when the bytes are there. CUDA: done when the operation is enqueued; the waiting stream is the caller's
-  // matter.
+  // CPU: done when the bytes are there. CUDA: done at once, with the operation as what its value waits for (future.h).
   Future<void> future();
 
  private:

@@ -3,6 +3,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -10,6 +11,7 @@
 
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
+#include <weft/engine/tensor/cuda_devices.h>
 
 namespace weft::parallel {
 
@@ -159,6 +161,7 @@ void Reducer::mark_ready(std::size_t parameter) {
   ready_[parameter] = true;
   const Place place = places_[parameter];
   Bucket& bucket = buckets_[place.bucket];
+  note_stream(bucket, parameters_[parameter].tensor.device());
   fill_slot(bucket, place.slot, parameter);
   if (--bucket.pending == 0) launch_ready_buckets();
 }
@@ -192,6 +195,25 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
   if (options_.gradient_as_bucket_view) gradient = view;
 }
 
+// Autograd runs each gradient on the stream of its forward operation, and a user may have had several.
+void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
+  if (device.is_cpu()) return;
+  const c10::Stream stream = tensor::CudaDevices::current_stream(device);
+  if (std::find(bucket.streams.begin(), bucket.streams.end(), stream) == bucket.streams.end()) {
+    bucket.streams.push_back(stream);
+  }
+}
+
+void Reducer::wait_for_slots(Bucket& bucket) {
+  for (const c10::Stream& stream : std::exchange(bucket.streams, {})) {
+    const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
+    if (stream == current) continue;
+    c10::Event filled(stream.device_type());
+    filled.record(stream);
+    filled.block(current);
+  }
+}
+
 void Reducer::launch_ready_buckets() {
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) launch(next_bucket_++);
   if (next_bucket_ < buckets_.size()) return;
@@ -201,6 +223,7 @@ void Reducer::launch_ready_buckets() {
 
 void Reducer::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
+  wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
     bucket.work = group_.all_reduce(bucket.flat);

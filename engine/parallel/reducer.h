@@ -63,8 +63,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     at::Tensor flat;
     std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
     std::size_t pending = 0;
-    Future<at::Tensor> reduced;  // what the hook returned
-    Work work;                   // the built-in all-reduce
+    std::vector<c10::Stream> streams;  // CUDA: on which this pass has filled slots
+    Future<at::Tensor> reduced;        // what the hook returned
+    Work work;                         // the built-in all-reduce
     at::Tensor sparse_gradient;
     at::Tensor entries;  // of each rank's sparse gradient
     at::Tensor own_entries;
@@ -85,6 +86,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void mark_unused();
   void mark_ready(std::size_t parameter);
   void fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter);
+  void note_stream(Bucket& bucket, const c10::Device& device);
+  void wait_for_slots(Bucket& bucket);
   void launch_ready_buckets();
   void launch(std::size_t index);
   void launch_sparse(Bucket& bucket);

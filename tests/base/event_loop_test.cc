@@ -237,6 +237,27 @@ TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
   EXPECT_FALSE(later);
 }
 
+TEST(EventLoop, AnEndedLoopLetsGoOfWhatItWatched) {
+  struct Owner {
+    EventLoop::Registration registration;
+  };
+  auto owner = std::make_shared<Owner>();
+  auto task = std::make_shared<int>(0);
+  const std::weak_ptr<Owner> watched_owner = owner;
+  const std::weak_ptr<int> watched_task = task;
+  {
+    EventLoop loop("test");
+    owner->registration = loop.poll([owner] { return false; });  // the handler owns its registration's owner
+    loop.when(Fence(std::make_shared<Silent>()), [task = std::move(task)] {});
+    flush(loop);
+    owner.reset();
+    EXPECT_FALSE(watched_owner.expired());
+    EXPECT_FALSE(watched_task.expired());
+  }
+  EXPECT_TRUE(watched_owner.expired());
+  EXPECT_TRUE(watched_task.expired());
+}
+
 TEST(EventLoop, RegistrationsMayOutliveTheLoop) {
   EventLoop::Registration timer;
   EventLoop::Registration poller;

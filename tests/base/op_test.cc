@@ -56,6 +56,40 @@ TEST(Op, ErrorIsSetBeforeTheFencePasses) {
   EXPECT_TRUE(seen);
 }
 
+TEST(Op, TellsWhoAskedWhenItEnds) {
+  Completion completion{Pin()};
+  int told = 0;
+  completion.op().on_ended([&, op = completion.op()] {
+    ++told;
+    EXPECT_TRUE(op.done().query());
+    EXPECT_TRUE(op.error());
+  });
+  EXPECT_EQ(told, 0);
+  completion.fail(Error(Blame::Timeout, "late"));
+  EXPECT_EQ(told, 1);
+  completion.finish();
+  EXPECT_EQ(told, 1);
+}
+
+TEST(Op, ThatHasEndedTellsAtOnce) {
+  int told = 0;
+  Op().on_ended([&] { ++told; });
+  Op::failed(Error(Blame::Caller, "no")).on_ended([&] { ++told; });
+  EXPECT_EQ(told, 2);
+}
+
+TEST(Op, OfAnEventTellsWhenItsProducerKnowsNotWhenTheEventPasses) {
+  const auto event = std::make_shared<HostFlag>();
+  Completion completion{Pin(), Fence(event)};
+  bool told = false;
+  completion.op().on_ended([&] { told = true; });
+  event->raise();
+  EXPECT_TRUE(completion.op().done().query());
+  EXPECT_FALSE(told);
+  completion.finish();
+  EXPECT_TRUE(told);
+}
+
 TEST(Op, OfAnEventReleasesItsPinOnFinishAndKeepsTheGivenFence) {
   auto event = std::make_shared<HostFlag>();
   auto memory = std::make_shared<int>(1);

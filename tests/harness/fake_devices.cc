@@ -168,6 +168,12 @@ CUresult FakeState::device_primary_ctx_release(CUdevice device) {
   if (--here->retained > 0) return CUDA_SUCCESS;
   complain_of_hung(here);
   lose(*here, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  // What runs on another thread at this moment still uses the context's memory.
+  std::unique_lock lock(mutex, std::adopt_lock);
+  changed.wait(lock, [this, here] {
+    return std::none_of(streams.begin(), streams.end(), [here](const auto& s) { return s->context == here && s->running; });
+  });
+  lock.release();
   here->destroyed = true;
   legacy_streams.erase(here);
   for (auto& [base, allocation] : allocations) {

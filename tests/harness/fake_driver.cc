@@ -135,6 +135,20 @@ void FakeDriver::lose_context(int device, CUresult result) {
   state_->lose(*context, result);
 }
 
+CUresult FakeDriver::enqueue(CUstream stream, const std::string& text, std::function<void()> run,
+                             std::function<bool()> ready) {
+  std::lock_guard lock(state_->mutex);
+  const auto body = [run = std::move(run)] {
+    run();
+    return CUDA_SUCCESS;
+  };
+  FakeStream* const found = object_of(state_->streams, stream);
+  if (found == nullptr || found->destroyed)
+    return state_->refuse(CUDA_ERROR_INVALID_HANDLE, text + " on an unknown stream");
+  if (found->context->lost != CUDA_SUCCESS) return found->context->lost;
+  return state_->enqueue(*found, {Function::launch_kernel, text, body, std::move(ready)});
+}
+
 void FakeDriver::define_kernel(const std::string& kernel, std::vector<std::size_t> parameter_sizes,
                                std::function<void(const Launch&)> body) {
   std::lock_guard lock(state_->mutex);

@@ -95,6 +95,13 @@ class FakeDriver {
   // As if a kernel had crashed: the device's context ends with that error, and what was enqueued never runs.
   void lose_context(int device, CUresult result = CUDA_ERROR_ILLEGAL_ADDRESS);
 
+  // --- other libraries -----------------------------------------------------------------------------------------------
+
+  // Enqueues what a library that brings its own kernels puts on a stream, whatever context is current: it runs once `ready`
+  // (asked under the driver's lock; null: always) is true. Held back and delayed together with launch_kernel.
+  CUresult enqueue(CUstream stream, const std::string& name, std::function<void()> run,
+                   std::function<bool()> ready = nullptr);
+
   // --- kernels ----------------------------------------------------------------------------------------------------------
 
   struct Launch {

@@ -191,6 +191,7 @@ class FakeState {
   FakeLibrary* find(CUlibrary handle, CUresult& error);
 
   CUresult enqueue(CUstream handle, Operation operation);
+  CUresult enqueue(FakeStream& stream, Operation operation);
   // Whether the next operation may run now.
   bool ready(const FakeStream& stream) const;
   // Runs it; gives up the lock meanwhile.

@@ -48,13 +48,16 @@ FakeEvent* FakeState::find(CUevent handle, CUresult& error) {
 CUresult FakeState::enqueue(CUstream handle, Operation operation) {
   CUresult error = CUDA_SUCCESS;
   FakeStream* const stream = find(handle, error);
-  if (stream == nullptr) return error;
+  return stream == nullptr ? error : enqueue(*stream, std::move(operation));
+}
+
+CUresult FakeState::enqueue(FakeStream& stream, Operation operation) {
   const auto delay = delays[static_cast<std::size_t>(operation.function)];
   if (delay.count() > 0) operation.not_before = Clock::now() + delay;
   enqueued.push_back(operation.text);
-  stream->queue.push_back(std::move(operation));
-  ++stream->enqueued;
-  if (options.threads && !stream->worker.joinable()) stream->worker = std::thread([this, stream] { work(*stream); });
+  stream.queue.push_back(std::move(operation));
+  ++stream.enqueued;
+  if (options.threads && !stream.worker.joinable()) stream.worker = std::thread([this, &stream] { work(stream); });
   changed.notify_all();
   return CUDA_SUCCESS;
 }

@@ -70,11 +70,12 @@ std::optional<Slice> joined(std::span<const Slice> slices) {
   return whole;
 }
 
-c10d::ReduceOp to_c10d(ReduceOp op) {
+c10d::ReduceOp to_c10d(Dtype dtype, ReduceOp op) {
+  const bool is_bool = dtype == Dtype::Bool;  // whose sum is "any" and whose product "all": 1 + 1 is no bool
   switch (op) {
     case ReduceOp::Sum:
-    case ReduceOp::Avg: return c10d::ReduceOp::SUM;  // divided afterwards
-    case ReduceOp::Product: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::Avg: return is_bool ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;  // Avg is divided afterwards
+    case ReduceOp::Product: return is_bool ? c10d::ReduceOp::MIN : c10d::ReduceOp::PRODUCT;
     case ReduceOp::Min: return c10d::ReduceOp::MIN;
     case ReduceOp::Max: return c10d::ReduceOp::MAX;
     case ReduceOp::BitAnd: return c10d::ReduceOp::BAND;
@@ -293,7 +294,7 @@ Op GlooCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fenc
   const Elements real = as_real(data);
   const auto start = [real, op](c10d::ProcessGroupGloo& group) {
     c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op);
+    options.reduceOp = to_c10d(real.dtype, op);
     std::vector<at::Tensor> tensors{typed(real)};
     return group.allreduce(tensors, options);
   };
@@ -305,7 +306,7 @@ Op GlooCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin
   const bool is_root = rank_ == root;
   const auto start = [real, root, op, is_root](c10d::ProcessGroupGloo& group) {
     c10d::ReduceOptions options;
-    options.reduceOp = to_c10d(op);
+    options.reduceOp = to_c10d(real.dtype, op);
     options.rootRank = root;
     // Gloo works in place on every rank; only root's tensor may change.
     std::vector<at::Tensor> tensors{is_root ? typed(real) : typed(real).clone()};
@@ -351,27 +352,34 @@ Op GlooCommunicator::scatter(const Elements& output, std::span<const Slice> inpu
   return collective("scatter", std::move(pin), std::move(ready), start);
 }
 
-// c10d's own does the same, but its Work has no future.
 Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                                     Fence ready) noexcept {
   const Elements real = as_real(output);
-  auto sum = std::make_shared<at::Tensor>();  // of all parts
-  const auto start = [inputs = std::vector<Slice>(inputs.begin(), inputs.end()), real, op,
-                      sum](c10d::ProcessGroupGloo& group) {
-    const auto each = static_cast<std::int64_t>(real.count());
-    *sum = at::empty({static_cast<std::int64_t>(inputs.size()) * each}, at::TensorOptions(*scalar_type(real.dtype)));
-    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
-      sum->narrow(0, static_cast<std::int64_t>(rank) * each, each).copy_(typed({inputs[rank], real.dtype}));
+  // c10d's own does the same, an all-reduce of a copy, but tells nobody when it is done.
+  struct Copy {
+    std::vector<Slice> parts;
+    at::Tensor sum;
+  };
+  const auto copy = std::make_shared<Copy>(Copy{{inputs.begin(), inputs.end()}, {}});
+  const auto start = [copy, dtype = real.dtype, op](c10d::ProcessGroupGloo& group) {
+    std::size_t count = 0;
+    for (const Slice& part : copy->parts) count += Elements{part, dtype}.count();
+    copy->sum = at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
+    auto* data = static_cast<std::byte*>(copy->sum.data_ptr());
+    for (const Slice& part : copy->parts) {
+      if (part.bytes > 0) std::memcpy(data, part.data, part.bytes);
+      data += part.bytes;
     }
     c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op);
-    std::vector<at::Tensor> tensors{*sum};
+    options.reduceOp = to_c10d(dtype, op);
+    std::vector<at::Tensor> tensors{copy->sum};
     return group.allreduce(tensors, options);
   };
-  const auto finish = [real, sum, rank = rank_, divided = divide(real, op, size_)] {
-    const auto each = static_cast<std::int64_t>(real.count());
-    typed(real).copy_(sum->narrow(0, rank * each, each));
-    if (divided) divided();
+  const auto finish = [copy, real, rank = rank_, then = divide(real, op, size_)] {
+    const auto* data = static_cast<const std::byte*>(copy->sum.data_ptr());
+    for (int part = 0; part < rank; ++part) data += copy->parts[static_cast<std::size_t>(part)].bytes;
+    if (real.slice.bytes > 0) std::memcpy(real.slice.data, data, real.slice.bytes);
+    if (then) then();
   };
   return collective("reduce_scatter", std::move(pin), std::move(ready), start, finish);
 }

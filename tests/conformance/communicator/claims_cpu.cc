@@ -1,0 +1,189 @@
+// The claims for what needs no GPU: Gloo on the host, Gloo through pinned memory and NCCL on fake GPUs.
+#include <cstring>
+
+#include <weft/tests/conformance/communicator/ranks.h>
+#include <weft/tests/harness/memory_bootstrap.h>
+#include <weft/transport/registry.h>
+
+#ifdef WEFT_TEST_FAKE_CUDA
+#include <weft/cuda/retire.h>
+#include <weft/tests/conformance/communicator/cuda_ranks.h>
+#include <weft/tests/harness/fake_driver.h>
+#include <weft/transport/staged.h>
+#endif
+#ifdef WEFT_TEST_FAKE_NCCL
+#include <weft/tests/harness/fake_nccl.h>
+#include <weft/transport/nccl/nccl_communicator.h>
+#endif
+
+namespace weft::conformance {
+namespace {
+
+constexpr int kRanks = 3;
+
+class HostMemory final : public Memory {
+ public:
+  explicit HostMemory(std::size_t bytes) : bytes_(bytes) {}
+  Slice slice() const override { return {const_cast<std::byte*>(bytes_.data()), bytes_.size(), Device::host()}; }
+  void write(const void* from) override {
+    if (!bytes_.empty()) std::memcpy(bytes_.data(), from, bytes_.size());
+  }
+  void read(void* to) override {
+    if (!bytes_.empty()) std::memcpy(to, bytes_.data(), bytes_.size());
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+void equip_host(Rank& rank) {
+  rank.allocate = [](std::size_t bytes) { return std::make_shared<HostMemory>(bytes); };
+  rank.gate = [] {
+    const auto flag = std::make_shared<HostFlag>();
+    return Gate{Fence(flag), [flag] { flag->raise(); }};
+  };
+}
+
+// Ranks that are threads.
+class Threads : public Setting {
+ public:
+  int ranks() const override { return kRanks; }
+
+ protected:
+  transport::JoinOptions options_for(const Rank& rank, std::chrono::milliseconds timeout) const {
+    transport::JoinOptions options;
+    options.rank = rank.rank;
+    options.size = rank.size;
+    options.group_name = "claims";
+    options.store = rank.store;
+    options.timeout = timeout;
+    options.loop = rank.loop;
+    options.interface_address = "127.0.0.1";
+    return options;
+  }
+
+  // `join` gives the rank its communicator and memory; `leave` comes when it has none any more.
+  void run_ranks(
+      const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body,
+      const std::function<void(Rank&)>& leave = [](Rank&) {}) const {
+    const auto store = std::make_shared<harness::MemoryBootstrap>();
+    run_threads(kRanks, [&](int number) {
+      Rank rank;
+      rank.rank = number;
+      rank.size = kRanks;
+      rank.store = store;
+      rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
+      join(rank);
+      body(rank);
+      // Who leaves early takes bytes away that others still wait for; the engine sees to that, here it is the test.
+      const Deadline deadline = Deadline::in(std::chrono::seconds(60));
+      store->set("left/" + std::to_string(number), {});
+      for (int other = 0; other < kRanks; ++other) store->get("left/" + std::to_string(other), deadline);
+      rank.communicator.reset();
+      leave(rank);
+    });
+  }
+};
+
+class GlooOnHost final : public Threads {
+ public:
+  std::string name() const override { return "Gloo"; }
+  bool sees_peers_end() const override { return true; }
+  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+    const auto gloo = transport::open("gloo");
+    const auto join = [&](Rank& rank) {
+      equip_host(rank);
+      rank.communicator = gloo->join(options_for(rank, timeout));
+    };
+    run_ranks(join, body);
+  }
+};
+
+#ifdef WEFT_TEST_FAKE_CUDA
+// Ranks that are threads with a fake GPU each.
+class FakeGpus : public Threads {
+ public:
+  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+    harness::FakeDriver fake({.devices = kRanks, .threads = true});
+    std::vector<std::shared_ptr<cuda::Device>> devices;
+    for (int rank = 0; rank < kRanks; ++rank) devices.push_back(cuda::Device::open(fake.driver(), rank));
+    run_on(fake, devices, timeout, body);
+    for (auto& device : devices) reclaim(std::move(device));
+  }
+
+ protected:
+  using Devices = std::vector<std::shared_ptr<cuda::Device>>;
+  virtual void run_on(harness::FakeDriver& fake, const Devices& devices, std::chrono::milliseconds timeout,
+                      const std::function<void(Rank&)>& body) const = 0;
+
+  static const std::shared_ptr<cuda::Device>& device_of(const Devices& devices, const Rank& rank) {
+    return devices[static_cast<std::size_t>(rank.rank)];
+  }
+  static void leave(Rank& rank) {
+    rank.loop.reset();
+    rank.allocate = nullptr;
+    rank.gate = nullptr;
+  }
+};
+
+class GlooStaged final : public FakeGpus {
+ public:
+  std::string name() const override { return "GlooStaged"; }
+  bool sees_peers_end() const override { return true; }
+
+ protected:
+  void run_on(harness::FakeDriver&, const Devices& devices, std::chrono::milliseconds timeout,
+              const std::function<void(Rank&)>& body) const override {
+    const auto gloo = transport::open("gloo");
+    const auto join = [&](Rank& rank) {
+      equip(rank, device_of(devices, rank));
+      rank.communicator =
+          transport::staged::over(gloo->join(options_for(rank, timeout)), device_of(devices, rank), rank.loop);
+    };
+    run_ranks(join, body, leave);
+  }
+};
+#endif
+
+#ifdef WEFT_TEST_FAKE_NCCL
+class NcclOnFake final : public FakeGpus {
+ public:
+  std::string name() const override { return "NcclOnFake"; }
+
+ protected:
+  void run_on(harness::FakeDriver& fake, const Devices& devices, std::chrono::milliseconds timeout,
+              const std::function<void(Rank&)>& body) const override {
+    harness::FakeNccl nccl(fake);
+    const auto join = [&](Rank& rank) {
+      equip(rank, device_of(devices, rank));
+      auto options = options_for(rank, timeout);
+      options.cuda = device_of(devices, rank);
+      options.device = options.cuda->id();
+      rank.communicator = std::make_shared<transport::nccl::NcclCommunicator>(options, nccl.library());
+    };
+    run_ranks(join, body, leave);
+    for (const auto& device : devices) {
+      EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20))));
+    }
+  }
+};
+#endif
+
+std::vector<std::shared_ptr<Setting>> settings() {
+  std::vector<std::shared_ptr<Setting>> all;
+#ifdef WEFT_TEST_GLOO
+  all.push_back(std::make_shared<GlooOnHost>());
+#ifdef WEFT_TEST_FAKE_CUDA
+  all.push_back(std::make_shared<GlooStaged>());
+#endif
+#endif
+#ifdef WEFT_TEST_FAKE_NCCL
+  all.push_back(std::make_shared<NcclOnFake>());
+#endif
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, CommunicatorClaims, testing::ValuesIn(settings()), name_of);
+
+}  // namespace
+}  // namespace weft::conformance

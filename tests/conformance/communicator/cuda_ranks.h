@@ -1,0 +1,15 @@
+// A rank's GPU, real or fake: memory that is written and read through pinned copies, and gates that streams wait at.
+#pragma once
+
+#include <weft/cuda/device.h>
+#include <weft/tests/conformance/communicator/ranks.h>
+
+namespace weft::conformance {
+
+// Gives the rank memory and gates on the device, and what they need.
+void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device);
+
+// Frees what the rank has left on the device; fails the test if something still holds on to it.
+void reclaim(std::shared_ptr<cuda::Device> device);
+
+}  // namespace weft::conformance

@@ -1,0 +1,128 @@
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <weft/cuda/event.h>
+#include <weft/cuda/memory.h>
+#include <weft/tests/harness/fake_torch_cuda.h>
+
+namespace weft::harness {
+
+namespace {
+
+// What is current on this thread: c10 asks for it by thread, and only one Guard lives.
+thread_local c10::DeviceIndex current_device = 0;
+thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
+
+}  // namespace
+
+class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  explicit Guard(const FakeDriver& fake) {
+    for (int i = 0; i < cuda::Device::count(*fake.driver()); ++i) {
+      devices_.push_back(cuda::Device::open(fake.driver(), i));
+    }
+    current_streams.clear();
+  }
+
+  cuda::Device& device(c10::DeviceIndex index) const { return *devices_.at(static_cast<std::size_t>(index)); }
+  cuda::StreamRef view(const c10::Stream& stream) const {
+    return {device(stream.device_index()), static_cast<CUstream>(getStreamNativeHandle(stream))};
+  }
+  int recorded_uses() const { return recorded_; }
+
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device next) const override {
+    const c10::Device former = getDevice();
+    setDevice(next);
+    return former;
+  }
+  c10::Device getDevice() const override { return {c10::kCUDA, current_device}; }
+  void setDevice(c10::Device next) const override { uncheckedSetDevice(next); }
+  void uncheckedSetDevice(c10::Device next) const noexcept override {
+    if (next.has_index()) current_device = next.index();
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(devices_.size()); }
+
+  c10::Stream getStream(c10::Device on) const override {
+    const c10::DeviceIndex index = on.has_index() ? on.index() : current_device;
+    return c10::Stream(c10::Stream::UNSAFE, {c10::kCUDA, index}, current_streams[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device on) const override { return c10::Stream(c10::Stream::DEFAULT, on); }
+  c10::Stream getNewStream(c10::Device on, int) const override { return getStreamFromGlobalPool(on, false); }
+  c10::Stream getStreamFromGlobalPool(c10::Device on, bool) const override {
+    std::lock_guard lock(mutex_);
+    streams_.push_back(std::make_unique<cuda::Stream>(device(on.index())));
+    return c10::Stream(c10::Stream::UNSAFE, on, static_cast<c10::StreamId>(streams_.size()));
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    const c10::Stream former = getStream(next.device());
+    current_streams[next.device_index()] = next.id();
+    return former;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    std::lock_guard lock(mutex_);
+    return stream.id() == 0 ? nullptr : streams_.at(static_cast<std::size_t>(stream.id()) - 1)->native();
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new cuda::Event(device(stream.device_index()));
+    static_cast<cuda::Event*>(*event)->record(view(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) static_cast<cuda::Event*>(event)->wait(view(stream));
+  }
+  bool queryEvent(void* event) const override { return event == nullptr || static_cast<cuda::Event*>(event)->query(); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<cuda::Event*>(event);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override { ++recorded_; }
+
+ private:
+  std::vector<std::shared_ptr<cuda::Device>> devices_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<cuda::Stream>> streams_;
+  mutable std::atomic<int> recorded_{0};
+};
+
+FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver) : guard_(std::make_shared<Guard>(driver)) {
+  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
+}
+
+FakeTorchCuda::~FakeTorchCuda() { c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = nullptr; }
+
+at::Tensor FakeTorchCuda::empty(at::IntArrayRef sizes, at::ScalarType type, int device) {
+  std::size_t bytes = c10::elementSize(type);
+  for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
+  const cuda::StreamRef stream(guard_->device(static_cast<c10::DeviceIndex>(device)), nullptr);
+  auto memory = std::make_unique<cuda::DeviceMemory>(stream, std::max<std::size_t>(bytes, 1));
+  void* address = memory->slice().data;
+  c10::DataPtr data(address, memory.release(), [](void* held) { delete static_cast<cuda::DeviceMemory*>(held); },
+                    {c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
+  c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(data),
+                       nullptr, false);
+  const c10::DispatchKeySet keys(
+      {c10::DispatchKey::CUDA, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCUDA});
+  at::Tensor tensor(c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(type)));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+c10::Stream FakeTorchCuda::new_stream(int device) {
+  return guard_->getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)}, false);
+}
+
+cuda::StreamRef FakeTorchCuda::view(const c10::Stream& stream) { return guard_->view(stream); }
+
+c10::Stream FakeTorchCuda::current(int device) {
+  return guard_->getStream({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
+}
+
+int FakeTorchCuda::recorded_uses() const { return guard_->recorded_uses(); }
+
+}  // namespace weft::harness

@@ -1,0 +1,42 @@
+// libtorch's side of a GPU, over a FakeDriver: while it lives, c10 finds streams and events for CUDA devices, and there are
+// tensors that say they lie on one. There are no kernels: such tensors can be named, sliced and sent, not computed with;
+// work on them is enqueued through the driver.
+//
+// One at a time, and not where libtorch has a real GPU.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <weft/cuda/device.h>
+#include <weft/cuda/stream.h>
+#include <weft/tests/harness/fake_driver.h>
+
+namespace weft::harness {
+
+class FakeTorchCuda {
+ public:
+  explicit FakeTorchCuda(const FakeDriver& driver);
+  ~FakeTorchCuda();
+  FakeTorchCuda(const FakeTorchCuda&) = delete;
+  FakeTorchCuda& operator=(const FakeTorchCuda&) = delete;
+
+  // An uninitialised, contiguous tensor on a device; the FakeDriver lets the host read and write it.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type, int device = 0);
+  // A stream of libtorch's pool, and the driver's view of any of libtorch's streams.
+  c10::Stream new_stream(int device = 0);
+  cuda::StreamRef view(const c10::Stream& stream);
+  // The stream of a device that is current on this thread.
+  c10::Stream current(int device = 0);
+  // How often a tensor's memory was reported to libtorch's allocator as used on another stream.
+  int recorded_uses() const;
+
+  class Guard;
+
+ private:
+  std::shared_ptr<Guard> guard_;
+};
+
+}  // namespace weft::harness

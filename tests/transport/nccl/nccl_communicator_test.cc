@@ -1,0 +1,372 @@
+// The NCCL backend over the fake NCCL: what it asks of the library, and how it fails. (That its results are right is
+// claimed for every backend in tests/conformance.)
+#include <cstring>
+#include <thread>
+
+#include <gmock/gmock.h>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/flag_pool.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/fake_nccl.h>
+#include <weft/tests/harness/memory_bootstrap.h>
+#include <weft/transport/nccl/nccl.h>
+#include <weft/transport/nccl/nccl_communicator.h>
+
+namespace weft::transport::nccl {
+namespace {
+
+using testing::HasSubstr;
+using Ranks = std::vector<std::shared_ptr<Communicator>>;
+
+Deadline soon() { return Deadline::in(std::chrono::seconds(30)); }
+
+class NcclTest : public cuda::ThreadedCuda {
+ protected:
+  JoinOptions options(int rank, int size) {
+    JoinOptions made;
+    made.rank = rank;
+    made.size = size;
+    made.group_name = "test";
+    made.store = store;
+    made.device = device->id();
+    made.cuda = device;
+    made.timeout = timeout;
+    made.loop = loop;
+    return made;
+  }
+
+  std::shared_ptr<Communicator> join_one(int rank, int size) {
+    return std::make_shared<NcclCommunicator>(options(rank, size), nccl.library());
+  }
+
+  Ranks join(int size) {
+    Ranks ranks(static_cast<std::size_t>(size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          ranks[static_cast<std::size_t>(rank)] = join_one(rank, size);
+        } catch (const Error& error) {
+          ADD_FAILURE() << error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return ranks;
+  }
+
+  // Device memory that holds the number, and is there at once.
+  std::shared_ptr<cuda::DeviceMemory> number(float value) {
+    auto memory = std::make_shared<cuda::DeviceMemory>(stream, sizeof value);
+    EXPECT_TRUE(cuda::record(stream).synchronize(soon()));
+    std::memcpy(memory->slice().data, &value, sizeof value);
+    return memory;
+  }
+  static float value_of(const cuda::DeviceMemory& memory) {
+    float value = 0;
+    std::memcpy(&value, memory.slice().data, sizeof value);
+    return value;
+  }
+  static Elements floats(const cuda::DeviceMemory& memory) { return {memory.slice(), Dtype::Float32}; }
+
+  // The error that the Op ends with.
+  static Error error_of(const Op& op) {
+    EXPECT_TRUE(op.done().synchronize(soon())) << "the fence of a failed operation does not pass";
+    const auto error = op.error();
+    return error.value_or(Error(Blame::Cancelled, "it did not fail"));
+  }
+
+  // Everything is closed before the fakes check that.
+  void TearDown() override {
+    loop.reset();
+    EXPECT_TRUE(device->retirement().reclaim_all(soon()));
+    ThreadedCuda::TearDown();
+  }
+
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  harness::FakeNccl nccl{fake};
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("nccl test");
+  std::shared_ptr<harness::MemoryBootstrap> store = std::make_shared<harness::MemoryBootstrap>();
+  cuda::Stream stream{*device};
+  cuda::FlagPool flags{*device};
+};
+
+TEST_F(NcclTest, JoiningFailsInTimeWhenARankDoesNotCome) {
+  timeout = std::chrono::milliseconds(50);
+  const Error error = cuda::error_from([&] { join_one(0, 2); });
+  EXPECT_EQ(error.blame(), Blame::Timeout);
+  EXPECT_THAT(error.text(), HasSubstr("joining on group 'test' (nccl, rank 0 of 2)"));
+  EXPECT_EQ(nccl.alive(), 0) << "a communicator that was not made is not left behind";
+}
+
+TEST_F(NcclTest, JoiningFailsOnAllRanksWithWhatRankZeroCouldNotDo) {
+  nccl.fail(&Library::get_unique_id, ncclSystemError);
+  EXPECT_EQ(cuda::error_from([&] { join_one(0, 2); }).blame(), Blame::PeerLost);
+  const Error other = cuda::error_from([&] { join_one(1, 2); });
+  EXPECT_EQ(other.blame(), Blame::PeerLost);
+  EXPECT_THAT(other.text(), HasSubstr("rank 0 could not start NCCL"));
+}
+
+TEST_F(NcclTest, JoiningWithoutAGpuIsRefusedByName) {
+  Nccl transport([&] { return nccl.library(); });
+  JoinOptions made = options(0, 1);
+  made.cuda = nullptr;
+  const Error error = cuda::error_from([&] { transport.join(made); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_THAT(error.text(), HasSubstr("no GPU was given"));
+}
+
+TEST_F(NcclTest, TheLibraryIsOpenedAtTheFirstJoin) {
+  int opened = 0;
+  Nccl transport([&]() -> Result<std::shared_ptr<const Library>> {
+    ++opened;
+    return Error(Blame::Unsupported, "no libnccl.so.2 that can be used");
+  });
+  EXPECT_EQ(opened, 0);
+  const Error error = cuda::error_from([&] { transport.join(options(0, 1)); });
+  EXPECT_EQ(error.blame(), Blame::Unsupported);
+  EXPECT_THAT(error.text(), HasSubstr("no libnccl.so.2"));
+  EXPECT_EQ(opened, 1);
+}
+
+TEST_F(NcclTest, AnOperationIsEnqueuedWithoutMakingTheHostWait) {
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  const int blocks = fake.host_blocks();
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  EXPECT_FALSE(first.done().query());
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  // A stream waits, the host does not.
+  first.done().wait(stream);
+  second.done().wait(stream);
+  EXPECT_EQ(fake.host_blocks(), blocks);
+  EXPECT_TRUE(cuda::record(stream).synchronize(soon()));
+  EXPECT_EQ(value_of(*a), 3);
+  EXPECT_EQ(value_of(*b), 3);
+}
+
+TEST_F(NcclTest, AnOperationReadsItsBytesOnlyAfterReady) {
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  const auto gate = flags.make();
+  gate->wait(stream);
+  const Fence ready = cuda::record(stream);
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, ready);
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  EXPECT_FALSE(second.done().synchronize(Deadline::in(std::chrono::milliseconds(5))));
+  const float late = 10;
+  std::memcpy(a->slice().data, &late, sizeof late);
+  gate->raise();
+  EXPECT_TRUE(second.done().synchronize(soon()));
+  EXPECT_TRUE(first.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*b), 12);
+}
+
+TEST_F(NcclTest, ThePinIsHeldUntilTheStreamIsDoneWithIt) {
+  auto ranks = join(2);
+  auto a = number(1);
+  const auto b = number(2);
+  const std::weak_ptr<cuda::DeviceMemory> watched = a;
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  a.reset();
+  EXPECT_FALSE(watched.expired());
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
+  EXPECT_TRUE(first.done().query());
+}
+
+TEST_F(NcclTest, WhatMustConnectFirstWaitsInLineAndKeepsItsOrder) {
+  auto ranks = join(2);
+  nccl.hold(0);
+  std::vector<std::shared_ptr<cuda::DeviceMemory>> a, b;
+  std::vector<Op> ops;
+  for (int i = 0; i < 5; ++i) {
+    a.push_back(number(static_cast<float>(i)));
+    b.push_back(number(100));
+    ops.push_back(ranks[0]->all_reduce(floats(*a.back()), ReduceOp::Sum, a.back(), Fence()));
+    ops.push_back(ranks[1]->all_reduce(floats(*b.back()), ReduceOp::Sum, b.back(), Fence()));
+  }
+  for (const Op& op : ops) EXPECT_FALSE(op.done().query());
+  nccl.release(0);
+  for (const Op& op : ops) EXPECT_TRUE(op.done().synchronize(soon()));
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(value_of(*a[static_cast<std::size_t>(i)]), static_cast<float>(100 + i));
+}
+
+TEST_F(NcclTest, AStreamCanWaitForAnOperationThatIsStillInLine) {
+  auto ranks = join(2);
+  nccl.hold(0);
+  const auto a = number(1), b = number(2);
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  std::thread waiter([&] { first.done().wait(stream); });
+  nccl.release(0);
+  waiter.join();
+  EXPECT_TRUE(cuda::record(stream).synchronize(soon()));
+  EXPECT_EQ(value_of(*a), 3);
+  EXPECT_TRUE(second.done().synchronize(soon()));
+}
+
+TEST_F(NcclTest, AnOperationThatAPeerDoesNotEnterFailsAtItsDeadlineAndItsFencePasses) {
+  timeout = std::chrono::milliseconds(200);
+  auto ranks = join(2);
+  const auto a = number(1);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  const Error error = error_of(op);
+  EXPECT_EQ(error.blame(), Blame::Timeout);
+  EXPECT_THAT(error.text(), HasSubstr("all_reduce on group 'test' (nccl, rank 0 of 2)"));
+  EXPECT_THAT(error.text(), HasSubstr("200 ms"));
+  // The communicator is broken, and says so at once.
+  const Op later = ranks[0]->barrier(Fence());
+  EXPECT_TRUE(later.done().query());
+  EXPECT_THAT(error_of(later).text(), HasSubstr("200 ms"));
+}
+
+TEST_F(NcclTest, TheDeadlineCountsFromWhenTheOperationIsReady) {
+  timeout = std::chrono::milliseconds(100);
+  auto ranks = join(1);
+  const auto a = number(1);
+  const auto gate = flags.make();
+  gate->wait(stream);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(stream));
+  EXPECT_FALSE(op.done().synchronize(Deadline::in(3 * timeout)));
+  EXPECT_FALSE(op.error());
+  gate->raise();
+  EXPECT_TRUE(op.done().synchronize(soon()));
+  EXPECT_FALSE(op.error());
+}
+
+TEST_F(NcclTest, AnAsynchronousErrorFailsWhatIsUnderWay) {
+  auto ranks = join(2);
+  const auto a = number(1);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  nccl.fail_async(0, ncclRemoteError);
+  const Error error = error_of(op);
+  EXPECT_EQ(error.blame(), Blame::PeerLost);
+  EXPECT_EQ(error.native_code(), ncclRemoteError);
+  EXPECT_THAT(error.text(), HasSubstr("said by the fake NCCL"));
+}
+
+TEST_F(NcclTest, ACallThatNcclRefusesFailsTheOperationAndAllLaterOnes) {
+  auto ranks = join(2);
+  const auto a = number(1);
+  nccl.fail(&Library::all_reduce, ncclInternalError);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  EXPECT_EQ(error_of(op).blame(), Blame::Device);
+  EXPECT_TRUE(ranks[0]->barrier(Fence()).error());
+}
+
+TEST_F(NcclTest, AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo) {
+  auto ranks = join(2);
+  auto a = number(1);
+  const std::weak_ptr<cuda::DeviceMemory> watched = a;
+  const auto gate = flags.make();
+  gate->wait(stream);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(stream));
+  a.reset();
+  std::thread other([&] { ranks[0]->abort(Error(Blame::Cancelled, "enough")); });
+  other.join();
+  ranks[0]->abort(Error(Blame::Cancelled, "twice"));
+  ASSERT_TRUE(op.error()) << "the error is known before the fence passes";
+  EXPECT_THAT(op.error()->text(), HasSubstr("enough"));
+  EXPECT_FALSE(watched.expired()) << "the stream has yet to come past the operation";
+  gate->raise();
+  EXPECT_TRUE(op.done().synchronize(soon()));
+  EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
+}
+
+TEST_F(NcclTest, AbortFreesAnOperationThatIsStillConnecting) {
+  auto ranks = join(2);
+  nccl.hold(0);
+  const auto a = number(1);
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  const Op second = ranks[0]->barrier(Fence());
+  ranks[0]->abort(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(error_of(first).blame(), Blame::Cancelled);
+  EXPECT_EQ(error_of(second).blame(), Blame::Cancelled);
+}
+
+TEST_F(NcclTest, ALostDeviceIsTheErrorOfWhatWasOnIt) {
+  auto ranks = join(2);
+  const auto a = number(1);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  fake.lose_context(0);
+  EXPECT_TRUE(loop->drive([&] { return op.error().has_value(); }, soon()));
+  EXPECT_EQ(error_of(op).blame(), Blame::Device);
+  EXPECT_EQ(error_of(ranks[1]->barrier(Fence())).blame(), Blame::Device);
+  EXPECT_THAT(take_logged(), testing::Contains(HasSubstr("is lost")));
+  ranks.clear();
+  loop.reset();
+  EXPECT_TRUE(device->retirement().reclaim_all(soon()));
+  EXPECT_EQ(nccl.calls(&Library::comm_abort), 0) << "nothing of a lost context can be freed";
+  nccl.forget_alive();
+}
+
+TEST_F(NcclTest, ADroppedCommunicatorFinishesWhatIsUnderWay) {
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  ranks[0].reset();
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  EXPECT_TRUE(first.done().synchronize(soon()));
+  EXPECT_TRUE(second.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*a), 3);
+  EXPECT_FALSE(first.error());
+}
+
+TEST_F(NcclTest, AnEndedLoopFailsWhatIsUnderWayAndStopsTheDevice) {
+  auto ranks = join(2);
+  const auto a = number(1);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
+  ranks.clear();
+  loop.reset();
+  EXPECT_EQ(error_of(op).blame(), Blame::Cancelled);
+}
+
+TEST_F(NcclTest, WhatNcclLacksIsRefusedByName) {
+  auto ranks = join(2);
+  const auto a = number(1);
+  const Elements data = floats(*a);
+  PointToPoint* const messages = ranks[0]->point_to_point();
+  ASSERT_NE(messages, nullptr);
+  EXPECT_FALSE(messages->has_tags());
+  EXPECT_FALSE(messages->has_any_source());
+  const auto text = [](const Op& op) { return std::string(error_of(op).what()); };
+  EXPECT_THAT(text(messages->send(data, 1, 7, a, Fence())), HasSubstr("tag 7"));
+  EXPECT_THAT(text(messages->recv(data, 1, 7, a, Fence())), HasSubstr("tag 7"));
+  EXPECT_THAT(text(messages->recv(data, kAnySource, 0, a, Fence())), HasSubstr("any rank"));
+  EXPECT_THAT(text(messages->send(data, 0, 0, a, Fence())), HasSubstr("this rank"));
+  EXPECT_THAT(text(ranks[0]->all_reduce(data, ReduceOp::BitXor, a, Fence())), HasSubstr("float32 with BitXor"));
+  for (const ReduceOp op : {ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor}) {
+    EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Int32, op));
+    EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Bool, op));
+  }
+  EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Int16, ReduceOp::Sum));
+  EXPECT_FALSE(ranks[0]->can_reduce(Dtype::Int32, ReduceOp::Avg));
+  EXPECT_FALSE(ranks[0]->can_reduce(Dtype::ComplexFloat32, ReduceOp::Max));
+  EXPECT_TRUE(ranks[0]->can_reduce(Dtype::ComplexFloat32, ReduceOp::Avg));
+  EXPECT_TRUE(ranks[0]->can_reduce(Dtype::Bool, ReduceOp::Sum));
+}
+
+TEST_F(NcclTest, OnePieceOfMemoryIsGatheredByOneCall) {
+  auto ranks = join(1);
+  const auto a = number(4), out = number(0);
+  const Slice whole = out->slice();
+  const int gathers = nccl.calls(&Library::all_gather);
+  const Op op = ranks[0]->all_gather({&whole, 1}, floats(*a), out, Fence());
+  EXPECT_TRUE(op.done().synchronize(soon()));
+  EXPECT_EQ(nccl.calls(&Library::all_gather), gathers + 1);
+  EXPECT_EQ(value_of(*out), 4);
+}
+
+TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
+  auto ranks = join(2);
+  ranks.clear();
+  EXPECT_EQ(nccl.alive(), 2) << "dropping one does not wait for it to close";
+  EXPECT_TRUE(device->retirement().reclaim_all(soon()));
+  EXPECT_EQ(nccl.alive(), 0);
+  EXPECT_EQ(nccl.aborted(), 0);
+}
+
+}  // namespace
+}  // namespace weft::transport::nccl

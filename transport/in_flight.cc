@@ -1,0 +1,75 @@
+#include <vector>
+
+#include <weft/cuda/retire.h>
+#include <weft/transport/in_flight.h>
+
+namespace weft::transport {
+
+InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch)
+    : device_(std::move(device)), loop_(loop), watch_(std::move(watch)) {}
+
+InFlight::~InFlight() {
+  for (Entry& entry : entries_) {
+    Operation& operation = entry.operation;
+    operation.completion.fail(Error(Blame::Cancelled, operation.name + ": the loop that watched over it has ended"));
+    if (!operation.done.query()) device_->retirement().retire(operation.done, [pin = std::move(operation.pin)] {});
+  }
+}
+
+void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
+  std::lock_guard lock(mutex_);
+  entries_.push_back({std::move(operation), std::nullopt});
+  if (watcher_) return;
+  if (const auto loop = loop_.lock()) watcher_ = loop->poll([this, owner = std::move(owner)] { return turn(); });
+}
+
+void InFlight::fail(const Error& why) noexcept {
+  std::vector<Completion> failed;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_) failed.push_back(entry.operation.completion);
+  }
+  for (Completion& completion : failed) completion.fail(why);
+}
+
+bool InFlight::empty() const {
+  std::lock_guard lock(mutex_);
+  return entries_.empty();
+}
+
+std::optional<Fence> InFlight::first() const {
+  std::lock_guard lock(mutex_);
+  if (entries_.empty()) return std::nullopt;
+  return entries_.front().operation.done;
+}
+
+bool InFlight::turn() {
+  std::vector<Entry> ended;
+  std::optional<Oldest> oldest;
+  for (std::optional<Fence> front = first(); front; front = first()) {
+    // Asked without the lock: a fence may have to ask its communicator.
+    const bool done = front->query();
+    std::lock_guard lock(mutex_);
+    Entry& entry = entries_.front();
+    if (!done) {
+      if (watch_ && !entry.since && entry.operation.ready.query()) entry.since = Deadline::Clock::now();
+      if (watch_ && entry.since) oldest = {entry.operation.name, *entry.since};
+      break;
+    }
+    ended.push_back(std::move(entry));
+    entries_.pop_front();
+    if (entries_.empty()) watcher_.reset();
+  }
+  const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
+  for (Entry& entry : ended) {
+    if (lost) {
+      entry.operation.completion.fail(*lost);
+    } else {
+      entry.operation.completion.finish();
+    }
+  }
+  if (oldest) watch_(*oldest);
+  return !ended.empty();
+}
+
+}  // namespace weft::transport

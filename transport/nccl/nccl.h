@@ -1,0 +1,28 @@
+// NCCL as a backend. The library is opened at the first join: it takes 200 MiB and a moment.
+#pragma once
+
+#include <functional>
+#include <mutex>
+
+#include <weft/transport/nccl/library.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::nccl {
+
+class Nccl final : public Transport {
+ public:
+  using Source = std::function<Result<std::shared_ptr<const Library>>()>;
+  explicit Nccl(Source source) : source_(std::move(source)) {}
+
+  std::string_view name() const override { return "nccl"; }
+  bool reaches(DeviceType type) const override { return type == DeviceType::Cuda; }
+  // Needs JoinOptions::cuda. Throws Unsupported where there is no NCCL, with the places that were tried.
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override;
+
+ private:
+  Source source_;
+  std::mutex mutex_;
+  std::shared_ptr<const Library> library_;
+};
+
+}  // namespace weft::transport::nccl

@@ -1,0 +1,346 @@
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include <weft/base/log.h>
+#include <weft/cuda/fence.h>
+#include <weft/cuda/poll.h>
+#include <weft/cuda/retire.h>
+#include <weft/profiling/trace/trace.h>
+#include <weft/transport/nccl/calls.h>
+#include <weft/transport/nccl/nccl_communicator.h>
+
+namespace weft::transport::nccl {
+
+namespace {
+
+constinit trace::Name enqueuing{trace::Layer::Transport, "nccl enqueue"};
+
+// NCCL enqueues from a thread of its own, which takes tens of microseconds; the caller sees it through, because an event is
+// the cheapest fence. What takes longer waits for a peer.
+constexpr auto kPatience = std::chrono::milliseconds(1);
+
+// Connections between all pairs are made when the group is joined, up to this many ranks; beyond, at their first use.
+constexpr int kAllPairs = 64;
+
+constexpr std::size_t kBarrierBytes = sizeof(std::int32_t);
+
+// Rank 0 makes the id by which the others find it, or says why it cannot.
+ncclUniqueId meet(const JoinOptions& options, const Library& library, Deadline deadline) {
+  constexpr const char* kKey = "nccl_id";
+  ncclUniqueId id{};
+  if (options.rank == 0) {
+    const ncclResult_t made = library.get_unique_id(&id);
+    const Error error = error_of(library, made, "ncclGetUniqueId");
+    const auto* const bytes = reinterpret_cast<const std::byte*>(made == ncclSuccess ? id.internal : error.what());
+    options.store->set(kKey, {bytes, bytes + (made == ncclSuccess ? sizeof id : std::strlen(error.what()))});
+    if (made != ncclSuccess) throw error;
+    return id;
+  }
+  const auto value = options.store->get(kKey, deadline);
+  if (value.size() != sizeof id) {
+    const std::string text(reinterpret_cast<const char*>(value.data()), value.size());
+    throw Error(Blame::PeerLost, "rank 0 could not start NCCL: " + text);
+  }
+  std::memcpy(&id, value.data(), sizeof id);
+  return id;
+}
+
+std::shared_ptr<Handle> open(const JoinOptions& options, const std::shared_ptr<const Library>& library, Deadline deadline) {
+  const auto id = meet(options, *library, deadline);
+  return std::make_shared<Handle>(library, options.cuda, id, options.rank, options.size, deadline);
+}
+
+std::string unsupported(const char* name, Dtype dtype, ReduceOp op) {
+  return std::string(name) + ": NCCL cannot reduce " + std::string(weft::name(dtype)) + " with " +
+         std::string(weft::name(op));
+}
+
+// A fence behind everything on the communicator's stream; one that has passed where nothing will run there any more.
+Fence behind(const Handle& handle) noexcept {
+  try {
+    return cuda::record(handle.stream());
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+// Passes when NCCL has enqueued the operation and the stream has come past it.
+class NcclCommunicator::Launch final : public Fence::Source {
+ public:
+  explicit Launch(std::weak_ptr<NcclCommunicator> owner) : owner_(std::move(owner)) {}
+
+  void arrive(Fence on_stream) {
+    std::lock_guard lock(mutex_);
+    on_stream_ = std::move(on_stream);
+  }
+
+  bool query() const noexcept override {
+    const auto on_stream = arrived();
+    return on_stream && on_stream->query();
+  }
+  bool synchronize(Deadline deadline) const noexcept override {
+    return cuda::poll_until([this] { return query(); }, deadline);
+  }
+  // Waits on the host until there is something to wait for; the communicator's deadline bounds that. (A flag that the
+  // stream could wait for instead would have the device blocked while NCCL allocates and loads, which may wait for the
+  // device.)
+  void wait(const cuda::StreamRef& stream) const override {
+    cuda::poll_until([this] { return arrived().has_value(); }, Deadline::never());
+    arrived()->wait(stream);
+  }
+  bool on_passed(Task&) const override { return false; }
+
+ private:
+  std::optional<Fence> arrived() const noexcept {
+    for (const bool again : {true, false}) {
+      {
+        std::lock_guard lock(mutex_);
+        if (on_stream_) return on_stream_;
+      }
+      const auto owner = again ? owner_.lock() : nullptr;
+      if (owner) owner->advance();
+    }
+    return std::nullopt;
+  }
+
+  std::weak_ptr<NcclCommunicator> owner_;
+  mutable std::mutex mutex_;
+  std::optional<Fence> on_stream_;
+};
+
+NcclCommunicator::NcclCommunicator(const JoinOptions& options, std::shared_ptr<const Library> library)
+    : rank_(options.rank),
+      size_(options.size),
+      place_(place_of(options, "nccl")),
+      timeout_(options.timeout),
+      device_(options.cuda),
+      in_flight_(options.cuda, options.loop, [this](const InFlight::Oldest& oldest) { watch(oldest); }) {
+  const Deadline deadline = Deadline::in(timeout_);
+  try {
+    handle_ = open(options, library, deadline);
+    warm_up(deadline);
+  } catch (...) {
+    if (handle_) handle_->abort();
+    throw to_error(std::current_exception(), Blame::Device).within("joining " + place_);
+  }
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  // The loop keeps its owner while something is under way, so the loop has ended.
+  if (in_flight_.empty() || broken_) return;
+  std::shared_ptr<Launch> begun;
+  for (Request& request : line_) {
+    if (request.started) {
+      begun = request.launch;
+    } else {
+      request.launch->arrive(Fence());
+    }
+  }
+  break_off(std::move(begun));
+}
+
+void NcclCommunicator::warm_up(Deadline deadline) {
+  const auto ranks = static_cast<std::size_t>(size_);
+  scratch_ = cuda::DeviceMemory(handle_->stream(), kBarrierBytes + 2 * ranks);
+  const Slice word = scratch_.slice().part(0, kBarrierBytes);
+  const Slice out = scratch_.slice().part(kBarrierBytes, ranks);
+  const Slice in = scratch_.slice().part(kBarrierBytes + ranks, ranks);
+  cuda::fill(handle_->stream(), scratch_.slice(), 0);
+  cuda::copy(handle_->stream(), in, out);
+  const auto run = [&](const Handle::Call& call) {
+    handle_->start(call);
+    if (!handle_->settle(deadline)) throw Error(Blame::Timeout, "NCCL: not all ranks connected");
+  };
+  run(nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+  if (size_ > 1 && size_ <= kAllPairs) {
+    std::vector<Slice> inputs, outputs;
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      inputs.push_back(out.part(peer, 1));
+      outputs.push_back(in.part(peer, 1));
+    }
+    run(nccl::all_to_all(outputs, inputs));
+  }
+  const Fence done = cuda::record(handle_->stream());
+  std::optional<Error> failed;
+  const bool in_time =
+      cuda::poll_until([&] { return done.query() || (failed = handle_->async_error()).has_value(); }, deadline);
+  if (const auto lost = device_->lost()) throw *lost;
+  if (failed) throw *failed;
+  if (!in_time) throw Error(Blame::Timeout, "NCCL: the first operation did not end");
+}
+
+bool NcclCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
+  constexpr int kFloat8From = 90;  // NCCL has those kernels for compute capability 9.0 and newer
+  const bool is_float8 = dtype == Dtype::Float8E4M3 || dtype == Dtype::Float8E5M2;
+  if (is_float8 && device_->properties().compute_capability < kFloat8From) return false;
+  return reduction_of(dtype, op).has_value();
+}
+
+Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
+  return issue("broadcast", std::move(pin), std::move(ready), nccl::broadcast(data.slice, root));
+}
+
+Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
+  const auto reduction = reduction_of(data.dtype, op);
+  if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
+  return issue("all_reduce", std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction));
+}
+
+Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+  const auto reduction = reduction_of(data.dtype, op);
+  if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
+  return issue("reduce", std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root));
+}
+
+Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
+  return issue("all_gather", std::move(pin), std::move(ready), nccl::all_gather(outputs, input.slice, rank_));
+}
+
+Op NcclCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
+                            Fence ready) noexcept {
+  return issue("gather", std::move(pin), std::move(ready), nccl::gather(outputs, input.slice, rank_, root));
+}
+
+Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
+                             Fence ready) noexcept {
+  return issue("scatter", std::move(pin), std::move(ready), nccl::scatter(output.slice, inputs, rank_, root));
+}
+
+Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                                    Fence ready) noexcept {
+  const auto reduction = reduction_of(output.dtype, op);
+  if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
+  return issue("reduce_scatter", std::move(pin), std::move(ready),
+               nccl::reduce_scatter(output.slice, inputs, *reduction, rank_));
+}
+
+Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
+                                Fence ready) noexcept {
+  return issue("all_to_all", std::move(pin), std::move(ready), nccl::all_to_all(outputs, inputs));
+}
+
+Op NcclCommunicator::barrier(Fence ready) noexcept {
+  const Slice word = scratch_.slice().part(0, kBarrierBytes);  // zero, and stays so
+  return issue("barrier", Pin(), std::move(ready), nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+}
+
+Op NcclCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
+  if (tag != 0)
+    return refuse(Blame::Unsupported, "send with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
+  if (to == rank_) return refuse(Blame::Caller, "send to rank " + std::to_string(to) + ", which is this rank");
+  return issue("send to rank " + std::to_string(to), std::move(pin), std::move(ready), nccl::send(data.slice, to));
+}
+
+Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
+  if (from == kAnySource)
+    return refuse(Blame::Unsupported, "recv from any rank: NCCL's messages name their sender; name it");
+  if (tag != 0)
+    return refuse(Blame::Unsupported, "recv with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
+  if (from == rank_) return refuse(Blame::Caller, "recv from rank " + std::to_string(from) + ", which is this rank");
+  return issue("recv from rank " + std::to_string(from), std::move(pin), std::move(ready), nccl::recv(data.slice, from));
+}
+
+Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept {
+  trace::Range range(enqueuing, {.rank = rank_, .ranks = size_});
+  std::unique_lock lock(mutex_);
+  if (broken_) return Op::failed(broken_->within(name));
+  Request request{name, std::move(call), ready, std::make_shared<Launch>(weak_from_this())};
+  const bool is_first = line_.empty();
+  Fence done(request.launch);
+  std::optional<Error> failed;
+  try {
+    if (const auto lost = device_->lost()) throw *lost;
+    if (is_first) {
+      request.started = true;
+      start(request);
+      if (handle_->settle(Deadline::in(kPatience))) done = cuda::record(handle_->stream());
+    }
+  } catch (...) {
+    failed = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
+  }
+  // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
+  const bool in_line = done.source() == request.launch;
+  Completion completion(pin, done);
+  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done}, shared_from_this());
+  if (in_line) line_.push_back(std::move(request));
+  if (failed) fail(std::move(lock), *failed);
+  return completion.op();
+}
+
+Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept {
+  return Op::failed(Error(blame, text + " " + place_));
+}
+
+void NcclCommunicator::start(const Request& request) {
+  request.ready.wait(handle_->stream());
+  handle_->start(request.call);
+}
+
+void NcclCommunicator::advance() noexcept {
+  std::unique_lock lock(mutex_);
+  std::string name;
+  try {
+    while (!line_.empty()) {
+      Request& front = line_.front();
+      name = front.name;
+      if (!front.started) {
+        front.started = true;
+        start(front);
+      }
+      if (!handle_->settled()) return;
+      front.launch->arrive(cuda::record(handle_->stream()));
+      line_.pop_front();
+    }
+  } catch (...) {
+    fail(std::move(lock), to_error(std::current_exception(), Blame::Device).within(name + " " + place_));
+  }
+}
+
+void NcclCommunicator::watch(const InFlight::Oldest& oldest) noexcept {
+  if (const auto lost = device_->lost()) return abort(lost->within(oldest.name + " " + place_));
+  if (const auto error = handle_->async_error()) return abort(error->within(oldest.name + " " + place_));
+  if (Deadline::Clock::now() - oldest.since < timeout_) return;
+  abort(Error(Blame::Timeout, oldest.name + " " + place_ + ": not all ranks took part within " + describe(timeout_)));
+}
+
+void NcclCommunicator::abort(const Error& why) noexcept { fail(std::unique_lock(mutex_), why); }
+
+void NcclCommunicator::fail(std::unique_lock<std::mutex> lock, const Error& why) noexcept {
+  if (broken_) return;
+  broken_ = why;
+  std::shared_ptr<Launch> begun;
+  for (Request& request : line_) {
+    if (request.started) {
+      begun = request.launch;
+    } else {
+      request.launch->arrive(Fence());
+    }
+  }
+  line_.clear();
+  lock.unlock();
+  in_flight_.fail(why);
+  break_off(std::move(begun));
+}
+
+void NcclCommunicator::break_off(std::shared_ptr<Launch> begun) noexcept {
+  // Whoever reclaims waits for the end of it.
+  const auto ended = std::make_shared<HostFlag>();
+  device_->retirement().retire(Fence(ended), [] {});
+  auto stop = [handle = handle_, begun = std::move(begun), ended]() mutable {
+    handle->abort();
+    if (begun) begun->arrive(behind(*handle));
+    handle.reset();
+    ended->raise();
+  };
+  try {
+    std::thread(stop).detach();
+  } catch (const std::exception& error) {
+    log::error(std::string("no thread to abort an NCCL communicator: ") + error.what());
+    stop();
+  }
+}
+
+}  // namespace weft::transport::nccl

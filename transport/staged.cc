@@ -1,0 +1,382 @@
+#include <utility>
+#include <vector>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/flag_pool.h>
+#include <weft/cuda/memory.h>
+#include <weft/cuda/pinned.h>
+#include <weft/cuda/retire.h>
+#include <weft/profiling/trace/trace.h>
+#include <weft/transport/fenced_queue.h>
+#include <weft/transport/in_flight.h>
+#include <weft/transport/staged.h>
+
+namespace weft::transport::staged {
+
+namespace {
+
+constinit trace::Name staging{trace::Layer::Transport, "stage"};
+
+constexpr auto kSetUp = std::chrono::seconds(60);
+
+// A slice of an operation, and which way it is copied.
+struct Part {
+  Slice device;
+  bool to_host = false;
+  bool to_device = false;
+};
+
+// What must stay until the copies are done: the user's memory, and its stand-in on the host, one piece for each part.
+struct Held {
+  Pin user;
+  cuda::PinnedMemory block;
+  std::vector<Slice> pieces;
+};
+
+// The host's half of an operation, on its way: whoever drops it last without an outcome (a loop that ended) fails it. With
+// the outcome the flag is raised that a stream waits for.
+class Delivery {
+ public:
+  enum class Then { CopyBack, Nothing };  // what comes after the host's half
+
+  Delivery(std::string name, Completion completion, std::shared_ptr<HostFlag> landed, Then then)
+      : name_(std::move(name)), completion_(std::move(completion)), landed_(std::move(landed)), then_(then) {}
+  ~Delivery() {
+    if (!over_) fail(Error(Blame::Cancelled, name_ + ": the group was destroyed"));
+  }
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+
+  void fail(const Error& why) noexcept {
+    completion_.fail(why);
+    land();
+  }
+  // The host has done its part.
+  void land() noexcept {
+    over_ = true;
+    if (then_ == Then::Nothing) completion_.finish();
+    landed_->raise();
+  }
+  // Somebody else finishes the operation.
+  void hand_over() noexcept { over_ = true; }
+  Completion& completion() { return completion_; }
+
+ private:
+  std::string name_;
+  Completion completion_;
+  std::shared_ptr<HostFlag> landed_;
+  Then then_;
+  bool over_ = false;
+};
+
+class StagedCommunicator final : public Communicator,
+                                 public PointToPoint,
+                                 public std::enable_shared_from_this<StagedCommunicator> {
+ public:
+  StagedCommunicator(std::shared_ptr<Communicator> host, std::shared_ptr<cuda::Device> device,
+                     std::shared_ptr<EventLoop> loop)
+      : host_(std::move(host)),
+        messages_(host_->point_to_point()),
+        device_(std::move(device)),
+        loop_(loop),
+        pinned_(*device_),
+        flags_(*device_),
+        collectives_(std::make_shared<FencedQueue>(loop)),
+        sends_(std::make_shared<FencedQueue>(loop)),
+        in_flight_(device_, loop),
+        received_(device_, loop) {
+    warm_up();
+  }
+  ~StagedCommunicator() override {
+    // The loop keeps its owner while something is under way, so the loop has ended: streams wait for the host's half.
+    if (!in_flight_.empty()) host_->abort(Error(Blame::Cancelled, "the group was destroyed"));
+  }
+
+  std::string_view backend() const override { return host_->backend(); }
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  bool can_reduce(Dtype dtype, ReduceOp op) const override { return host_->can_reduce(dtype, op); }
+  PointToPoint* point_to_point() override { return messages_ != nullptr ? this : nullptr; }
+
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override {
+    const bool is_root = rank() == root;
+    return collective("broadcast", {{data.slice, is_root, !is_root}}, std::move(pin), std::move(ready),
+                      [root, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.broadcast({pieces[0], dtype}, root, std::move(held), Fence());
+                      });
+  }
+
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override {
+    return collective("all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
+                      [op, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.all_reduce({pieces[0], dtype}, op, std::move(held), Fence());
+                      });
+  }
+
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override {
+    return collective("reduce", {{data.slice, true, rank() == root}}, std::move(pin), std::move(ready),
+                      [root, op, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.reduce({pieces[0], dtype}, root, op, std::move(held), Fence());
+                      });
+  }
+
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override {
+    const std::size_t count = outputs.size();
+    return collective("all_gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
+                      [count, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.all_gather(pieces.first(count), {pieces[count], dtype}, std::move(held), Fence());
+                      });
+  }
+
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override {
+    const std::size_t count = outputs.size();
+    return collective("gather", parts(outputs, {&input.slice, 1}), std::move(pin), std::move(ready),
+                      [count, root, dtype = input.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.gather(pieces.first(count), {pieces[count], dtype}, root, std::move(held), Fence());
+                      });
+  }
+
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override {
+    return collective("scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
+                      [root, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.scatter({pieces[0], dtype}, pieces.subspan(1), root, std::move(held), Fence());
+                      });
+  }
+
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready) noexcept override {
+    return collective("reduce_scatter", parts({&output.slice, 1}, inputs), std::move(pin), std::move(ready),
+                      [op, dtype = output.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.reduce_scatter({pieces[0], dtype}, pieces.subspan(1), op, std::move(held), Fence());
+                      });
+  }
+
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready) noexcept override {
+    const std::size_t count = outputs.size();
+    return collective("all_to_all", parts(outputs, inputs), std::move(pin), std::move(ready),
+                      [count, dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
+                        return host.all_to_all(pieces.first(count), pieces.subspan(count), dtype, std::move(held), Fence());
+                      });
+  }
+
+  Op barrier(Fence ready) noexcept override {
+    return collective("barrier", {}, Pin(), std::move(ready),
+                      [](Communicator& host, std::span<const Slice>, Pin) { return host.barrier(Fence()); });
+  }
+
+  void abort(const Error& why) noexcept override {
+    host_->abort(why);
+    in_flight_.fail(why);
+    received_.fail(why);
+  }
+
+  bool has_tags() const override { return messages_->has_tags(); }
+  bool has_any_source() const override { return messages_->has_any_source(); }
+  Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept override;
+  Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
+
+ private:
+  using HostCall = std::function<Op(Communicator& host, std::span<const Slice> pieces, Pin held)>;
+
+  static std::vector<Part> parts(std::span<const Slice> outputs, std::span<const Slice> inputs) {
+    std::vector<Part> all;
+    for (const Slice& output : outputs) all.push_back({output, false, true});
+    for (const Slice& input : inputs) all.push_back({input, true, false});
+    return all;
+  }
+
+  void warm_up();
+  // `call` gets the parts' pieces on the host, in their order.
+  Op collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept;
+  std::shared_ptr<Held> hold(const std::vector<Part>& parts, Pin pin);
+  // Starts the host's half, on the loop or, if its input is there already, on the caller's thread.
+  void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const HostCall& call) noexcept;
+  void land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
+            const Fence& ready, const std::string& name) noexcept;
+  void when_done(const Op& op, Task task);
+  // Nothing of the operation reaches the other ranks any more, so the group ends here.
+  Op give_up(const std::string& name, const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
+
+  std::shared_ptr<Communicator> host_;
+  PointToPoint* messages_;
+  std::shared_ptr<cuda::Device> device_;
+  std::weak_ptr<EventLoop> loop_;
+  // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their
+  // own: one that must wait for a peer keeps no collective from going on.
+  cuda::Stream out_{*device_, cuda::Priority::High};
+  cuda::Stream in_{*device_, cuda::Priority::High};
+  cuda::Stream sending_{*device_, cuda::Priority::High};
+  cuda::Stream receiving_{*device_, cuda::Priority::High};
+  cuda::PinnedPool pinned_;
+  cuda::FlagPool flags_;
+  std::shared_ptr<FencedQueue> collectives_;
+  std::shared_ptr<FencedQueue> sends_;
+  InFlight in_flight_;
+  InFlight received_;
+};
+
+// The driver loads its own kernels at their first use as well, and the pools their first slab.
+void StagedCommunicator::warm_up() {
+  constexpr std::size_t kBytes = 64;
+  const cuda::PinnedMemory host = pinned_.allocate(kBytes);
+  const cuda::DeviceMemory memory(out_, kBytes);
+  cuda::fill(out_, memory.slice(), 0);
+  cuda::copy(out_, host.slice(), memory.slice());
+  cuda::copy(out_, memory.slice(), host.slice());
+  const bool in_time = flags_.signal(out_).synchronize(Deadline::in(kSetUp));
+  if (const auto lost = device_->lost()) throw *lost;
+  if (!in_time) throw Error(Blame::Timeout, "staging on " + describe(device_->id()) + ": the first copy did not end");
+}
+
+std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, Pin pin) {
+  std::size_t bytes = 0;
+  for (const Part& part : parts) bytes += part.device.bytes;
+  auto held = std::make_shared<Held>();
+  held->user = std::move(pin);
+  held->block = pinned_.allocate(bytes);
+  std::size_t offset = 0;
+  for (const Part& part : parts) {
+    held->pieces.push_back(held->block.slice().part(offset, part.device.bytes));
+    offset += part.device.bytes;
+  }
+  return held;
+}
+
+Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept {
+  trace::Range range(staging, {.rank = rank(), .ranks = size()});
+  std::shared_ptr<Held> held;
+  std::shared_ptr<cuda::MappedFlag> landed;
+  try {
+    if (const auto lost = device_->lost()) throw *lost;
+    held = hold(parts, std::move(pin));
+    ready.wait(out_);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].to_host) cuda::copy(out_, held->pieces[i], parts[i].device);
+    }
+    const Fence copied = flags_.signal(out_);
+    cuda::record(out_).wait(in_);  // the flag's order is invisible to the driver
+    landed = flags_.make();
+    landed->wait(in_);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].to_device) cuda::copy(in_, parts[i].device, held->pieces[i]);
+    }
+    const Fence done = cuda::record(in_);
+    const Completion completion(held, done);
+    auto delivery = std::make_shared<Delivery>(name, completion, landed, Delivery::Then::CopyBack);
+    in_flight_.add({std::move(name), completion, held, std::move(ready), done}, shared_from_this());
+    collectives_->run(copied, [weak = weak_from_this(), held, delivery = std::move(delivery), call = std::move(call)] {
+      if (const auto self = weak.lock()) self->begin(held, delivery, call);
+    });
+    return completion.op();
+  } catch (...) {
+    const Op op = give_up(name, held, out_);
+    if (landed) landed->raise();
+    return op;
+  }
+}
+
+void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
+                               const HostCall& call) noexcept {
+  if (const auto lost = device_->lost()) {  // the fence of a lost device passes, but nothing was copied
+    host_->abort(*lost);
+    return delivery->fail(*lost);
+  }
+  const Op op = call(*host_, held->pieces, held);
+  when_done(op, [op, delivery] {
+    if (const auto error = op.error()) return delivery->fail(*error);
+    delivery->land();
+  });
+}
+
+Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
+  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
+  const std::string name = "send to rank " + std::to_string(to);
+  std::shared_ptr<Held> held;
+  try {
+    if (const auto lost = device_->lost()) throw *lost;
+    held = hold({{data.slice, true, false}}, std::move(pin));
+    ready.wait(sending_);
+    cuda::copy(sending_, held->pieces[0], data.slice);
+    const Fence copied = flags_.signal(sending_);
+    const auto sent = flags_.make();
+    const Completion completion(held, sent);
+    const auto delivery = std::make_shared<Delivery>(name, completion, sent, Delivery::Then::Nothing);
+    const HostCall call = [to, tag, dtype = data.dtype, messages = messages_](Communicator&, std::span<const Slice> pieces,
+                                                                              Pin pinned) {
+      return messages->send({pieces[0], dtype}, to, tag, std::move(pinned), Fence());
+    };
+    sends_->run(copied, [weak = weak_from_this(), held, delivery, call] {
+      if (const auto self = weak.lock()) self->begin(held, delivery, call);
+    });
+    return completion.op();
+  } catch (...) {
+    return give_up(name, held, sending_);
+  }
+}
+
+Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
+  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
+  const std::string name = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
+  std::shared_ptr<Held> held;
+  try {
+    if (const auto lost = device_->lost()) throw *lost;
+    held = hold({{data.slice, false, true}}, std::move(pin));
+    const auto here = flags_.make();
+    const Completion completion(held, here);
+    const auto delivery = std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
+    const Op op = messages_->recv({held->pieces[0], data.dtype}, from, tag, held, Fence());
+    when_done(op, [weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
+      if (const auto error = op.error()) return delivery->fail(*error);
+      if (const auto self = weak.lock()) self->land(op, held, delivery, to, ready, name);
+    });
+    return completion.op();
+  } catch (...) {
+    return give_up(name, held, receiving_);
+  }
+}
+
+// The message has come: copies it to where it belongs. On a thread of the host's communicator.
+void StagedCommunicator::land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
+                              const Slice& to, const Fence& ready, const std::string& name) noexcept {
+  try {
+    if (const auto lost = device_->lost()) throw *lost;
+    ready.wait(receiving_);
+    cuda::copy(receiving_, to, held->pieces[0]);
+    const Fence copied = cuda::record(receiving_);
+    delivery->completion().set_source_rank(op.source_rank());
+    received_.add({name, delivery->completion(), held, ready, copied}, shared_from_this());
+    delivery->hand_over();
+  } catch (...) {
+    delivery->fail(to_error(std::current_exception(), Blame::Device).within(name));
+  }
+}
+
+void StagedCommunicator::when_done(const Op& op, Task task) {
+  const Fence done = op.done();
+  if (!done.source()) return task();
+  if (done.source()->on_passed(task)) return;
+  if (const auto loop = loop_.lock()) loop->when(done, std::move(task));
+}
+
+Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<Held>& held,
+                               const cuda::StreamRef& stream) noexcept {
+  const Error error = to_error(std::current_exception(), Blame::Device).within(name + " through pinned memory");
+  host_->abort(error);
+  try {
+    // What was enqueued may still be copying.
+    if (held) device_->retirement().retire(cuda::record(stream), [held] {});
+  } catch (const Error&) {
+    // The context has ended: nothing copies any more.
+  }
+  return Op::failed(error);
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host, std::shared_ptr<cuda::Device> device,
+                                   std::shared_ptr<EventLoop> loop) {
+  return std::make_shared<StagedCommunicator>(std::move(host), std::move(device), std::move(loop));
+}
+
+}  // namespace weft::transport::staged
