@@ -187,7 +187,11 @@ transport::Communicator& Core::communicator(c10::Device device) {
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
   if (!options.job->connected) {
     // All ranks of the job have come this far: who among them runs Weft is known now.
-    options.job->membership->connect(Deadline::in(options.timeout));
+    const auto check = [this] {
+      throw_if_failed_elsewhere();
+      throw_broken();
+    };
+    options.job->membership->connect(check, Deadline::in(options.timeout));
     options.job->connected = true;
   }
   return *carrier.communicator;
@@ -221,7 +225,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) throw_if_failed_elsewhere();
-  throw_broken();
+  throw_broken_while_joining();
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);
   } catch (const Error& error) {
@@ -237,6 +241,22 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
 void Core::throw_if_failed_elsewhere() {
   if (!bootstrap->exists(kFailedKey)) return;
   throw Error(Blame::PeerLost, "joining " + place() + ": " + to_text(bootstrap->get(kFailedKey, Deadline::never())));
+}
+
+// A rank that could not join says why, and is gone right after that.
+void Core::throw_broken_while_joining() {
+  {
+    std::lock_guard lock(error_mutex_);
+    if (!broken_) return;
+  }
+  bool told = false;
+  try {
+    told = bootstrap->exists(kFailedKey);
+  } catch (const Error& error) {
+    log::debug("the store went with its rank: " + error.text());
+  }
+  if (told) throw_if_failed_elsewhere();
+  throw_broken();
 }
 
 std::string Core::missing_ranks() {

@@ -123,7 +123,10 @@ struct Core : std::enable_shared_from_this<Core> {
   std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
                                                 const transport::JoinOptions& join);
   void throw_if_failed_elsewhere();
+  void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
+  void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
+  void throw_broken_while_joining();
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
