@@ -35,13 +35,16 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 
 Job::~Job() {
   if (!loop || loop->inside()) return;
+  if (membership) {
+    membership.reset();
+    // The goodbye goes out before the loop ends.
+    std::atomic<bool> said{false};
+    loop->post([&said] { said = true; });
+    loop->drive([&said] { return said.load(); });
+  }
+  // What the loop kept alive retires its memory when it goes.
+  loop.reset();
   devices->reclaim(Deadline::in(kPatience));
-  if (!membership) return;
-  membership.reset();
-  // The goodbye goes out before the loop ends.
-  std::atomic<bool> said{false};
-  loop->post([&said] { said = true; });
-  loop->drive([&said] { return said.load(); });
 }
 
 Core::Core(CoreOptions given)
@@ -52,7 +55,9 @@ Core::Core(CoreOptions given)
     Carrier& carrier = carriers_[type];
     try {
       carrier.transport = transport::open(name);
-      if (carrier.transport->reaches(to_weft(type))) {
+      carrier.staged = type == c10::kCUDA && !carrier.transport->reaches(DeviceType::Cuda) &&
+                       carrier.transport->reaches(DeviceType::Host);
+      if (carrier.staged || carrier.transport->reaches(to_weft(type))) {
         carrier.backend = name;
       } else {
         carrier.why_not =
@@ -154,7 +159,6 @@ transport::Communicator& Core::communicator(c10::Device device) {
   static_cast<void>(carrier(device));
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
-  if (device.is_cuda() && !device.has_index()) device.set_index(options.device.is_cuda() ? options.device.index() : 0);
   if (carrier.communicator && carrier.device != device) {
     throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
                                    device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
@@ -166,12 +170,13 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.group_name = options.name;
   join.store = std::make_shared<StoreBootstrap>(
       connection_of(c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store)));
-  join.device = tensor::device_of(device);
+  join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options.job->devices->open(device.index());
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
   auto made = meet(carrier.transport, join);
+  if (carrier.staged) made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
   std::optional<Error> broken;
   {
     std::lock_guard lock(error_mutex_);

@@ -21,6 +21,7 @@ namespace weft::group {
 struct Carrier {
   std::string backend;  // "" = none, for the reason in why_not
   std::string why_not;
+  bool staged = false;  // CUDA tensors travel through host memory
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<transport::Communicator> communicator;
   c10::Device device = c10::Device(c10::kCPU);  // whose tensors the communicator takes
@@ -32,7 +33,7 @@ struct Job {
   std::shared_ptr<Membership> membership;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
-  std::shared_ptr<tensor::CudaDevices> devices = std::make_shared<tensor::CudaDevices>();
+  std::shared_ptr<tensor::CudaDevices> devices;
 
   Job() = default;
   Job(const Job&) = delete;
@@ -150,6 +151,9 @@ struct Core : std::enable_shared_from_this<Core> {
   std::optional<Error> unseen_;
   std::shared_ptr<HostFlag> joining_;  // raised to end meet(); guarded by error_mutex_
 };
+
+// init_process_group, with the GPUs to use.
+ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices);
 
 struct WorkState {
   std::shared_ptr<Core> core;

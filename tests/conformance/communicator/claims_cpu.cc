@@ -1,8 +1,7 @@
 // The claims for what needs no GPU: Gloo on the host, Gloo through pinned memory and NCCL on fake GPUs.
 #include <cstring>
 
-#include <weft/tests/conformance/communicator/ranks.h>
-#include <weft/tests/harness/memory_bootstrap.h>
+#include <weft/tests/conformance/communicator/threads.h>
 #include <weft/transport/registry.h>
 
 #ifdef WEFT_TEST_FAKE_CUDA
@@ -19,7 +18,7 @@
 namespace weft::conformance {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kRanks = 3;  // two would not show an order, four take longer
 
 class HostMemory final : public Memory {
  public:
@@ -44,49 +43,9 @@ void equip_host(Rank& rank) {
   };
 }
 
-// Ranks that are threads.
-class Threads : public Setting {
- public:
-  int ranks() const override { return kRanks; }
-
- protected:
-  transport::JoinOptions options_for(const Rank& rank, std::chrono::milliseconds timeout) const {
-    transport::JoinOptions options;
-    options.rank = rank.rank;
-    options.size = rank.size;
-    options.group_name = "claims";
-    options.store = rank.store;
-    options.timeout = timeout;
-    options.loop = rank.loop;
-    options.interface_address = "127.0.0.1";
-    return options;
-  }
-
-  // `join` gives the rank its communicator and memory; `leave` comes when it has none any more.
-  void run_ranks(
-      const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body,
-      const std::function<void(Rank&)>& leave = [](Rank&) {}) const {
-    const auto store = std::make_shared<harness::MemoryBootstrap>();
-    run_threads(kRanks, [&](int number) {
-      Rank rank;
-      rank.rank = number;
-      rank.size = kRanks;
-      rank.store = store;
-      rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
-      join(rank);
-      body(rank);
-      // Who leaves early takes bytes away that others still wait for; the engine sees to that, here it is the test.
-      const Deadline deadline = Deadline::in(std::chrono::seconds(60));
-      store->set("left/" + std::to_string(number), {});
-      for (int other = 0; other < kRanks; ++other) store->get("left/" + std::to_string(other), deadline);
-      rank.communicator.reset();
-      leave(rank);
-    });
-  }
-};
-
 class GlooOnHost final : public Threads {
  public:
+  GlooOnHost() : Threads(kRanks) {}
   std::string name() const override { return "Gloo"; }
   bool sees_peers_end() const override { return true; }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
@@ -103,6 +62,7 @@ class GlooOnHost final : public Threads {
 // Ranks that are threads with a fake GPU each.
 class FakeGpus : public Threads {
  public:
+  FakeGpus() : Threads(kRanks) {}
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
     harness::FakeDriver fake({.devices = kRanks, .threads = true});
     std::vector<std::shared_ptr<cuda::Device>> devices;
@@ -118,11 +78,6 @@ class FakeGpus : public Threads {
 
   static const std::shared_ptr<cuda::Device>& device_of(const Devices& devices, const Rank& rank) {
     return devices[static_cast<std::size_t>(rank.rank)];
-  }
-  static void leave(Rank& rank) {
-    rank.loop.reset();
-    rank.allocate = nullptr;
-    rank.gate = nullptr;
   }
 };
 
@@ -140,7 +95,7 @@ class GlooStaged final : public FakeGpus {
       rank.communicator =
           transport::staged::over(gloo->join(options_for(rank, timeout)), device_of(devices, rank), rank.loop);
     };
-    run_ranks(join, body, leave);
+    run_ranks(join, body);
   }
 };
 #endif
@@ -161,7 +116,7 @@ class NcclOnFake final : public FakeGpus {
       options.device = options.cuda->id();
       rank.communicator = std::make_shared<transport::nccl::NcclCommunicator>(options, nccl.library());
     };
-    run_ranks(join, body, leave);
+    run_ranks(join, body);
     for (const auto& device : devices) {
       EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20))));
     }

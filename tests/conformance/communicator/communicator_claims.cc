@@ -444,16 +444,18 @@ TEST_P(CommunicatorClaims, LaterOperationsKeepTheirOrderBehindOneThatIsNotReady)
 
 TEST_P(CommunicatorClaims, ThePinIsLetGoWhenTheOperationIsDone) {
   run([](Rank& rank) {
-    auto token = std::make_shared<int>(0);
-    const std::weak_ptr<int> watched = token;
+    const auto freed = std::make_shared<HostFlag>();
+    Pin token(new int, [freed](const int* memory) {
+      delete memory;
+      freed->raise();
+    });
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
     const Gate gate = rank.gate();
     const Op op = rank.communicator->all_reduce(data.elements(), ReduceOp::Sum, std::move(token), gate.fence);
-    EXPECT_FALSE(watched.expired());
+    EXPECT_FALSE(freed->query());
     gate.open();
     expect_done(op, "all_reduce");
-    // The loop of a rank is what lets go; driving it brings that about.
-    EXPECT_TRUE(rank.loop->drive([&] { return watched.expired(); }, soon()));
+    EXPECT_TRUE(freed->synchronize(soon()));
   });
 }
 

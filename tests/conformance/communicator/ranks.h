@@ -74,6 +74,10 @@ class CommunicatorClaims : public testing::TestWithParam<std::shared_ptr<Setting
 
 inline std::string name_of(const testing::TestParamInfo<std::shared_ptr<Setting>>& info) { return info.param->name(); }
 
+// Waits until all ranks have come this far, and drops the communicator: who leaves early takes bytes away that others still
+// wait for. (In a group the engine sees to that.)
+void leave(Rank& rank);
+
 // Runs the body on threads, one for each rank; what it throws fails the test.
 void run_threads(int ranks, const std::function<void(int rank)>& body);
 

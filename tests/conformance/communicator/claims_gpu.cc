@@ -1,0 +1,190 @@
+// The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks on one GPU, which must
+// be processes that each believe in a host of their own.
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+
+#include <spawn.h>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/cuda/driver.h>
+#include <weft/engine/launch/process.h>
+#include <weft/tests/conformance/communicator/cuda_ranks.h>
+#include <weft/tests/conformance/communicator/threads.h>
+#include <weft/tests/harness/file_bootstrap.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/staged.h>
+
+namespace weft::conformance {
+namespace {
+
+const Result<std::shared_ptr<const cuda::Driver>>& driver() {
+  static const auto opened = cuda::Driver::open();
+  return opened;
+}
+
+std::string no_gpu() { return driver().ok() ? "" : "no GPU: " + driver().error().text(); }
+
+std::string no_backend(const char* name) {
+  if (const std::string reason = no_gpu(); !reason.empty()) return reason;
+  try {
+    transport::open(name);
+    return {};
+  } catch (const Error& error) {
+    return error.text();
+  }
+}
+
+class GlooOnGpu final : public Threads {
+ public:
+  GlooOnGpu() : Threads(2) {}
+  std::string name() const override { return "GlooOnGpu"; }
+  std::string why_not() const override { return no_backend("gloo"); }
+  bool sees_peers_end() const override { return true; }
+  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+    auto device = cuda::Device::open(driver().value(), 0);
+    const auto gloo = transport::open("gloo");
+    const auto join = [&](Rank& rank) {
+      equip(rank, device);
+      rank.communicator = transport::staged::over(gloo->join(options_for(rank, timeout)), device, rank.loop);
+    };
+    run_ranks(join, body);
+    reclaim(std::move(device));
+  }
+};
+
+std::shared_ptr<Communicator> join_nccl(transport::JoinOptions options, const std::shared_ptr<cuda::Device>& device) {
+  options.cuda = device;
+  options.device = device->id();
+  return transport::open("nccl")->join(options);
+}
+
+class NcclAlone final : public Threads {
+ public:
+  NcclAlone() : Threads(1) {}
+  std::string name() const override { return "NcclAlone"; }
+  std::string why_not() const override { return no_backend("nccl"); }
+  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+    auto device = cuda::Device::open(driver().value(), 0);
+    const auto join = [&](Rank& rank) {
+      equip(rank, device);
+      rank.communicator = join_nccl(options_for(rank, timeout), device);
+    };
+    run_ranks(join, body);
+    reclaim(std::move(device));
+  }
+};
+
+// Two ranks on one GPU. The test starts this program again for each rank, with the same test as its only one; there run()
+// finds the variables below and is that rank.
+class NcclProcesses final : public Threads {
+ public:
+  NcclProcesses() : Threads(kRanks) {}
+  std::string name() const override { return "NcclProcesses"; }
+  std::string why_not() const override { return no_backend("nccl"); }
+
+  void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
+    const char* const rank = std::getenv(kRankVariable);
+    if (rank != nullptr) {
+      be(std::atoi(rank), std::getenv(kFolderVariable), timeout, body);
+    } else {
+      start_ranks();
+    }
+  }
+
+ private:
+  static constexpr int kRanks = 2;
+  static constexpr const char* kRankVariable = "WEFT_CLAIMS_RANK";
+  static constexpr const char* kFolderVariable = "WEFT_CLAIMS_FOLDER";
+  // A rank whose peer has died may spin for ever.
+  static constexpr auto kPatience = std::chrono::seconds(100);
+
+  static void be(int number, const char* folder, std::chrono::milliseconds timeout,
+                 const std::function<void(Rank&)>& body) {
+    auto device = cuda::Device::open(driver().value(), 0);
+    {
+      Rank rank;
+      rank.rank = number;
+      rank.size = kRanks;
+      rank.store = std::make_shared<harness::FileBootstrap>(folder);
+      rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
+      equip(rank, device);
+      // Two processes take turns on the GPU, each some milliseconds, so joining has a limit of its own.
+      rank.communicator = join_nccl(options_for(rank, timeout), device);
+      body(rank);
+      leave(rank);
+    }
+    reclaim(std::move(device));
+  }
+
+  // Without shared memory and without a network other than the loopback, as two hosts would be.
+  static std::vector<std::string> environment_of(int rank, const std::string& folder) {
+    std::vector<std::string> variables;
+    for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+    const std::string number = std::to_string(rank);
+    for (const std::string& variable :
+         {kRankVariable + ("=" + number), kFolderVariable + ("=" + folder), "NCCL_HOSTID=rank" + number,
+          std::string("NCCL_SOCKET_IFNAME=lo"), std::string("NCCL_NET=Socket"), std::string("NCCL_IB_DISABLE=1"),
+          std::string("NCCL_NVLS_ENABLE=0"), std::string("NCCL_MAX_NCHANNELS=1"), std::string("NCCL_ALGO=Ring"),
+          std::string("NCCL_PROTO=Simple"), std::string("NCCL_RAS_ENABLE=0"), std::string("CUDA_MODULE_LOADING=EAGER")}) {
+      variables.push_back(variable);
+    }
+    return variables;
+  }
+
+  static pid_t start(int rank, const std::string& folder, const std::string& test) {
+    const std::string filter = "--gtest_filter=" + test;
+    const std::string log = folder + "/rank" + std::to_string(rank) + ".log";
+    std::string program = std::filesystem::read_symlink("/proc/self/exe");
+    std::array<char*, 3> arguments{program.data(), const_cast<char*>(filter.data()), nullptr};
+    auto variables = environment_of(rank, folder);
+    std::vector<char*> environment;
+    for (std::string& variable : variables) environment.push_back(variable.data());
+    environment.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+    pid_t process = 0;
+    const int failed = posix_spawn(&process, program.c_str(), &actions, nullptr, arguments.data(), environment.data());
+    posix_spawn_file_actions_destroy(&actions);
+    if (failed != 0) throw system_error(Blame::Busy, "starting " + program, failed);
+    return process;
+  }
+
+  void start_ranks() const {
+    const auto* const info = testing::UnitTest::GetInstance()->current_test_info();
+    const std::string test = std::string(info->test_suite_name()) + "." + info->name();
+    std::string folder = (std::filesystem::temp_directory_path() / "weft-claims-XXXXXX").string();
+    ASSERT_NE(mkdtemp(folder.data()), nullptr);
+    launch::Children children;
+    for (int rank = 0; rank < kRanks; ++rank) children.add(start(rank, folder, test));
+    const Deadline deadline = Deadline::in(kPatience);
+    while (!children.running().empty()) {
+      const auto ended = children.wait(deadline.remaining());
+      if (ended.process == 0) {
+        ADD_FAILURE() << "the ranks did not end within " << describe(kPatience);
+        break;
+      }
+      EXPECT_EQ(ended.status, 0) << launch::describe_status(ended.status);
+    }
+    children.end_all(std::chrono::seconds(1));
+    for (int rank = 0; testing::Test::HasFailure() && rank < kRanks; ++rank) {
+      std::ifstream log(folder + "/rank" + std::to_string(rank) + ".log");
+      ADD_FAILURE() << "rank " << rank << ":\n" << std::string{std::istreambuf_iterator<char>(log), {}};
+    }
+    std::filesystem::remove_all(folder);
+  }
+};
+
+std::vector<std::shared_ptr<Setting>> settings() {
+  return {std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(), std::make_shared<NcclProcesses>()};
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, CommunicatorClaims, testing::ValuesIn(settings()), name_of);
+
+}  // namespace
+}  // namespace weft::conformance
