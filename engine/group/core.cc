@@ -83,9 +83,10 @@ Core::~Core() {
 }
 
 ProcessGroup Core::make(const CoreOptions& options) {
-  // The last reference may go inside a turn of the loop (a continuation's capture), where nothing may block.
+  // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
+  // leaving waits for those threads.
   const auto destroy = [](Core* core) {
-    if (core->options.job->loop->inside()) {
+    if (core->options.job->loop->inside() || Op::ending()) {
       std::thread([core] { delete core; }).detach();
     } else {
       delete core;

@@ -94,7 +94,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::set<int> came;        // at the hub: who has said Hello
   std::size_t expected = 0;  // and how many will
   std::string missed;        // what those who are still to come have missed
-  std::atomic<bool> complete{false};
+  std::atomic<bool> all_came{false};
   std::atomic<bool> closed{false};
 
   ~State() {
@@ -203,7 +203,7 @@ void Membership::wait_for_hellos(const std::function<void()>& check, Deadline de
   const auto members = static_cast<std::size_t>(std::count(state.members.begin(), state.members.end(), true));
   state.loop->post([self = state_, members] { self->expect(members - 1); });
   const Deadline patience = Deadline::sooner(deadline, Deadline::in(kHelloPatience));
-  const auto complete = [&] { return state.complete.load(); };
+  const auto complete = [&] { return state.all_came.load(); };
   while (!state.loop->drive(complete, Deadline::sooner(patience, Deadline::in(kRest)))) {
     check();
     if (patience.passed())
@@ -328,7 +328,7 @@ void Membership::State::expect(std::size_t ranks) {
   expected = ranks;
   if (came.size() < expected) return;
   missed.clear();
-  complete = true;
+  all_came = true;
 }
 
 void Membership::State::handle(Peer& peer, const Frame& given) {
