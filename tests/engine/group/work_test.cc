@@ -73,7 +73,8 @@ TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
     if (group.rank() == 0) static_cast<void>(other.recv(torch::ones({1}), 1));  // which nobody sends; its Work is dropped
     group.barrier().wait();
     if (group.rank() == 1) {
-      EXPECT_EQ(error_of([&] { other.recv(torch::ones({1}), 0).wait(); }).blame(), Blame::Timeout);
+      const auto error = error_of([&] { other.recv(torch::ones({1}), 0).wait(); });
+      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
       return;
     }
     const auto error = error_of([&] {
