@@ -42,6 +42,7 @@ PinnedSlab::~PinnedSlab() {
   if (data_ == nullptr) return;
   // The retirement belongs to the device, so the device is there when the task runs.
   device_.retirement().retire(Fence(), [&device = device_, data = data_] {
+    if (device.is_lost()) return;  // nothing of it can be freed
     DeviceGuard guard(device);
     device.check(device.driver().mem_free_host(data), "cuMemFreeHost");
   });

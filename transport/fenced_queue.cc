@@ -15,6 +15,7 @@ void FencedQueue::run(Fence ready, Task start) {
 void FencedQueue::drain() {
   for (;;) {
     Task start;
+    std::deque<Waiting> dropped;
     {
       std::lock_guard lock(mutex_);
       if (waiting_.empty()) {
@@ -23,7 +24,12 @@ void FencedQueue::drain() {
       }
       if (!waiting_.front().ready.query()) {
         // draining_ stays set: the line moves on when this fence passes.
-        loop_->when(waiting_.front().ready, [self = shared_from_this()] { self->drain(); });
+        if (const auto loop = loop_.lock()) {
+          loop->when(waiting_.front().ready, [self = shared_from_this()] { self->drain(); });
+        } else {
+          dropped.swap(waiting_);
+          draining_ = false;
+        }
         return;
       }
       start = std::move(waiting_.front().start);

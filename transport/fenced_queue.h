@@ -1,6 +1,6 @@
 // Starts host operations in the order they were issued, each once its `ready` fence has passed. What is ready starts at
 // once on the caller's thread; what is not starts on the loop when its fence passes, and everything behind it waits in
-// line, so that all ranks start the same operations in the same order.
+// line, so that all ranks start the same operations in the same order. When the loop ends, what waits in line is dropped.
 #pragma once
 
 #include <deque>
@@ -15,7 +15,7 @@ namespace weft::transport {
 
 class FencedQueue : public std::enable_shared_from_this<FencedQueue> {
  public:
-  explicit FencedQueue(std::shared_ptr<EventLoop> loop) : loop_(std::move(loop)) {}
+  explicit FencedQueue(const std::shared_ptr<EventLoop>& loop) : loop_(loop) {}
 
   // Thread-safe; `start` must not block and must not throw.
   void run(Fence ready, Task start);
@@ -27,7 +27,7 @@ class FencedQueue : public std::enable_shared_from_this<FencedQueue> {
     Fence ready;
     Task start;
   };
-  std::shared_ptr<EventLoop> loop_;
+  std::weak_ptr<EventLoop> loop_;  // it keeps this queue while something waits in line
   std::mutex mutex_;
   std::deque<Waiting> waiting_;
   bool draining_ = false;

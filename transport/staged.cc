@@ -84,6 +84,7 @@ class StagedCommunicator final : public Communicator,
         collectives_(std::make_shared<FencedQueue>(loop)),
         sends_(std::make_shared<FencedQueue>(loop)),
         in_flight_(device_, loop),
+        copying_(device_, loop),
         received_(device_, loop) {
     warm_up();
   }
@@ -212,7 +213,8 @@ class StagedCommunicator final : public Communicator,
   cuda::FlagPool flags_;
   std::shared_ptr<FencedQueue> collectives_;
   std::shared_ptr<FencedQueue> sends_;
-  InFlight in_flight_;
+  InFlight in_flight_;  // collectives
+  InFlight copying_;    // what is to be sent
   InFlight received_;
 };
 
@@ -299,6 +301,8 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
     ready.wait(sending_);
     cuda::copy(sending_, held->pieces[0], data.slice);
     const Fence copied = flags_.signal(sending_);
+    // The memory stays until the copy is made, also if the message is given up before.
+    copying_.add({name, Completion(held, copied), held, ready, copied}, shared_from_this());
     const auto sent = flags_.make();
     const Completion completion(held, sent);
     const auto delivery = std::make_shared<Delivery>(name, completion, sent, Delivery::Then::Nothing);

@@ -91,10 +91,11 @@ struct Core::Stay {
 };
 
 ProcessGroup Core::make(const CoreOptions& options) {
-  // The last reference may go inside a turn of the loop (a continuation's capture), where nothing may block.
+  // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
+  // leaving waits for those threads.
   const auto destroy = [loop = std::weak_ptr(options.job->loop)](auto* object) {
     const auto alive = loop.lock();
-    if (alive && alive->inside()) {
+    if ((alive && alive->inside()) || Op::ending()) {
       std::thread([object] { delete object; }).detach();
     } else {
       delete object;

@@ -99,10 +99,6 @@ struct Core : std::enable_shared_from_this<Core> {
   // becomes known in a moment. May block for that moment.
   Error explain(const Error& error);
   void throw_if_broken();
-  // Has the group do something on the job's loop, if it still lives then. For threads of backends: with the last reference
-  // a group leaves, which waits for those threads.
-  using Teller = std::function<void(std::function<void(Core&)>)>;
-  Teller teller();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
   std::string place() const;  // "on group 'x' (rank 0 of 2)"
