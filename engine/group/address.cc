@@ -42,14 +42,26 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
+// Where nobody listens at a port of the range that the kernel takes local ports from, a socket may be given that very port,
+// and connect to itself.
+bool is_own_end(int socket) {
+  SocketAddress local;
+  SocketAddress remote;
+  local.length = remote.length = sizeof local.storage;
+  return getsockname(socket, reinterpret_cast<sockaddr*>(&local.storage), &local.length) == 0 &&
+         getpeername(socket, reinterpret_cast<sockaddr*>(&remote.storage), &remote.length) == 0 &&
+         local.length == remote.length && std::memcmp(&local.storage, &remote.storage, local.length) == 0;
+}
+
 // One attempt: a connected socket, or -1 and the reason in `number`.
 int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   Socket socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
   number = socket.get() < 0 ? errno : 0;
   if (number != 0) return -1;
-  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return socket.release();
-  number = errno;
-  if (number != EINPROGRESS) return -1;
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0 && errno != EINPROGRESS) {
+    number = errno;
+    return -1;
+  }
   pollfd ready{socket.get(), POLLOUT, 0};
   if (::poll(&ready, 1, static_cast<int>(patience.count())) != 1) {
     number = ETIMEDOUT;
@@ -57,6 +69,7 @@ int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   }
   socklen_t length = sizeof number;
   getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &number, &length);
+  if (number == 0 && is_own_end(socket.get())) number = ECONNREFUSED;
   return number == 0 ? socket.release() : -1;
 }
 

@@ -22,6 +22,13 @@ const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "c
 
 DeviceType to_weft(c10::DeviceType type) { return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host; }
 
+// Blocks until what the loop does now, and what was posted before, is done. Not on the loop.
+void finish_turn(EventLoop& loop) {
+  std::atomic<bool> done{false};
+  loop.post([&done] { done = true; });
+  loop.drive([&done] { return done.load(); });
+}
+
 void tell_failure(const CoreOptions& options, const Error& error) {
   try {
     const std::string text = "rank " + std::to_string(options.rank) + " could not join: " + error.text();
@@ -37,10 +44,7 @@ Job::~Job() {
   if (!loop || loop->inside()) return;
   if (membership) {
     membership.reset();
-    // The goodbye goes out before the loop ends.
-    std::atomic<bool> said{false};
-    loop->post([&said] { said = true; });
-    loop->drive([&said] { return said.load(); });
+    finish_turn(*loop);  // the goodbye goes out before the loop ends
   }
   // What the loop kept alive retires its memory when it goes.
   loop.reset();
@@ -87,6 +91,9 @@ struct Core::Stay {
     } catch (const std::exception& error) {
       log::warn("leaving " + core->place() + ": " + error.what());
     }
+    // The loop may be telling this group of something, and pass it on to other ranks afterwards: that comes first, whatever
+    // this process does next. The Core then ends here, not there.
+    finish_turn(*core->options.job->loop);
   }
 };
 

@@ -11,6 +11,7 @@
 
 #include <weft/base/log.h>
 #include <weft/transport/gloo/gloo_communicator.h>
+#include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/store_adapter.h>
 
 namespace weft::transport::gloo {
@@ -237,6 +238,7 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
       messages_(std::make_shared<FencedQueue>(options.loop)),
       waiters_(std::make_shared<Waiters>()) {
   switch_flight_recorder_off();
+  const WithoutSigpipe quiet;  // for Gloo's threads, which are started here
   try {
     auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
     gloo->devices.push_back(options.interface_address.empty()
@@ -460,6 +462,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
       c10::intrusive_ptr<c10d::Work> work;
       {
         std::lock_guard lock(self->group_->mutex);
+        const WithoutSigpipe quiet;
         work = start(*self->group_->gloo);
       }
       work->getFuture()->addCallback([pending, key, name, pin, finish](c10::ivalue::Future& future) {
@@ -487,6 +490,7 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
       c10::intrusive_ptr<c10d::Work> work;
       {
         std::lock_guard lock(self->group_->mutex);
+        const WithoutSigpipe quiet;
         work = start(*self->group_->gloo);
       }
       self->waiters_->run([pending, key, name, pin, is_recv, work = std::move(work)] {

@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/waiters.h>
 
 namespace weft::transport::gloo {
@@ -17,6 +18,7 @@ struct Waiters::State {
   bool stopping = false;
 
   void work() {
+    const WithoutSigpipe quiet;
     std::unique_lock lock(mutex);
     for (;;) {
       ++idle;
