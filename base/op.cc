@@ -4,6 +4,21 @@
 
 namespace weft {
 
+namespace {
+
+thread_local int endings = 0;  // which this thread is inside of
+
+struct InsideEnding {
+  InsideEnding() { ++endings; }
+  ~InsideEnding() { --endings; }
+  InsideEnding(const InsideEnding&) = delete;
+  InsideEnding& operator=(const InsideEnding&) = delete;
+};
+
+}  // namespace
+
+bool Op::ending() { return endings > 0; }
+
 struct Op::State {
   Fence done;
   std::shared_ptr<HostFlag> flag;  // null where done is an event
@@ -15,6 +30,7 @@ struct Op::State {
   std::vector<Task> tasks;
 
   bool end(std::optional<Error> why) noexcept {
+    const InsideEnding inside;
     Pin released;
     std::vector<Task> due;
     {

@@ -35,13 +35,16 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 
 Job::~Job() {
   if (!loop || loop->inside()) return;
+  if (membership) {
+    membership.reset();
+    // The goodbye goes out before the loop ends.
+    std::atomic<bool> said{false};
+    loop->post([&said] { said = true; });
+    loop->drive([&said] { return said.load(); });
+  }
+  // What the loop kept alive retires its memory when it goes.
+  loop.reset();
   devices->reclaim(Deadline::in(kPatience));
-  if (!membership) return;
-  membership.reset();
-  // The goodbye goes out before the loop ends.
-  std::atomic<bool> said{false};
-  loop->post([&said] { said = true; });
-  loop->drive([&said] { return said.load(); });
 }
 
 Core::Core(CoreOptions given)
@@ -52,7 +55,9 @@ Core::Core(CoreOptions given)
     Carrier& carrier = carriers_[type];
     try {
       carrier.transport = transport::open(name);
-      if (carrier.transport->reaches(to_weft(type))) {
+      carrier.staged = type == c10::kCUDA && !carrier.transport->reaches(DeviceType::Cuda) &&
+                       carrier.transport->reaches(DeviceType::Host);
+      if (carrier.staged || carrier.transport->reaches(to_weft(type))) {
         carrier.backend = name;
       } else {
         carrier.why_not =
@@ -78,9 +83,10 @@ Core::~Core() {
 }
 
 ProcessGroup Core::make(const CoreOptions& options) {
-  // The last reference may go inside a turn of the loop (a continuation's capture), where nothing may block.
+  // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
+  // leaving waits for those threads.
   const auto destroy = [](Core* core) {
-    if (core->options.job->loop->inside()) {
+    if (core->options.job->loop->inside() || Op::ending()) {
       std::thread([core] { delete core; }).detach();
     } else {
       delete core;
@@ -154,7 +160,6 @@ transport::Communicator& Core::communicator(c10::Device device) {
   static_cast<void>(carrier(device));
   std::lock_guard making(making_mutex_);
   Carrier& carrier = carriers_.at(device.type());
-  if (device.is_cuda() && !device.has_index()) device.set_index(options.device.is_cuda() ? options.device.index() : 0);
   if (carrier.communicator && carrier.device != device) {
     throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
                                    device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
@@ -166,12 +171,13 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.group_name = options.name;
   join.store = std::make_shared<StoreBootstrap>(
       connection_of(c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store)));
-  join.device = tensor::device_of(device);
+  join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options.job->devices->open(device.index());
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
   auto made = meet(carrier.transport, join);
+  if (carrier.staged) made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
   std::optional<Error> broken;
   {
     std::lock_guard lock(error_mutex_);
@@ -182,7 +188,11 @@ transport::Communicator& Core::communicator(c10::Device device) {
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
   if (!options.job->connected) {
     // All ranks of the job have come this far: who among them runs Weft is known now.
-    options.job->membership->connect(Deadline::in(options.timeout));
+    const auto check = [this] {
+      throw_if_failed_elsewhere();
+      throw_broken();
+    };
+    options.job->membership->connect(check, Deadline::in(options.timeout));
     options.job->connected = true;
   }
   return *carrier.communicator;
@@ -216,7 +226,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) throw_if_failed_elsewhere();
-  throw_broken();
+  throw_broken_while_joining();
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);
   } catch (const Error& error) {
@@ -232,6 +242,22 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
 void Core::throw_if_failed_elsewhere() {
   if (!bootstrap->exists(kFailedKey)) return;
   throw Error(Blame::PeerLost, "joining " + place() + ": " + to_text(bootstrap->get(kFailedKey, Deadline::never())));
+}
+
+// A rank that could not join says why, and is gone right after that.
+void Core::throw_broken_while_joining() {
+  {
+    std::lock_guard lock(error_mutex_);
+    if (!broken_) return;
+  }
+  bool told = false;
+  try {
+    told = bootstrap->exists(kFailedKey);
+  } catch (const Error& error) {
+    log::debug("the store went with its rank: " + error.text());
+  }
+  if (told) throw_if_failed_elsewhere();
+  throw_broken();
 }
 
 std::string Core::missing_ranks() {

@@ -21,6 +21,7 @@ namespace weft::group {
 struct Carrier {
   std::string backend;  // "" = none, for the reason in why_not
   std::string why_not;
+  bool staged = false;  // CUDA tensors travel through host memory
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<transport::Communicator> communicator;
   c10::Device device = c10::Device(c10::kCPU);  // whose tensors the communicator takes
@@ -32,7 +33,7 @@ struct Job {
   std::shared_ptr<Membership> membership;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
-  std::shared_ptr<tensor::CudaDevices> devices = std::make_shared<tensor::CudaDevices>();
+  std::shared_ptr<tensor::CudaDevices> devices;
 
   Job() = default;
   Job(const Job&) = delete;
@@ -99,10 +100,6 @@ struct Core : std::enable_shared_from_this<Core> {
   // becomes known in a moment. May block for that moment.
   Error explain(const Error& error);
   void throw_if_broken();
-  // Has the group do something on the job's loop, if it still lives then. For threads of backends: with the last reference
-  // a group leaves, which waits for those threads.
-  using Teller = std::function<void(std::function<void(Core&)>)>;
-  Teller teller();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
   std::string place() const;  // "on group 'x' (rank 0 of 2)"
@@ -122,7 +119,10 @@ struct Core : std::enable_shared_from_this<Core> {
   std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
                                                 const transport::JoinOptions& join);
   void throw_if_failed_elsewhere();
+  void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
+  void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
+  void throw_broken_while_joining();
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
@@ -147,6 +147,9 @@ struct Core : std::enable_shared_from_this<Core> {
   std::optional<Error> unseen_;
   std::shared_ptr<HostFlag> joining_;  // raised to end meet(); guarded by error_mutex_
 };
+
+// init_process_group, with the GPUs to use.
+ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices);
 
 struct WorkState {
   std::shared_ptr<Core> core;

@@ -70,31 +70,24 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->ops.push_back(op);
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
   if (is_send) unfinished_.push_back({name, op});
-  follow(name, op, [tell = teller(), ledger = ledger_, op, peer, is_send] {
+  follow(name, op, [weak = weak_from_this(), ledger = ledger_, op, peer, is_send] {
     if (is_send) return;
     ledger->complete_recv(peer, op.error() ? -1 : op.source_rank());
-    if (const auto error = ledger->left_behind()) tell([error = *error](Core& group) { group.fail(error); });
+    const auto core = weak.lock();
+    const auto error = ledger->left_behind();
+    if (core && error) core->fail(*error);
   });
   return Work(std::move(state));
 }
 
 // Calls `done` when the operation has ended; its timing out breaks the group.
 void Core::follow(const std::string& what, const Op& op, Task done) {
-  op.on_ended([tell = teller(), what, op, finish = std::make_shared<Task>(std::move(done))] {
+  op.on_ended([weak = weak_from_this(), what, op, finish = std::make_shared<Task>(std::move(done))] {
     (*finish)();
     const auto error = op.error();
-    if (error && error->blame() == Blame::Timeout) tell([error = error->within(what)](Core& group) { group.fail(error); });
+    const auto core = weak.lock();
+    if (core && error && error->blame() == Blame::Timeout) core->fail(error->within(what));
   });
-}
-
-Core::Teller Core::teller() {
-  return [loop = std::weak_ptr(options.job->loop), weak = weak_from_this()](std::function<void(Core&)> what) {
-    const auto alive = loop.lock();
-    if (!alive) return;
-    alive->post([weak, what = std::move(what)] {
-      if (const auto core = weak.lock()) what(*core);
-    });
-  };
 }
 
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {

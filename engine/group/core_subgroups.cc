@@ -3,11 +3,15 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <weft/base/log.h>
 #include <weft/engine/group/core.h>
 
 namespace weft::group {
 
 namespace {
+
+constexpr const char* kPassed = "passed";
+constexpr auto kReading = std::chrono::seconds(1);  // that ranks get to read what rank 0 has written
 
 // "color key", as ranks tell each other in split().
 struct Split {
@@ -92,35 +96,56 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   if (timeout == kGroupTimeout) timeout = options.timeout;
   timeout = std::min(timeout, kLongestTimeout);
   const std::string base = "monitored/" + std::to_string(next_number("monitored barrier")) + "/";
-  const Deadline deadline = Deadline::in(timeout);
-  const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
-  if (options.rank != 0) {
-    bootstrap->set(base + std::to_string(options.rank), {});
-    std::string verdict;
-    try {
-      // Rank 0 says at its own deadline who is missing; it may have come later than this rank.
-      verdict = to_text(bootstrap->get(base + "verdict", Deadline::in(timeout + std::chrono::seconds(1))));
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout) throw;
-      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
-    }
-    if (verdict == "passed") return;
-    throw Error(Blame::Timeout, came + "it failed: " + verdict);
+  if (options.rank == 0) {
+    lead_monitored_barrier(base, timeout);
+  } else {
+    follow_monitored_barrier(base, timeout);
   }
+}
+
+void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::in(timeout);
+  std::vector<std::string> answers;
   std::string missing;
   int absent = 0;
   for (int rank = 1; rank < options.size; ++rank) {
+    const std::string own = base + std::to_string(rank);
     try {
-      bootstrap->get(base + std::to_string(rank), deadline);
+      bootstrap->get(own, deadline);
+      answers.push_back(own + "/read");
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
       missing += (absent++ > 0 ? ", " : "") + std::to_string(rank);
     }
   }
-  if (absent == 0) return bootstrap->set(base + "verdict", to_bytes("passed"));
-  const std::string verdict = (absent == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
+  const std::string verdict =
+      absent == 0 ? kPassed : (absent == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
   bootstrap->set(base + "verdict", to_bytes(verdict));
-  throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
+  // This process may host the store: it does not go before the others have read it.
+  const Deadline soon = Deadline::in(kReading);
+  try {
+    for (const std::string& answer : answers) bootstrap->get(answer, soon);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    log::debug("monitored barrier " + place() + ": not all ranks have read the verdict yet");
+  }
+  if (absent > 0) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
+}
+
+void Core::follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
+  const std::string own = base + std::to_string(options.rank);
+  const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
+  bootstrap->set(own, {});
+  std::string verdict;
+  try {
+    // Rank 0 says at its own deadline who is missing; it may have come later than this rank.
+    verdict = to_text(bootstrap->get(base + "verdict", Deadline::in(timeout + kReading)));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
+  }
+  bootstrap->set(own + "/read", {});
+  if (verdict != kPassed) throw Error(Blame::Timeout, came + "it failed: " + verdict);
 }
 
 }  // namespace weft::group

@@ -23,6 +23,10 @@ c10::Device default_device(int local_rank) {
 }  // namespace
 
 ProcessGroup init_process_group(ProcessGroupOptions options) {
+  return group::init(std::move(options), std::make_shared<tensor::CudaDevices>());
+}
+
+ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
   if (options.timeout <= std::chrono::milliseconds(0)) {
@@ -37,6 +41,10 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   made.size = place.world_size;
   made.name = options.group_name.empty() ? "default" : options.group_name;
   made.device = options.device.value_or(default_device(place.local_rank));
+  if (made.device.is_cuda() && !made.device.has_index()) {
+    const c10::Device own = default_device(place.local_rank);
+    made.device.set_index(own.is_cuda() ? own.index() : 0);
+  }
   made.timeout = options.timeout;
   for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
   // "0/" is the name of Python's first group.
@@ -45,6 +53,7 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   made.own_store = group::connection_of(made.store);
   made.backend = options.backend;
   made.job = std::make_shared<group::Job>();
+  made.job->devices = std::move(devices);
   made.job->loop = std::make_shared<EventLoop>("weft " + made.name);
   made.job->local_address = config().socket_interfaces.empty()
                                 ? place.local_address
@@ -53,11 +62,11 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
                                                  std::make_shared<group::StoreBootstrap>(made.own_store), made.job->loop);
   log::set_thread_label("rank " + std::to_string(made.rank));
   const auto membership = made.job->membership;
-  auto group = group::Core::make(made);
+  auto joined = group::Core::make(made);
   if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
-  log::info("joined group '" + group::Core::of(group).options.name + "' as rank " + std::to_string(place.rank) + " of " +
+  log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));
-  return group;
+  return joined;
 }
 
 }  // namespace weft

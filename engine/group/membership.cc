@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -90,6 +91,10 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
   std::map<int, std::string> lost;
+  std::set<int> came;        // at the hub: who has said Hello
+  std::size_t expected = 0;  // and how many will
+  std::string missed;        // what those who are still to come have missed
+  std::atomic<bool> all_came{false};
   std::atomic<bool> closed{false};
 
   ~State() {
@@ -111,6 +116,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   void pass_on(const Frame& frame, int from);
   void accept_strangers();
   void take_in(Peer& stranger, const Frame& hello);
+  void expect(std::size_t ranks);
   void become_hub();
   void dial(int rank, const std::string& published, Deadline deadline);
 };
@@ -120,6 +126,7 @@ std::shared_ptr<Membership> Membership::make(int rank, int size, const std::stri
   auto state = std::make_shared<State>();
   state->rank = rank;
   state->size = size;
+  state->expected = static_cast<std::size_t>(size - 1);
   state->token = random_token();
   state->store = std::move(store);
   state->loop = std::move(loop);
@@ -131,8 +138,8 @@ Membership::Membership(std::shared_ptr<State> state) : state_(std::move(state)) 
 
 Membership::~Membership() {
   // The sockets close on the loop, behind the goodbye.
-  state_->closed = true;
   state_->loop->post([state = state_] {
+    state->closed = true;
     for (auto& [rank, peer] : state->peers) {
       if (state->is_hub() || rank == state->hub)
         state->send_to(*peer, encode({FrameType::Goodbye, state->rank, 0, "", ""}));
@@ -169,7 +176,7 @@ void Membership::connect_to_first(const std::function<bool()>& stop, Deadline de
   state.dial(0, to_text(state.store->get(member_key(0), deadline)), deadline);
 }
 
-void Membership::connect(Deadline deadline) {
+void Membership::connect(const std::function<void()>& check, Deadline deadline) {
   State& state = *state_;
   if (state.size == 1) return;
   state.members.assign(static_cast<std::size_t>(state.size), true);
@@ -182,23 +189,30 @@ void Membership::connect(Deadline deadline) {
       if (is_member) lowest = rank;
     }
   }
+  if (lowest == state.rank) {
+    if (state.hub < 0) state.become_hub();
+    return wait_for_hellos(check, deadline);
+  }
   if (state.hub >= 0) return;
-  if (lowest == state.rank) return state.become_hub();
   state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+}
+
+// They are on their way, or have been here for long: all have published.
+void Membership::wait_for_hellos(const std::function<void()>& check, Deadline deadline) {
+  State& state = *state_;
+  const auto members = static_cast<std::size_t>(std::count(state.members.begin(), state.members.end(), true));
+  state.loop->post([self = state_, members] { self->expect(members - 1); });
+  const Deadline patience = Deadline::sooner(deadline, Deadline::in(kHelloPatience));
+  const auto complete = [&] { return state.all_came.load(); };
+  while (!state.loop->drive(complete, Deadline::sooner(patience, Deadline::in(kRest)))) {
+    check();
+    if (patience.passed())
+      throw Error(Blame::PeerLost, "not all ranks have connected to rank " + std::to_string(state.rank));
+  }
 }
 
 void Membership::wait_for_all(Deadline deadline) {
   for (int rank = 0; rank < state_->size && state_->size > 1; ++rank) state_->store->get(member_key(rank), deadline);
-}
-
-std::string Membership::missing() const {
-  std::string ranks;
-  int count = 0;
-  for (int rank = 0; rank < state_->size && state_->size > 1; ++rank) {
-    if (state_->store->exists(member_key(rank))) continue;
-    ranks += (count++ > 0 ? ", " : "") + std::to_string(rank);
-  }
-  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + ranks;
 }
 
 bool Membership::has(int rank) const {
@@ -305,7 +319,16 @@ void Membership::State::take_in(Peer& stranger, const Frame& hello) {
     peers[hello.rank] = std::move(strangers.extract(it).value());
     break;
   }
-  for (const auto& [who, how] : lost) send_to(stranger, encode({FrameType::Lost, who, 0, "", how}));
+  came.insert(hello.rank);
+  send_to(stranger, missed);
+  expect(expected);
+}
+
+void Membership::State::expect(std::size_t ranks) {
+  expected = ranks;
+  if (came.size() < expected) return;
+  missed.clear();
+  all_came = true;
 }
 
 void Membership::State::handle(Peer& peer, const Frame& given) {
@@ -371,6 +394,7 @@ void Membership::State::note_lost(int who, const std::string& how) {
 
 void Membership::State::broadcast(const Frame& frame, int except) {
   const std::string bytes = encode(frame);
+  if (is_hub() && came.size() < expected) missed += bytes;
   std::vector<int> ranks;
   for (const auto& [who, peer] : peers) ranks.push_back(who);
   for (const int who : ranks) {

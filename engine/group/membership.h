@@ -43,12 +43,11 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // PeerLost when it was there and is no more, Caller when it gives another world size.
   void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
   // Once all ranks have published (any collective after make() ensures it): finds the hub and connects to it, if that has
-  // not happened. Throws as connect_to_first, and Timeout.
-  void connect(Deadline deadline);
+  // not happened; the hub waits until it has heard all others. Throws as connect_to_first, Timeout, and what `check`
+  // throws, which is called in between.
+  void connect(const std::function<void()>& check, Deadline deadline);
   // Blocks until every rank has published. Throws Timeout.
   void wait_for_all(Deadline deadline);
-  // The ranks that have not published, in words: "rank 2", "ranks 1, 3"; "" when all have.
-  std::string missing() const;
   // Whether a rank takes part; known after connect.
   bool has(int rank) const;
 
@@ -59,6 +58,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   void send(Frame frame);
 
  private:
+  void wait_for_hellos(const std::function<void()>& check, Deadline deadline);
   struct Peer;
   struct State;
   explicit Membership(std::shared_ptr<State> state);

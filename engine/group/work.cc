@@ -13,9 +13,10 @@ WorkState::~WorkState() {
       core->note_unseen(error->within(dropped));
       continue;
     }
-    op.on_ended([op, dropped, tell = core->teller()] {
+    op.on_ended([op, dropped, weak = std::weak_ptr(core)] {
       const auto error = op.error();
-      if (error) tell([error = error->within(dropped)](Core& group) { group.note_unseen(error); });
+      const auto group = weak.lock();
+      if (error && group) group->note_unseen(error->within(dropped));
     });
   }
 }

@@ -105,6 +105,11 @@ int count_of_ranks(const std::string& text) {
 class Job {
  public:
   explicit Job(Options options) : options_(std::move(options)), ranks_per_node_(count_of_ranks(options_.ranks)) {
+    if (options_.node_rank >= options_.nodes) {
+      throw Error(Blame::Caller, "--node-rank is " + std::to_string(options_.node_rank) + "; with --nnodes " +
+                                     std::to_string(options_.nodes) + " it goes up to " +
+                                     std::to_string(options_.nodes - 1));
+    }
     if (options_.master_port == 0) {
       if (options_.nodes > 1)
         throw Error(Blame::Caller, "with --nnodes, all nodes need the same --master-addr and --master-port");
@@ -302,7 +307,8 @@ Options parse(int argc, char** argv) {
   app.add_option("--master-addr,--master_addr", options.master_address, "Address of the machine with rank 0")
       ->capture_default_str();
   app.add_option("--master-port,--master_port", options.master_port, "Port there; 0 = a free one (one machine only)")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
   app.add_option("--rdzv-id,--rdzv_id", options.run_id, "Name of the job, TORCHELASTIC_RUN_ID")->capture_default_str();
   app.add_option("--grace", options.grace_seconds,
                  "Seconds that ranks get to end by themselves after a failure, and again after SIGTERM")

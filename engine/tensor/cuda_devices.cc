@@ -8,6 +8,7 @@
 #include <weft/cuda/stream.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/transport/staged.h>
 
 namespace weft::tensor {
 
@@ -72,6 +73,11 @@ void CudaDevices::wait(const Fence& fence, const c10::Stream& stream) {
 
 detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<Fence> fences) {
   return std::make_shared<StreamWork>(shared_from_this(), device, std::move(fences));
+}
+
+std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator> host, int index,
+                                                                 const std::shared_ptr<EventLoop>& loop) {
+  return transport::staged::over(std::move(host), open(index), loop);
 }
 
 void CudaDevices::reclaim(Deadline deadline) {

@@ -11,8 +11,10 @@
 #include <c10/core/Stream.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/event_loop.h>
 #include <weft/base/fence.h>
 #include <weft/engine/future/device_work.h>
+#include <weft/transport/communicator.h>
 
 namespace weft {
 
@@ -41,6 +43,10 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
 
   // What a Future holds whose value is there when the fences, on this device, have passed.
   detail::DeviceWorkRef work(const c10::Device& device, std::vector<Fence> fences);
+
+  // A communicator for tensors on the GPU over one for host memory; see transport/staged.h.
+  std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host, int index,
+                                                      const std::shared_ptr<EventLoop>& loop);
 
   // Frees what the data path has retired meanwhile. Blocks until the devices have done with it, or the deadline comes.
   void reclaim(Deadline deadline);

@@ -31,6 +31,12 @@ detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<F
   return {};
 }
 
+std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator>, int index,
+                                                                 const std::shared_ptr<EventLoop>&) {
+  open(index);
+  return {};
+}
+
 void CudaDevices::reclaim(Deadline) {}
 
 }  // namespace weft::tensor

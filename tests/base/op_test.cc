@@ -71,6 +71,15 @@ TEST(Op, TellsWhoAskedWhenItEnds) {
   EXPECT_EQ(told, 1);
 }
 
+TEST(Op, ThreadsKnowThatTheyAreEndingOne) {
+  Completion completion{Pin()};
+  bool inside = false;
+  completion.op().on_ended([&, last = std::shared_ptr<void>(nullptr, [&](void*) { inside = Op::ending(); })] {});
+  completion.finish();
+  EXPECT_TRUE(inside) << "what a task holds goes while the operation ends";
+  EXPECT_FALSE(Op::ending());
+}
+
 TEST(Op, ThatHasEndedTellsAtOnce) {
   int told = 0;
   Op().on_ended([&] { ++told; });

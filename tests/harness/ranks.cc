@@ -106,7 +106,8 @@ void run_threads(int ranks, const std::function<void(int)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-void run_ranks(As as, int ranks, const Body& body, const ProcessGroupOptions& options) {
+void run_ranks(As as, int ranks, const Body& body, ProcessGroupOptions options) {
+  if (!options.device) options.device = c10::Device(c10::kCPU);
   if (as == As::Threads) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     return run_threads(ranks, [&](int rank) {
@@ -128,6 +129,15 @@ void run_ranks(As as, int ranks, const Body& body, const ProcessGroupOptions& op
   } catch (const std::exception& error) {
     ADD_FAILURE() << error.what();
   }
+}
+
+void meet(ProcessGroup& group) {
+  group.barrier().wait();
+  const auto store = group.store();
+  const std::string place =
+      "harness/met/" + std::to_string(store->add("harness/meetings/" + std::to_string(group.rank()), 1));
+  store->set(place + "/" + std::to_string(group.rank()), std::string("here"));
+  for (int rank = 0; rank < group.size(); ++rank) store->wait({place + "/" + std::to_string(rank)}, kLimit);
 }
 
 Processes::Processes(int ranks, const std::function<void(int)>& body) {
@@ -178,15 +188,25 @@ void Processes::say(const std::string& word) {
   [[maybe_unused]] const auto written = ::write(report_descriptor, line.data(), line.size());
 }
 
-void Processes::wait_for(int rank, const std::string& word) {
+std::string Processes::next_word(int rank) {
   Rank& one = ranks_.at(static_cast<std::size_t>(rank));
-  const std::string line = word + "\n";
-  while (one.said.find(line) == std::string::npos) {
+  for (;;) {
+    const auto end = one.said.find('\n');
+    if (end != std::string::npos) {
+      const std::string word = one.said.substr(0, end);
+      one.said.erase(0, end + 1);
+      return word;
+    }
     char buffer[256];
     const auto count = ::read(one.from, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " ended before it said '" + word + "'");
+    if (count <= 0) throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " ended and said nothing more");
     one.said.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+void Processes::wait_for(int rank, const std::string& word) {
+  while (next_word(rank) != word) {
   }
 }
 

@@ -43,10 +43,15 @@ inline std::string name(As as) { return as == As::Threads ? "Threads" : "Process
 
 using Body = std::function<void(ProcessGroup& group)>;
 
-// Runs body on each rank of a fresh group. Threads meet in a HashStore, processes by env://.
-void run_ranks(As as, int ranks, const Body& body, const ProcessGroupOptions& options = {});
+// Runs body on each rank of a fresh group. Threads meet in a HashStore, processes by env://. The ranks' device is the CPU
+// unless the options say otherwise.
+void run_ranks(As as, int ranks, const Body& body, ProcessGroupOptions options = {});
 // For bodies that join by themselves: body(rank), on a thread each.
 void run_threads(int ranks, const std::function<void(int rank)>& body);
+
+// Blocks until all ranks have come here, and none of them is in an operation of the group any more (as some may be behind
+// a barrier).
+void meet(ProcessGroup& group);
 
 // Forked processes that the test may stop and kill. Each sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT first.
 class Processes {
@@ -59,8 +64,11 @@ class Processes {
 
   // Inside a rank: tells the test that it has come so far.
   static void say(const std::string& word);
-  // Blocks until the rank has said the word. Throws when it ended without.
+  // Blocks until the rank has said a word, one that was not returned before. Throws when it ended without.
+  std::string next_word(int rank);
+  // Blocks until the rank has said the word, and throws as next_word.
   void wait_for(int rank, const std::string& word);
+  pid_t process(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).process; }
   void signal(int rank, int number);
   // Blocks until all but these have ended, and fails the test for each that did not end well.
   void expect_success(const std::set<int>& but = {});
@@ -68,8 +76,8 @@ class Processes {
  private:
   struct Rank {
     pid_t process = 0;
-    int from = -1;  // what it says, one word a line
-    std::string said;
+    int from = -1;     // what it says, one word a line
+    std::string said;  // and not taken yet
     bool running = true;
   };
   std::vector<Rank> ranks_;

@@ -114,7 +114,7 @@ std::string text_of(const std::exception& error) {
 // Gloo and c10d report failures as text only.
 Blame blame_of(const std::string& text) {
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
-  if (says("Application timeout caused pair closure")) return Blame::Cancelled;
+  // "Application timeout caused pair closure" as well: another operation has run out of time.
   if (says("Timed out") || says("timed out") || says("imeout")) return Blame::Timeout;
   if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") || says("Socket")) {
     return Blame::PeerLost;

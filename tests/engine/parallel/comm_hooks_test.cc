@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
 #include "models.h"
-#include "ranks.h"
 
 namespace weft::testing {
 namespace {
@@ -23,7 +23,7 @@ TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
       {"fp16 around all_reduce",
        [](ProcessGroup group) { return comm_hooks::fp16_compress(comm_hooks::all_reduce(group)); }, 2e-3}};
   for (const Case& item : cases) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       Mlp net;
       fill(net);
       Mlp plain;
@@ -44,7 +44,7 @@ TEST(CommHooks, EveryBuiltInHookEqualsTheAverageOverAHundredSteps) {
 }
 
 TEST(CommHooks, AChainedContinuationChangesTheResultByExactlyItsFactor) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     Mlp plain;
@@ -67,7 +67,7 @@ TEST(CommHooks, AChainedContinuationChangesTheResultByExactlyItsFactor) {
 }
 
 TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     DistributedDataParallel ddp(net, group);
@@ -94,7 +94,7 @@ TEST(CommHooks, SeesTheLocalSumItsViewsAndItsParameters) {
 
 // DD-022
 TEST(CommHooks, MisuseIsACallerError) {
-  with_ranks(1, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
     EXPECT_THROW(ddp.register_comm_hook({}), Error);
@@ -110,7 +110,7 @@ TEST(CommHooks, MisuseIsACallerError) {
 }
 
 TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
-  with_ranks(1, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
     DistributedDataParallel ddp(net, group);
     ddp.register_comm_hook([](GradBucket&) -> Future<at::Tensor> {

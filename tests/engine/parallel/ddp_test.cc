@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
 #include "models.h"
-#include "ranks.h"
 
 namespace weft::testing {
 namespace {
@@ -48,7 +48,7 @@ TEST_P(DdpEquality, RanksWithPartsOfTheBatchGoTheWayOfOneProcessWithTheWhole) {
   for (const std::string kind : {"sgd", "adamw"}) {
     const auto expected = reference_run(kind, kSteps);
     for (const int ranks : {2, 3}) {
-      with_ranks(ranks, [&](ProcessGroup group) {
+      harness::run_ranks(harness::As::Threads, ranks, [&](ProcessGroup group) {
         Mlp net;
         fill(net, /*seed=*/static_cast<std::uint64_t>(group.rank() == 0 ? 1 : 99));  // rank 0's values count
         DistributedDataParallel ddp(net, group, GetParam().options);
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& setting) { return setting.param.name; });
 
 TEST(Ddp, OneRankIsPlainTraining) {
-  with_ranks(1, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
     Mlp plain;
     fill(net);
@@ -101,7 +101,7 @@ TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
   struct Trainer {
     DistributedDataParallel<TwoImpl> ddp;
   };
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto module = std::make_shared<TwoImpl>();
     DistributedDataParallel ddp(module, group, DdpOptions{});
     static_assert(std::is_same_v<decltype(ddp), DistributedDataParallel<TwoImpl>>);
@@ -116,7 +116,7 @@ TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
 }
 
 TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
-  with_ranks(3, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() : norm(register_module("norm", torch::nn::BatchNorm1d(4))) {}
       torch::Tensor forward(torch::Tensor x) { return norm(x); }
@@ -138,7 +138,7 @@ TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
 
 // DD-017
 TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
-  with_ranks(3, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     Mlp net(6, group.rank() == 2 ? 4 : 5);
     try {
       DistributedDataParallel ddp(net, group);
@@ -151,7 +151,7 @@ TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
 }
 
 TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2));
     if (group.rank() == 1) net->push_back(torch::nn::Linear(2, 2));
     EXPECT_THROW(DistributedDataParallel<torch::nn::SequentialImpl>(net, group), Error);
@@ -160,7 +160,7 @@ TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
 
 // DD-018
 TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Conv2d net(3, 4, 3);
     if (group.rank() == 1) net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
     EXPECT_THROW(DistributedDataParallel(net, group), Error);
@@ -169,7 +169,7 @@ TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
 
 TEST(Ddp, GradientsKeepTheMemoryOrderOfTheirParameters) {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{25} << 20}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       torch::nn::Conv2d net(3, 4, 3);
       net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
       DistributedDataParallel ddp(net, group, {.bucket_bytes = bytes, .first_bucket_bytes = bytes});
@@ -183,7 +183,7 @@ TEST(Ddp, GradientsKeepTheMemoryOrderOfTheirParameters) {
 }
 
 TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
     for (auto& parameter : net->parameters()) parameter.set_requires_grad(false);
     EXPECT_THROW(DistributedDataParallel(net, group), Error);
@@ -192,7 +192,7 @@ TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
 
 // DD-019
 TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() : weight(register_parameter("weight", torch::ones({4}, torch::kHalf))) {}
       torch::Tensor forward(torch::Tensor x) { return weight * x; }
@@ -206,7 +206,7 @@ TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
 }
 
 TEST(Ddp, ComplexParametersKeepTheirImaginaryPart) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
           : complex(register_parameter("complex", torch::ones({3}, torch::kComplexDouble))),
@@ -229,7 +229,7 @@ TEST(Ddp, ComplexParametersKeepTheirImaginaryPart) {
 
 // DD-002, DD-027
 TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() {
         for (int i = 0; i < 6; ++i) {
@@ -261,7 +261,7 @@ TEST(Ddp, MixedDtypesTravelInBucketsOfTheirOwn) {
 
 // DD-027
 TEST(Ddp, BucketsFollowTheOrderInWhichGradientsCameAfterTheFirstPass) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     // Declared first, used last: its gradient comes first.
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -291,7 +291,7 @@ TEST(Ddp, BucketsFollowTheOrderInWhichGradientsCameAfterTheFirstPass) {
 
 // DD-028
 TEST(Ddp, EvaluationOnOneRankWaitsForNobody) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
           : linear(register_module("linear", torch::nn::Linear(4, 4))),
@@ -319,7 +319,7 @@ TEST(Ddp, EvaluationOnOneRankWaitsForNobody) {
 // DD-023
 TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
   for (const bool broadcast : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
         NetImpl()
             : weight(register_parameter("weight", torch::ones({1}))),
@@ -342,7 +342,7 @@ TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
 // DD-020
 TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
   for (const bool as_view : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
         NetImpl()
             : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)))),
@@ -380,7 +380,7 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
 
 // DD-026
 TEST(Ddp, ACheckpointContinuesExactlyLikeTheUninterruptedRun) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     const auto steps = [&](DistributedDataParallel<MlpImpl>& ddp, torch::optim::SGD& optimizer, int from, int to) {
       for (int step = from; step < to; ++step) {
         optimizer.zero_grad();

@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
 #include "models.h"
-#include "ranks.h"
 
 namespace weft::testing {
 namespace {
@@ -18,7 +18,7 @@ struct ScalarImpl : torch::nn::Module {
 // DD-015
 TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
   for (const bool by_initial : {true, false}) {
-    with_ranks(3, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
       auto net = std::make_shared<ScalarImpl>();
       DistributedDataParallel<ScalarImpl> ddp(net, group);
       std::vector<double> gradients;
@@ -43,7 +43,7 @@ TEST(Join, DividesByTheInitialOrTheActiveNumberOfRanks) {
 
 TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
   for (const bool find_unused : {true, false}) {
-    with_ranks(3, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 3, [&](ProcessGroup group) {
       Mlp net;
       fill(net);
       Mlp plain;
@@ -77,7 +77,7 @@ TEST(Join, AllRanksEndWithTheParametersOfTheLast) {
 }
 
 TEST(Join, AStepInsideNoSyncIsNotReduced) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     join(ddp, [&] {
@@ -96,7 +96,7 @@ TEST(Join, AStepInsideNoSyncIsNotReduced) {
 }
 
 TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl()
           : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)))),
@@ -122,7 +122,7 @@ TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
 
 // DD-016
 TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
-  with_ranks(3, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     int done = 0;
@@ -146,7 +146,7 @@ TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
 }
 
 TEST(Join, DisabledOneOnlyRunsTheSteps) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     join(
@@ -156,7 +156,7 @@ TEST(Join, DisabledOneOnlyRunsTheSteps) {
 }
 
 TEST(Join, AnExceptionOfTheUserPassesThrough) {
-  with_ranks(1, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     EXPECT_THROW(join(ddp, [] { throw std::out_of_range("mine"); }), std::out_of_range);
@@ -165,7 +165,7 @@ TEST(Join, AnExceptionOfTheUserPassesThrough) {
 }
 
 TEST(Join, OneObjectInTwoScopesIsACallerError) {
-  with_ranks(1, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     EXPECT_THROW(join(ddp, [&] { join(ddp, [] {}); }), Error);

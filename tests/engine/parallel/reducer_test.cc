@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
 #include "models.h"
-#include "ranks.h"
 
 namespace weft::testing {
 namespace {
@@ -37,7 +37,7 @@ struct ChainImpl : torch::nn::Module {
 };
 
 TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     constexpr int kLayers = 4;
     auto net = std::make_shared<ChainImpl>(kLayers);
     DistributedDataParallel<ChainImpl> ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
@@ -64,7 +64,7 @@ TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
 }
 
 TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     // Two branches whose order of gradients differs between the passes.
     struct NetImpl : torch::nn::Module {
       NetImpl()
@@ -92,7 +92,7 @@ TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
 TEST(NoSync, AccumulatesLocallyAndTheNextPassReducesAll) {
   for (const bool as_view : {true, false}) {
     for (const bool hooked : {false, true}) {
-      with_ranks(2, [&](ProcessGroup group) {
+      harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
         Mlp net;
         fill(net);
         Mlp plain;
@@ -124,7 +124,7 @@ TEST(NoSync, AccumulatesLocallyAndTheNextPassReducesAll) {
 }
 
 TEST(NoSync, TheInnerModuleCalledDirectlyAccumulatesLocally) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     DistributedDataParallel ddp(net, group);
@@ -154,7 +154,7 @@ struct PickyImpl : torch::nn::Module {
 // DD-004
 TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
   for (const bool as_view : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
       DistributedDataParallel<PickyImpl> ddp(net, group,
                                              {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
@@ -180,7 +180,7 @@ TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
     torch::Tensor forward(const torch::Tensor& x, bool uses) { return uses ? x * weight : x * 3; }
     torch::Tensor weight;
   };
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true});
     ddp(torch::full({1}, 4.0, torch::kDouble).requires_grad_(), group.rank() == 0).sum().backward();
@@ -190,7 +190,7 @@ TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
 
 // DD-005
 TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group);
     ddp(std::vector<bool>{true, false, true}, 1.0).sum().backward();
@@ -206,7 +206,7 @@ TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
 }
 
 TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
-  with_ranks(3, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group,
                                            {.bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = true});
@@ -236,7 +236,7 @@ TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
 }
 
 TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = true});
     {
@@ -252,7 +252,7 @@ TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
 
 // DD-006
 TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
     ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
@@ -264,7 +264,7 @@ TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
       EXPECT_THAT(error.what(), HasSubstr("w2"));
     }
   });
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
     DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
     ddp(std::vector<bool>{true, true, true}, 1.0).sum().backward();
@@ -276,7 +276,7 @@ TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
 // DD-007
 TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
   for (const bool is_static : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<PickyImpl>();
       DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = !is_static, .static_graph = is_static});
       torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -298,7 +298,7 @@ TEST(StaticGraph, RanksWithDifferentGraphsEndWithEqualParameters) {
 // DD-010
 TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
   for (const bool is_static : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
         NetImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) { to(torch::kDouble); }
         torch::Tensor forward(torch::Tensor x) { return linear(torch::tanh(linear(x))); }
@@ -329,7 +329,7 @@ TEST(Graphs, AWeightUsedTwiceAndTwoForwardsBeforeOneBackward) {
 
 TEST(Graphs, TwoOutputsWithTwoBackwards) {
   for (const bool as_view : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       struct NetImpl : torch::nn::Module {
         NetImpl() : a(register_module("a", torch::nn::Linear(3, 3))), b(register_module("b", torch::nn::Linear(3, 3))) {
           to(torch::kDouble);
@@ -355,7 +355,7 @@ TEST(Graphs, TwoOutputsWithTwoBackwards) {
 
 // DD-011
 TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
       NetImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {}
       std::map<std::string, torch::Tensor> forward(torch::Tensor x) {
@@ -377,7 +377,7 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
 }
 
 TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
@@ -412,7 +412,7 @@ TEST(Graphs, OutputsOfAnyNestingPassThroughAndAreTracked) {
     std::vector<torch::Tensor> weights;
   };
   for (const bool is_static : {true, false}) {
-    with_ranks(2, [&](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<NetImpl>();
       DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true, .static_graph = is_static});
       for (int step = 0; step < 6; ++step) {
@@ -481,7 +481,7 @@ struct RecomputedImpl : torch::nn::Module {
 // DD-013
 TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
   for (const auto& [times, is_static] : std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
-    with_ranks(2, [&, times = times, is_static = is_static](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&, times = times, is_static = is_static](ProcessGroup group) {
       auto net = std::make_shared<RecomputedImpl>(times);
       fill(net);
       auto plain = std::make_shared<RecomputedImpl>(times);
@@ -503,7 +503,7 @@ TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
 }
 
 TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<RecomputedImpl>(2);
     DistributedDataParallel<RecomputedImpl> ddp(net, group);
     try {
@@ -518,7 +518,7 @@ TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
 
 // DD-025
 TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     {
@@ -535,7 +535,7 @@ TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
 }
 
 TEST(Failures, ABackwardAfterTheWrapperIsGoneIsLocal) {
-  with_ranks(2, [](ProcessGroup group) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
     fill(net);
     torch::Tensor y;

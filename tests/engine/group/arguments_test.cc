@@ -1,0 +1,214 @@
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using Tensors = std::vector<at::Tensor>;
+
+struct Wrong {
+  const char* what;
+  std::function<void(ProcessGroup&)> call;  // by rank 0 of 2
+  std::string text;                         // of the error, in part
+};
+
+at::Tensor ones(std::int64_t count = 2, at::ScalarType dtype = at::kFloat) { return torch::ones({count}, dtype); }
+
+std::vector<Wrong> wrong_calls() {
+  const at::Tensor row = torch::ones({2, 2}).t();
+  const at::Tensor sparse = torch::eye(2).to_sparse();
+  return {
+      {"undefined", [](auto& g) { g.all_reduce(at::Tensor()); }, "tensor is an undefined tensor"},
+      {"not contiguous", [=](auto& g) { g.all_reduce(row); }, "is not contiguous; pass .contiguous()"},
+      {"sparse", [=](auto& g) { g.broadcast(sparse, 0); }, "only dense tensors"},
+      {"meta device", [](auto& g) { g.all_reduce(torch::ones({2}, at::kMeta)); }, "carries tensors on meta"},
+      {"quantised", [](auto& g) { g.all_reduce(torch::empty({2}, at::kQInt8)); }, "dtype QInt8"},
+      {"root too high", [](auto& g) { g.broadcast(ones(), 2); }, "root 2 is not a rank of the group"},
+      {"root negative", [](auto& g) { g.reduce(ones(), -1); }, "root -1 is not a rank of the group"},
+      {"gather's root", [](auto& g) { g.gather({}, ones(), 7); }, "root 7"},
+      {"scatter's root", [](auto& g) { g.scatter(ones(), {}, 7); }, "root 7"},
+      {"no outputs", [](auto& g) { g.all_gather({}, ones()); }, "outputs holds 0 tensors; it takes one for each of the 2"},
+      {"too many outputs",
+       [](auto& g) {
+         g.all_gather({ones(), ones(), ones()}, ones());
+       },
+       "outputs holds 3 tensors"},
+      {"output's shape",
+       [](auto& g) {
+         g.all_gather({ones(), ones(3)}, ones());
+       },
+       "outputs[1] has shape [3]; it must have [2]"},
+      {"output's dtype",
+       [](auto& g) {
+         g.all_gather({ones(), ones(2, at::kInt)}, ones());
+       },
+       "dtype and device must agree"},
+      {"output not contiguous",
+       [=](auto& g) {
+         g.all_gather({row, row}, torch::ones({2, 2}));
+       },
+       "outputs[0]"},
+      {"flat output", [](auto& g) { g.all_gather_into(ones(3), ones()); }, "output has 3 elements; it takes 2 x 2"},
+      {"flat output's dtype", [](auto& g) { g.all_gather_into(ones(4, at::kInt), ones()); }, "dtype and device must agree"},
+      {"gather without outputs", [](auto& g) { g.gather({}, ones(), 0); }, "outputs holds 0 tensors"},
+      {"gather with outputs off root",
+       [](auto& g) {
+         g.gather({ones(), ones()}, ones(), 1);
+       },
+       "outputs must be empty"},
+      {"scatter without inputs", [](auto& g) { g.scatter(ones(), {}, 0); }, "inputs holds 0 tensors"},
+      {"scatter with inputs off root",
+       [](auto& g) {
+         g.scatter(ones(), {ones(), ones()}, 1);
+       },
+       "inputs must be empty"},
+      {"scatter's shapes",
+       [](auto& g) {
+         g.scatter(ones(), {ones(), ones(3)}, 0);
+       },
+       "inputs[1] has shape [3]"},
+      {"reduce_scatter's list", [](auto& g) { g.reduce_scatter(ones(), {ones()}); }, "inputs holds 1 tensors"},
+      {"reduce_scatter's own part",
+       [](auto& g) {
+         g.reduce_scatter(ones(), {ones(3), ones()});
+       },
+       "inputs[0] has shape [3]"},
+      {"reduce_scatter's dtypes",
+       [](auto& g) {
+         g.reduce_scatter(ones(), {ones(), ones(2, at::kInt)});
+       },
+       "dtype"},
+      {"flat input", [](auto& g) { g.reduce_scatter_into(ones(), ones(5)); }, "input has 5 elements; it takes 2 x 2"},
+      {"all_to_all of nothing", [](auto& g) { g.all_to_all({}, {}); }, "inputs is empty"},
+      {"all_to_all's lists",
+       [](auto& g) {
+         g.all_to_all({ones()}, {ones(), ones()});
+       },
+       "outputs holds 1 tensors"},
+      {"all_to_all's own part",
+       [](auto& g) {
+         g.all_to_all({ones(3), ones()}, {ones(), ones()});
+       },
+       "this rank's own part"},
+      {"all_to_all's dtypes",
+       [](auto& g) {
+         g.all_to_all({ones(), ones()}, {ones(), ones(2, at::kInt)});
+       },
+       "dtype"},
+      {"send to itself", [](auto& g) { g.send(ones(), 0); }, "rank 0 is this rank"},
+      {"send to nobody", [](auto& g) { g.send(ones(), 2); }, "to 2 is not a rank"},
+      {"send with a negative tag", [](auto& g) { g.send(ones(), 1, -1); }, "tag -1 is negative"},
+      {"receive from itself", [](auto& g) { g.recv(ones(), 0); }, "rank 0 is this rank"},
+      {"receive from nobody", [](auto& g) { g.recv(ones(), -2); }, "from -2 is not a rank"},
+      {"receive with a negative tag", [](auto& g) { g.recv(ones(), 1, -5); }, "tag -5 is negative"},
+      {"receive into what is not contiguous", [=](auto& g) { g.recv(row, 1); }, "not contiguous"},
+      {"no ranks", [](auto& g) { g.new_group({}); }, "no ranks are given"},
+      {"a rank twice",
+       [](auto& g) {
+         g.new_group({0, 0});
+       },
+       "rank 0 is named twice"},
+      {"a rank that is none",
+       [](auto& g) {
+         g.new_group({0, 2});
+       },
+       "2 is not a rank"},
+      {"global rank", [](auto& g) { g.global_rank(2); }, "2 is not a rank"},
+      {"a wait on another device",
+       [](auto& g) {
+         Work work = g.send(ones(), 1);
+         work.wait(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCUDA, 0)));
+       },
+       "cannot wait for tensors on cpu"},
+  };
+}
+
+TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    // Rank 1 takes part in none of them: what had been sent would be missing below.
+    if (group.rank() == 0) {
+      for (const Wrong& wrong : wrong_calls()) {
+        const auto error = error_of([&] { wrong.call(group); });
+        EXPECT_EQ(error.blame(), Blame::Caller) << wrong.what << ": " << error.what();
+        EXPECT_NE(error.text().find(wrong.text), std::string::npos) << wrong.what << ": " << error.text();
+      }
+    } else {
+      const auto received = torch::zeros({2});
+      group.recv(received, 0).wait();  // the one call above that was right until its wait
+    }
+    const auto tensor = torch::ones({1});
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2);
+  });
+}
+
+TEST(Arguments, AnEmptyGroupRefusesEverything) {
+  ProcessGroup none;
+  EXPECT_FALSE(none);
+  for (const auto& call :
+       std::vector<std::function<void()>>{[&] { none.rank(); }, [&] { none.all_reduce(ones()); }, [&] { none.barrier(); },
+                                          [&] { none.split(0, 0); }, [&] { none.abort("x"); }, [&] { none.store(); }}) {
+    const auto error = error_of(call);
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("this process group is empty"), std::string::npos) << error.text();
+  }
+}
+
+TEST(Arguments, OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
+  const auto refused = [](ProcessGroupOptions options) {
+    options.init_method = "tcp://127.0.0.1:1";
+    options.rank = 0;
+    options.world_size = 2;
+    return error_of([&] { init_process_group(options); });
+  };
+  const auto expect = [](const Error& error, const std::string& text) {
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
+  };
+  expect(refused({.backend = "cpu:gloo,"}), "'' is not device:backend");
+  expect(refused({.backend = "cpu:gloo,cpu:gloo"}), "names cpu twice");
+  expect(refused({.backend = "tpu:gloo"}), "unknown device 'tpu'");
+  expect(refused({.backend = "gloo,nccl"}), "'gloo' is not device:backend");
+  expect(refused({.timeout = std::chrono::seconds(0)}), "must be positive");
+  expect(refused({.timeout = std::chrono::seconds(-1)}), "must be positive");
+}
+
+TEST(Arguments, AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
+  harness::run_threads(1, [](int) {
+    ProcessGroupOptions options;
+    options.backend = "carrier-pigeon";
+    options.init_method = "tcp://127.0.0.1:" + std::to_string(launch::free_port());
+    options.rank = 0;
+    options.world_size = 1;
+    const auto error = error_of([&] { init_process_group(options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("gloo"), std::string::npos) << error.text();
+  });
+}
+
+TEST(Backends, AreListedWithTheReasonWhereTheyCannotBeUsed) {
+  bool has_gloo = false;
+  for (const BackendInfo& info : available_backends()) {
+    EXPECT_EQ(info.usable, info.why_not.empty()) << info.name;
+    has_gloo |= info.name == "gloo" && info.usable;
+  }
+  EXPECT_TRUE(has_gloo);
+}
+
+TEST(Backends, AreNamedInAnyCaseAndWithBlanks) {
+  harness::run_ranks(As::Threads, 2,
+                     [](ProcessGroup& group) {
+                       EXPECT_EQ(group.backend(c10::Device(c10::kCPU)), "gloo");
+                       EXPECT_EQ(error_of([&] { group.backend(c10::Device(c10::kCUDA, 0)); }).blame(), Blame::Caller);
+                     },
+                     {.backend = " CPU : Gloo "});
+}
+
+}  // namespace
+}  // namespace weft

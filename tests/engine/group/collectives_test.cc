@@ -1,0 +1,317 @@
+#include <cstring>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+
+// Every collective, with ranks as threads and as processes.
+class Collectives : public testing::TestWithParam<As> {
+ protected:
+  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+};
+
+INSTANTIATE_TEST_SUITE_P(, Collectives, testing::Values(As::Threads, As::Processes),
+                         [](const auto& as) { return harness::name(as.param); });
+
+constexpr at::ScalarType kMovable[] = {at::kByte,   at::kChar,          at::kShort,         at::kInt,
+                                       at::kLong,   at::kHalf,          at::kBFloat16,      at::kFloat,
+                                       at::kDouble, at::kComplexFloat,  at::kComplexDouble, at::kBool,
+                                       at::kUInt16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+
+// Small values that every dtype holds exactly, different for each rank.
+at::Tensor values_of(int rank, at::ScalarType dtype, std::int64_t count = 5) {
+  const auto numbers = torch::arange(count) + rank + 1;
+  return dtype == at::kBool ? (numbers % 2).to(at::kBool) : numbers.to(dtype);
+}
+
+// Bit for bit: some dtypes cannot be compared otherwise.
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
+}
+
+TEST_P(Collectives, BroadcastGivesTheRootsValuesToEveryRankForEveryRootAndDtype) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (const auto dtype : kMovable) {
+      for (int root = 0; root < group.size(); ++root) {
+        const auto tensor = values_of(group.rank(), dtype);
+        group.broadcast(tensor, root).wait();
+        EXPECT_TRUE(same(tensor, values_of(root, dtype))) << dtype << ", root " << root;
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, AllReduceAppliesEveryOperator) {
+  on_ranks(3, [](ProcessGroup& group) {
+    const auto reduced = [&](const at::Tensor& mine, ReduceOp op) {
+      group.all_reduce(mine, op).wait();
+      return mine;
+    };
+    const auto mine = [&] { return torch::tensor({group.rank() + 1.0, 4.0 - group.rank()}, at::kDouble); };
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp::Sum), torch::tensor({6.0, 9.0}, at::kDouble)));
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp::Avg), torch::tensor({2.0, 3.0}, at::kDouble)));
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp::Product), torch::tensor({6.0, 24.0}, at::kDouble)));
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp::Min), torch::tensor({1.0, 2.0}, at::kDouble)));
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp::Max), torch::tensor({3.0, 4.0}, at::kDouble)));
+    const auto bits = [&] { return torch::tensor({1 << group.rank(), 7 ^ (1 << group.rank())}, at::kInt); };
+    EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitOr), torch::tensor({7, 7}, at::kInt)));
+    EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitAnd), torch::tensor({0, 0}, at::kInt)));
+    EXPECT_TRUE(same(reduced(bits(), ReduceOp::BitXor), torch::tensor({7, 0}, at::kInt)));
+    EXPECT_TRUE(same(reduced(mine(), ReduceOp()), torch::tensor({6.0, 9.0}, at::kDouble))) << "the default is the sum";
+  });
+}
+
+TEST_P(Collectives, AllReduceAddsEveryDtypeThatTheBackendCanAdd) {
+  on_ranks(2, [](ProcessGroup& group) {
+    for (const auto dtype : {at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble,
+                             at::kComplexFloat, at::kComplexDouble}) {
+      const auto tensor = values_of(group.rank(), dtype);
+      group.all_reduce(tensor).wait();
+      EXPECT_TRUE(same(tensor, values_of(0, dtype) + values_of(1, dtype))) << dtype;
+    }
+    const auto truth = torch::tensor({group.rank() == 0, true, false});
+    group.all_reduce(truth).wait();
+    EXPECT_TRUE(same(truth, torch::tensor({true, true, false}))) << "the sum of truth values is their or";
+    const auto both = torch::tensor({group.rank() == 0, true, false});
+    group.all_reduce(both, ReduceOp::Product).wait();
+    EXPECT_TRUE(same(both, torch::tensor({false, true, false}))) << "and the product their and";
+  });
+}
+
+TEST_P(Collectives, WhatTheBackendCannotReduceIsRefusedByNameBeforeAnythingIsSent) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 0) {  // alone: the other rank takes part in none of these
+      for (const auto& [dtype, op, words] : std::vector<std::tuple<at::ScalarType, ReduceOp, std::string>>{
+               {at::kInt, ReduceOp::Avg, "int32 with Avg"},
+               {at::kFloat, ReduceOp::BitAnd, "float32 with BitAnd"},
+               {at::kComplexFloat, ReduceOp::Product, "complex64 with Product"},
+               {at::kShort, ReduceOp::Sum, "int16 with Sum"},
+               {at::kFloat8_e4m3fn, ReduceOp::Sum, "float8_e4m3fn with Sum"}}) {
+        const auto error = error_of([&, dtype = dtype, op = op] { group.all_reduce(torch::zeros({2}, dtype), op); });
+        EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
+        EXPECT_NE(error.text().find("'gloo' cannot reduce " + words), std::string::npos) << error.text();
+      }
+    }
+    const auto tensor = torch::ones({1});
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2);
+  });
+}
+
+TEST_P(Collectives, SumInHalfPrecisionNearItsMaximumIsThatOfGatherThenAdd) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto tensor = torch::full({16}, 32'000.0, at::kHalf) + group.rank() * 16;
+    const std::vector<at::Tensor> all{torch::empty_like(tensor), torch::empty_like(tensor)};
+    group.all_gather(all, tensor).wait();
+    group.all_reduce(tensor).wait();
+    EXPECT_TRUE(same(tensor, all[0] + all[1]));
+    EXPECT_TRUE(torch::isfinite(tensor).all().item<bool>());
+  });
+}
+
+TEST_P(Collectives, AllReduceIsBitwiseEqualOnAllRanks) {
+  on_ranks(3, [](ProcessGroup& group) {
+    torch::manual_seed(group.rank());
+    const auto tensor = torch::randn({10'007});
+    group.all_reduce(tensor).wait();
+    const auto all = torch::empty({3 * 10'007});
+    group.all_gather_into(all, tensor).wait();
+    for (const auto& part : all.chunk(3)) EXPECT_TRUE(same(part.contiguous(), tensor));
+  });
+}
+
+TEST_P(Collectives, ReduceChangesTheRootsTensorOnly) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (int root = 0; root < 3; ++root) {
+      for (const auto& [op, expected] : std::map<ReduceOp, double>{
+               {ReduceOp::Sum, 6}, {ReduceOp::Avg, 2}, {ReduceOp::Product, 6}, {ReduceOp::Min, 1}, {ReduceOp::Max, 3}}) {
+        const auto tensor = torch::full({4}, group.rank() + 1.0);
+        group.reduce(tensor, root, op).wait();
+        const double value = group.rank() == root ? expected : group.rank() + 1.0;
+        EXPECT_TRUE(same(tensor, torch::full({4}, value))) << "root " << root << ", " << name(op);
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, AllGatherCollectsEveryRanksInputInTheOrderOfRanks) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (const auto dtype : kMovable) {
+      const auto input = values_of(group.rank(), dtype);
+      std::vector<at::Tensor> outputs;
+      for (int rank = 0; rank < 3; ++rank) outputs.push_back(torch::empty_like(input));
+      const auto flat = torch::empty({15}, dtype);
+      group.all_gather(outputs, input).wait();
+      group.all_gather_into(flat, input).wait();
+      for (int rank = 0; rank < 3; ++rank) {
+        EXPECT_TRUE(same(outputs[static_cast<std::size_t>(rank)], values_of(rank, dtype))) << dtype;
+        EXPECT_TRUE(same(flat.narrow(0, 5 * rank, 5), values_of(rank, dtype))) << dtype;
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, GatherAndScatterAreEachOthersReverseForEveryRoot) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (int root = 0; root < 3; ++root) {
+      const bool is_root = group.rank() == root;
+      std::vector<at::Tensor> parts;
+      for (int rank = 0; rank < 3 && is_root; ++rank) parts.push_back(torch::empty({2, 2}, at::kLong));
+      const auto mine = torch::full({2, 2}, 10 * root + group.rank(), at::kLong);
+      group.gather(parts, mine, root).wait();
+      for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+        EXPECT_TRUE(same(parts[rank], torch::full({2, 2}, 10 * root + static_cast<int>(rank), at::kLong)));
+      }
+      const auto back = torch::zeros({2, 2}, at::kLong);
+      group.scatter(back, parts, root).wait();
+      EXPECT_TRUE(same(back, mine)) << "root " << root;
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterGivesEachRankItsReducedPart) {
+  on_ranks(3, [](ProcessGroup& group) {
+    const auto input = torch::arange(6).to(at::kFloat) + group.rank();  // the sum over ranks: 3 i + 3
+    const auto own = torch::tensor({2.f * static_cast<float>(group.rank()), 2.f * static_cast<float>(group.rank()) + 1});
+    const auto output = torch::zeros({2});
+    group.reduce_scatter_into(output, input).wait();
+    EXPECT_TRUE(same(output, own * 3 + 3));
+    group.reduce_scatter(output, input.chunk(3), ReduceOp::Avg).wait();
+    EXPECT_TRUE(same(output, own + 1));
+    group.reduce_scatter(output, input.chunk(3), ReduceOp::Max).wait();
+    EXPECT_TRUE(same(output, own + 2));
+    EXPECT_TRUE(same(input, torch::arange(6).to(at::kFloat) + group.rank())) << "inputs are only read";
+  });
+}
+
+TEST_P(Collectives, ReduceScatterTakesPartsOfDifferentSizesAndNone) {
+  on_ranks(3, [](ProcessGroup& group) {
+    std::vector<at::Tensor> inputs;  // of 0, 1 and 2 elements
+    for (int rank = 0; rank < 3; ++rank) inputs.push_back(torch::full({rank}, group.rank() + 1.0));
+    const auto output = torch::zeros({group.rank()});
+    group.reduce_scatter(output, inputs).wait();
+    EXPECT_TRUE(same(output, torch::full({group.rank()}, 6.0)));
+  });
+}
+
+TEST_P(Collectives, AllToAllTransposesPartsOfAnySizes) {
+  on_ranks(3, [](ProcessGroup& group) {
+    // Rank r sends 2 r + p elements of value 10 r + p to rank p.
+    const auto part = [](int from, int to) { return torch::full({2 * from + to}, 10 * from + to, at::kInt); };
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    for (int peer = 0; peer < 3; ++peer) {
+      inputs.push_back(part(group.rank(), peer));
+      outputs.push_back(torch::zeros({2 * peer + group.rank()}, at::kInt));
+    }
+    group.all_to_all(outputs, inputs).wait();
+    for (int peer = 0; peer < 3; ++peer) {
+      EXPECT_TRUE(same(outputs[static_cast<std::size_t>(peer)], part(peer, group.rank()))) << "from " << peer;
+    }
+    // Parts of one tensor, lying one behind the other.
+    const auto from = torch::arange(3) + 3 * group.rank();
+    const auto to = torch::zeros({3}, at::kLong);
+    group.all_to_all(to.chunk(3), from.chunk(3)).wait();
+    EXPECT_TRUE(same(to, torch::arange(3) * 3 + group.rank()));
+  });
+}
+
+TEST_P(Collectives, EmptyTensorsAreLegalEverywhere) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto none = torch::empty({0, 3});
+    const bool is_root = group.rank() == 0;
+    const std::vector<at::Tensor> two{torch::empty({0, 3}), torch::empty({0, 3})};
+    const std::vector<at::Tensor> on_root = is_root ? two : std::vector<at::Tensor>();
+    group.broadcast(none, 1).wait();
+    group.all_reduce(none).wait();
+    group.reduce(none, 0).wait();
+    group.all_gather(two, none).wait();
+    group.all_gather_into(torch::empty({0, 3}), none).wait();
+    group.gather(on_root, none, 0).wait();
+    group.scatter(none, on_root, 0).wait();
+    group.reduce_scatter(none, two).wait();
+    group.reduce_scatter_into(none, torch::empty({0})).wait();
+    group.all_to_all(two, {none, none}).wait();
+    const auto tensor = torch::ones({1});
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2) << "the group goes on behind them";
+  });
+}
+
+TEST_P(Collectives, ManyCallsInFlightEachGetTheirOwnResult) {
+  on_ranks(3, [](ProcessGroup& group) {
+    constexpr int kCalls = 200;
+    std::vector<at::Tensor> sums;
+    std::vector<at::Tensor> copies;
+    std::vector<at::Tensor> gathered;
+    std::vector<Work> works;
+    for (int call = 0; call < kCalls; ++call) {
+      sums.push_back(torch::full({3}, static_cast<float>(call * (group.rank() + 1))));
+      works.push_back(group.all_reduce(sums.back()));
+      copies.push_back(torch::full({3}, static_cast<float>(call * 10 + group.rank())));
+      works.push_back(group.broadcast(copies.back(), call % 3));
+      gathered.push_back(torch::empty({3}));
+      works.push_back(group.all_gather_into(gathered.back(), torch::full({1}, static_cast<float>(call + group.rank()))));
+    }
+    for (Work& work : works) work.wait();
+    for (int call = 0; call < kCalls; ++call) {
+      const auto at = static_cast<std::size_t>(call);
+      const auto number = static_cast<float>(call);
+      EXPECT_TRUE(same(sums[at], torch::full({3}, 6 * number))) << call;
+      EXPECT_TRUE(same(copies[at], torch::full({3}, 10 * number + static_cast<float>(call % 3)))) << call;
+      EXPECT_TRUE(same(gathered[at], torch::tensor({number, number + 1, number + 2}))) << call;
+    }
+  });
+}
+
+TEST_P(Collectives, ATensorMayBeDroppedAtOnce) {
+  on_ranks(2, [](ProcessGroup& group) {
+    std::vector<Work> works;
+    for (int call = 0; call < 50; ++call) works.push_back(group.all_reduce(torch::ones({100'000})));
+    for (Work& work : works) work.wait();
+  });
+}
+
+TEST_P(Collectives, BarrierMeansThatEarlierCollectivesAreDone) {
+  on_ranks(3, [](ProcessGroup& group) {
+    std::vector<at::Tensor> tensors;
+    for (int call = 0; call < 16; ++call) {
+      tensors.push_back(torch::ones({1000}));
+      static_cast<void>(group.all_reduce(tensors.back()));  // its Work is dropped
+    }
+    group.barrier().wait();
+    for (const auto& tensor : tensors) EXPECT_TRUE(same(tensor, torch::full({1000}, 3.0)));
+  });
+}
+
+TEST_P(Collectives, AGroupOfOneRankNeedsNobody) {
+  on_ranks(1, [](ProcessGroup& group) {
+    const auto tensor = torch::full({2}, 5.0);
+    group.all_reduce(tensor, ReduceOp::Avg).wait();
+    group.broadcast(tensor, 0).wait();
+    group.reduce(tensor, 0, ReduceOp::Max).wait();
+    const auto output = torch::zeros({2});
+    group.all_gather({output}, tensor).wait();
+    EXPECT_TRUE(same(output, torch::full({2}, 5.0)));
+    const auto scattered = torch::zeros({2});
+    group.scatter(scattered, {output}, 0).wait();
+    group.all_to_all({output}, {scattered}).wait();
+    group.reduce_scatter_into(scattered, output).wait();
+    EXPECT_TRUE(same(scattered, torch::full({2}, 5.0)));
+    group.barrier().wait();
+    group.monitored_barrier(std::chrono::seconds(1));
+  });
+}
+
+}  // namespace
+}  // namespace weft

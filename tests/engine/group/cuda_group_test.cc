@@ -1,0 +1,207 @@
+// Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
+// own.
+#include <gtest/gtest.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/cuda/memory.h>
+#include <weft/cuda/pinned.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/engine/tensor/torch_cuda.h>
+#include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::FakeDriver;
+using harness::FakeTorchCuda;
+
+constexpr int kRanks = 2;
+
+class CudaGroup : public testing::Test {
+ protected:
+  struct Rank {
+    int rank;
+    ProcessGroup group;
+    c10::Device gpu;
+  };
+
+  void SetUp() override {
+    if (tensor::cuda_device_count() > 0)
+      GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
+    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = kRanks, .threads = true});
+    torch_ = std::make_unique<FakeTorchCuda>(*fake_);
+  }
+
+  void run(const std::function<void(Rank&)>& body) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    harness::run_threads(kRanks, [&](int rank) {
+      const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(rank));
+      Rank one{rank,
+               group::init({.backend = "gloo",
+                            .rank = rank,
+                            .world_size = kRanks,
+                            .store = store,
+                            .timeout = std::chrono::seconds(20),
+                            .device = gpu},
+                           std::make_shared<tensor::CudaDevices>(fake_->driver())),
+               gpu};
+      body(one);
+    });
+  }
+
+  at::Tensor bytes(const Rank& rank, std::int64_t count) { return torch_->empty({count}, at::kByte, rank.rank); }
+  cuda::StreamRef stream(const Rank& rank) { return torch_->view(torch_->current(rank.rank)); }
+  // On the rank's current stream.
+  void fill(const Rank& rank, const at::Tensor& tensor, int byte) {
+    cuda::fill(stream(rank), tensor::slice_of(tensor), static_cast<unsigned char>(byte));
+  }
+  at::Tensor copy_of(const Rank& rank, const at::Tensor& tensor) {
+    at::Tensor copy = bytes(rank, tensor.numel());
+    cuda::copy(stream(rank), tensor::slice_of(copy), tensor::slice_of(tensor));
+    return copy;
+  }
+  static int byte_of(const at::Tensor& tensor) { return *static_cast<const unsigned char*>(tensor.const_data_ptr()); }
+  // The host waits for the rank's current stream.
+  static void drain(const Rank& rank, tensor::CudaDevices& devices) {
+    EXPECT_TRUE(devices.ready(rank.gpu).synchronize(Deadline::in(std::chrono::seconds(20))));
+  }
+  static tensor::CudaDevices& devices(Rank& rank) { return *group::Core::of(rank.group).options.job->devices; }
+
+  std::unique_ptr<FakeDriver> fake_;
+  std::unique_ptr<FakeTorchCuda> torch_;
+};
+
+TEST_F(CudaGroup, OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotTheHost) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
+    drain(rank, devices(rank));
+    rank.group.barrier().wait();
+    const at::Tensor tensor = bytes(rank, 8);
+    fake_->hold(stream(rank));
+    fill(rank, tensor, rank.rank + 1);
+    const int blocked = fake_->host_blocks();
+    Work work = rank.group.all_reduce(tensor);
+    EXPECT_FALSE(work.query());
+    work.wait();  // would never return if it waited for the bytes: their stream is held
+    EXPECT_FALSE(work.query());
+    const at::Tensor copy = copy_of(rank, tensor);
+    EXPECT_EQ(fake_->host_blocks(), blocked);
+    fake_->release(stream(rank));
+    drain(rank, devices(rank));
+    EXPECT_EQ(byte_of(copy), 3);
+    EXPECT_TRUE(work.query());
+    EXPECT_FALSE(work.error());
+  });
+}
+
+TEST_F(CudaGroup, FutureIsDoneAtOnceAndItsContinuationRunsBehindTheOperation) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).wait();
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, rank.rank + 1);
+    fake_->hold(stream(rank));
+    fill(rank, tensor, rank.rank + 2);
+    const auto copy = rank.group.all_reduce(tensor).future().then([&] { return copy_of(rank, tensor); });
+    EXPECT_TRUE(copy.done());
+    fake_->release(stream(rank));
+    const at::Tensor result = copy.get();
+    drain(rank, devices(rank));
+    EXPECT_EQ(byte_of(result), 5);
+  });
+}
+
+TEST_F(CudaGroup, SynchronizeIsTheHostsWait) {
+  run([&](Rank& rank) {
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, rank.rank + 1);
+    Work work = rank.group.all_reduce(tensor);
+    work.synchronize();
+    EXPECT_EQ(byte_of(tensor), 3);
+    EXPECT_TRUE(work.query());
+  });
+}
+
+TEST_F(CudaGroup, BarrierHoldsTheHost) {
+  std::atomic<int> came{0};
+  run([&](Rank& rank) {
+    if (rank.rank == 1) {
+      ++came;
+      rank.group.barrier().wait();
+    } else {
+      rank.group.barrier().wait();
+      EXPECT_EQ(came.load(), 1);
+    }
+  });
+}
+
+TEST_F(CudaGroup, SendAndRecvTravelBetweenGpus) {
+  run([&](Rank& rank) {
+    const at::Tensor tensor = bytes(rank, 16);
+    if (rank.rank == 0) {
+      fill(rank, tensor, 7);
+      rank.group.send(tensor, 1, /*tag=*/3).wait();
+    } else {
+      Work work = rank.group.recv(tensor, kAnySource, /*tag=*/3);
+      work.wait();
+      const at::Tensor copy = copy_of(rank, tensor);
+      drain(rank, devices(rank));
+      EXPECT_EQ(byte_of(copy), 7);
+      EXPECT_EQ(work.source_rank(), 0);
+    }
+    drain(rank, devices(rank));
+    rank.group.barrier().wait();
+  });
+}
+
+TEST_F(CudaGroup, BothDevicesOfAGroupWorkSideBySide) {
+  run([&](Rank& rank) {
+    const at::Tensor on_gpu = bytes(rank, 8);
+    fill(rank, on_gpu, rank.rank + 1);
+    at::Tensor on_host = at::full({8}, rank.rank + 1.0);
+    Work gpu = rank.group.all_reduce(on_gpu);
+    Work host = rank.group.all_reduce(on_host);
+    host.wait();
+    EXPECT_EQ(on_host[0].item<double>(), 3.0);
+    gpu.synchronize();
+    EXPECT_EQ(byte_of(on_gpu), 3);
+  });
+}
+
+TEST_F(CudaGroup, AbortedOperationLetsTheStreamGoOn) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).synchronize();
+    if (rank.rank == 1) {
+      rank.group.recv(at::zeros({1}), 0).wait();
+      rank.group.abort("enough");
+      return;
+    }
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, 1);
+    Work work = rank.group.all_reduce(tensor);
+    work.wait();
+    const at::Tensor copy = copy_of(rank, tensor);
+    Work sent = rank.group.send(at::zeros({1}), 1);
+    drain(rank, devices(rank));  // hangs if the failed operation held the stream
+    EXPECT_EQ(error_of([&] { work.synchronize(); }).blame(), Blame::Cancelled);
+    EXPECT_EQ(error_of([&] { rank.group.all_reduce(tensor); }).blame(), Blame::Cancelled);
+  });
+}
+
+TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).synchronize();
+    const at::Tensor foreign = torch_->empty({8}, at::kByte, 1 - rank.rank);
+    const Error error = error_of([&] { rank.group.all_reduce(foreign); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos) << error.text();
+  });
+}
+
+}  // namespace
+}  // namespace weft

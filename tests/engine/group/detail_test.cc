@@ -1,0 +1,96 @@
+// WEFT_DEBUG=detail: what the ranks are about to do is compared before anything is sent.
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+
+// The environment is read once, at the first use of Weft.
+const bool detail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
+
+// Both ranks see that they disagree, and how.
+void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const std::function<Work(ProcessGroup&)>& on_1,
+                         const std::string& text_0, const std::string& text_1) {
+  ASSERT_TRUE(detail);
+  harness::run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+    group.barrier().wait();
+    const bool first = group.rank() == 0;
+    const auto error = error_of([&] { (first ? on_0 : on_1)(group).wait(); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    const std::string expected = "ranks disagree in collective #2";
+    EXPECT_NE(error.text().find(expected), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rank 0 calls " + text_0), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rank 1 calls " + text_1), std::string::npos) << error.text();
+    const auto tensor = torch::ones({1});
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2) << "nothing was sent, so the group goes on";
+  });
+}
+
+TEST(Detail, SeesDifferentShapes) {
+  expect_disagreement(
+      [](auto& group) {
+        return group.all_reduce(torch::ones({2, 3}));
+      },
+      [](auto& group) {
+        return group.all_reduce(torch::ones({3, 2}));
+      },
+      "all_reduce Float [2, 3]", "all_reduce Float [3, 2]");
+}
+
+TEST(Detail, SeesDifferentDtypes) {
+  expect_disagreement([](auto& group) { return group.broadcast(torch::ones({2}), 0); },
+                      [](auto& group) { return group.broadcast(torch::ones({2}, at::kInt), 0); }, "broadcast Float",
+                      "broadcast Int");
+}
+
+TEST(Detail, SeesDifferentOperatorsAndRoots) {
+  expect_disagreement([](auto& group) { return group.all_reduce(torch::ones({2})); },
+                      [](auto& group) { return group.all_reduce(torch::ones({2}), ReduceOp::Max); }, "all_reduce",
+                      "all_reduce");
+  expect_disagreement([](auto& group) { return group.broadcast(torch::ones({2}), 0); },
+                      [](auto& group) { return group.broadcast(torch::ones({2}), 1); }, "broadcast", "broadcast");
+}
+
+TEST(Detail, SeesDifferentOperations) {
+  expect_disagreement([](auto& group) { return group.all_reduce(torch::ones({2})); },
+                      [](auto& group) { return group.barrier(); }, "all_reduce", "barrier");
+}
+
+TEST(Detail, NamesTheRankThatDidNotCome) {
+  harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto all = group.new_group({0, 1, 2}, {.timeout = std::chrono::milliseconds(300)});
+    if (group.rank() != 1) {
+      const auto error = error_of([&] { all.all_reduce(torch::ones({1})); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("rank 1 did not come to collective #1"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST(Detail, LetsRightProgramsPass) {
+  harness::run_ranks(As::Processes, 3, [](ProcessGroup& group) {
+    for (int step = 0; step < 5; ++step) {
+      const auto tensor = torch::ones({2});
+      group.all_reduce(tensor).wait();
+      EXPECT_EQ(tensor[0].item<float>(), 3);
+      group.barrier().wait();
+    }
+    // Parts that differ from rank to rank are right here.
+    std::vector<at::Tensor> parts{torch::ones({1}), torch::ones({2}), torch::ones({3})};
+    group.reduce_scatter(torch::zeros({group.rank() + 1}), parts).wait();
+  });
+}
+
+}  // namespace
+}  // namespace weft

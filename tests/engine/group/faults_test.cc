@@ -1,0 +1,226 @@
+// What happens to the others when a rank is killed or stopped.
+#include <csignal>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::Processes;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// Long enough that no error below can have come by it: each rank has less time than this (harness::kLimit).
+constexpr seconds kForever{1000};
+
+void expect_lost(const Error& error, const std::string& who) {
+  EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+  EXPECT_NE(error.text().find(who + " is lost"), std::string::npos) << error.text();
+}
+
+ProcessGroup join(milliseconds timeout = kForever) { return init_process_group({.timeout = timeout}); }
+
+[[noreturn]] void wait_for_the_end() {
+  for (;;) ::pause();
+}
+
+// The body of ranks that meet, of which one is then killed while it does nothing; the others do `pending` meanwhile.
+void with_a_killed_rank(int ranks, int victim, const std::function<void(ProcessGroup&)>& pending) {
+  Processes processes(ranks, [=](int rank) {
+    auto group = join();
+    group.barrier().wait();
+    Processes::say("ready");
+    if (rank == victim) wait_for_the_end();
+    const std::string who = "rank " + std::to_string(victim);
+    expect_lost(error_of([&] { pending(group); }), who);
+    // and everything that comes later
+    expect_lost(error_of([&] { group.all_reduce(torch::ones({1})).wait(); }), who);
+    expect_lost(error_of([&] { group.send(torch::ones({1}), (rank + 1) % ranks).wait(); }), who);
+    expect_lost(error_of([&] { group.new_group({0, 1, 2}); }), who);
+    expect_lost(error_of([&] { group.split(0, 0); }), who);
+  });
+  for (int rank = 0; rank < ranks; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(victim, SIGKILL);
+  processes.expect_success({victim});
+}
+
+TEST(KilledRank, IsNamedByAPendingAllReduce) {
+  with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
+}
+
+TEST(KilledRank, IsNamedByAPendingBarrier) {
+  with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.barrier().wait(); });
+}
+
+TEST(KilledRank, IsNamedByAMonitoredBarrier) {
+  with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.monitored_barrier(kForever); });
+}
+
+TEST(KilledRank, IsNamedByAPendingReceiveOfAnotherRank) {
+  with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.recv(torch::ones({1}), 1 - group.rank()).wait(); });
+}
+
+TEST(KilledRank, IsNamedByAPendingReceiveFromAnySource) {
+  with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.recv(torch::ones({1})).wait(); });
+}
+
+TEST(KilledRank, IsNamedByASendThatIsTooLargeForTheKernel) {
+  with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.send(torch::ones({8 << 20}), 1).wait(); });
+}
+
+// Rank 0 hosts the store and hears first who dies; its own death must be as clear.
+TEST(KilledRank, MayBeTheOneThatHostsTheStore) {
+  with_a_killed_rank(3, 0, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
+}
+
+TEST(KilledRank, InTheMiddleOfALoopOfCollectivesIsNamed) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    const auto error = error_of([&] {
+      for (int step = 0;; ++step) {
+        group.all_reduce(torch::ones({10'000})).wait();
+        if (rank == 2 && step == 20) Processes::say("ready");
+      }
+    });
+    expect_lost(error, "rank 2");
+  });
+  processes.wait_for(2, "ready");
+  processes.signal(2, SIGKILL);
+  processes.expect_success({2});
+}
+
+TEST(KilledRank, BreaksOnlyTheGroupsItIsIn) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    auto pair = group.new_group({0, 1});
+    auto other = group.new_group({1, 2});
+    Processes::say("ready");
+    if (rank == 2) wait_for_the_end();
+    expect_lost(error_of([&] { group.barrier().wait(); }), "rank 2");
+    if (rank == 1) {
+      expect_lost(error_of([&] { other.barrier().wait(); }), "rank 1");  // as that group numbers it
+    }
+    const auto tensor = torch::ones({1});
+    pair.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 2);
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(2, SIGKILL);
+  processes.expect_success({2});
+}
+
+TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
+  Processes processes(3, [](int rank) {
+    if (rank == 2) {
+      Processes::say("ready");
+      wait_for_the_end();  // it never comes
+    }
+    const auto error = error_of([&] { join(rank == 0 ? seconds(2) : seconds(30)); });
+    // Rank 0 gives up first; rank 1 then sees rank 0 end, or its time-out.
+    if (rank == 0) {
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("rank 2"), std::string::npos) << error.text();
+    } else {
+      EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout) << error.what();
+    }
+  });
+  processes.wait_for(2, "ready");
+  processes.signal(2, SIGKILL);
+  processes.expect_success({2});
+}
+
+TEST(KilledRank, LeavesNothingToWaitForWhenTheOthersLeave) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    static_cast<void>(group.barrier());
+    Processes::say("ready");
+    if (rank == 1) wait_for_the_end();
+    // Dropping a group waits for the others, but not for the dead.
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(1, SIGKILL);
+  processes.expect_success({1});
+}
+
+// A rank that ends by an exception is as lost as one that is killed.
+TEST(LeavingRank, ByAnExceptionIsNamed) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    harness::meet(group);
+    if (rank == 1) {
+      try {
+        const auto copy = std::move(group);
+        throw std::runtime_error("a bad batch");
+      } catch (const std::runtime_error&) {
+        return;
+      }
+    }
+    const auto error = error_of([&] { group.all_reduce(torch::ones({1})).wait(); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_NE(error.text().find("rank 1 is lost: it left the group by an exception"), std::string::npos) << error.text();
+  });
+  processes.expect_success();
+}
+
+TEST(StoppedRank, IsATimeoutOfPendingAndLaterOperations) {
+  Processes processes(3, [](int rank) {
+    auto group = join(seconds(1));
+    group.barrier().wait();
+    Processes::say("ready");
+    if (rank == 1) wait_for_the_end();
+    // The first rank to run out of time closes its connections, which the other may see first.
+    const auto timed_out = [](const Error& error) {
+      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+    };
+    timed_out(error_of([&] { group.all_reduce(torch::ones({1})).wait(); }));
+    timed_out(error_of([&] { group.barrier().wait(); }));
+    timed_out(error_of([&] { group.recv(torch::ones({1}), 1).wait(); }));
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(1, SIGSTOP);
+  processes.expect_success({1});
+}
+
+TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
+  Processes processes(3, [](int rank) {
+    auto group = join();
+    group.barrier().wait();
+    Processes::say("ready");
+    if (rank == 2) wait_for_the_end();
+    const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
+    group.abort("rank 2 hangs");  // or leaving would wait for it
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(2, SIGSTOP);
+  processes.expect_success({2});
+}
+
+TEST(LateRank, OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
+  Processes processes(2, [](int rank) {
+    auto group = join(seconds(1));
+    auto other = init_process_group({.init_method = "env://", .group_name = "control", .timeout = kForever});
+    if (rank == 0) {
+      const auto begin = std::chrono::steady_clock::now();
+      EXPECT_EQ(error_of([&] { group.barrier().wait(); }).blame(), Blame::Timeout);
+      EXPECT_GE(std::chrono::steady_clock::now() - begin, seconds(1));
+    }
+    other.barrier().wait();
+    if (rank == 1) {
+      EXPECT_NE(error_of([&] { group.barrier().wait(); }).blame(), Blame::Caller);
+    }
+    other.barrier().wait();
+  });
+  processes.expect_success();
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,141 @@
+#include <gtest/gtest.h>
+
+#include <weft/engine/group/ledger.h>
+
+namespace weft::group {
+namespace {
+
+// A ledger of rank 0 in a group of job ranks 4, 5 and 6, and what it has sent.
+struct Fixture {
+  std::vector<Frame> sent;
+  Ledger ledger{"g", 0, {4, 5, 6}, [this](Frame frame) { sent.push_back(std::move(frame)); }};
+
+  void leaving(int job_rank, std::uint64_t collectives, const std::string& messages = "0 0 0 ") {
+    ledger.on_leaving({FrameType::Leaving, job_rank, collectives, "g", messages});
+  }
+  int answers() const {
+    int count = 0;
+    for (const Frame& frame : sent) count += frame.type == FrameType::Completed ? 1 : 0;
+    return count;
+  }
+};
+
+template <class F>
+std::string lost(F call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.blame() == Blame::PeerLost ? error.text() : "another blame: " + error.text();
+  }
+  return "no error";
+}
+
+TEST(Ledger, AnswersALeaverOnceItHasCompletedWhatThatTookPartIn) {
+  Fixture fixture;
+  Ledger& ledger = fixture.ledger;
+  const auto first = ledger.begin_collective();
+  const auto second = ledger.begin_collective();
+  fixture.leaving(5, 2);
+  EXPECT_EQ(fixture.answers(), 0);
+  ledger.complete_collective(second);  // out of order
+  EXPECT_EQ(fixture.answers(), 0);
+  ledger.complete_collective(first);
+  ASSERT_EQ(fixture.answers(), 1);
+  EXPECT_EQ(fixture.sent.back().number, 5u) << "it is for the leaver, by its rank in the job";
+}
+
+TEST(Ledger, AnswersALeaverOnceItsMessagesAreReceived) {
+  Fixture fixture;
+  fixture.ledger.begin_recv(1);
+  fixture.ledger.begin_recv(-1);
+  fixture.leaving(5, 0, "2 0 0 ");
+  EXPECT_FALSE(fixture.ledger.left_behind()) << "both still come";
+  fixture.ledger.complete_recv(1, 1);
+  EXPECT_EQ(fixture.answers(), 0);
+  fixture.ledger.complete_recv(-1, 1);
+  EXPECT_EQ(fixture.answers(), 1);
+}
+
+TEST(Ledger, ACollectiveThatALeaverWouldHaveToJoinIsRefused) {
+  Fixture fixture;
+  fixture.leaving(6, 1);
+  const auto number = fixture.ledger.begin_collective();  // the leaver had issued this one
+  EXPECT_EQ(number, 1u);
+  EXPECT_EQ(lost([&] { fixture.ledger.begin_collective(); }),
+            "rank 2 left group 'g' after 1 collectives; it cannot take part in #2");
+}
+
+TEST(Ledger, PendingCollectivesBeyondALeaversLastAreLeftBehind) {
+  Fixture fixture;
+  fixture.ledger.begin_collective();
+  EXPECT_FALSE(fixture.ledger.left_behind());
+  fixture.leaving(5, 0);
+  ASSERT_TRUE(fixture.ledger.left_behind());
+  EXPECT_EQ(fixture.ledger.left_behind()->text(), "rank 1 left group 'g' after 0 collectives; #1 will never complete");
+}
+
+TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
+  Fixture fixture;
+  fixture.ledger.begin_recv(1);
+  fixture.ledger.begin_recv(1);
+  fixture.leaving(5, 0, "1 0 0 ");
+  EXPECT_EQ(fixture.ledger.left_behind()->text(),
+            "rank 1 has left group 'g' with fewer messages to this rank than it receives");
+  fixture.ledger.complete_recv(1, 1);
+  EXPECT_TRUE(fixture.ledger.left_behind());
+  fixture.ledger.complete_recv(1, -1);  // failed
+  EXPECT_FALSE(fixture.ledger.left_behind());
+  EXPECT_NE(lost([&] { fixture.ledger.begin_recv(1); }), "no error");
+  EXPECT_NE(lost([&] { fixture.ledger.begin_send(1); }), "no error");
+  fixture.ledger.begin_recv(2);
+  fixture.ledger.begin_send(2);
+}
+
+TEST(Ledger, AReceiveFromAnySourceIsLeftBehindOnlyByAllOthers) {
+  Fixture fixture;
+  fixture.ledger.begin_recv(-1);
+  fixture.ledger.begin_recv(-1);
+  fixture.leaving(5, 0, "0 0 0 ");
+  EXPECT_FALSE(fixture.ledger.left_behind()) << "rank 2 may send";
+  fixture.leaving(6, 0, "1 0 0 ");
+  EXPECT_EQ(fixture.ledger.left_behind()->text(),
+            "all other ranks have left group 'g' with fewer messages to this rank than it receives");
+}
+
+TEST(Ledger, SaysWhoHasLeft) {
+  Fixture fixture;
+  EXPECT_EQ(fixture.ledger.who_left(), "");
+  EXPECT_TRUE(fixture.ledger.has_left(1)) << "no member";
+  EXPECT_FALSE(fixture.ledger.has_left(5));
+  fixture.leaving(5, 0);
+  EXPECT_TRUE(fixture.ledger.has_left(5));
+  EXPECT_EQ(fixture.ledger.who_left(), "rank 1 has left group 'g'");
+  fixture.leaving(6, 0);
+  EXPECT_EQ(fixture.ledger.who_left(), "ranks 1, 2 have left group 'g'");
+}
+
+TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
+  const auto all = [](int) { return true; };
+  const auto nothing_left = [&](Fixture& fixture) {
+    return fixture.ledger.leave(all, Deadline::in(std::chrono::seconds(0)));
+  };
+  Fixture fixture;
+  fixture.ledger.begin_send(2);
+  EXPECT_EQ(nothing_left(fixture), (std::vector<int>{1, 2}));
+  EXPECT_EQ(fixture.sent.front().type, FrameType::Leaving);
+  EXPECT_EQ(fixture.sent.front().text, "0 0 1 ");
+  fixture.ledger.on_completed(5, 4);
+  EXPECT_EQ(nothing_left(fixture), std::vector<int>{2});
+  fixture.ledger.on_completed(6, 5);  // for another leaver
+  EXPECT_EQ(nothing_left(fixture), std::vector<int>{2});
+  fixture.ledger.on_gone(6);
+  EXPECT_EQ(nothing_left(fixture), std::vector<int>{});
+  Fixture alone;
+  EXPECT_EQ(alone.ledger.leave([](int rank) { return rank == 5; }, Deadline::in(std::chrono::seconds(0))),
+            std::vector<int>{1});
+  alone.ledger.on_alone();
+  EXPECT_EQ(nothing_left(alone), std::vector<int>{});
+}
+
+}  // namespace
+}  // namespace weft::group

@@ -1,0 +1,159 @@
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using std::chrono::milliseconds;
+
+class Messages : public testing::TestWithParam<As> {
+ protected:
+  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+};
+
+INSTANTIATE_TEST_SUITE_P(, Messages, testing::Values(As::Threads, As::Processes),
+                         [](const auto& as) { return harness::name(as.param); });
+
+TEST_P(Messages, EveryRankSendsToEveryOtherAtOnce) {
+  on_ranks(4, [](ProcessGroup& group) {
+    std::vector<Work> works;
+    std::vector<at::Tensor> received;
+    for (int peer = 0; peer < 4; ++peer) {
+      received.push_back(torch::zeros({1000}));
+      if (peer == group.rank()) continue;
+      works.push_back(group.send(torch::full({1000}, 10.0 * group.rank() + peer), peer));
+      works.push_back(group.recv(received.back(), peer));
+    }
+    for (Work& work : works) work.wait();
+    for (const Work& work : works) EXPECT_TRUE(work.query());
+    for (int peer = 0; peer < 4; ++peer) {
+      if (peer == group.rank()) continue;
+      EXPECT_TRUE(torch::equal(received[static_cast<std::size_t>(peer)], torch::full({1000}, 10.0 * peer + group.rank())));
+    }
+  });
+}
+
+TEST_P(Messages, TagsKeepMessagesApart) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 0) {
+      Work first = group.send(torch::full({1}, 1.0), 1, 7);
+      Work second = group.send(torch::full({1}, 2.0), 1, 8);
+      second.wait();
+      first.wait();
+    } else {
+      const auto of_8 = torch::zeros({1});
+      const auto of_7 = torch::zeros({1});
+      group.recv(of_8, 0, 8).wait();  // sent last, received first
+      group.recv(of_7, 0, 7).wait();
+      EXPECT_EQ(of_8.item<float>(), 2);
+      EXPECT_EQ(of_7.item<float>(), 1);
+    }
+  });
+}
+
+TEST_P(Messages, OfOneTagArriveInTheOrderTheyWereSent) {
+  on_ranks(2, [](ProcessGroup& group) {
+    std::vector<Work> works;
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 100; ++i) {
+      tensors.push_back(torch::full({1}, group.rank() == 0 ? i : -1, at::kInt));
+      works.push_back(group.rank() == 0 ? group.send(tensors.back(), 1, 3) : group.recv(tensors.back(), 0, 3));
+    }
+    for (Work& work : works) work.wait();
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(tensors[static_cast<std::size_t>(i)].item<int>(), i);
+  });
+}
+
+TEST_P(Messages, AReceiveFromAnySourceSaysWhoSent) {
+  on_ranks(4, [](ProcessGroup& group) {
+    if (group.rank() != 2) return group.send(torch::full({1}, group.rank(), at::kInt), 2, 5).wait();
+    std::set<int> sources;
+    for (int i = 0; i < 3; ++i) {
+      const auto tensor = torch::zeros({1}, at::kInt);
+      Work work = group.recv(tensor, kAnySource, 5);
+      EXPECT_TRUE(work.source_rank() == -1 || work.query()) << "nobody, before it is done";
+      work.wait();
+      EXPECT_EQ(work.source_rank(), tensor.item<int>());
+      sources.insert(work.source_rank());
+    }
+    EXPECT_EQ(sources, (std::set<int>{0, 1, 3}));
+  });
+}
+
+TEST_P(Messages, MixWithCollectivesInAnyOrder) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto sum = torch::ones({1});
+    const auto word = torch::full({1}, 4.0);
+    if (group.rank() == 0) {
+      Work sending = group.send(word, 1);
+      group.all_reduce(sum).wait();
+      sending.wait();
+    } else {
+      group.all_reduce(sum).wait();
+      const auto received = torch::zeros({1});
+      group.recv(received, 0).wait();
+      EXPECT_EQ(received.item<float>(), 4);
+    }
+    EXPECT_EQ(sum.item<float>(), 2);
+  });
+}
+
+TEST_P(Messages, AWaitThatRanOutOfTimeMayBeRepeated) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 0) {
+      const auto received = torch::zeros({1});
+      Work work = group.recv(received, 1);
+      const auto error = error_of([&] { work.synchronize(milliseconds(1)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("recv from rank 1"), std::string::npos) << error.text();
+      EXPECT_FALSE(work.query());
+      EXPECT_FALSE(work.error());
+      group.barrier().wait();  // only now the other sends
+      work.synchronize();
+      EXPECT_EQ(received.item<float>(), 3);
+    } else {
+      group.barrier().wait();
+      group.send(torch::full({1}, 3.0), 0).wait();
+    }
+  });
+}
+
+TEST_P(Messages, BytesOnTheirWayAreNotLostWhenTheSenderLeaves) {
+  on_ranks(2, [](ProcessGroup& group) {
+    constexpr std::int64_t kElements = 4 << 20;
+    if (group.rank() == 0) {
+      static_cast<void>(group.send(torch::full({kElements}, 6.0), 1));
+      group = ProcessGroup();
+    } else {
+      const auto received = torch::zeros({kElements});
+      group.recv(received, 0).wait();
+      EXPECT_TRUE(torch::equal(received, torch::full({kElements}, 6.0)));
+    }
+  });
+}
+
+TEST_P(Messages, WhatCanNoLongerComeFailsInsteadOfWaiting) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 0) return;  // leaves without having sent
+    const auto tensor = torch::zeros({1});
+    for (const int from : {0, kAnySource}) {
+      // The receive may be begun before the other has left, or after.
+      const auto error = error_of([&] { group.recv(tensor, from).wait(); });
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      EXPECT_NE(error.text().find("left"), std::string::npos) << error.text();
+    }
+    EXPECT_EQ(error_of([&] { group.send(tensor, 0).wait(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { group.all_reduce(tensor).wait(); }).blame(), Blame::PeerLost);
+  });
+}
+
+}  // namespace
+}  // namespace weft

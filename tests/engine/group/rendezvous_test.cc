@@ -1,0 +1,358 @@
+#include <filesystem>
+#include <latch>
+#include <mutex>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/torch.h>
+
+#include <weft/engine/group/address.h>
+#include <weft/engine/group/rendezvous.h>
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::Processes;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+namespace fs = std::filesystem;
+
+using Variables = std::map<std::string, std::string>;
+
+group::Environment environment(Variables variables) {
+  return [variables = std::move(variables)](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+}
+
+Error refused(const ProcessGroupOptions& options, Variables variables = {}) {
+  return error_of([&] { group::rendezvous(options, environment(std::move(variables)), Deadline::in(milliseconds(200))); });
+}
+
+void expect_text(const Error& error, Blame blame, const std::string& text) {
+  EXPECT_EQ(error.blame(), blame) << error.what();
+  EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
+}
+
+std::string address(int port) { return "tcp://127.0.0.1:" + std::to_string(port); }
+
+// Each rank adds its number; all must have come.
+void expect_whole(ProcessGroup& group, int size, int value = 1) {
+  EXPECT_EQ(group.size(), size);
+  const auto seen = torch::zeros({size}, at::kInt);
+  seen[group.rank()] = value;
+  group.all_reduce(seen).wait();
+  EXPECT_TRUE(torch::equal(seen, torch::full({size}, value, at::kInt))) << seen;
+}
+
+// A path in a folder that goes with the object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = fs::temp_directory_path() / "weft-test-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file() const { return path_ / "job"; }
+  std::string url() const { return "file://" + file(); }
+
+ private:
+  fs::path path_;
+};
+
+// --- env:// ----------------------------------------------------------------------------------------------------------
+
+TEST(Env, JoinsByTheVariablesOfTheLauncher) {
+  Processes processes(3, [](int rank) {
+    auto group = init_process_group();
+    EXPECT_EQ(group.rank(), rank);
+    expect_whole(group, 3);
+  });
+  processes.expect_success();
+}
+
+TEST(Env, NamesEveryVariableThatIsMissing) {
+  expect_text(refused({}), Blame::Caller, "env:// needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
+  expect_text(refused({}, {{"RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}}), Blame::Caller,
+              "env:// needs WORLD_SIZE, MASTER_PORT");
+  expect_text(refused({.rank = 0, .world_size = 1}), Blame::Caller, "env:// needs MASTER_ADDR, MASTER_PORT");
+}
+
+TEST(Env, TakesRankAndSizeFromTheOptionsOrTheUrlAsWell) {
+  const Variables variables{{"RANK", "7"},
+                            {"WORLD_SIZE", "9"},
+                            {"MASTER_ADDR", "127.0.0.1"},
+                            {"MASTER_PORT", std::to_string(launch::free_port())},
+                            {"LOCAL_RANK", "3"}};
+  const auto deadline = Deadline::in(seconds(20));
+  const auto by_url = group::rendezvous({.init_method = "env://?rank=0&world_size=2"}, environment(variables), deadline);
+  EXPECT_EQ(by_url.rank, 0);
+  EXPECT_EQ(by_url.world_size, 2);
+  EXPECT_EQ(by_url.local_rank, 3);
+  const auto by_option = group::rendezvous({.init_method = "env://?rank=5&world_size=6", .rank = 0, .world_size = 3},
+                                           environment(variables), deadline);
+  EXPECT_EQ(by_option.rank, 0);
+  EXPECT_EQ(by_option.world_size, 3);
+}
+
+TEST(Env, RefusesNumbersThatAreNone) {
+  const Variables good{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+  const auto with = [&](const std::string& name, const std::string& value) {
+    Variables variables = good;
+    variables[name] = value;
+    return refused({}, variables);
+  };
+  expect_text(with("RANK", "one"), Blame::Caller, "RANK is 'one'");
+  expect_text(with("RANK", "2"), Blame::Caller, "rank 2 is outside a world of 2");
+  expect_text(with("WORLD_SIZE", "0"), Blame::Caller, "world size is 0");
+  expect_text(with("MASTER_PORT", "70000"), Blame::Caller, "MASTER_PORT is 70000");
+  expect_text(with("MASTER_PORT", "0"), Blame::Caller, "MASTER_PORT is '0'");
+}
+
+TEST(Env, KnowsTheVariablesOfMpirunAndSrun) {
+  const auto deadline = Deadline::in(seconds(20));
+  for (const Variables& variables :
+       {Variables{{"OMPI_COMM_WORLD_RANK", "0"},
+                  {"OMPI_COMM_WORLD_SIZE", "1"},
+                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                  {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                  {"PMIX_NAMESPACE", "a-test-of-weft"}},
+        Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"MPI_LOCALNRANKS", "1"}, {"PMI_JOBID", "another-test-of-weft"}},
+        Variables{
+            {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "0-test-of-weft"}}}) {
+    const auto place = group::rendezvous({}, environment(variables), deadline);
+    EXPECT_EQ(place.rank, 0);
+    EXPECT_EQ(place.world_size, 1);
+  }
+}
+
+TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
+  expect_text(
+      refused({}, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+      Blame::Caller, "mpirun -x MASTER_ADDR");
+}
+
+// --- tcp:// ----------------------------------------------------------------------------------------------------------
+
+TEST(Tcp, TakesRankAndSizeFromItsQuery) {
+  const int port = launch::free_port();
+  harness::run_threads(3, [&](int rank) {
+    auto group = init_process_group(
+        {.init_method = address(port) + "?rank=" + std::to_string(rank) + "&world_size=3", .timeout = seconds(30)});
+    EXPECT_EQ(group.rank(), rank);
+    expect_whole(group, 3);
+  });
+}
+
+TEST(Tcp, GroupsOfDifferentNamesShareOneAddress) {
+  const int port = launch::free_port();
+  Processes processes(4, [=](int process) {
+    ProcessGroupOptions options;
+    options.init_method = address(port);
+    options.rank = process / 2;
+    options.world_size = 2;
+    options.group_name = process % 2 == 0 ? "even" : "odd";
+    auto group = init_process_group(options);
+    expect_whole(group, 2, /*value=*/process % 2 == 0 ? 5 : 7);
+    group.barrier().wait();
+    // The job that hosts the store goes last, for the other one uses it too.
+    auto all = init_process_group({.init_method = "env://", .group_name = "all"});
+    all.barrier().wait();
+  });
+  processes.expect_success();
+}
+
+TEST(Tcp, OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
+  const int port = launch::free_port();
+  harness::run_threads(2, [&](int rank) {
+    const ProcessGroupOptions options{.init_method = address(port), .rank = rank, .world_size = 2, .timeout = seconds(30)};
+    auto lasting = init_process_group(options);
+    for (int life = 1; life <= 3; ++life) {
+      auto group = init_process_group(options);
+      expect_whole(group, 2, life);
+    }
+    expect_whole(lasting, 2, 9);
+  });
+}
+
+TEST(Tcp, APortThatIsTakenIsTheCallersErrorAndNamesIt) {
+  const group::Socket taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto any = group::socket_address("0.0.0.0", 0);
+  ASSERT_EQ(::bind(taken.get(), any.get(), any.length), 0);
+  ASSERT_EQ(::listen(taken.get(), 1), 0);
+  const int port = group::port_of(taken.get());
+  expect_text(refused({.init_method = address(port), .rank = 0, .world_size = 2}), Blame::Caller, address(port));
+}
+
+TEST(Tcp, AHostThatDoesNotComeIsATimeoutThatNamesIt) {
+  const int port = launch::free_port();
+  expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
+              "rank 1 cannot reach the store of rank 0 at " + address(port));
+}
+
+TEST(Tcp, RefusesAddressesThatAreIncomplete) {
+  expect_text(refused({.init_method = "tcp://127.0.0.1", .rank = 0, .world_size = 1}), Blame::Caller,
+              "needs a host and a port");
+  expect_text(refused({.init_method = "tcp://:80", .rank = 0, .world_size = 1}), Blame::Caller, "needs a host and a port");
+  expect_text(refused({.init_method = "tcp://127.0.0.1:80"}), Blame::Caller, "no rank for tcp://127.0.0.1:80");
+  expect_text(refused({.init_method = "tcp://127.0.0.1:80", .rank = 0}), Blame::Caller, "no world size");
+  expect_text(refused({.init_method = "ftp://127.0.0.1:80"}), Blame::Caller, "unknown scheme 'ftp'");
+}
+
+TEST(Tcp, TheRanksThatDidNotComeAreNamed) {
+  const int port = launch::free_port();
+  harness::run_threads(2, [&](int rank) {
+    const auto error = error_of([&] {
+      init_process_group(
+          {.init_method = address(port), .rank = rank, .world_size = 4, .timeout = milliseconds(rank == 0 ? 800 : 20'000)});
+    });
+    // The one gives up after its timeout, the other when that one's store has gone, or its rank.
+    if (rank == 0) {
+      expect_text(error, Blame::Timeout, "ranks 2, 3 did not come within 800 ms");
+    } else {
+      EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout) << error.what();
+    }
+  });
+}
+
+TEST(Tcp, WorldSizesThatDifferAreSeenWhileJoining) {
+  const int port = launch::free_port();
+  harness::run_threads(2, [&](int rank) {
+    const auto error = error_of([&] {
+      init_process_group({.init_method = address(port), .rank = rank, .world_size = 2 + rank, .timeout = seconds(20)});
+    });
+    if (rank == 1) {
+      expect_text(error, Blame::Caller, "rank 0 gives the world size 2, rank 1 gives 3");
+    } else {
+      expect_text(error, Blame::PeerLost, "rank 1");
+    }
+  });
+}
+
+// --- file:// ---------------------------------------------------------------------------------------------------------
+
+TEST(File, GivesRanksInTheOrderOfArrivalWhenThereAreNone) {
+  const Folder folder;
+  const std::string url = folder.url();
+  Processes processes(4, [=](int) {
+    ::unsetenv("RANK");
+    auto group = init_process_group({.init_method = url + "?world_size=4", .timeout = seconds(30)});
+    expect_whole(group, 4);
+  });
+  processes.expect_success();
+  EXPECT_FALSE(fs::exists(folder.file())) << "the last one to leave removes it";
+}
+
+TEST(File, KeepsTheRanksThatAreGiven) {
+  const Folder folder;
+  const std::string url = folder.url();
+  Processes processes(3, [=](int rank) {
+    auto group = init_process_group({.init_method = url, .rank = 2 - rank, .world_size = 3, .timeout = seconds(30)});
+    EXPECT_EQ(group.rank(), 2 - rank);
+    expect_whole(group, 3);
+  });
+  processes.expect_success();
+}
+
+TEST(File, ThreadsOfOneProcessMayBeItsRanks) {
+  const Folder folder;
+  harness::run_threads(3, [&](int) {
+    auto group = init_process_group({.init_method = folder.url(), .world_size = 3, .timeout = seconds(30)});
+    expect_whole(group, 3);
+  });
+}
+
+TEST(File, ServesOneJobAfterTheOther) {
+  const Folder folder;
+  for (int job = 1; job <= 2; ++job) {
+    harness::run_threads(2, [&](int) {
+      auto group = init_process_group({.init_method = folder.url(), .world_size = 2, .timeout = seconds(30)});
+      expect_whole(group, 2, job);
+    });
+    EXPECT_FALSE(fs::exists(folder.file()));
+  }
+}
+
+TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
+  const Folder folder;
+  // A job of two whose processes have ended without leaving.
+  {
+    Processes killed(2, [url = folder.url()](int) {
+      ::unsetenv("RANK");
+      auto group = init_process_group({.init_method = url, .world_size = 2, .timeout = seconds(30)});
+      Processes::say("joined");
+      for (;;) ::pause();
+    });
+    for (int rank = 0; rank < 2; ++rank) killed.wait_for(rank, "joined");
+  }
+  expect_text(refused({.init_method = folder.url(), .world_size = 2}), Blame::Caller,
+              "more processes came than the world size 2; or an earlier job that was killed left the file: remove it");
+  expect_text(refused({.init_method = folder.url(), .rank = 1, .world_size = 2}), Blame::Caller, "rank 1 came twice");
+}
+
+TEST(File, RefusesWhatCannotBeWrittenOrIsIncomplete) {
+  expect_text(refused({.init_method = "file:///no/such/folder/job", .world_size = 2}), Blame::Caller,
+              "the folder /no/such/folder/ cannot be written to");
+  expect_text(refused({.init_method = "file:///tmp/weft-job"}), Blame::Caller, "no world size");
+  expect_text(refused({.init_method = "file://", .world_size = 2}), Blame::Caller, "needs a path");
+  expect_text(refused({.init_method = "file:///tmp/weft-job", .rank = 2, .world_size = 2}), Blame::Caller,
+              "outside a world of 2");
+}
+
+// --- a store that is given -------------------------------------------------------------------------------------------
+
+TEST(GivenStore, OfAnyKindServes) {
+  const auto tcp = [port = launch::free_port()](int rank) -> c10::intrusive_ptr<c10d::Store> {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port);
+    options.isServer = rank == 0;
+    options.numWorkers = 2;
+    options.timeout = seconds(20);
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  };
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = tcp(rank), .timeout = seconds(30)});
+    expect_whole(group, 2);
+  });
+  const Folder folder;
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank,
+                                     .world_size = 2,
+                                     .store = c10::make_intrusive<c10d::FileStore>(folder.file(), 2),
+                                     .timeout = seconds(30)});
+    expect_whole(group, 2);
+  });
+}
+
+TEST(GivenStore, ServesSeveralGroupsByName) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_threads(4, [&](int thread) {
+    auto group = init_process_group({.rank = thread / 2,
+                                     .world_size = 2,
+                                     .store = store,
+                                     .group_name = thread % 2 == 0 ? "even" : "odd",
+                                     .timeout = seconds(30)});
+    expect_whole(group, 2, thread % 2 + 1);
+  });
+}
+
+TEST(GivenStore, NeedsRankAndWorldSizeWhateverTheEnvironmentSays) {
+  const Variables variables{{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  expect_text(refused({.store = store}, variables), Blame::Caller, "no rank for a given store");
+  expect_text(refused({.rank = 0, .store = store}, variables), Blame::Caller, "no world size for a given store");
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,166 @@
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+
+class Subgroups : public testing::TestWithParam<As> {
+ protected:
+  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+};
+
+INSTANTIATE_TEST_SUITE_P(, Subgroups, testing::Values(As::Threads, As::Processes),
+                         [](const auto& as) { return harness::name(as.param); });
+
+// The ranks of the job in a group, in the group's order, as its members tell each other.
+std::vector<int> members_of(ProcessGroup& group, int job_rank) {
+  const auto all = torch::zeros({group.size()}, at::kInt);
+  group.all_gather_into(all, torch::full({1}, job_rank, at::kInt)).wait();
+  return {all.data_ptr<int>(), all.data_ptr<int>() + all.numel()};
+}
+
+TEST_P(Subgroups, NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
+  on_ranks(4, [](ProcessGroup& group) {
+    auto some = group.new_group({3, 0, 2});
+    EXPECT_EQ(static_cast<bool>(some), group.rank() != 1);
+    if (!some) return;
+    EXPECT_EQ(some.size(), 3);
+    EXPECT_EQ(some.rank(), group.rank() == 3 ? 0 : group.rank() == 0 ? 1 : 2);
+    EXPECT_EQ(some.global_rank(some.rank()), group.rank());
+    EXPECT_EQ(some.global_rank(0), 3);
+    EXPECT_EQ(members_of(some, group.rank()), (std::vector<int>{3, 0, 2}));
+    EXPECT_EQ(error_of([&] { some.global_rank(3); }).blame(), Blame::Caller);
+    const auto tensor = torch::full({1}, group.rank(), at::kInt);
+    some.broadcast(tensor, 0).wait();
+    EXPECT_EQ(tensor.item<int>(), 3) << "roots are ranks of the group";
+  });
+}
+
+TEST_P(Subgroups, TwoOfTheSameMembersDoNotMeetEachOther) {
+  on_ranks(2, [](ProcessGroup& group) {
+    auto one = group.new_group({0, 1});
+    auto two = group.new_group({0, 1});
+    const auto a = torch::full({1}, 1.0);
+    const auto b = torch::full({1}, 10.0);
+    // In another order on each rank: legal, for they are different groups.
+    Work first = group.rank() == 0 ? one.all_reduce(a) : two.all_reduce(b);
+    Work second = group.rank() == 0 ? two.all_reduce(b) : one.all_reduce(a);
+    first.wait();
+    second.wait();
+    EXPECT_EQ(a.item<float>(), 2);
+    EXPECT_EQ(b.item<float>(), 20);
+  });
+}
+
+TEST_P(Subgroups, SplitGroupsByColorAndOrdersByKeyThenRank) {
+  on_ranks(4, [](ProcessGroup& group) {
+    auto half = group.split(group.rank() % 2, -group.rank());  // reversed
+    ASSERT_TRUE(half);
+    EXPECT_EQ(members_of(half, group.rank()), group.rank() % 2 == 0 ? (std::vector<int>{2, 0}) : (std::vector<int>{3, 1}));
+    auto same_key = group.split(7, 0);
+    EXPECT_EQ(members_of(same_key, group.rank()), (std::vector<int>{0, 1, 2, 3}));
+    auto without_last = group.split(group.rank() == 3 ? -1 : 0, group.rank());
+    EXPECT_EQ(static_cast<bool>(without_last), group.rank() != 3);
+    if (without_last) {
+      EXPECT_EQ(members_of(without_last, group.rank()), (std::vector<int>{0, 1, 2}));
+    }
+  });
+}
+
+TEST_P(Subgroups, AreMadeOfSubgroups) {
+  on_ranks(4, [](ProcessGroup& group) {
+    auto three = group.new_group({1, 2, 3});
+    auto two = three ? three.new_group({2, 0}) : ProcessGroup();  // ranks 3 and 1 of the job
+    if (two) {
+      EXPECT_EQ(two.global_rank(0), 3);
+      EXPECT_EQ(two.global_rank(1), 1);
+      EXPECT_EQ(members_of(two, group.rank()), (std::vector<int>{3, 1}));
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, OutliveTheirParents) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const int rank = group.rank();
+    auto pair = group.new_group({1, 0});
+    group = ProcessGroup();
+    EXPECT_EQ(members_of(pair, rank), (std::vector<int>{1, 0}));
+    auto again = pair.new_group({1, 0});
+    EXPECT_EQ(members_of(again, rank), (std::vector<int>{0, 1}));
+  });
+}
+
+TEST_P(Subgroups, OutsidersNeedNotWaitForMembers) {
+  on_ranks(3, [](ProcessGroup& group) {
+    if (group.rank() == 2) {
+      EXPECT_FALSE(group.new_group({0, 1}));
+      group.barrier().wait();  // which the others enter first
+      return;
+    }
+    Work barrier = group.barrier();
+    barrier.wait();
+    auto pair = group.new_group({0, 1});
+    EXPECT_EQ(members_of(pair, group.rank()), (std::vector<int>{0, 1}));
+  });
+}
+
+TEST_P(Subgroups, MonitoredBarrierPassesWhenAllCome) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (int i = 0; i < 3; ++i) group.monitored_barrier(std::chrono::seconds(20));
+    auto pair = group.new_group({2, 0});
+    if (pair) pair.monitored_barrier(std::chrono::seconds(20));
+  });
+}
+
+TEST_P(Subgroups, MonitoredBarrierNamesEveryRankThatDidNotCome) {
+  on_ranks(4, [](ProcessGroup& group) {
+    if (group.rank() == 0) {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout);
+      EXPECT_NE(error.text().find("ranks 1, 3 did not come within 300 ms"), std::string::npos) << error.text();
+    } else if (group.rank() == 2) {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::seconds(20)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout);
+      EXPECT_NE(error.text().find("rank 2 came"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("ranks 1, 3 did not come"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();  // it breaks nothing
+  });
+}
+
+TEST_P(Subgroups, MonitoredBarrierWithoutRankZeroSaysSo) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout);
+      EXPECT_NE(error.text().find("rank 0 did not within 50 ms"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, TheUsersStoreIsSharedByTheGroupAndApartFromOthers) {
+  on_ranks(2, [](ProcessGroup& group) {
+    auto pair = group.new_group({0, 1});
+    if (group.rank() == 0) {
+      group.store()->set("key", std::string("of the parent"));
+      pair.store()->set("key", std::string("of the pair"));
+    }
+    group.barrier().wait();
+    const auto text = [](const std::vector<std::uint8_t>& bytes) { return std::string(bytes.begin(), bytes.end()); };
+    EXPECT_EQ(text(group.store()->get("key")), "of the parent");
+    EXPECT_EQ(text(pair.store()->get("key")), "of the pair");
+    group.barrier().wait();
+  });
+}
+
+}  // namespace
+}  // namespace weft

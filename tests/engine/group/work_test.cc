@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using std::chrono::milliseconds;
+
+TEST(Work, OneThatWasNeverIssuedIsDone) {
+  Work work;
+  EXPECT_TRUE(work.query());
+  EXPECT_FALSE(work.error());
+  EXPECT_EQ(work.source_rank(), -1);
+  work.wait();
+  work.synchronize();
+  work.future().get();
+}
+
+TEST(Work, CopiesShareOneOperation) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto tensor = torch::ones({4});
+    Work work = group.all_reduce(tensor);
+    Work copy = work;
+    copy.wait();
+    EXPECT_TRUE(work.query());
+    EXPECT_EQ(work.source_rank(), -1);
+    work.wait();
+    work.wait(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU)));
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+  });
+}
+
+TEST(Work, ItsFutureIsDoneWhenTheBytesAreThere) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    const auto tensor = torch::ones({4});
+    const float sum = group.all_reduce(tensor).future().then([tensor] { return tensor.sum().item<float>(); }).get();
+    EXPECT_EQ(sum, 8);
+  });
+}
+
+TEST(Work, ThrowsItsErrorAtEveryWait) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    harness::meet(group);
+    if (group.rank() == 1) {
+      EXPECT_EQ(error_of([&] { group.recv(torch::ones({1}), 0).wait(); }).blame(), Blame::Cancelled);
+      return;
+    }
+    Work work = group.recv(torch::ones({1}), 1);
+    Future<void> future = work.future();
+    EXPECT_FALSE(work.query());
+    group.abort("enough");
+    for (int i = 0; i < 2; ++i) {
+      const auto error = error_of([&] { work.wait(); });
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+      EXPECT_NE(error.text().find("recv from rank 1"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("enough"), std::string::npos) << error.text();
+    }
+    EXPECT_TRUE(work.query()) << "a failed operation has passed";
+    EXPECT_EQ(work.error()->blame(), Blame::Cancelled);
+    EXPECT_EQ(error_of([&] { future.get(); }).blame(), Blame::Cancelled);
+  });
+}
+
+TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    auto other = group.new_group({0, 1}, {.timeout = milliseconds(200)});
+    if (group.rank() == 0) static_cast<void>(other.recv(torch::ones({1}), 1));  // which nobody sends; its Work is dropped
+    group.barrier().wait();
+    if (group.rank() == 1) {
+      const auto error = error_of([&] { other.recv(torch::ones({1}), 0).wait(); });
+      EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+      return;
+    }
+    const auto error = error_of([&] {
+      for (;;) other.recv(torch::ones({1}), 1).wait();
+    });
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+  });
+}
+
+TEST(Abort, FreesABlockedRankAndTellsAllRanksTheReason) {
+  harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
+    auto all = group.new_group({0, 1, 2});
+    harness::meet(group);
+    if (group.rank() == 2) all.abort("the loss is not a number");
+    const auto error = error_of([&] { all.all_reduce(torch::ones({1})).wait(); });  // pending or later
+    EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+    EXPECT_NE(error.text().find("rank 2"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("aborted the group: the loss is not a number"), std::string::npos) << error.text();
+    const auto later = error_of([&] { all.barrier().wait(); });
+    EXPECT_EQ(later.blame(), Blame::Cancelled);
+    const auto sending = error_of([&] { all.send(torch::ones({1}), (group.rank() + 1) % 3).wait(); });
+    EXPECT_EQ(sending.blame(), Blame::Cancelled);
+    const auto tensor = torch::ones({1});
+    group.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor.item<float>(), 3) << "the parent goes on";
+  });
+}
+
+TEST(Abort, EndsAReceiveFromAnySource) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    Work work = group.recv(torch::ones({1}));
+    harness::meet(group);
+    if (group.rank() == 0) group.abort("over");
+    EXPECT_EQ(error_of([&] { work.wait(); }).blame(), Blame::Cancelled);
+  });
+}
+
+TEST(Abort, IsSeenByARankThatIsStillJoining) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    if (group.rank() == 0) {
+      group.barrier().wait();
+      const auto error = error_of([&] { group.new_group({0, 1}, {.backend = "carrier-pigeon"}); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+    } else {
+      group.barrier().wait();
+      const auto error = error_of([&] { group.new_group({0, 1}); });
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      EXPECT_NE(error.text().find("rank 0 could not join"), std::string::npos) << error.text();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft

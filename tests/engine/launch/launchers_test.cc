@@ -1,0 +1,68 @@
+// The same program below other launchers, and in one job with Python's torch.distributed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/tests/engine/launch/command.h>
+
+namespace weft::launch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kRank0 = "rank 0 of 2: sum 3, from the left 1";
+constexpr const char* kRank1 = "rank 1 of 2: sum 3, from the left 0";
+
+TEST(Torchrun, StartsRanksThatJoinAndReduce) {
+  const auto outcome =
+      run(path_of("torchrun") + " --no-python --standalone --nproc-per-node 2 " + path_of("join_and_reduce"));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
+}
+
+class Mpirun : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto version = run("mpirun --version");
+    if (version.code != 0) GTEST_SKIP() << "no mpirun: install openmpi-bin";
+    if (version.out.find("Open MPI") == std::string::npos) GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
+  }
+  static Outcome start(const std::string& options) {
+    return run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 " + options + " " +
+               path_of("join_and_reduce"));
+  }
+};
+
+TEST_F(Mpirun, StartsRanksThatFindEachOtherByThemselves) {
+  const auto outcome = start("");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
+}
+
+TEST_F(Mpirun, StartsRanksThatAreGivenAnAddress) {
+  const auto outcome = start("-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=$(( 20000 + $$ % 10000 ))");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
+}
+
+// One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
+Outcome mixed(int python) {
+  return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " + std::to_string(python) +
+             " ]; then exec " + path_of("python") + " " + path_of("sources") + "/join_and_reduce.py; else exec " +
+             path_of("join_and_reduce") + "; fi'");
+}
+
+TEST(PythonAndCpp, MeetInOneJobWhereCppHostsTheStore) {
+  const auto outcome = mixed(1);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
+}
+
+TEST(PythonAndCpp, MeetInOneJobWherePythonHostsTheStore) {
+  const auto outcome = mixed(0);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
+}
+
+}  // namespace
+}  // namespace weft::launch

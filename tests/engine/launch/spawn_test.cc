@@ -1,0 +1,103 @@
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <ATen/ops/ones.h>
+
+#include <weft/engine/launch/process.h>
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+
+[[noreturn]] void wait_for_the_end() {
+  for (;;) ::pause();
+}
+
+// No child is left, running or to be reaped.
+void expect_no_children() {
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
+  const pid_t parent = ::getpid();
+  spawn(3, [&](int rank, int world_size) {
+    const auto is = [](const char* name, int value) { return std::atoi(std::getenv(name)) == value; };
+    if (::getpid() == parent || ::getppid() != parent) throw std::runtime_error("no child");
+    if (!is("RANK", rank) || !is("LOCAL_RANK", rank) || !is("WORLD_SIZE", world_size) || !is("LOCAL_WORLD_SIZE", 3)) {
+      throw std::runtime_error("wrong variables");
+    }
+    auto group = init_process_group();
+    const auto tensor = at::ones({1});
+    group.all_reduce(tensor).wait();
+    if (tensor.item<float>() != 3) throw std::runtime_error("wrong sum");
+  });
+  expect_no_children();
+  EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
+}
+
+TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
+  const auto error = error_of([] {
+    spawn(3, [](int rank, int) {
+      if (rank == 1) throw Error(Blame::Unsupported, "this and\nthat");
+      wait_for_the_end();
+    });
+  });
+  EXPECT_EQ(error.blame(), Blame::Unsupported);
+  EXPECT_EQ(error.text(), "rank 1: this and\nthat");
+  expect_no_children();
+}
+
+TEST(Spawn, AnyOtherExceptionIsRemote) {
+  const auto error =
+      error_of([] { spawn(2, [](int rank, int) { rank == 0 ? throw std::runtime_error("why") : void(); }); });
+  EXPECT_EQ(error.blame(), Blame::Remote);
+  EXPECT_EQ(error.text(), "rank 0: why");
+}
+
+TEST(Spawn, AKilledRankIsLostAndOneThatExitsHasFailed) {
+  const auto killed = error_of([] {
+    spawn(2, [](int rank, int) {
+      if (rank == 1) ::raise(SIGKILL);
+      wait_for_the_end();
+    });
+  });
+  EXPECT_EQ(killed.blame(), Blame::PeerLost);
+  EXPECT_EQ(killed.text(), "rank 1 ended with signal 9 (Killed)");
+  const auto exited = error_of([] { spawn(1, [](int, int) { ::_exit(3); }); });
+  EXPECT_EQ(exited.blame(), Blame::Remote);
+  EXPECT_EQ(exited.text(), "rank 0 ended with exit code 3");
+}
+
+TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
+  const auto error = error_of([] {
+    spawn(3, [](int rank, int) {
+      auto group = init_process_group();
+      group.barrier().wait();
+      if (rank == 2) throw Error(Blame::Device, "the cause");
+      group.all_reduce(at::ones({1})).wait();
+    });
+  });
+  EXPECT_EQ(error.blame(), Blame::Device) << error.what();
+  EXPECT_EQ(error.text(), "rank 2: the cause");
+}
+
+TEST(Spawn, TakesAtLeastOneRank) {
+  EXPECT_EQ(error_of([] { spawn(0, [](int, int) {}); }).blame(), Blame::Caller);
+}
+
+TEST(Children, AreDescribedByHowTheyEnded) {
+  EXPECT_EQ(launch::describe_status(3 << 8), "exit code 3");
+  EXPECT_EQ(launch::describe_status(SIGSEGV), "signal 11 (Segmentation fault)");
+}
+
+}  // namespace
+}  // namespace weft

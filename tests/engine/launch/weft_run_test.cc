@@ -1,0 +1,138 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/tests/engine/launch/command.h>
+
+namespace weft::launch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+// weft-run with these options, of a program written in shell.
+Outcome shell(const std::string& options, const std::string& script) {
+  return run(path_of("weft-run") + " " + options + " sh -c '" + script + "'");
+}
+
+TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
+  const auto outcome =
+      shell("--nproc-per-node 2 --no-prefix",
+            "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK "
+            "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_RUN_ID "
+            "$OMP_NUM_THREADS; test $MASTER_PORT -gt 0");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(),
+              ElementsAre("0 0 2 2 0 1 0 2 default 127.0.0.1 0 none 1", "1 1 2 2 0 1 1 2 default 127.0.0.1 0 none 1"));
+}
+
+TEST(WeftRun, CountsRanksOverSeveralMachines) {
+  const auto outcome =
+      shell("--nnodes 3 --node-rank 2 --nproc-per-node 2 --master-addr 10.0.0.1 --master-port 29500 --no-prefix",
+            "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT");
+  EXPECT_THAT(outcome.lines(), ElementsAre("4 0 6 2 10.0.0.1:29500", "5 1 6 2 10.0.0.1:29500"));
+}
+
+TEST(WeftRun, PrefixesEveryLineWithItsRank) {
+  const auto outcome = shell("--nproc-per-node 2", "echo one; echo two $RANK; printf unended; echo warning >&2");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.lines(), ElementsAre("[rank 0] one", "[rank 0] two 0", "[rank 0] unended", "[rank 1] one",
+                                           "[rank 1] two 1", "[rank 1] unended"));
+  EXPECT_THAT(outcome.err, HasSubstr("[rank 0] warning\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("[rank 1] warning\n"));
+}
+
+TEST(WeftRun, GivesTheProgramItsOwnArguments) {
+  const auto outcome = run(path_of("weft-run") + " --no-prefix echo --nproc-per-node 7 --help -- end");
+  EXPECT_THAT(outcome.lines(), ElementsAre("--nproc-per-node 7 --help -- end"));
+}
+
+TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
+  const auto outcome =
+      shell("--nproc-per-node 3 --grace 1", "test $RANK = 1 || exec sleep 1000; echo the reason >&2; exit 3");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 3"));
+  EXPECT_THAT(outcome.err, HasSubstr("\n  the reason\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0 was ended"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 2 was ended"));
+}
+
+TEST(WeftRun, EndsRanksThatIgnoreTheRequest) {
+  const auto outcome =
+      shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 && exit 4; trap : TERM; while :; do sleep 1000; done");
+  EXPECT_EQ(outcome.code, 4);
+}
+
+TEST(WeftRun, ASignalIsReportedByItsName) {
+  const auto outcome = shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 || exec sleep 1000; kill -KILL $$");
+  EXPECT_EQ(outcome.code, 128 + 9);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 failed first: signal 9 (Killed)"));
+  EXPECT_THAT(outcome.err, HasSubstr("it wrote nothing to stderr"));
+}
+
+TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
+  // Rank 0 ends first, and says why; only then rank 1 does.
+  const std::string script =
+      "fifo=$0; if [ $RANK = 0 ]; then echo \"rank 1 is lost [PeerLost at x.cc:1]\" >&2; echo > $fifo; exit 1; fi; "
+      "read line < $fifo; echo the cause >&2; exit 6";
+  const auto outcome = run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
+                           script + "' $d/fifo; code=$?; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 6"));
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: then rank 0: exit code 1"));
+}
+
+TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
+  // The rank ends its launcher, which sends the same signal to the ranks.
+  const auto outcome = shell("--nproc-per-node 1 --no-prefix",
+                             "trap \"echo ended; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
+  EXPECT_EQ(outcome.code, 128 + 15);
+  EXPECT_THAT(outcome.lines(), ElementsAre("ended"));
+}
+
+TEST(WeftRun, HelpListsTheOptions) {
+  const auto outcome = run(path_of("weft-run") + " --help");
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* option :
+       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace", "--no-prefix"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(option));
+  }
+}
+
+TEST(WeftRun, RefusesWhatItCannotStart) {
+  const auto refused = [](const std::string& arguments) {
+    const auto outcome = run(path_of("weft-run") + " " + arguments);
+    EXPECT_NE(outcome.code, 0) << arguments;
+    EXPECT_THAT(outcome.out, Not(HasSubstr("started"))) << arguments;
+    return outcome.err;
+  };
+  EXPECT_THAT(refused(""), HasSubstr("no program is given"));
+  EXPECT_THAT(refused("--nproc-per-node 0 echo started"), HasSubstr("--nproc-per-node is '0'"));
+  EXPECT_THAT(refused("--nproc-per-node many echo started"), HasSubstr("--nproc-per-node is 'many'"));
+  EXPECT_THAT(refused("--nnodes 0 echo started"), HasSubstr("--nnodes"));
+  EXPECT_THAT(refused("--nnodes 2 echo started"), HasSubstr("--master-port"));
+  EXPECT_THAT(refused("--nnodes 2 --node-rank 2 --master-port 1 echo started"), HasSubstr("--node-rank"));
+  EXPECT_THAT(refused("--master-port 70000 echo started"), HasSubstr("--master-port"));
+  EXPECT_THAT(refused("--no-such-option echo started"), HasSubstr("--no-such-option"));
+  EXPECT_THAT(refused("/no/such/program"), HasSubstr("cannot start '/no/such/program'"));
+}
+
+TEST(WeftRun, StartsRanksThatJoinAndReduce) {
+  const auto outcome = run(path_of("weft-run") + " --no-prefix --nproc-per-node 3 " + path_of("join_and_reduce"));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("rank 0 of 3: sum 6, from the left 2", "rank 1 of 3: sum 6, from the left 0",
+                                           "rank 2 of 3: sum 6, from the left 1"));
+}
+
+TEST(WeftRun, ShowsTheErrorOfTheRankThatThrewFirst) {
+  const auto outcome = run(path_of("weft-run") + " --nproc-per-node 2 " + path_of("join_and_reduce") + " 1");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("\n  thrown on purpose\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 is lost: it left the group by an exception")) << "which rank 0 has seen";
+  EXPECT_THAT(outcome.out, IsEmpty());
+}
+
+}  // namespace
+}  // namespace weft::launch
