@@ -73,29 +73,41 @@ Core::Core(CoreOptions given)
 }
 
 Core::~Core() {
-  try {
-    leave();
-  } catch (const std::exception& error) {
-    log::warn("leaving " + place() + ": " + error.what());
-  }
   if (unseen_) log::warn("nobody waited for an operation that failed: " + unseen_->text());
   options.job->membership->forget(options.name);
 }
 
+// What handles and Works share: the group leaves when the last of them goes. The Core is whole until then, so that a loss
+// ends what leaving waits for.
+struct Core::Stay {
+  std::shared_ptr<Core> core;
+  ~Stay() {
+    try {
+      core->leave();
+    } catch (const std::exception& error) {
+      log::warn("leaving " + core->place() + ": " + error.what());
+    }
+  }
+};
+
 ProcessGroup Core::make(const CoreOptions& options) {
   // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
   // leaving waits for those threads.
-  const auto destroy = [](Core* core) {
-    if (core->options.job->loop->inside() || Op::ending()) {
-      std::thread([core] { delete core; }).detach();
+  const auto destroy = [loop = std::weak_ptr(options.job->loop)](auto* object) {
+    const auto alive = loop.lock();
+    if ((alive && alive->inside()) || Op::ending()) {
+      std::thread([object] { delete object; }).detach();
     } else {
-      delete core;
+      delete object;
     }
   };
   try {
-    auto core = std::shared_ptr<Core>(new Core(options), destroy);
+    const std::shared_ptr<Core> core(new Core(options), destroy);
     core->join();
-    return core->handle();
+    const std::shared_ptr<Stay> stay(new Stay{core}, destroy);
+    const std::shared_ptr<Core> handle(stay, core.get());
+    core->handle_ = handle;
+    return ProcessGroup(handle);
   } catch (const Error& error) {
     // The others would wait for this rank. (Time-outs and losses they notice by themselves.)
     if (error.blame() != Blame::Timeout && error.blame() != Blame::PeerLost) tell_failure(options, error);
@@ -284,6 +296,10 @@ void Core::leave() {
   }
   const Deadline deadline = Deadline::in(options.timeout);
   wait_for_own_operations(deadline);
+  {
+    std::lock_guard lock(error_mutex_);
+    if (broken_) return;  // meanwhile
+  }
   const auto known = [&](int rank) { return membership->has(rank); };
   // Most groups end together; who waits for longer is told for whom.
   const auto slow = ledger_->leave(known, Deadline::sooner(deadline, Deadline::in(kPatience)));

@@ -57,7 +57,6 @@ struct CoreOptions {
 struct Core : std::enable_shared_from_this<Core> {
   // Opens the backends; join() then meets the other ranks.
   explicit Core(CoreOptions options);
-  // Leaves: waits for this rank's operations, and until the others have completed them too.
   ~Core();
 
   // Meets the other ranks. Throws Timeout saying who did not come, PeerLost saying who was lost meanwhile.
@@ -105,7 +104,6 @@ struct Core : std::enable_shared_from_this<Core> {
   std::string place() const;  // "on group 'x' (rank 0 of 2)"
   void check_rank(int rank, const char* what) const;
 
-  ProcessGroup handle() { return ProcessGroup(shared_from_this()); }
   // Makes one and joins. On failure the other ranks are told why.
   static ProcessGroup make(const CoreOptions& options);
   static Core& of(const ProcessGroup& group) { return group.core(); }
@@ -116,6 +114,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::mutex issue_mutex;  // the order of operations
 
  private:
+  struct Stay;
   std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
                                                 const transport::JoinOptions& join);
   void throw_if_failed_elsewhere();
@@ -126,11 +125,13 @@ struct Core : std::enable_shared_from_this<Core> {
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
+  // Waits for this rank's operations, and until the others have completed them too.
   void leave();
   void wait_for_own_operations(Deadline deadline);
   void follow(const std::string& what, const Op& op, Task done);
   ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made);
 
+  std::weak_ptr<Core> handle_;                   // as handles hold it, with the Stay
   std::mutex making_mutex_;                      // of communicators: one is made at a time
   std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_
   std::mutex numbers_mutex_;

@@ -11,7 +11,7 @@ namespace weft::group {
 Work Core::issue(Operation operation, const Call& call) {
   throw_if_broken();
   auto state = std::make_shared<WorkState>();
-  state->core = shared_from_this();
+  state->core = handle_.lock();
   state->device = operation.device;
   state->host_waits = operation.host_waits || operation.device.is_cpu();
   std::lock_guard lock(issue_mutex);
@@ -47,7 +47,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
                          const MessageCall& call) {
   throw_if_broken();
   auto state = std::make_shared<WorkState>();
-  state->core = shared_from_this();
+  state->core = handle_.lock();
   state->device = tensor.device();
   state->host_waits = tensor.device().is_cpu();
   state->what = name;
