@@ -8,6 +8,9 @@
 // inputs to the host; the host operation starts when they are there; another stream waits for its end, by a flag, and
 // copies the outputs back; an event behind that is done(). A message that is received is copied when it has come, and its
 // done() is a flag. What a failed operation was to write is undefined.
+//
+// A stream that waits for a flag must not stand before another one's copy in the same hardware queue: a process with more
+// such streams on a GPU than CUDA_DEVICE_MAX_CONNECTIONS (8; each communicator has four) needs more of those.
 #pragma once
 
 #include <memory>

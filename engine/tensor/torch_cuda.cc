@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -20,6 +22,9 @@ bool has_driver_and_device() {
 // Before main, because libtorch decides at its first question whether it has CUDA, and does not ask again.
 const bool opened = [] {
   if (!has_driver_and_device()) return false;
+  // A stream that waits for a flag holds back every stream that shares its hardware queue. There are 8 unless this says
+  // otherwise before the driver starts; a user's own value stays.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) return true;
   log::warn(std::string("there is a GPU, but libtorch's CUDA half cannot be used: ") + dlerror());
   return false;

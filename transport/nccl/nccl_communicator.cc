@@ -179,18 +179,24 @@ bool NcclCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
   return reduction_of(dtype, op).has_value();
 }
 
+std::optional<Reduction> NcclCommunicator::reduction_for(Dtype dtype, ReduceOp op) const {
+  // The average of one is what it is; NCCL's kernel for it is wrong for some counts of bf16.
+  const bool is_plain = size_ == 1 && op == ReduceOp::Avg && reduction_of(dtype, op);
+  return reduction_of(dtype, is_plain ? ReduceOp::Sum : op);
+}
+
 Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
   return issue("broadcast", std::move(pin), std::move(ready), nccl::broadcast(data.slice, root));
 }
 
 Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
-  const auto reduction = reduction_of(data.dtype, op);
+  const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
   return issue("all_reduce", std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction));
 }
 
 Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
-  const auto reduction = reduction_of(data.dtype, op);
+  const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
   return issue("reduce", std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root));
 }
@@ -211,7 +217,7 @@ Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inpu
 
 Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                                     Fence ready) noexcept {
-  const auto reduction = reduction_of(output.dtype, op);
+  const auto reduction = reduction_for(output.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
   return issue("reduce_scatter", std::move(pin), std::move(ready),
                nccl::reduce_scatter(output.slice, inputs, *reduction, rank_));

@@ -15,6 +15,7 @@
 
 #include <weft/cuda/memory.h>
 #include <weft/transport/in_flight.h>
+#include <weft/transport/nccl/calls.h>
 #include <weft/transport/nccl/handle.h>
 #include <weft/transport/transport.h>
 
@@ -64,6 +65,7 @@ class NcclCommunicator final : public Communicator,
   };
 
   void warm_up(Deadline deadline);
+  std::optional<Reduction> reduction_for(Dtype dtype, ReduceOp op) const;
   Op issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept;
   // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
   Op refuse(Blame blame, const std::string& text) const noexcept;

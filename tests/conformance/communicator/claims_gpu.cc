@@ -22,7 +22,13 @@ namespace weft::conformance {
 namespace {
 
 const Result<std::shared_ptr<const cuda::Driver>>& driver() {
-  static const auto opened = cuda::Driver::open();
+  static const auto opened = [] {
+    // Ranks of one process share a GPU here: each of their streams needs a hardware queue of its own (staged.h). And no
+    // kernel may be loaded while a stream waits for a flag.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+    return cuda::Driver::open();
+  }();
   return opened;
 }
 
@@ -38,10 +44,14 @@ std::string no_backend(const char* name) {
   }
 }
 
+// How long joining may take where the first kernels are loaded and processes take turns on the GPU.
+constexpr auto kShortOnGpu = std::chrono::seconds(20);
+
 class GlooOnGpu final : public Threads {
  public:
   GlooOnGpu() : Threads(2) {}
   std::string name() const override { return "GlooOnGpu"; }
+  std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("gloo"); }
   bool sees_peers_end() const override { return true; }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
@@ -66,6 +76,7 @@ class NcclAlone final : public Threads {
  public:
   NcclAlone() : Threads(1) {}
   std::string name() const override { return "NcclAlone"; }
+  std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("nccl"); }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
     auto device = cuda::Device::open(driver().value(), 0);
@@ -84,6 +95,7 @@ class NcclProcesses final : public Threads {
  public:
   NcclProcesses() : Threads(kRanks) {}
   std::string name() const override { return "NcclProcesses"; }
+  std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("nccl"); }
 
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
@@ -112,7 +124,6 @@ class NcclProcesses final : public Threads {
       rank.store = std::make_shared<harness::FileBootstrap>(folder);
       rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
       equip(rank, device);
-      // Two processes take turns on the GPU, each some milliseconds, so joining has a limit of its own.
       rank.communicator = join_nccl(options_for(rank, timeout), device);
       body(rank);
       leave(rank);

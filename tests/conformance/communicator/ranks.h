@@ -54,6 +54,8 @@ class Setting {
   virtual std::string why_not() const { return {}; }
   // Whether a peer's end is seen by itself; otherwise an operation ends at its deadline.
   virtual bool sees_peers_end() const { return false; }
+  // For what must run into its deadline: long enough to join in.
+  virtual std::chrono::milliseconds short_timeout() const { return std::chrono::milliseconds(1500); }
   // Runs the body on every rank, each on a thread or in a process of its own. Failures are the current test's.
   virtual void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const = 0;
 
