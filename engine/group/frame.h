@@ -12,7 +12,7 @@
 namespace weft::group {
 
 enum class FrameType : std::uint8_t {
-  Hello = 1,      // text: the job's token. The first frame of a connection.
+  Hello = 1,      // text: the job's token. The first frame of a connection; once more when the rank has joined.
   Lost = 2,       // rank died; text: how it was noticed
   Abort = 3,      // rank aborted group; text: reason; `number`: whether it was meant (0) or kLeftByException
   Leaving = 4,    // rank leaves group after `number` collectives; text: how many messages it sent to each rank of the

@@ -94,7 +94,8 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::set<int> came;        // at the hub: who has said Hello
   std::size_t expected = 0;  // and how many will
   std::string missed;        // what those who are still to come have missed
-  std::atomic<bool> all_came{false};
+  std::set<int> joined;      // and a second time: it needs the store no more to join
+  std::atomic<bool> all_joined{false};
   std::atomic<bool> closed{false};
 
   ~State() {
@@ -193,17 +194,21 @@ void Membership::connect(const std::function<void()>& check, Deadline deadline) 
     if (state.hub < 0) state.become_hub();
     return wait_for_hellos(check, deadline);
   }
-  if (state.hub >= 0) return;
-  state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+  if (state.hub < 0) state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+  state.loop->post([self = state_] {
+    const auto hub = self->peers.find(self->hub);
+    if (hub != self->peers.end()) self->send_to(*hub->second, encode({FrameType::Hello, self->rank, 0, "", self->token}));
+  });
 }
 
-// They are on their way, or have been here for long: all have published.
+// They are on their way, or have been here for long: all have published. (Once joined, this process may leave, and the
+// store with it.)
 void Membership::wait_for_hellos(const std::function<void()>& check, Deadline deadline) {
   State& state = *state_;
   const auto members = static_cast<std::size_t>(std::count(state.members.begin(), state.members.end(), true));
   state.loop->post([self = state_, members] { self->expect(members - 1); });
   const Deadline patience = Deadline::sooner(deadline, Deadline::in(kHelloPatience));
-  const auto complete = [&] { return state.all_came.load(); };
+  const auto complete = [&] { return state.all_joined.load(); };
   while (!state.loop->drive(complete, Deadline::sooner(patience, Deadline::in(kRest)))) {
     check();
     if (patience.passed())
@@ -326,16 +331,15 @@ void Membership::State::take_in(Peer& stranger, const Frame& hello) {
 
 void Membership::State::expect(std::size_t ranks) {
   expected = ranks;
-  if (came.size() < expected) return;
-  missed.clear();
-  all_came = true;
+  if (came.size() >= expected) missed.clear();
+  if (joined.size() >= expected) all_joined = true;
 }
 
 void Membership::State::handle(Peer& peer, const Frame& given) {
   Frame frame = given;
   if (is_hub()) frame.rank = peer.rank;  // nobody speaks for another, but for the hub
   switch (frame.type) {
-    case FrameType::Hello: return;
+    case FrameType::Hello: joined.insert(frame.rank); return expect(expected);
     case FrameType::Lost: return is_hub() ? void() : note_lost(frame.rank, frame.text);
     case FrameType::Goodbye: {
       if (frame.rank == peer.rank) peer.said_goodbye = true;

@@ -43,8 +43,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // PeerLost when it was there and is no more, Caller when it gives another world size.
   void connect_to_first(const std::function<bool()>& stop, Deadline deadline);
   // Once all ranks have published (any collective after make() ensures it): finds the hub and connects to it, if that has
-  // not happened; the hub waits until it has heard all others. Throws as connect_to_first, Timeout, and what `check`
-  // throws, which is called in between.
+  // not happened; the hub waits until all others say that they have joined. Throws as connect_to_first, Timeout, and what
+  // `check` throws, which is called in between.
   void connect(const std::function<void()>& check, Deadline deadline);
   // Blocks until every rank has published. Throws Timeout.
   void wait_for_all(Deadline deadline);
