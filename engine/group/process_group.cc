@@ -194,15 +194,15 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   const bool even = all_of_one_size(inputs);
   std::string fingerprint;
   for (const at::Tensor& input : inputs) fingerprint += with(input, op) + "; ";
-  const at::Tensor own = inputs[static_cast<std::size_t>(rank())];
+  // Parts of different sizes: one reduction to each rank, the own one in place. Copied here, because the operation starts
+  // behind what the current stream holds when it is issued.
+  if (!even) output.copy_(inputs[static_cast<std::size_t>(rank())], /*non_blocking=*/true);
   return core().issue({"reduce_scatter", fingerprint, output.device(), joined(inputs, output)},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         if (even) {
                           ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
                           return;
                         }
-                        // Parts of different sizes: one reduction to each rank.
-                        output.copy_(own, /*non_blocking=*/true);
                         for (int root = 0; root < size(); ++root) {
                           const auto part = from[static_cast<std::size_t>(root)];
                           if (part.bytes == 0) continue;
@@ -253,11 +253,14 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
   const std::string kind = c10::toString(like.scalar_type());
-  return core().issue(
-      {"all_to_all", kind + " on " + like.device().str(), like.device(), std::move(pinned), /*may_skip=*/false},
-      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
-      });
+  return core().issue({.name = "all_to_all",
+                       .fingerprint = kind + " on " + like.device().str(),
+                       .device = like.device(),
+                       .tensors = std::move(pinned),
+                       .may_skip = false},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
+                      });
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
@@ -287,7 +290,7 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
 
 Work ProcessGroup::barrier() {
   return core().issue(
-      {"barrier", "", core().barrier_device(), {}, /*host_waits=*/true},
+      {.name = "barrier", .fingerprint = "", .device = core().barrier_device(), .tensors = {}, .host_waits = true},
       [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); });
 }
 

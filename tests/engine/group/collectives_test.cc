@@ -226,6 +226,24 @@ TEST_P(Collectives, AllToAllTransposesPartsOfAnySizes) {
   });
 }
 
+TEST_P(Collectives, ARankWithNothingToExchangeStillTakesPartInAllToAll) {
+  on_ranks(3, [](ProcessGroup& group) {
+    // Ranks 0 and 1 exchange; rank 2 has empty parts only.
+    const auto size = [](int one, int other) { return one == 2 || other == 2 ? 0 : 4; };
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    for (int peer = 0; peer < 3; ++peer) {
+      inputs.push_back(torch::full({size(group.rank(), peer)}, group.rank() + 1, at::kInt));
+      outputs.push_back(torch::zeros({size(group.rank(), peer)}, at::kInt));
+    }
+    group.all_to_all(outputs, inputs).wait();
+    for (int peer = 0; peer < 3; ++peer) {
+      EXPECT_TRUE(
+          same(outputs[static_cast<std::size_t>(peer)], torch::full({size(group.rank(), peer)}, peer + 1, at::kInt)));
+    }
+  });
+}
+
 TEST_P(Collectives, EmptyTensorsAreLegalEverywhere) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto none = torch::empty({0, 3});

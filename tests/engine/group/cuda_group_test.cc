@@ -134,7 +134,9 @@ TEST_F(CudaGroup, BarrierHoldsTheHost) {
       ++came;
       rank.group.barrier().wait();
     } else {
-      rank.group.barrier().wait();
+      Work barrier = rank.group.barrier();
+      barrier.wait();
+      EXPECT_TRUE(barrier.query());
       EXPECT_EQ(came.load(), 1);
     }
   });
