@@ -64,6 +64,8 @@ std::optional<Error> Op::error() const {
 
 int Op::source_rank() const { return state_ ? state_->source_rank.load(std::memory_order_acquire) : -1; }
 
+bool Op::ended() const { return !state_ || state_->finished.load(std::memory_order_acquire); }
+
 void Op::on_ended(Task task) const {
   if (state_) {
     std::lock_guard lock(state_->mutex);

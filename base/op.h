@@ -33,6 +33,8 @@ class Op {
   // Runs the task when the producer says how the operation ended, on that thread; at once if it has. Where done() is an
   // event that is a moment after it has passed, when a loop notices; the task costs no polling of its own.
   void on_ended(Task task) const;
+  // Whether the producer has said so. Asks no device.
+  bool ended() const;
   // Whether this thread runs such tasks at the moment. It is a backend's then, and must not be made to wait for operations.
   static bool ending();
 

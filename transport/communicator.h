@@ -46,7 +46,8 @@ class Communicator {
   virtual std::string_view backend() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // What all_reduce, reduce and reduce_scatter can do. Asked before anything is sent.
+  // What all_reduce, reduce and reduce_scatter can do. The sum of truth values is "any", their product "all". Asked before
+  // anything is sent.
   virtual bool can_reduce(Dtype dtype, ReduceOp op) const = 0;
   // Null where the backend has none.
   virtual PointToPoint* point_to_point() { return nullptr; }

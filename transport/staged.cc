@@ -74,11 +74,10 @@ class StagedCommunicator final : public Communicator,
                                  public std::enable_shared_from_this<StagedCommunicator> {
  public:
   StagedCommunicator(std::shared_ptr<Communicator> host, std::shared_ptr<cuda::Device> device,
-                     std::shared_ptr<EventLoop> loop)
+                     const std::shared_ptr<EventLoop>& loop)
       : host_(std::move(host)),
         messages_(host_->point_to_point()),
         device_(std::move(device)),
-        loop_(loop),
         pinned_(*device_),
         flags_(*device_),
         collectives_(std::make_shared<FencedQueue>(loop)),
@@ -195,14 +194,12 @@ class StagedCommunicator final : public Communicator,
   void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const HostCall& call) noexcept;
   void land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
             const Fence& ready, const std::string& name) noexcept;
-  void when_done(const Op& op, Task task);
   // Nothing of the operation reaches the other ranks any more, so the group ends here.
   Op give_up(const std::string& name, const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
 
   std::shared_ptr<Communicator> host_;
   PointToPoint* messages_;
   std::shared_ptr<cuda::Device> device_;
-  std::weak_ptr<EventLoop> loop_;
   // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their
   // own: one that must wait for a peer keeps no collective from going on.
   cuda::Stream out_{*device_, cuda::Priority::High};
@@ -285,7 +282,7 @@ void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::sha
     return delivery->fail(*lost);
   }
   const Op op = call(*host_, held->pieces, held);
-  when_done(op, [op, delivery] {
+  op.on_ended([op, delivery] {
     if (const auto error = op.error()) return delivery->fail(*error);
     delivery->land();
   });
@@ -330,7 +327,7 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
     const Completion completion(held, here);
     const auto delivery = std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
     const Op op = messages_->recv({held->pieces[0], data.dtype}, from, tag, held, Fence());
-    when_done(op, [weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
+    op.on_ended([weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
       if (const auto error = op.error()) return delivery->fail(*error);
       if (const auto self = weak.lock()) self->land(op, held, delivery, to, ready, name);
     });
@@ -356,13 +353,6 @@ void StagedCommunicator::land(const Op& op, const std::shared_ptr<Held>& held, c
   }
 }
 
-void StagedCommunicator::when_done(const Op& op, Task task) {
-  const Fence done = op.done();
-  if (!done.source()) return task();
-  if (done.source()->on_passed(task)) return;
-  if (const auto loop = loop_.lock()) loop->when(done, std::move(task));
-}
-
 Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<Held>& held,
                                const cuda::StreamRef& stream) noexcept {
   const Error error = to_error(std::current_exception(), Blame::Device).within(name + " through pinned memory");
@@ -380,7 +370,7 @@ Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<He
 
 std::shared_ptr<Communicator> over(std::shared_ptr<Communicator> host, std::shared_ptr<cuda::Device> device,
                                    std::shared_ptr<EventLoop> loop) {
-  return std::make_shared<StagedCommunicator>(std::move(host), std::move(device), std::move(loop));
+  return std::make_shared<StagedCommunicator>(std::move(host), std::move(device), loop);
 }
 
 }  // namespace weft::transport::staged

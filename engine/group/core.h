@@ -63,8 +63,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void join();
 
   struct Operation {
-    std::string name;         // "all_reduce"
-    std::string fingerprint;  // what must agree between ranks, for WEFT_DEBUG=detail
+    std::string name;                          // "all_reduce"
+    std::function<std::string()> fingerprint;  // what must agree between ranks; asked for with WEFT_DEBUG=detail only
     c10::Device device;
     std::vector<at::Tensor> tensors;  // pinned until the operation has passed
     bool host_waits = false;          // Work::wait() blocks the host, whatever the device

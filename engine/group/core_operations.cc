@@ -31,7 +31,7 @@ Work Core::issue(Operation operation, const Call& call) {
     const Fence ready = options.job->devices->ready(operation.device);
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
-  std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
+  std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (state->ops.empty()) ledger_->complete_collective(number);
   auto left = std::make_shared<std::atomic<std::size_t>>(state->ops.size());
   for (const Op& op : state->ops) {
@@ -68,7 +68,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   }
   const Op op = call(*messages, tensor::pin(tensor), options.job->devices->ready(tensor.device()));
   state->ops.push_back(op);
-  std::erase_if(unfinished_, [](const Issued& one) { return one.op.done().query(); });
+  std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (is_send) unfinished_.push_back({name, op});
   follow(name, op, [weak = weak_from_this(), ledger = ledger_, op, peer, is_send] {
     if (is_send) return;
@@ -92,7 +92,7 @@ void Core::follow(const std::string& what, const Op& op, Task done) {
 
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
   const std::string base = "detail/" + std::to_string(number) + "/";
-  const std::string mine = operation.name + " " + operation.fingerprint;
+  const std::string mine = operation.name + " " + operation.fingerprint();
   bootstrap->set(base + std::to_string(options.rank), to_bytes(mine));
   const Deadline deadline = Deadline::in(options.timeout);
   for (int rank = 0; rank < options.size; ++rank) {

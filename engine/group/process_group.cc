@@ -48,14 +48,6 @@ bool all_of_one_size(const Tensors& tensors) {
 std::string with(const at::Tensor& tensor, ReduceOp op) { return tensor::describe(tensor) + ", " + std::string(name(op)); }
 std::string with(const at::Tensor& tensor, int root) { return tensor::describe(tensor) + ", root " + std::to_string(root); }
 
-// Sum and product of truth values are "or" and "and".
-ReduceOp effective(ReduceOp op, const at::Tensor& tensor) {
-  if (tensor.scalar_type() != at::kBool) return op;
-  if (op == ReduceOp::Sum) return ReduceOp::Max;
-  if (op == ReduceOp::Product) return ReduceOp::Min;
-  return op;
-}
-
 void check_flat(const std::string& operation, const at::Tensor& flat, const char* flat_name, const at::Tensor& part,
                 int ranks) {
   if (flat.numel() == part.numel() * ranks) return;
@@ -99,7 +91,7 @@ Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
   check_tensor(core(), "broadcast", "tensor", tensor);
   core().check_rank(root, "broadcast: root");
   const auto data = tensor::elements_of(tensor);
-  return core().issue({"broadcast", with(tensor, root), tensor.device(), {tensor}},
+  return core().issue({"broadcast", [&] { return with(tensor, root); }, tensor.device(), {tensor}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.broadcast(data, root, pin, ready));
                       });
@@ -108,21 +100,20 @@ Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
 Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   check_tensor(core(), "reduce", "tensor", tensor);
   core().check_rank(root, "reduce: root");
-  op = effective(op, tensor);
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return core().issue({"reduce", with(tensor, op) + ", root " + std::to_string(root), tensor.device(), {tensor}},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                      });
+  return core().issue(
+      {"reduce", [&] { return with(tensor, op) + ", root " + std::to_string(root); }, tensor.device(), {tensor}},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.reduce(data, root, op, pin, ready));
+      });
 }
 
 Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_tensor(core(), "all_reduce", "tensor", tensor);
-  op = effective(op, tensor);
   check_reduction(core(), "all_reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return core().issue({"all_reduce", with(tensor, op), tensor.device(), {tensor}},
+  return core().issue({"all_reduce", [&] { return with(tensor, op); }, tensor.device(), {tensor}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_reduce(data, op, pin, ready));
                       });
@@ -133,10 +124,11 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
-  return core().issue({"all_gather", tensor::describe(input), input.device(), joined(std::move(outputs), input)},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.all_gather(to, from, pin, ready));
-                      });
+  return core().issue(
+      {"all_gather", [&] { return tensor::describe(input); }, input.device(), joined(std::move(outputs), input)},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_gather(to, from, pin, ready));
+      });
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
@@ -146,7 +138,7 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   check_flat("all_gather_into", output, "output", input, size());
   const auto to = parts_of(output, size());
   const auto from = tensor::elements_of(input);
-  return core().issue({"all_gather_into", tensor::describe(input), input.device(), {output, input}},
+  return core().issue({"all_gather_into", [&] { return tensor::describe(input); }, input.device(), {output, input}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
@@ -162,7 +154,7 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   }
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
-  return core().issue({"gather", with(input, root), input.device(), joined(std::move(outputs), input)},
+  return core().issue({"gather", [&] { return with(input, root); }, input.device(), joined(std::move(outputs), input)},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.gather(to, from, root, pin, ready));
                       });
@@ -178,7 +170,7 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   }
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
-  return core().issue({"scatter", with(output, root), output.device(), joined(std::move(inputs), output)},
+  return core().issue({"scatter", [&] { return with(output, root); }, output.device(), joined(std::move(inputs), output)},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.scatter(to, from, root, pin, ready));
                       });
@@ -187,13 +179,15 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
 Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
   check_tensor(core(), "reduce_scatter", "output", output);
   check_list(core(), "reduce_scatter", "inputs", inputs, output, /*same_shape=*/false);
-  op = effective(op, output);
   check_reduction(core(), "reduce_scatter", output, op);
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
   const bool even = all_of_one_size(inputs);
-  std::string fingerprint;
-  for (const at::Tensor& input : inputs) fingerprint += with(input, op) + "; ";
+  const auto fingerprint = [&] {
+    std::string all;
+    for (const at::Tensor& input : inputs) all += with(input, op) + "; ";
+    return all;
+  };
   // Parts of different sizes: one reduction to each rank, the own one in place. Copied here, because the operation starts
   // behind what the current stream holds when it is issued.
   if (!even) output.copy_(inputs[static_cast<std::size_t>(rank())], /*non_blocking=*/true);
@@ -217,11 +211,10 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   check_tensor(core(), "reduce_scatter_into", "input", input);
   check_same_kind("reduce_scatter_into", "input", input, output);
   check_flat("reduce_scatter_into", input, "input", output, size());
-  op = effective(op, output);
   check_reduction(core(), "reduce_scatter_into", output, op);
   const auto from = parts_of(input, size());
   const auto to = tensor::elements_of(output);
-  return core().issue({"reduce_scatter_into", with(output, op), output.device(), {output, input}},
+  return core().issue({"reduce_scatter_into", [&] { return with(output, op); }, output.device(), {output, input}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
                       });
@@ -252,15 +245,15 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
-  const std::string kind = c10::toString(like.scalar_type());
-  return core().issue({.name = "all_to_all",
-                       .fingerprint = kind + " on " + like.device().str(),
-                       .device = like.device(),
-                       .tensors = std::move(pinned),
-                       .may_skip = false},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
-                      });
+  return core().issue(
+      {.name = "all_to_all",
+       .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
+       .device = like.device(),
+       .tensors = std::move(pinned),
+       .may_skip = false},
+      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+        ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
+      });
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
@@ -290,7 +283,11 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
 
 Work ProcessGroup::barrier() {
   return core().issue(
-      {.name = "barrier", .fingerprint = "", .device = core().barrier_device(), .tensors = {}, .host_waits = true},
+      {.name = "barrier",
+       .fingerprint = [] { return std::string(); },
+       .device = core().barrier_device(),
+       .tensors = {},
+       .host_waits = true},
       [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); });
 }
 

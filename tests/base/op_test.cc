@@ -95,7 +95,9 @@ TEST(Op, OfAnEventTellsWhenItsProducerKnowsNotWhenTheEventPasses) {
   event->raise();
   EXPECT_TRUE(completion.op().done().query());
   EXPECT_FALSE(told);
+  EXPECT_FALSE(completion.op().ended());
   completion.finish();
+  EXPECT_TRUE(completion.op().ended());
   EXPECT_TRUE(told);
 }
 

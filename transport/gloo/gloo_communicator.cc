@@ -71,6 +71,20 @@ std::optional<Slice> joined(std::span<const Slice> slices) {
   return whole;
 }
 
+// Scattered parts, one behind the other, and back.
+void copy_parts(std::byte* to, std::span<const Slice> parts) {
+  for (const Slice& part : parts) {
+    if (part.bytes > 0) std::memcpy(to, part.data, part.bytes);
+    to += part.bytes;
+  }
+}
+void copy_parts(std::span<const Slice> parts, const std::byte* from) {
+  for (const Slice& part : parts) {
+    if (part.bytes > 0) std::memcpy(part.data, from, part.bytes);
+    from += part.bytes;
+  }
+}
+
 c10d::ReduceOp to_c10d(Dtype dtype, ReduceOp op) {
   const bool is_bool = dtype == Dtype::Bool;  // whose sum is "any" and whose product "all": 1 + 1 is no bool
   switch (op) {
@@ -134,10 +148,7 @@ struct GlooCommunicator::Pending {
   std::uint64_t next_key = 0;
   std::optional<Error> aborted;
 
-  explicit Pending(const JoinOptions& options)
-      : context("on group '" + options.group_name + "' (gloo, rank " + std::to_string(options.rank) + " of " +
-                std::to_string(options.size) + ")"),
-        timeout(options.timeout) {}
+  explicit Pending(const JoinOptions& options) : context(place_of(options, "gloo")), timeout(options.timeout) {}
 
   // After an abort the completion fails at once.
   std::uint64_t add(Completion completion) {
@@ -367,11 +378,7 @@ Op GlooCommunicator::reduce_scatter(const Elements& output, std::span<const Slic
     std::size_t count = 0;
     for (const Slice& part : copy->parts) count += Elements{part, dtype}.count();
     copy->sum = at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions(*scalar_type(dtype)));
-    auto* data = static_cast<std::byte*>(copy->sum.data_ptr());
-    for (const Slice& part : copy->parts) {
-      if (part.bytes > 0) std::memcpy(data, part.data, part.bytes);
-      data += part.bytes;
-    }
+    copy_parts(static_cast<std::byte*>(copy->sum.data_ptr()), copy->parts);
     c10d::AllreduceOptions options;
     options.reduceOp = to_c10d(dtype, op);
     std::vector<at::Tensor> tensors{copy->sum};
@@ -411,19 +418,11 @@ Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const 
   const auto from = flatten(inputs);
   const auto to = flatten(outputs);
   const auto start = [from, to](c10d::ProcessGroupGloo& group) {
-    auto* data = static_cast<std::byte*>(from->tensor.data_ptr());
-    for (const Slice& part : from->is_copy ? from->parts : std::vector<Slice>()) {
-      if (part.bytes > 0) std::memcpy(data, part.data, part.bytes);
-      data += part.bytes;
-    }
+    if (from->is_copy) copy_parts(static_cast<std::byte*>(from->tensor.data_ptr()), from->parts);
     return group.alltoall_base(to->tensor, from->tensor, to->counts, from->counts);
   };
   const auto finish = [to] {
-    const auto* data = static_cast<const std::byte*>(to->tensor.data_ptr());
-    for (const Slice& part : to->is_copy ? to->parts : std::vector<Slice>()) {
-      if (part.bytes > 0) std::memcpy(part.data, data, part.bytes);
-      data += part.bytes;
-    }
+    if (to->is_copy) copy_parts(to->parts, static_cast<const std::byte*>(to->tensor.data_ptr()));
   };
   return collective("all_to_all", std::move(pin), std::move(ready), start, finish);
 }
