@@ -3,7 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,7 @@
 #include <weft/base/slice.h>
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/communicator.h>
+#include <weft/transport/connection.h>
 
 namespace weft::cuda {
 class Device;
@@ -39,13 +42,52 @@ inline std::string place_of(const JoinOptions& options, std::string_view backend
          " of " + std::to_string(options.size) + ")";
 }
 
+struct ListenOptions {
+  std::shared_ptr<EventLoop> loop;  // of the listener and of its connections
+  std::string interface_address;    // local address to listen on; "" = loopback, where the transport has one
+  // Called on the loop for every peer that connects. Who they are is not known yet: the first message should say.
+  std::function<void(std::shared_ptr<Connection>)> accepted;
+};
+
+// Listens while it lives. Connections that it accepted live on.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  // What connect() takes elsewhere. Says all it needs: a peer on another machine gets a clear refusal, not a wrong peer.
+  virtual std::string address() const = 0;
+};
+
+struct ConnectOptions {
+  std::shared_ptr<EventLoop> loop;
+  Deadline deadline = Deadline::never();  // until when connecting is tried
+};
+
+// The point-to-point side of a backend.
+class Connector {
+ public:
+  virtual ~Connector() = default;
+  virtual Capabilities capabilities() const = 0;
+  // Of several transports that reach a peer the one with the highest wins.
+  virtual int preference() const = 0;
+  // Why this address cannot be reached from here ("another host"); nothing where it may be.
+  virtual std::optional<std::string> why_unreachable(const std::string& address) const = 0;
+  // Throws Caller (no such interface), Busy (no descriptors or memory).
+  virtual std::unique_ptr<Listener> listen(const ListenOptions& options) = 0;
+  // Returns at once; what is sent waits until the connection stands. If it cannot be made by the deadline it ends with
+  // PeerLost or Timeout. Throws Caller where the address is not one of this transport's.
+  virtual std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) = 0;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
+  // Null where the backend has collectives only.
+  virtual Connector* connector() { return nullptr; }
   // Whether join() takes slices on such a device.
   virtual bool reaches(DeviceType type) const = 0;
-  // Collective: returns when all ranks have joined. Throws: Timeout (naming what was missing), PeerLost, Unsupported.
+  // Collective: returns when all ranks have joined. A backend with a connector leaves it to mesh/. Throws: Timeout (naming
+  // what was missing), PeerLost, Unsupported.
   virtual std::shared_ptr<Communicator> join(const JoinOptions& options) = 0;
 };
 

@@ -2,7 +2,7 @@
 """Fails when an include points the wrong way. Rules (docs/architecture.md):
 
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
-  a transport backend never includes another backend
+  a transport backend never includes another backend (transport/mesh is none: it works over any connection)
   libtorch appears in engine/, transport/gloo/, examples/, tests/ and profiling/bench/ only
   Weft's own headers are written #include <weft/…>
 """
@@ -27,7 +27,7 @@ def layer_of(path):
 
 def backend_of(path, root):
     parts = path.split("/")
-    if parts[0] == "transport" and len(parts) > 2 and (root / "transport" / parts[1]).is_dir():
+    if parts[0] == "transport" and len(parts) > 2 and parts[1] != "mesh" and (root / "transport" / parts[1]).is_dir():
         return parts[1]
     return None
 

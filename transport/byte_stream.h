@@ -1,0 +1,51 @@
+// What StreamConnection needs of a transport that moves bytes: a pair of non-blocking streams to one peer. TCP is one, a
+// ring in shared memory is one; encryption would be one over another. Reading and writing may happen on two threads at
+// once, each by one thread at a time. No call blocks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <weft/base/error.h>
+#include <weft/base/event_loop.h>
+
+namespace weft::transport {
+
+class ByteStream {
+ public:
+  using Bytes = std::span<const std::byte>;
+
+  virtual ~ByteStream() = default;
+  // Who is at the other end, for messages.
+  virtual std::string peer() const = 0;
+
+  // Begins to watch, on the loop: `readable` is called when there may be something to read, also the stream's end;
+  // `writable` after a write() that took less than it was given, when there may be room. A connection that is still being
+  // made takes no bytes until it is; one that cannot be made ends. The functions are not called after stop() has returned
+  // on the loop, or once the turn that runs meanwhile has ended.
+  virtual void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) = 0;
+  virtual void stop() noexcept = 0;
+
+  // Takes bytes from the pieces, in order, as much as there is room for; returns how many. After an error 0; see end().
+  virtual std::size_t write(std::span<const Bytes> pieces) noexcept = 0;
+
+  // What has come and lies in memory of the stream, contiguous, at least `wanted` bytes of it if so many have come and the
+  // stream can hold them (see window()); empty when nothing has come. Valid until the next call that reads.
+  virtual Bytes peek(std::size_t wanted) noexcept = 0;
+  // Lets go of what peek() showed.
+  virtual void consume(std::size_t bytes) noexcept = 0;
+  // Moves up to to.size() bytes there, those that peek() would show first; returns how many, 0 when nothing has come.
+  virtual std::size_t read(std::span<std::byte> to) noexcept = 0;
+  // The most that one peek() can show.
+  virtual std::size_t window() const = 0;
+
+  // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
+  virtual std::optional<Error> end() const noexcept = 0;
+  // No more writes: the peer reads what was written and then finds the end.
+  virtual void finish_writing() noexcept = 0;
+};
+
+}  // namespace weft::transport
