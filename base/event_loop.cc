@@ -22,9 +22,17 @@ namespace weft {
 
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers
-constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers
+using Clock = Deadline::Clock;
+using std::chrono::nanoseconds;
+
+constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
+constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
+constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
+constexpr int kTurnsPerLook = 16;                           // at the descriptors, while pollers are spun on
 constexpr std::uint64_t kWakeupKey = 0;
+
+// Spinning keeps whoever is waited for from running where there is one processor only.
+const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 
 }  // namespace
 
@@ -37,8 +45,11 @@ struct EventLoop::Mailbox {
     [[maybe_unused]] const auto written = ::write(wakeup, &one, sizeof one);  // full means already woken
   }
 
-  // Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
-  bool take_sleeping() { return std::exchange(sleeping, false); }
+  // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
+  bool take_sleeping() {
+    rested.notify_one();
+    return std::exchange(sleeping, false);
+  }
 
   void post(Task task) {
     bool must_wake = false;
@@ -46,16 +57,19 @@ struct EventLoop::Mailbox {
       std::lock_guard lock(mutex);
       if (closed) return;
       posted.push_back(std::move(task));
+      has_posted.store(true, std::memory_order_release);
       must_wake = take_sleeping();
     }
     if (must_wake) wake();
   }
 
   const int wakeup;
-  std::atomic<bool> garbage{false};  // an entry died and is still in a table
+  std::atomic<bool> garbage{false};     // an entry died and is still in a table
+  std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
   std::mutex mutex;
+  std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
   std::vector<Task> posted;
-  bool sleeping = false;  // the turner is, or is about to be, inside epoll
+  bool sleeping = false;  // somebody is, or is about to be, inside epoll
   bool closed = false;
 };
 
@@ -65,6 +79,7 @@ struct EventLoop::Entry {
   Task task;                                   // timers
   std::function<void(std::uint32_t)> handler;  // descriptors
   std::function<bool()> poller;                // pollers
+  std::function<bool()> park;                  // pollers, where it can be
   int epoll = -1;
   int descriptor = -1;
 };
@@ -81,37 +96,55 @@ struct EventLoop::Inner {
   void stop();
   void add_poller(std::shared_ptr<Entry> entry);
 
+  using Pollers = std::vector<std::shared_ptr<Entry>>;
+
   const std::string name;
   const int epoll;
   const std::shared_ptr<Mailbox> mailbox;  // its mutex guards the tables below as well
-  std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
-  std::vector<std::shared_ptr<Entry>> pollers;
+  std::multimap<Clock::time_point, std::shared_ptr<Entry>> timers;
+  std::atomic<Clock::time_point> next_timer{Clock::time_point::max()};
+  std::shared_ptr<const Pollers> pollers = std::make_shared<const Pollers>();  // replaced as a whole
+  std::atomic<bool> pollers_changed{false};
   std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors;
   std::uint64_t next_key = 1;
-  std::atomic<std::thread::id> own_thread;
 
-  void turn(Deadline limit);
+  void own_turns();
+  void rest();
+  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
+  void hand_over();
+  bool turn();
   void sweep();
   bool run_posted();
   bool run_timers();
   bool run_pollers();
-  bool run_descriptors(std::chrono::nanoseconds wait);
-  std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed);
-  void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
+  bool run_descriptors();
+  nanoseconds time_to_wait(Deadline limit, bool progressed, bool is_caller);
+  void sleep(nanoseconds wait) const;
 
   std::mutex turns_mutex;  // of who may turn
   std::condition_variable turns_changed;
   bool turning = false;
   int callers = 0;  // threads inside drive()
   bool stopping = false;
+  bool standing_by = false;                              // the loop's thread sleeps in epoll outside a turn
+  Clock::time_point standing_by_until;                   // then
+  Clock::time_point callers_left = Clock::time_point();  // when the last caller went
   std::atomic<std::thread::id> turner;
-  Deadline::Clock::time_point last_progress;
+
+  // Of whoever turns.
+  std::shared_ptr<const Pollers> polled = pollers;
+  Clock::time_point last_progress;
+  int turns_since_look = 0;
 };
 
 void EventLoop::Inner::add_poller(std::shared_ptr<Entry> entry) {
   {
     std::lock_guard lock(mailbox->mutex);
-    pollers.push_back(std::move(entry));
+    auto more = std::make_shared<Pollers>(*pollers);
+    more->push_back(std::move(entry));
+    pollers = std::move(more);
+    pollers_changed = true;
+    mailbox->take_sleeping();
   }
   mailbox->wake();
 }
@@ -141,10 +174,7 @@ EventLoop::Inner::Inner(std::string given_name)
 }
 
 EventLoop::EventLoop(const std::string& name) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
-  thread_ = std::thread([inner = inner_] {
-    inner->own_thread = std::this_thread::get_id();
-    inner->run();
-  });
+  thread_ = std::thread([inner = inner_] { inner->run(); });
   pthread_setname_np(thread_.native_handle(), inner_->name.c_str());
 }
 
@@ -175,10 +205,12 @@ void EventLoop::Inner::stop() {
   };
   for (auto& [when, entry] : timers) end(entry);
   for (auto& [key, entry] : descriptors) end(entry);
-  for (auto& entry : pollers) end(entry);
+  for (auto entry : *pollers) end(entry);
   timers.clear();
   descriptors.clear();
-  pollers.clear();
+  pollers = std::make_shared<const Pollers>();
+  pollers_changed = true;
+  mailbox->rested.notify_one();
 }
 
 void EventLoop::post(Task task) { inner_->mailbox->post(std::move(task)); }
@@ -191,6 +223,7 @@ EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   {
     std::lock_guard lock(inner_->mailbox->mutex);
     const auto place = inner_->timers.emplace(deadline.point(), entry);
+    inner_->next_timer = inner_->timers.begin()->first;
     must_wake = place == inner_->timers.begin() && inner_->mailbox->take_sleeping();
   }
   if (must_wake) inner_->mailbox->wake();
@@ -222,10 +255,11 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
   return Registration(entry);
 }
 
-EventLoop::Registration EventLoop::poll(std::function<bool()> poller) {
+EventLoop::Registration EventLoop::poll(std::function<bool()> poller, std::function<bool()> park) {
   auto entry = std::make_shared<Entry>();
   entry->mailbox = inner_->mailbox;
   entry->poller = std::move(poller);
+  entry->park = std::move(park);
   inner_->add_poller(entry);
   return Registration(entry);
 }
@@ -267,50 +301,104 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   while (!done() && !deadline.passed() && !stopping) {
     if (!turning) {
       take_turns(lock, done, deadline);
-      continue;
-    }
-    if (turner.load(std::memory_order_relaxed) == own_thread.load()) mailbox->wake();  // it gives way to callers
-    if (deadline.is_never()) {
+    } else if (deadline.is_never()) {
       turns_changed.wait(lock);
     } else {
       turns_changed.wait_until(lock, deadline.point());
     }
   }
-  --callers;
-  lock.unlock();
-  turns_changed.notify_all();
-  return done();
-}
-
-void EventLoop::Inner::run() {
-  std::unique_lock lock(turns_mutex);
-  while (!stopping) {
-    if (turning || callers > 0) {
-      turns_changed.wait(lock);
-      continue;
-    }
-    // callers and stopping are read without their lock here: whoever changes them wakes this turn.
-    take_turns(lock, {}, Deadline::never());
+  const bool was_last = --callers == 0;
+  if (was_last) {
+    callers_left = Clock::now();
+    if (!turning) hand_over();
   }
+  lock.unlock();
+  if (!was_last) turns_changed.notify_all();
+  return done();
 }
 
 void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
                                   Deadline deadline) {
-  const bool is_caller = static_cast<bool>(done);
   turning = true;
-  turner.store(std::this_thread::get_id(), std::memory_order_relaxed);  // before unlocking: who waits asks whom to wake
+  turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
+  last_progress = Clock::now();
   for (;;) {
-    turn(deadline);
-    if (is_caller && (done() || deadline.passed())) break;
-    std::lock_guard guard(turns_mutex);
-    if (stopping || (!is_caller && callers > 0)) break;
-    if (is_caller && callers > 1) turns_changed.notify_all();  // their results may have come
+    const bool progressed = turn();
+    if (done() || deadline.passed()) break;
+    {
+      std::lock_guard guard(turns_mutex);
+      if (stopping) break;
+      if (callers > 1 && progressed) turns_changed.notify_all();  // their results may have come
+    }
+    sleep(time_to_wait(deadline, progressed, /*is_caller=*/true));
   }
   turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
   turning = false;
+}
+
+// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
+void EventLoop::Inner::hand_over() {
+  if (!standing_by) {
+    std::lock_guard lock(mailbox->mutex);
+    if (!mailbox->posted.empty()) mailbox->rested.notify_one();
+    return;
+  }
+  const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
+  if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
+}
+
+void EventLoop::Inner::run() {
+  for (;;) {
+    std::unique_lock lock(turns_mutex);
+    if (stopping) return;
+    const bool may_wait = Clock::now() - callers_left < kGiveWay && !mailbox->has_posted;
+    if (turning || callers > 0 || may_wait) {
+      lock.unlock();
+      rest();
+      continue;
+    }
+    turning = true;
+    turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    lock.unlock();
+    own_turns();
+  }
+}
+
+// The loop's thread has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
+// each other would cost both a wake-up. Posted work ends the rest where nobody else does it.
+void EventLoop::Inner::rest() {
+  std::unique_lock lock(mailbox->mutex);
+  if (mailbox->closed) return;
+  mailbox->rested.wait_for(lock, kGiveWay);
+}
+
+// Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
+void EventLoop::Inner::own_turns() {
+  nanoseconds wait(0);
+  bool gives_way = false;
+  while (wait.count() == 0 && !gives_way) {
+    const bool progressed = turn();
+    {
+      std::lock_guard lock(turns_mutex);
+      gives_way = stopping || callers > 0;
+    }
+    if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, /*is_caller=*/false);
+  }
+  turner.store(std::thread::id(), std::memory_order_relaxed);
+  {
+    std::lock_guard lock(turns_mutex);
+    turning = false;
+    standing_by = !gives_way && callers == 0 && !stopping;
+    standing_by_until = wait == nanoseconds::max() ? Clock::time_point::max() : Clock::now() + wait;
+    gives_way = !standing_by;
+  }
   turns_changed.notify_all();
+  if (gives_way) return;
+  sleep(wait);
+  std::lock_guard lock(turns_mutex);
+  standing_by = false;
 }
 
 void EventLoop::Inner::sweep() {
@@ -324,19 +412,24 @@ void EventLoop::Inner::sweep() {
   std::lock_guard lock(mailbox->mutex);
   std::erase_if(timers, [&](const auto& item) { return take(item.second); });
   std::erase_if(descriptors, [&](const auto& item) { return take(item.second); });
-  std::erase_if(pollers, take);
+  next_timer = timers.empty() ? Clock::time_point::max() : timers.begin()->first;
+  auto left = std::make_shared<Pollers>(*pollers);
+  if (std::erase_if(*left, take) == 0) return;
+  pollers = std::move(left);
+  pollers_changed = true;
 }
 
-void EventLoop::Inner::turn(Deadline limit) {
+bool EventLoop::Inner::turn() {
   sweep();
   bool progressed = run_posted();
   progressed |= run_timers();
   progressed |= run_pollers();
-  progressed |= run_descriptors(time_to_wait(limit, progressed));
-  if (progressed) last_progress = Deadline::Clock::now();
+  if (polled->empty() || ++turns_since_look >= kTurnsPerLook) progressed |= run_descriptors();
+  return progressed;
 }
 
 bool EventLoop::Inner::run_posted() {
+  if (!mailbox->has_posted.exchange(false, std::memory_order_acquire)) return false;
   std::vector<Task> tasks;
   {
     std::lock_guard lock(mailbox->mutex);
@@ -347,7 +440,10 @@ bool EventLoop::Inner::run_posted() {
 }
 
 bool EventLoop::Inner::run_timers() {
-  const auto now = Deadline::Clock::now();
+  const auto next = next_timer.load();
+  if (next == Clock::time_point::max()) return false;
+  const auto now = Clock::now();
+  if (next > now) return false;
   std::vector<std::shared_ptr<Entry>> due;
   {
     std::lock_guard lock(mailbox->mutex);
@@ -355,6 +451,7 @@ bool EventLoop::Inner::run_timers() {
       due.push_back(std::move(timers.begin()->second));
       timers.erase(timers.begin());
     }
+    next_timer = timers.empty() ? Clock::time_point::max() : timers.begin()->first;
   }
   for (const auto& entry : due) {
     if (entry->live.exchange(false)) entry->task();
@@ -363,46 +460,63 @@ bool EventLoop::Inner::run_timers() {
 }
 
 bool EventLoop::Inner::run_pollers() {
-  std::vector<std::shared_ptr<Entry>> now;
-  {
+  if (pollers_changed.exchange(false)) {
     std::lock_guard lock(mailbox->mutex);
-    if (pollers.empty()) return false;
-    now = pollers;
+    polled = pollers;
   }
+  if (polled->empty()) return false;
+  const auto now = polled;  // a poller may end the loop
   bool progressed = false;
-  for (const auto& entry : now) {
+  for (const auto& entry : *now) {
     if (entry->live) progressed |= entry->poller();
   }
   return progressed;
 }
 
-std::chrono::nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed) {
-  using std::chrono::nanoseconds;
-  std::lock_guard lock(mailbox->mutex);
-  mailbox->sleeping = false;
-  if (progressed || !mailbox->posted.empty()) return nanoseconds(0);
-  const auto now = Deadline::Clock::now();
-  auto until = limit.point();
-  if (!timers.empty()) until = std::min(until, timers.begin()->first);
-  if (!pollers.empty()) {
-    if (now - last_progress < kSpin) return nanoseconds(0);
-    until = std::min(until, now + kPollPause);
+// How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
+// holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
+nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool is_caller) {
+  const auto now = Clock::now();
+  if (progressed) {
+    last_progress = now;
+    return nanoseconds(0);
   }
-  mailbox->sleeping = true;
-  if (until == Deadline::Clock::time_point::max()) return nanoseconds::max();
+  std::shared_ptr<const Pollers> all;
+  auto until = limit.point();
+  {
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->sleeping = false;
+    if (!mailbox->posted.empty()) return nanoseconds(0);
+    all = pollers;
+    if (kMaySpin && (is_caller || !all->empty()) && now - last_progress < kSpin) return nanoseconds(0);
+    if (!timers.empty()) until = std::min(until, timers.begin()->first);
+    mailbox->sleeping = true;
+  }
+  for (const auto& entry : *all) {
+    if (!entry->live) continue;
+    if (!entry->park) {
+      until = std::min(until, now + kPollPause);
+    } else if (!entry->park()) {
+      std::lock_guard lock(mailbox->mutex);
+      mailbox->sleeping = false;
+      return nanoseconds(0);
+    }
+  }
+  turns_since_look = kTurnsPerLook;  // after a sleep the descriptors come first
+  if (until == Clock::time_point::max()) return nanoseconds::max();
   return std::max(nanoseconds(0), nanoseconds(until - now));
 }
 
-bool EventLoop::Inner::run_descriptors(std::chrono::nanoseconds wait) {
-  if (wait.count() > 0) {
-    // epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
-    pollfd self{epoll, POLLIN, 0};
-    const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000),
-                         static_cast<long>(wait.count() % 1'000'000'000)};
-    ppoll(&self, 1, wait == std::chrono::nanoseconds::max() ? nullptr : &limit, nullptr);
-    std::lock_guard lock(mailbox->mutex);
-    mailbox->sleeping = false;
-  }
+// epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
+void EventLoop::Inner::sleep(nanoseconds wait) const {
+  if (wait.count() == 0) return;
+  pollfd self{epoll, POLLIN, 0};
+  const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000), static_cast<long>(wait.count() % 1'000'000'000)};
+  ppoll(&self, 1, wait == nanoseconds::max() ? nullptr : &limit, nullptr);
+}
+
+bool EventLoop::Inner::run_descriptors() {
+  turns_since_look = 0;
   epoll_event events[64];
   const int count = epoll_wait(epoll, events, 64, 0);
   bool progressed = false;

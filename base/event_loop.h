@@ -58,8 +58,10 @@ class EventLoop {
   // level-triggered. The descriptor stays the caller's and must outlive the registration.
   Registration watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler);
   // Calls the function in every turn while it lives; it returns whether it found something to do. A loop with pollers spins
-  // for a moment and then looks every 50 µs.
-  Registration poll(std::function<bool()> poller);
+  // for 100 µs after there was something to do. Then it asks `park` of each, which arranges that a watched descriptor
+  // becomes readable when something comes, and returns whether nothing has come until then; and sleeps. A poller without
+  // `park` is looked at every 50 µs instead.
+  Registration poll(std::function<bool()> poller, std::function<bool()> park = {});
   // Runs the task on the loop once the fence has passed.
   void when(const Fence& fence, Task task);
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <weft/base/error.h>
@@ -222,6 +223,80 @@ TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
   EXPECT_TRUE(loop.drive([] { return true; }));
   EXPECT_FALSE(loop.drive([] { return false; }, Deadline::in(milliseconds(2))));
   flush(loop);  // would hang if nobody turned
+}
+
+// A producer on another thread, and a loop that looks for what it makes: as two processes do through shared memory.
+struct Mailroom {
+  std::atomic<int> made{0};
+  std::atomic<bool> parked{false};
+  const int wakeup = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int taken = 0;  // on the loop, as is the next
+  std::function<void()> on_taken;
+  std::atomic<int> parks{0};
+  EventLoop::Registration poller;
+  EventLoop::Registration watch;
+
+  explicit Mailroom(EventLoop& loop) {
+    poller = loop.poll([this] { return look(); }, [this] { return park(); });
+    watch = loop.watch(wakeup, EPOLLIN, [this](std::uint32_t) {
+      std::uint64_t ignored = 0;
+      EXPECT_EQ(::read(wakeup, &ignored, sizeof ignored), static_cast<ssize_t>(sizeof ignored));
+    });
+  }
+  ~Mailroom() { ::close(wakeup); }
+
+  void make() {
+    ++made;
+    const std::uint64_t one = 1;
+    if (!parked.exchange(false)) return;
+    EXPECT_EQ(::write(wakeup, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  }
+  bool look() {
+    parked = false;
+    if (taken == made) return false;
+    ++taken;
+    if (on_taken) on_taken();
+    return true;
+  }
+  bool park() {
+    ++parks;
+    parked = true;
+    return taken == made;
+  }
+};
+
+TEST(EventLoop, AParkedPollerIsWokenForEverythingThatComes) {
+  EventLoop loop("test");
+  Mailroom room(loop);
+  for (int i = 1; i <= 200; ++i) {
+    if (i % 50 == 0) {
+      while (!room.parked) std::this_thread::yield();
+    }
+    room.make();
+  }
+  EXPECT_TRUE(loop.drive([&] { return room.taken == 200; }, patience()));
+  EXPECT_GE(room.parks, 4);
+}
+
+TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
+  EventLoop loop("test");
+  Mailroom room(loop);
+  while (!room.parked) std::this_thread::yield();  // the loop's thread sleeps, or is about to
+  for (int round = 0; round < 50; ++round) {
+    std::promise<void> rang, taken;
+    EventLoop::Registration timer;
+    std::atomic<bool> set{false};
+    loop.post([&] {
+      timer = loop.at(Deadline::in(milliseconds(round % 3)), [&] { rang.set_value(); });
+      room.on_taken = [&] { taken.set_value(); };
+      set = true;
+    });
+    ASSERT_TRUE(loop.drive([&] { return set.load(); }, patience()));  // this thread turns, and leaves
+    room.make();
+    ASSERT_EQ(rang.get_future().wait_for(seconds(60)), std::future_status::ready);
+    ASSERT_EQ(taken.get_future().wait_for(seconds(60)), std::future_status::ready);
+    flush(loop);
+  }
 }
 
 TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
