@@ -1,0 +1,75 @@
+// weft-info: which transports of this build can be used on this machine, what they can do, and why the others cannot.
+#include <cstdio>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <weft/transport/registry.h>
+
+namespace weft {
+namespace {
+
+nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
+  nlohmann::ordered_json row{{"name", backend.name}, {"usable", false}};
+  const auto opened = backend.open();
+  if (!opened) {
+    row["why_not"] = opened.error().text();
+    return row;
+  }
+  transport::Transport& transport = *opened.value();
+  row["usable"] = true;
+  row["host_memory"] = transport.reaches(DeviceType::Host);
+  row["device_memory"] = transport.reaches(DeviceType::Cuda);
+  transport::Connector* connector = transport.connector();
+  row["point_to_point"] = connector != nullptr;
+  if (connector == nullptr) return row;
+  const transport::Capabilities can = connector->capabilities();
+  row["preference"] = connector->preference();
+  row["one_sided"] = can.one_sided;
+  row["inline_bytes"] = can.inline_bytes;
+  row["max_message"] = can.max_message;
+  return row;
+}
+
+void print_row(const nlohmann::ordered_json& row) {
+  const auto name = row["name"].get<std::string>();
+  if (!row["usable"].get<bool>()) {
+    std::printf("%-10s not usable: %s\n", name.c_str(), row["why_not"].get<std::string>().c_str());
+    return;
+  }
+  const bool on_host = row["host_memory"].get<bool>();
+  const bool on_device = row["device_memory"].get<bool>();
+  std::string text = on_host && on_device ? "host and device memory" : on_device ? "device memory" : "host memory";
+  if (row["point_to_point"].get<bool>()) {
+    text += "; connections: preference " + std::to_string(row["preference"].get<int>()) + ", inline up to " +
+            std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
+            (row["one_sided"].get<bool>() ? ", one-sided" : "");
+  } else {
+    text += "; collectives only";
+  }
+  std::printf("%-10s usable: %s\n", name.c_str(), text.c_str());
+}
+
+int show(bool as_json) {
+  nlohmann::ordered_json rows = nlohmann::json::array();
+  for (const transport::Backend& backend : transport::backends()) rows.push_back(describe_backend(backend));
+  if (as_json) {
+    std::printf("%s\n", nlohmann::ordered_json{{"transports", rows}}.dump(2).c_str());
+  } else {
+    for (const auto& row : rows) print_row(row);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft
+
+int main(int argc, char** argv) {
+  CLI::App app("Lists the transports of this build: usable on this machine, or why not.", "weft-info");
+  bool as_json = false;
+  app.add_flag("--json", as_json, "print a JSON object instead of a table");
+  CLI11_PARSE(app, argc, argv);
+  return weft::show(as_json);
+}

@@ -1,0 +1,160 @@
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/transport/shm/segment.h>
+
+namespace weft::transport::shm {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+Bytes bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::string text_of(Bytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+struct Pair {
+  Segment made = Segment::make();
+  Segment taken = Segment::take(Descriptor(dup(made.memory().get())));
+  RingWriter writer = made.writer();
+  RingReader reader = taken.reader();
+
+  std::size_t write(const std::string& text) {
+    const Bytes piece = bytes_of(text);
+    return writer.write({&piece, 1});
+  }
+};
+
+TEST(ShmRing, CarriesPiecesInOrderAndFreesWhatIsConsumed) {
+  Pair pair;
+  const std::string first = "one ";
+  const std::string second = "two";
+  const std::array<Bytes, 3> pieces{bytes_of(first), Bytes(), bytes_of(second)};
+  EXPECT_EQ(pair.writer.write(pieces), 7u);
+  EXPECT_EQ(text_of(pair.reader.peek()), "one two");
+  pair.reader.consume(4);
+  EXPECT_EQ(text_of(pair.reader.peek()), "two");
+  pair.reader.consume(3);
+  EXPECT_TRUE(pair.reader.peek().empty());
+  EXPECT_EQ(pair.writer.room(), kRingBytes);
+}
+
+TEST(ShmRing, TakesNoMoreThanItHolds) {
+  Pair pair;
+  const std::string large(kRingBytes + 1000, 'x');
+  EXPECT_EQ(pair.write(large), kRingBytes);
+  EXPECT_EQ(pair.write("more"), 0u);
+  EXPECT_EQ(pair.reader.peek().size(), kRingBytes);
+  EXPECT_FALSE(pair.writer.has_more_room());
+  pair.reader.consume(kRingBytes / 2);
+  EXPECT_TRUE(pair.writer.has_more_room());
+  EXPECT_EQ(pair.writer.room(), kRingBytes / 2);
+}
+
+TEST(ShmRing, ShowsBytesThatWrapAroundItsEndInOnePiece) {
+  Pair pair;
+  pair.write(std::string(kRingBytes - 3, 'x'));
+  pair.reader.peek();
+  pair.reader.consume(kRingBytes - 3);
+  EXPECT_EQ(pair.write("around the end"), 14u);
+  EXPECT_EQ(text_of(pair.reader.peek()), "around the end");
+}
+
+TEST(ShmRing, GoesBothWaysAtOnce) {
+  Pair pair;
+  pair.write("there");
+  RingWriter back = pair.taken.writer();
+  const std::string answer = "back again";
+  const Bytes piece = bytes_of(answer);
+  back.write({&piece, 1});
+  RingReader answers = pair.made.reader();
+  EXPECT_EQ(text_of(answers.peek()), "back again");
+  EXPECT_EQ(text_of(pair.reader.peek()), "there");
+}
+
+TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
+  Pair pair;
+  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(), 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* control = static_cast<RingControl*>(memory);
+  control->head.store(kRingBytes * 5);
+  EXPECT_TRUE(pair.reader.peek().empty());
+  EXPECT_TRUE(pair.reader.broken());
+  control->tail.store(kRingBytes * 9);
+  EXPECT_EQ(pair.writer.room(), 0u);
+  EXPECT_TRUE(pair.writer.broken());
+  munmap(memory, 4096);
+}
+
+TEST(ShmSegment, RefusesADescriptorThatIsNoSealedSegment) {
+  const auto refused = [](Descriptor memory) {
+    try {
+      Segment::take(std::move(memory));
+    } catch (const Error& error) {
+      return error.blame() == Blame::PeerLost;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused(Descriptor(memfd_create("small", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  Descriptor unsealed(memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const Segment made = Segment::make();
+  ASSERT_EQ(ftruncate(unsealed.get(), lseek(made.memory().get(), 0, SEEK_END)), 0);
+  EXPECT_TRUE(refused(std::move(unsealed)));
+  EXPECT_TRUE(refused(Descriptor(open("/dev/null", O_RDWR | O_CLOEXEC))));
+}
+
+// A child writes numbers in pieces of changing length, this process reads them in others.
+TEST(ShmRing, CarriesAStreamBetweenTwoProcesses) {
+  constexpr std::size_t kNumbers = 3'000'000;
+  Segment made = Segment::make();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const Segment mine = Segment::take(Descriptor(dup(made.memory().get())));
+    RingWriter writer = mine.writer();
+    std::vector<std::uint32_t> numbers(5000);
+    std::uint32_t next = 0;
+    for (std::size_t left = kNumbers; left > 0;) {
+      const std::size_t count = std::min(left, 1 + next % numbers.size());
+      std::iota(numbers.begin(), numbers.end(), next);
+      Bytes piece = std::as_bytes(std::span(numbers.data(), count));
+      while (!piece.empty()) piece = piece.subspan(writer.write({&piece, 1}));
+      next += static_cast<std::uint32_t>(count);
+      left -= count;
+    }
+    writer.close();
+    _exit(0);
+  }
+  RingReader reader = made.reader();
+  std::uint32_t next = 0;
+  bool right = true;
+  for (;;) {
+    const bool was_closed = reader.closed();  // asked first: what was written before lies in the ring then
+    const Bytes come = reader.peek();
+    const std::size_t whole = come.size() / sizeof next * sizeof next;
+    for (std::size_t at = 0; at < whole; at += sizeof next, ++next) {
+      std::uint32_t number = 0;
+      std::memcpy(&number, come.data() + at, sizeof number);
+      right = right && number == next;
+    }
+    if (whole > 0) reader.consume(whole);
+    if (whole == 0 && was_closed) break;
+  }
+  EXPECT_TRUE(right);
+  EXPECT_EQ(next, kNumbers);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace weft::transport::shm

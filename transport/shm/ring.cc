@@ -1,0 +1,63 @@
+#include <algorithm>
+#include <cstring>
+
+#include <weft/transport/shm/ring.h>
+
+namespace weft::transport::shm {
+
+namespace {
+
+constexpr std::size_t kShownAtOnce = 128 << 10;  // of a large piece, so that the reader copies while the writer does
+
+}  // namespace
+
+std::size_t RingWriter::room() noexcept {
+  if (broken_) return 0;
+  tail_ = control_->tail.load(std::memory_order_acquire);
+  if (head_ - tail_ <= capacity_) return capacity_ - (head_ - tail_);
+  broken_ = true;
+  return 0;
+}
+
+std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces) noexcept {
+  std::size_t written = 0;
+  std::size_t unseen = 0;
+  std::size_t free = head_ - tail_ <= capacity_ ? capacity_ - (head_ - tail_) : 0;
+  for (std::span<const std::byte> piece : pieces) {
+    while (!piece.empty()) {
+      if (free < piece.size()) free = room();
+      const std::size_t count = std::min({piece.size(), free, kShownAtOnce});
+      if (count == 0) break;
+      std::memcpy(data_ + head_ % capacity_, piece.data(), count);
+      head_ += count;
+      free -= count;
+      written += count;
+      unseen += count;
+      piece = piece.subspan(count);
+      if (unseen < kShownAtOnce) continue;
+      control_->head.store(head_, std::memory_order_release);
+      unseen = 0;
+    }
+    if (!piece.empty()) break;
+  }
+  if (unseen > 0) control_->head.store(head_, std::memory_order_release);
+  return written;
+}
+
+std::span<const std::byte> RingReader::peek() noexcept {
+  head_ = control_->head.load(std::memory_order_acquire);
+  if (broken_ || head_ - tail_ > capacity_) {
+    broken_ = true;
+    return {};
+  }
+  return {data_ + tail_ % capacity_, static_cast<std::size_t>(head_ - tail_)};
+}
+
+void RingReader::consume(std::size_t bytes) noexcept {
+  tail_ += bytes;
+  if (tail_ - shown_ < capacity_ / 4 && tail_ != head_) return;
+  shown_ = tail_;
+  control_->tail.store(tail_, std::memory_order_release);
+}
+
+}  // namespace weft::transport::shm

@@ -1,0 +1,168 @@
+#include <map>
+#include <mutex>
+
+#include <sys/epoll.h>
+
+#include <weft/base/log.h>
+#include <weft/transport/mesh/mesh.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/shm/shm_stream.h>
+#include <weft/transport/stream_connection.h>
+
+namespace weft::transport::shm {
+
+namespace {
+
+constexpr auto kHandshake = std::chrono::seconds(10);   // for a process that has connected to pass its segment
+constexpr auto kPause = std::chrono::milliseconds(50);  // of accepting, when descriptors have run out
+constexpr std::size_t kMaxHandshakes = 256;
+
+Capabilities capabilities_of_rings() {
+  Capabilities capabilities;
+  capabilities.inline_bytes = 64 << 10;
+  return capabilities;
+}
+
+class ShmListener final : public Listener {
+ public:
+  explicit ShmListener(const ListenOptions& options) : inner_(std::make_shared<Inner>(options)) { Inner::watch(inner_); }
+  ~ShmListener() override { inner_->close(); }
+  std::string address() const override { return inner_->address.text(); }
+
+ private:
+  struct Handshake {
+    Descriptor socket;
+    EventLoop::Registration watch;
+    EventLoop::Registration timer;
+  };
+
+  struct Inner {
+    explicit Inner(const ListenOptions& options)
+        : loop(options.loop), accepted(options.accepted), listening(listen_for_this_user()), address(Address::here()) {
+      address.descriptor = listening.name.get();
+    }
+
+    static void watch(const std::shared_ptr<Inner>& self);
+    static void accept(const std::shared_ptr<Inner>& self);
+    static void receive(const std::shared_ptr<Inner>& self, int key);
+    void close();
+
+    const std::weak_ptr<EventLoop> loop;
+    const std::function<void(std::shared_ptr<Connection>)> accepted;
+    const ListeningSocket listening;
+    Address address;
+
+    std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
+    bool closed = false;
+    EventLoop::Registration registration;
+    EventLoop::Registration pause;
+    std::map<int, Handshake> handshakes;
+  };
+
+  std::shared_ptr<Inner> inner_;
+};
+
+void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
+  std::lock_guard lock(self->mutex);
+  const auto loop = self->loop.lock();
+  if (self->closed || !loop) return;
+  self->registration = loop->watch(self->listening.socket.get(), EPOLLIN, [self](std::uint32_t) { Inner::accept(self); });
+}
+
+void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
+  std::lock_guard lock(self->mutex);
+  const auto loop = self->loop.lock();
+  if (self->closed || !loop) return;
+  try {
+    if (self->handshakes.size() >= kMaxHandshakes)
+      throw Error(Blame::Busy, "shm: too many connect at once and say nothing");
+    Descriptor socket = accept_from(self->listening.socket);
+    if (!socket) return;
+    const int key = socket.get();
+    check_peer(socket);
+    Handshake& handshake = self->handshakes[key];
+    handshake.socket = std::move(socket);
+    handshake.timer = loop->at(Deadline::in(kHandshake), [self, key] {
+      std::lock_guard guard(self->mutex);
+      self->handshakes.erase(key);
+    });
+    handshake.watch = loop->watch(key, EPOLLIN, [self, key](std::uint32_t) { receive(self, key); });
+  } catch (const Error& error) {
+    log::warn(error.what());
+    if (error.blame() != Blame::Busy) return;
+    self->registration.reset();
+    self->pause = loop->at(Deadline::in(kPause), [self] { watch(self); });
+  }
+}
+
+void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
+  std::lock_guard lock(self->mutex);
+  const auto found = self->handshakes.find(key);
+  const auto loop = self->loop.lock();
+  if (self->closed || !loop || found == self->handshakes.end()) return;
+  try {
+    auto memory = take_passed(found->second.socket);
+    if (!memory) return;
+    const pid_t process = check_peer(found->second.socket);
+    Segment segment = Segment::take(std::move(*memory));
+    found->second.watch.reset();
+    Descriptor socket = std::move(found->second.socket);
+    self->handshakes.erase(found);
+    auto stream = std::make_unique<ShmStream>(std::move(segment), std::move(socket), "process " + std::to_string(process));
+    self->accepted(StreamConnection::make(std::move(stream), capabilities_of_rings(), "shm", loop));
+  } catch (const Error& error) {
+    log::warn(error.what());
+    self->handshakes.erase(key);
+  }
+}
+
+void ShmListener::Inner::close() {
+  std::lock_guard lock(mutex);
+  closed = true;
+  registration.reset();
+  pause.reset();
+  handshakes.clear();
+}
+
+class Shm final : public Transport, public Connector {
+ public:
+  explicit Shm(Address here) : here_(std::move(here)) {}
+
+  std::string_view name() const override { return "shm"; }
+  Connector* connector() override { return this; }
+  bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override { return mesh::join(*this, options); }
+
+  Capabilities capabilities() const override { return capabilities_of_rings(); }
+  int preference() const override { return 300; }
+
+  std::optional<std::string> why_unreachable(const std::string& text) const override {
+    const Address address = Address::parse(text);
+    if (address.host != here_.host) return "it is on another host";
+    if (address.processes != here_.processes) return "it is in another container: the process namespaces differ";
+    return std::nullopt;
+  }
+
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override { return std::make_unique<ShmListener>(options); }
+
+  std::shared_ptr<Connection> connect(const std::string& text, const ConnectOptions& options) override {
+    if (const auto why = why_unreachable(text)) throw Error(Blame::Caller, "shm: cannot connect to " + text + ": " + *why);
+    auto stream = std::make_unique<ShmStream>(Address::parse(text), options.deadline);
+    return StreamConnection::make(std::move(stream), capabilities_of_rings(), "shm", options.loop);
+  }
+
+ private:
+  const Address here_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Transport>> open() {
+  try {
+    return std::shared_ptr<Transport>(std::make_shared<Shm>(Address::here()));
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+}  // namespace weft::transport::shm

@@ -1,0 +1,254 @@
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <weft/transport/shm/shm_stream.h>
+
+namespace weft::transport::shm {
+
+namespace {
+
+constexpr auto kRetry = std::chrono::milliseconds(1);  // of connecting, while the listener's queue is full
+
+}  // namespace
+
+struct ShmStream::Shared {
+  Shared(Segment made, std::string who)
+      : segment(std::move(made)),
+        peer(std::move(who)),
+        writer(segment.writer()),
+        reader(segment.reader()),
+        mine(segment.mine()),
+        theirs(segment.theirs()) {}
+
+  const Segment segment;
+  const std::string peer;
+  RingWriter writer;  // of whoever writes
+  RingReader reader;  // of the loop, and of whoever reads there
+  SideControl& mine;
+  SideControl& theirs;
+
+  std::function<void()> readable;
+  std::function<void()> writable;
+  std::mutex mutex;  // of the next five
+  Descriptor socket;
+  EventLoop::Registration poller;
+  EventLoop::Registration watch;
+  EventLoop::Registration retry;
+  std::optional<Error> not_connected;  // why
+  bool parked = false;                 // on the loop
+  bool end_told = false;               // on the loop
+  std::uint64_t told = 0;              // on the loop: how far readable() was told of
+  std::atomic<int> token_socket{-1};   // the socket's number, once it is connected
+  std::atomic<bool> stopped{false};
+  std::atomic<bool> wants_room{false};  // the last write came short
+  std::atomic<bool> hung_up{false};     // the socket has ended
+  std::atomic<bool> broken{false};      // the peer's numbers make no sense
+
+  // Connects where that is still to be done, and watches the socket.
+  static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address, Deadline deadline);
+  static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop);
+  bool look();
+  bool park();
+  void take_tokens();
+  void wake_if_parked() noexcept;
+  bool has_ended() const noexcept { return hung_up || broken || reader.closed(); }
+};
+
+ShmStream::ShmStream(Segment segment, Descriptor socket, std::string peer)
+    : shared_(std::make_shared<Shared>(std::move(segment), std::move(peer))) {
+  shared_->socket = std::move(socket);
+  shared_->token_socket = shared_->socket.get();
+}
+
+ShmStream::ShmStream(const Address& address, Deadline deadline)
+    : shared_(std::make_shared<Shared>(Segment::make(), "process " + std::to_string(address.process))),
+      address_(address),
+      deadline_(deadline) {}
+
+ShmStream::~ShmStream() { stop(); }
+
+std::string ShmStream::peer() const { return shared_->peer; }
+
+void ShmStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+  shared_->readable = std::move(readable);
+  shared_->writable = std::move(writable);
+  std::lock_guard lock(shared_->mutex);
+  if (address_) {
+    Shared::connect(shared_, loop, *address_, deadline_);
+  } else {
+    Shared::watch_socket(shared_, loop);
+  }
+  shared_->poller = loop.poll([shared = shared_] { return shared->look(); }, [shared = shared_] { return shared->park(); });
+}
+
+// With the mutex held.
+void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
+                                Deadline deadline) {
+  try {
+    auto connected = connect_to(address);
+    if (connected) {
+      if (check_peer(*connected) != address.process) {
+        throw Error(Blame::PeerLost, "shm: process " + std::to_string(address.process) + " is another one by now");
+      }
+      self->socket = std::move(*connected);
+      self->token_socket = self->socket.get();
+      watch_socket(self, loop);
+      pass(self->socket, self->segment.memory());
+      return;
+    }
+    if (deadline.passed()) throw Error(Blame::Timeout, "shm: " + self->peer + " accepts no connection");
+    self->retry = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
+      std::lock_guard lock(self->mutex);
+      if (!self->stopped) connect(self, loop, address, deadline);
+    });
+  } catch (const Error& error) {
+    self->not_connected = error;
+    self->hung_up = true;
+  }
+}
+
+void ShmStream::Shared::watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop) {
+  self->watch = loop.watch(self->socket.get(), EPOLLIN | EPOLLRDHUP, [self](std::uint32_t) { self->take_tokens(); });
+}
+
+void ShmStream::stop() noexcept {
+  if (shared_->stopped.exchange(true)) return;
+  {
+    std::lock_guard lock(shared_->mutex);
+    shared_->poller.reset();
+    shared_->watch.reset();
+    shared_->retry.reset();
+  }
+  // The other process learns of it when it has read what was written.
+  finish_writing();
+  if (shared_->token_socket >= 0) ::shutdown(shared_->token_socket, SHUT_RDWR);
+}
+
+// In every turn: tells of what has come since it was last asked for. What the receiver leaves in the ring is not told
+// again.
+bool ShmStream::Shared::look() {
+  if (parked) {
+    parked = false;
+    mine.parked.store(0, std::memory_order_relaxed);
+  }
+  bool found = false;
+  if (wants_room.load(std::memory_order_relaxed) && writer.has_more_room() && wants_room.exchange(false)) {
+    mine.wants_room.store(0, std::memory_order_relaxed);
+    found = true;
+    if (!stopped) writable();
+  }
+  if (stopped) return found;
+  if (const std::uint64_t head = reader.head(); head != told) {
+    told = head;
+    found = true;
+    readable();
+  } else if (!end_told && has_ended()) {
+    end_told = true;
+    found = true;
+    readable();
+  }
+  return found;
+}
+
+// From here on the other side sends a byte. It may have looked just before, so look once more.
+bool ShmStream::Shared::park() {
+  if (stopped) return true;
+  parked = true;
+  mine.parked.store(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const bool may_sleep = reader.head() == told && (end_told || !has_ended()) &&
+                         !(wants_room.load(std::memory_order_relaxed) && writer.has_more_room());
+  return may_sleep;
+}
+
+void ShmStream::Shared::take_tokens() {
+  char tokens[256];
+  for (;;) {
+    const auto count = ::recv(token_socket, tokens, sizeof tokens, MSG_DONTWAIT);
+    if (count == static_cast<ssize_t>(sizeof tokens)) continue;
+    if (count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    hung_up = true;  // look() tells of it in the next turn
+    std::lock_guard lock(mutex);
+    watch.reset();  // or an ended socket would be reported in every turn
+    return;
+  }
+}
+
+void ShmStream::Shared::wake_if_parked() noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (theirs.parked.load(std::memory_order_relaxed) == 0 || theirs.parked.exchange(0, std::memory_order_relaxed) == 0)
+    return;
+  const char token = 0;
+  // A full socket means that tokens are waiting already; an ended one is noticed by the loop.
+  [[maybe_unused]] const auto sent = ::send(token_socket, &token, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
+  Shared& shared = *shared_;
+  if (shared.stopped || shared.hung_up) return 0;
+  std::size_t wanted = 0;
+  for (const Bytes& piece : pieces) wanted += piece.size();
+  const std::size_t written = shared.writer.write(pieces);
+  if (written < wanted) {
+    shared.wants_room = true;
+    shared.mine.wants_room.store(1, std::memory_order_relaxed);
+  }
+  if (shared.writer.broken()) shared.broken = true;
+  if (written > 0) shared.wake_if_parked();
+  return written;
+}
+
+ByteStream::Bytes ShmStream::peek(std::size_t) noexcept {
+  const Bytes bytes = shared_->reader.peek();
+  if (shared_->reader.broken()) shared_->broken = true;
+  return bytes;
+}
+
+void ShmStream::consume(std::size_t bytes) noexcept {
+  shared_->reader.consume(bytes);
+  if (!shared_->reader.has_shown_room()) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (shared_->theirs.wants_room.load(std::memory_order_relaxed) != 0) shared_->wake_if_parked();
+}
+
+std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
+  std::size_t copied = 0;
+  while (copied < to.size()) {
+    const Bytes come = peek(1);
+    const std::size_t count = std::min(come.size(), std::min(to.size() - copied, kRingBytes / 8));
+    if (count == 0) break;
+    std::memcpy(to.data() + copied, come.data(), count);
+    consume(count);
+    copied += count;
+  }
+  return copied;
+}
+
+std::optional<Error> ShmStream::end() const noexcept {
+  Shared& shared = *shared_;
+  {
+    std::lock_guard lock(shared.mutex);
+    if (shared.not_connected) return shared.not_connected;
+  }
+  if (shared.broken) {
+    return Error(Blame::PeerLost, "shm: " + shared.peer + " wrote numbers into the shared segment that cannot be");
+  }
+  if (shared.stopped || shared.reader.closed())
+    return Error(Blame::PeerLost, "shm: " + shared.peer + " closed the connection");
+  if (shared.hung_up)
+    return Error(Blame::PeerLost, "shm: " + shared.peer + " is gone: its end of the connection was closed");
+  return std::nullopt;
+}
+
+void ShmStream::finish_writing() noexcept {
+  shared_->writer.close();
+  shared_->wake_if_parked();
+}
+
+}  // namespace weft::transport::shm
