@@ -1,0 +1,174 @@
+// How long a collective takes on one machine: Weft's backends, through ProcessGroup and at the Communicator, against Gloo
+// through c10d and Open MPI. Two or four ranks, rank r pinned to core r modulo the number of cores, float sums in place.
+//
+// A worker process runs one operation of one setting over all sizes: warm-up, then calls one after the other, each timed by
+// itself on rank 0 and ended by the operation itself (a broadcast's root does not wait for the others). Workers of all
+// settings take turns, several rounds.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include <torch/torch.h>
+
+#include <weft/engine/group/store.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/workers.h>
+#include <weft/transport/registry.h>
+#include <weft/weft.h>
+
+namespace {
+
+using weft::bench::now;
+
+const std::vector<std::size_t> kSizes{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+constexpr double kSecondsPerSize = 0.3;
+
+int calls_for(double one_call) {
+  return std::clamp(static_cast<int>(kSecondsPerSize / std::max(one_call, 1e-7)), 6, 20000);
+}
+
+// Times `call`, agreed by all ranks: `agree` takes rank 0's number to the others.
+void time_calls(std::size_t bytes, int rank, const std::function<void()>& call, const std::function<int(int)>& agree) {
+  for (int i = 0; i < 3; ++i) call();
+  const double start = now();
+  for (int i = 0; i < 5; ++i) call();
+  const int calls = agree(calls_for((now() - start) / 5));
+  for (int i = 0; i < calls / 5; ++i) call();
+  std::vector<double> times;
+  times.reserve(static_cast<std::size_t>(calls));
+  for (int i = 0; i < calls; ++i) {
+    const double begin = now();
+    call();
+    times.push_back(now() - begin);
+  }
+  if (rank != 0) return;
+  std::printf("%zu", bytes);
+  for (const double time : times) std::printf(" %.9f", time);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+int work(const std::string& backend, const std::string& level, const std::string& operation) {
+  weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
+  at::set_num_threads(1);
+  weft::ProcessGroup group = weft::init_process_group({.backend = backend});
+  const int rank = group.rank();
+  const int size = group.size();
+  const auto agree = [&](int number) {
+    auto value = at::full({1}, number, at::kInt);
+    group.broadcast(value, 0).wait();
+    return value.item<int>();
+  };
+  const auto loop = std::make_shared<weft::EventLoop>("bench");
+  std::shared_ptr<weft::transport::Communicator> raw;
+  if (level == "communicator") {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("bench", group.store());
+    raw = weft::transport::open(backend)->join({.rank = rank,
+                                                .size = size,
+                                                .group_name = "bench",
+                                                .store = std::make_shared<weft::group::StoreBootstrap>(store),
+                                                .timeout = std::chrono::seconds(60),
+                                                .loop = loop});
+  }
+  for (const std::size_t bytes : kSizes) {
+    const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
+    auto tensor = at::zeros({count});
+    auto gathered = at::zeros({operation == "all_gather" ? count * size : 1});
+    const weft::Slice slice{tensor.data_ptr(), bytes, {}};
+    const weft::transport::Elements elements{slice, weft::Dtype::Float32};
+    std::vector<weft::Slice> parts;
+    for (int i = 0; operation == "all_gather" && i < size; ++i) {
+      parts.push_back({static_cast<std::byte*>(gathered.data_ptr()) + static_cast<std::size_t>(i) * bytes, bytes, {}});
+    }
+    const auto finish = [](const weft::Op& op) {
+      if (!op.done().synchronize(weft::Deadline::in(std::chrono::minutes(1))) || op.error()) std::exit(3);
+    };
+    std::function<void()> call;
+    if (raw) {
+      if (operation == "all_reduce") {
+        call = [&] { finish(raw->all_reduce(elements, weft::ReduceOp::Sum, {}, {})); };
+      } else if (operation == "broadcast") {
+        call = [&] { finish(raw->broadcast(elements, 0, {}, {})); };
+      } else {
+        call = [&] { finish(raw->all_gather(parts, elements, {}, {})); };
+      }
+    } else if (operation == "all_reduce") {
+      call = [&] { group.all_reduce(tensor).wait(); };
+    } else if (operation == "broadcast") {
+      call = [&] { group.broadcast(tensor, 0).wait(); };
+    } else {
+      call = [&] { group.all_gather_into(gathered, tensor).wait(); };
+    }
+    group.barrier().wait();
+    time_calls(bytes, rank, call, agree);
+  }
+  group.barrier().wait();
+  return 0;
+}
+
+struct Setting {
+  std::string name;
+  std::vector<std::string> command;
+  std::map<std::size_t, weft::bench::Samples> times = {};
+};
+
+// Builds the MPI program next to this one, with the system's compiler wrapper; "" with a note where there is none.
+std::string build_mpi_program(const std::string& self, weft::bench::Report& report) {
+  const std::string program = self + "_mpi";
+  const std::string command = "mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o " + program;
+  if (std::system(("command -v mpicxx mpirun >/dev/null && " + command).c_str()) == 0) return program;
+  report.note("Open MPI is not measured: it needs mpicxx and mpirun (libopenmpi-dev, openmpi-bin)");
+  return "";
+}
+
+void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
+             const std::string& mpi) {
+  std::vector<Setting> settings;
+  settings.push_back({"weft shm", {self, "--worker", "shm", "group", operation}});
+  settings.push_back({"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
+  settings.push_back({"weft tcp", {self, "--worker", "tcp", "group", operation}});
+  settings.push_back({"gloo (c10d, by weft)", {self, "--worker", "gloo", "group", operation}});
+  if (!mpi.empty()) {
+    settings.push_back({"Open MPI",
+                        {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+                         std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
+  }
+  for (int round = 0; round < report.runs(); ++round) {
+    for (Setting& setting : settings) {
+      const bool is_mpi = setting.command[0] == "mpirun";  // which starts its ranks itself
+      std::istringstream lines(weft::bench::run_workers(setting.command, is_mpi ? 1 : ranks).text);
+      for (std::string line; std::getline(lines, line);) {
+        std::istringstream numbers(line);
+        std::size_t bytes = 0;
+        numbers >> bytes;
+        for (double time = 0; numbers >> time;) setting.times[bytes].add(time);
+      }
+    }
+  }
+  for (const std::size_t bytes : kSizes) {
+    const std::string name = operation + " " + std::to_string(ranks) + " ranks";
+    for (Setting& setting : settings) {
+      report.add(
+          weft::bench::time_row(name + " " + std::to_string(bytes), setting.name, bytes, setting.times[bytes], 1e6, "us"));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 5 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], argv[3], argv[4]);
+  weft::bench::Report report("collectives", argc, argv, /*default_runs=*/3);
+  const std::string self = weft::bench::this_program();
+  const std::string mpi = build_mpi_program(self, report);
+  for (const int ranks : {2, 4}) {
+    for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
+      if (report.wants(operation + " " + std::to_string(ranks) + " ranks")) measure(operation, ranks, report, self, mpi);
+    }
+  }
+  return report.finish();
+}

@@ -1,0 +1,77 @@
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/engine/launch/process.h>
+#include <weft/profiling/bench/workers.h>
+
+namespace weft::bench {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void pin_to_core(int rank) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<unsigned>(rank) % std::max(1u, std::thread::hardware_concurrency()), &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+std::string this_program() {
+  char path[4096] = "";
+  if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) std::exit(2);
+  return path;
+}
+
+WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
+                         const std::map<std::string, std::string>& environment) {
+  int ends[2];
+  if (pipe(ends) != 0) std::exit(2);
+  const int port = launch::free_port();
+  WorkerOutput output;
+  output.launched = now();
+  launch::Children children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t process = fork();
+    if (process != 0) {
+      children.add(process);
+      continue;
+    }
+    dup2(rank == 0 ? ends[1] : STDERR_FILENO, STDOUT_FILENO);
+    const auto set = [](const std::string& name, const std::string& value) { setenv(name.c_str(), value.c_str(), 1); };
+    set("RANK", std::to_string(rank));
+    set("LOCAL_RANK", std::to_string(rank));
+    set("WORLD_SIZE", std::to_string(ranks));
+    set("LOCAL_WORLD_SIZE", std::to_string(ranks));
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", std::to_string(port));
+    set("OMP_NUM_THREADS", "1");
+    for (const auto& [name, value] : environment) set(name, value);
+    std::vector<char*> arguments;
+    for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    execvp(arguments[0], arguments.data());
+    std::_Exit(127);
+  }
+  close(ends[1]);
+  char buffer[65536];
+  for (ssize_t count = 0; (count = read(ends[0], buffer, sizeof buffer)) > 0;) {
+    output.text.append(buffer, static_cast<std::size_t>(count));
+  }
+  close(ends[0]);
+  while (!children.running().empty()) {
+    const auto ended = children.wait(std::chrono::minutes(5));
+    if (ended.status != 0) {
+      std::fprintf(stderr, "bench: a worker (%s) ended with %s\n", command[0].c_str(),
+                   launch::describe_status(ended.status).c_str());
+      std::exit(2);
+    }
+  }
+  return output;
+}
+
+}  // namespace weft::bench
