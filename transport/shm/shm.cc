@@ -109,7 +109,7 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
     Descriptor socket = std::move(found->second.socket);
     self->handshakes.erase(found);
     auto stream = std::make_unique<ShmStream>(std::move(segment), std::move(socket), "process " + std::to_string(process));
-    self->accepted(StreamConnection::make(std::move(stream), capabilities_of_rings(), "shm", loop));
+    self->accepted(connect_over(std::move(stream), capabilities_of_rings(), "shm", loop));
   } catch (const Error& error) {
     log::warn(error.what());
     self->handshakes.erase(key);
@@ -148,7 +148,7 @@ class Shm final : public Transport, public Connector {
   std::shared_ptr<Connection> connect(const std::string& text, const ConnectOptions& options) override {
     if (const auto why = why_unreachable(text)) throw Error(Blame::Caller, "shm: cannot connect to " + text + ": " + *why);
     auto stream = std::make_unique<ShmStream>(Address::parse(text), options.deadline);
-    return StreamConnection::make(std::move(stream), capabilities_of_rings(), "shm", options.loop);
+    return connect_over(std::move(stream), capabilities_of_rings(), "shm", options.loop);
   }
 
  private:
