@@ -28,7 +28,8 @@ using std::chrono::nanoseconds;
 constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
 constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
-constexpr int kTurnsPerLook = 16;                           // at the descriptors, while pollers are spun on
+constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
+constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
 
 // Spinning keeps whoever is waited for from running where there is one processor only.
@@ -46,10 +47,7 @@ struct EventLoop::Mailbox {
   }
 
   // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
-  bool take_sleeping() {
-    rested.notify_one();
-    return std::exchange(sleeping, false);
-  }
+  bool take_sleeping() { return std::exchange(sleeping, false); }
 
   void post(Task task) {
     bool must_wake = false;
@@ -59,6 +57,7 @@ struct EventLoop::Mailbox {
       posted.push_back(std::move(task));
       has_posted.store(true, std::memory_order_release);
       must_wake = take_sleeping();
+      if (resting && !attended) rested.notify_one();
     }
     if (must_wake) wake();
   }
@@ -66,8 +65,10 @@ struct EventLoop::Mailbox {
   const int wakeup;
   std::atomic<bool> garbage{false};     // an entry died and is still in a table
   std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
+  std::atomic<bool> attended{false};    // a caller turns, and will see what is posted
   std::mutex mutex;
   std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
+  bool resting = false;            // it has
   std::vector<Task> posted;
   bool sleeping = false;  // somebody is, or is about to be, inside epoll
   bool closed = false;
@@ -124,8 +125,8 @@ struct EventLoop::Inner {
   std::mutex turns_mutex;  // of who may turn
   std::condition_variable turns_changed;
   bool turning = false;
-  int callers = 0;  // threads inside drive()
-  bool stopping = false;
+  std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
+  std::atomic<bool> stopping{false};
   bool standing_by = false;                              // the loop's thread sleeps in epoll outside a turn
   Clock::time_point standing_by_until;                   // then
   Clock::time_point callers_left = Clock::time_point();  // when the last caller went
@@ -133,8 +134,10 @@ struct EventLoop::Inner {
 
   // Of whoever turns.
   std::shared_ptr<const Pollers> polled = pollers;
+  Clock::time_point now = Clock::now();  // as of some turns ago
   Clock::time_point last_progress;
   int turns_since_look = 0;
+  int turns_since_clock = 0;
 };
 
 void EventLoop::Inner::add_poller(std::shared_ptr<Entry> entry) {
@@ -308,9 +311,9 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
     }
   }
   const bool was_last = --callers == 0;
-  if (was_last) {
-    callers_left = Clock::now();
-    if (!turning) hand_over();
+  if (was_last && !turning) {
+    callers_left = now;
+    hand_over();
   }
   lock.unlock();
   if (!was_last) turns_changed.notify_all();
@@ -322,17 +325,18 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
   turning = true;
   turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
-  last_progress = Clock::now();
+  mailbox->attended = true;
+  now = last_progress = Clock::now();
   for (;;) {
     const bool progressed = turn();
-    if (done() || deadline.passed()) break;
-    {
+    if (done() || now >= deadline.point() || stopping) break;
+    if (callers > 1 && progressed) {
       std::lock_guard guard(turns_mutex);
-      if (stopping) break;
-      if (callers > 1 && progressed) turns_changed.notify_all();  // their results may have come
+      turns_changed.notify_all();  // their results may have come
     }
     sleep(time_to_wait(deadline, progressed, /*is_caller=*/true));
   }
+  mailbox->attended = false;
   turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
   turning = false;
@@ -371,19 +375,19 @@ void EventLoop::Inner::run() {
 void EventLoop::Inner::rest() {
   std::unique_lock lock(mailbox->mutex);
   if (mailbox->closed) return;
+  mailbox->resting = true;
   mailbox->rested.wait_for(lock, kGiveWay);
+  mailbox->resting = false;
 }
 
 // Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
 void EventLoop::Inner::own_turns() {
   nanoseconds wait(0);
   bool gives_way = false;
+  now = Clock::now();
   while (wait.count() == 0 && !gives_way) {
     const bool progressed = turn();
-    {
-      std::lock_guard lock(turns_mutex);
-      gives_way = stopping || callers > 0;
-    }
+    gives_way = stopping || callers > 0;
     if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, /*is_caller=*/false);
   }
   turner.store(std::thread::id(), std::memory_order_relaxed);
@@ -402,7 +406,7 @@ void EventLoop::Inner::own_turns() {
 }
 
 void EventLoop::Inner::sweep() {
-  if (!mailbox->garbage.exchange(false)) return;
+  if (!mailbox->garbage.load(std::memory_order_relaxed) || !mailbox->garbage.exchange(false)) return;
   std::vector<std::shared_ptr<Entry>> dead;  // destroyed outside the lock: handlers own things
   const auto take = [&dead](const std::shared_ptr<Entry>& entry) {
     if (entry->live) return false;
@@ -420,6 +424,10 @@ void EventLoop::Inner::sweep() {
 }
 
 bool EventLoop::Inner::turn() {
+  if (++turns_since_clock >= kTurnsPerClock) {
+    turns_since_clock = 0;
+    now = Clock::now();
+  }
   sweep();
   bool progressed = run_posted();
   progressed |= run_timers();
@@ -429,7 +437,8 @@ bool EventLoop::Inner::turn() {
 }
 
 bool EventLoop::Inner::run_posted() {
-  if (!mailbox->has_posted.exchange(false, std::memory_order_acquire)) return false;
+  if (!mailbox->has_posted.load(std::memory_order_relaxed)) return false;
+  mailbox->has_posted.exchange(false, std::memory_order_acquire);
   std::vector<Task> tasks;
   {
     std::lock_guard lock(mailbox->mutex);
@@ -440,10 +449,7 @@ bool EventLoop::Inner::run_posted() {
 }
 
 bool EventLoop::Inner::run_timers() {
-  const auto next = next_timer.load();
-  if (next == Clock::time_point::max()) return false;
-  const auto now = Clock::now();
-  if (next > now) return false;
+  if (next_timer.load() > now) return false;
   std::vector<std::shared_ptr<Entry>> due;
   {
     std::lock_guard lock(mailbox->mutex);
@@ -460,14 +466,12 @@ bool EventLoop::Inner::run_timers() {
 }
 
 bool EventLoop::Inner::run_pollers() {
-  if (pollers_changed.exchange(false)) {
+  if (pollers_changed.load(std::memory_order_acquire) && pollers_changed.exchange(false)) {
     std::lock_guard lock(mailbox->mutex);
     polled = pollers;
   }
-  if (polled->empty()) return false;
-  const auto now = polled;  // a poller may end the loop
   bool progressed = false;
-  for (const auto& entry : *now) {
+  for (const auto& entry : *polled) {
     if (entry->live) progressed |= entry->poller();
   }
   return progressed;
@@ -476,11 +480,14 @@ bool EventLoop::Inner::run_pollers() {
 // How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
 // holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
 nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool is_caller) {
-  const auto now = Clock::now();
   if (progressed) {
     last_progress = now;
     return nanoseconds(0);
   }
+  const bool spins = kMaySpin && (is_caller || !polled->empty());
+  if (spins && now - last_progress < kSpin) return nanoseconds(0);
+  now = Clock::now();
+  if (spins && now - last_progress < kSpin) return nanoseconds(0);
   std::shared_ptr<const Pollers> all;
   auto until = limit.point();
   {
@@ -488,7 +495,6 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool
     mailbox->sleeping = false;
     if (!mailbox->posted.empty()) return nanoseconds(0);
     all = pollers;
-    if (kMaySpin && (is_caller || !all->empty()) && now - last_progress < kSpin) return nanoseconds(0);
     if (!timers.empty()) until = std::min(until, timers.begin()->first);
     mailbox->sleeping = true;
   }
@@ -502,7 +508,8 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool
       return nanoseconds(0);
     }
   }
-  turns_since_look = kTurnsPerLook;  // after a sleep the descriptors come first
+  turns_since_look = kTurnsPerLook;  // after a sleep the descriptors and the clock come first
+  turns_since_clock = kTurnsPerClock;
   if (until == Clock::time_point::max()) return nanoseconds::max();
   return std::max(nanoseconds(0), nanoseconds(until - now));
 }

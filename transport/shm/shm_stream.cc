@@ -152,6 +152,7 @@ bool ShmStream::Shared::look() {
     end_told = true;
     found = true;
     readable();
+    if (!stopped) writable();
   }
   return found;
 }
@@ -244,6 +245,10 @@ std::optional<Error> ShmStream::end() const noexcept {
   if (shared.hung_up)
     return Error(Blame::PeerLost, "shm: " + shared.peer + " is gone: its end of the connection was closed");
   return std::nullopt;
+}
+
+std::optional<Error> ShmStream::write_end() const noexcept {
+  return shared_->hung_up || shared_->broken ? end() : std::nullopt;
 }
 
 void ShmStream::finish_writing() noexcept {

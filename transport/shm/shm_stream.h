@@ -28,6 +28,7 @@ class ShmStream final : public ByteStream {
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override { return kRingBytes; }
   std::optional<Error> end() const noexcept override;
+  std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
 
  private:
