@@ -92,7 +92,7 @@ TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
   EXPECT_EQ(back.value().lane, Lane::Messages);
   for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, lane, zero, rank
     auto wrong = bytes;
-    wrong[byte] = std::byte{0x77};
+    wrong[byte] = std::byte{0x71};
     EXPECT_FALSE(decode_hello(wrong).ok()) << byte;
   }
   EXPECT_FALSE(decode_hello(Bytes(bytes).first(31)).ok());
