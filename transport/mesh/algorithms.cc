@@ -327,7 +327,9 @@ void barrier(Plan& plan, const Job& job) {
   Index heard = Plan::kNone;
   for (int distance = 1; distance < job.ranks; distance *= 2) {
     plan.after(heard, plan.send((job.rank + distance) % job.ranks, nullptr, 0));
-    heard = plan.receive((job.rank - distance + job.ranks) % job.ranks, nullptr, 0);
+    const Index next = plan.receive((job.rank - distance + job.ranks) % job.ranks, nullptr, 0);
+    plan.after(heard, next);  // a round counts only with all those before it
+    heard = next;
   }
 }
 
