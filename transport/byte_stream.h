@@ -44,6 +44,9 @@ class ByteStream {
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
   virtual std::optional<Error> end() const noexcept = 0;
+  // Why nothing more can be written, where the stream knows that while there may be more to read: the peer died, and left
+  // something behind. `writable` is called for it as well. Nothing where end() is the first to know.
+  virtual std::optional<Error> write_end() const noexcept { return std::nullopt; }
   // No more writes: the peer reads what was written and then finds the end.
   virtual void finish_writing() noexcept = 0;
 };

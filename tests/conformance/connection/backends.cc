@@ -1,0 +1,26 @@
+#include <algorithm>
+#include <cctype>
+
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionClaims, testing::ValuesIn(connecting_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionClaims);
+
+// What is not tested on this machine is said, and why.
+class UnusableBackend : public testing::TestWithParam<std::pair<std::string, std::string>> {};
+TEST_P(UnusableBackend, IsReported) { GTEST_SKIP() << GetParam().first << ": " << GetParam().second; }
+INSTANTIATE_TEST_SUITE_P(Transport, UnusableBackend, testing::ValuesIn(unusable_backends()),
+                         [](const auto& one) { return one.param.first; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(UnusableBackend);
+
+TEST(Connections, AtLeastInprocIsTested) {
+  const auto names = connecting_backends();
+  EXPECT_NE(std::find(names.begin(), names.end(), "inproc"), names.end());
+}
+
+}  // namespace
+}  // namespace weft::conformance

@@ -1,0 +1,282 @@
+// How lanes begin and end: listeners, connecting to nobody, closing, dropping, peers that go.
+#include <array>
+#include <future>
+#include <set>
+
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+namespace {
+
+// TP-008
+TEST_P(ConnectionClaims, AListenerAcceptsWhoeverConnectsAndEachHasALaneOfItsOwn) {
+  const auto near_loop = std::make_shared<EventLoop>("near");
+  const auto far_loop = std::make_shared<EventLoop>("far");
+  Harbour harbour(connector_, far_loop);
+  constexpr int kConnections = 10;
+  std::vector<std::shared_ptr<Connection>> near;
+  for (int i = 0; i < kConnections; ++i) {
+    near.push_back(connect(harbour.address(), near_loop));
+    near.back()->send(bytes_of(std::to_string(i)), {}, nullptr, {});
+  }
+  std::set<std::string> seen;
+  for (int i = 0; i < kConnections; ++i) {
+    const auto far = harbour.next();
+    ASSERT_TRUE(far);
+    Mailbox mail(*far, far_loop);
+    seen.insert(mail.next().header);
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(kConnections));
+}
+
+// TP-009
+TEST_P(ConnectionClaims, ConnectingWhereNobodyListensEndsByTheDeadline) {
+  const auto loop = std::make_shared<EventLoop>("near");
+  std::string address;
+  {
+    Harbour harbour(connector_, loop);
+    address = harbour.address();
+  }
+  const auto connection = connect(address, loop, Deadline::in(std::chrono::milliseconds(300)));
+  Mailbox mail(*connection, loop);
+  const Op sent = connection->send(bytes_of("hello"), {}, nullptr, {});
+  const Error why = mail.wait_closed();
+  EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
+  EXPECT_NE(why.text().find(connection->peer()), std::string::npos) << why.what();
+  EXPECT_EQ(failure_of(sent).blame(), why.blame());
+  EXPECT_EQ(failure_of(connection->send(bytes_of("again"), {}, nullptr, {})).blame(), why.blame());
+}
+
+// TP-009
+TEST_P(ConnectionClaims, AddressesOfOtherTransportsAreRefused) {
+  const auto loop = std::make_shared<EventLoop>("near");
+  for (const char* address : {"", "nonsense", "/", "1/2/3/4/5", "carrier-pigeon://loft"}) {
+    EXPECT_TRUE(connector_.why_unreachable(address)) << address;
+    try {
+      const auto connection = connect(address, loop);
+      ADD_FAILURE() << "'" << address << "' was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    }
+  }
+}
+
+// TP-010
+TEST_P(ConnectionClaims, LanesOutliveTheListenerThatAcceptedThem) {
+  const Lane lane = open();  // whose listener is gone
+  Mailbox near_mail(*lane.near, lane.near_loop);
+  Mailbox far_mail(*lane.far, lane.far_loop);
+  warm_up(lane, near_mail, far_mail);
+}
+
+// TP-011
+TEST_P(ConnectionClaims, MayBeDroppedBeforeAnythingWasSent) {
+  for (int i = 0; i < 20; ++i) {
+    const auto near_loop = std::make_shared<EventLoop>("near");
+    const auto far_loop = std::make_shared<EventLoop>("far");
+    Harbour harbour(connector_, far_loop);
+    connect(harbour.address(), near_loop).reset();
+    const auto kept = connect(harbour.address(), near_loop);
+  }
+}
+
+// TP-005
+TEST_P(ConnectionClaims, MayBeDroppedInsideItsOwnHandlers) {
+  for (const bool drops_when_closed : {false, true}) {
+    Lane lane = open();
+    Mailbox near_mail(*lane.near, lane.near_loop);
+    struct Owner {
+      std::mutex mutex;
+      std::shared_ptr<Connection> connection;
+      std::atomic<bool> dropped{false};
+      void drop() {
+        std::shared_ptr<Connection> last;
+        {
+          std::lock_guard lock(mutex);
+          last.swap(connection);
+        }
+        last.reset();
+        dropped = true;
+      }
+    };
+    const auto owner = std::make_shared<Owner>();
+    owner->connection = lane.far;
+    auto* const far = lane.far.get();
+    far->receive({[=](const Arrival&) {
+                    if (!drops_when_closed) return owner->drop();  // without accepting what has arrived
+                    far->accept({}, nullptr, {});
+                  },
+                  [=](const Error&) { owner->drop(); }});
+    lane.far.reset();
+    lane.near->send(bytes_of("drop it"), {}, nullptr, {});
+    lane.near->send(bytes_of("and this"), {}, nullptr, {});
+    if (drops_when_closed) lane.near->close(Error(Blame::Cancelled, "now"));
+    EXPECT_TRUE(lane.far_loop->drive([&] { return owner->dropped.load(); }, patience()));
+    const Error why = near_mail.wait_closed();
+    EXPECT_EQ(why.blame(), drops_when_closed ? Blame::Cancelled : Blame::PeerLost) << why.what();
+  }
+}
+
+TEST_P(ConnectionClaims, NoHandlerStartsOnceTheLastReferenceIsGone) {
+  Lane lane = open();
+  std::atomic<int> calls{0};
+  lane.far->receive({[&](const Arrival&) { ++calls; }, [&](const Error&) { ++calls; }});
+  flush(*lane.far_loop);
+  lane.far.reset();
+  Mailbox mail(*lane.near, lane.near_loop);
+  lane.near->send(bytes_of("too late"), {}, nullptr, {});
+  mail.wait_closed();
+  flush(*lane.far_loop);
+  flush(*lane.far_loop);
+  EXPECT_EQ(calls, 0);
+}
+
+TEST_P(ConnectionClaims, WhatWasSentArrivesThoughTheSenderClosesRightAfter) {
+  const Lane lane = open();
+  Mailbox near_mail(*lane.near, lane.near_loop);
+  Mailbox mail(*lane.far, lane.far_loop);
+  warm_up(lane, near_mail, mail);
+  const auto payload = pattern(1, 1 << 20);
+  std::size_t done = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Op op = lane.near->send(bytes_of(std::to_string(i)), std::array{slice_of(payload)}, nullptr, {});
+    expect_good(op);
+    ++done;
+  }
+  // Traffic the other way that nobody will read any more must not cost what is on its way.
+  lane.far->send(bytes_of("unread"), std::array{slice_of(payload)}, nullptr, {});
+  lane.near->close(Error(Blame::Cancelled, "finished for today"));
+  for (std::size_t i = 0; i < done; ++i) {
+    const Letter letter = mail.next();
+    EXPECT_EQ(letter.header, std::to_string(i));
+    EXPECT_TRUE(same(letter.payloads.at(0), payload));
+  }
+  const Error why = mail.wait_closed();
+  EXPECT_EQ(why.blame(), Blame::PeerLost);
+  EXPECT_NE(why.text().find("finished for today"), std::string::npos) << why.what();
+  EXPECT_EQ(mail.closings(), 1);
+}
+
+TEST_P(ConnectionClaims, ClosingFailsWhatIsPendingInOrderAndAllThatComesAfter) {
+  const Lane lane = open();
+  Mailbox near_mail(*lane.near, lane.near_loop);
+  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});  // accepts nothing
+  const auto payload = pattern(2, 64 << 20);
+  struct Ended {
+    std::mutex mutex;
+    std::vector<int> order;
+  };
+  const auto ended = std::make_shared<Ended>();
+  std::vector<Op> ops;
+  for (int i = 0; i < 5; ++i) {
+    ops.push_back(lane.near->send(bytes_of("stuck"), std::array{slice_of(payload)}, nullptr, {}));
+    ops.back().on_ended([ended, i] {
+      std::lock_guard lock(ended->mutex);
+      ended->order.push_back(i);
+    });
+  }
+  lane.near->close(Error(Blame::Cancelled, "no more"));
+  lane.near->close(Error(Blame::Timeout, "closed twice"));
+  for (const Op& op : ops) {
+    const Error error = failure_of(op);
+    EXPECT_EQ(error.blame(), Blame::Cancelled);
+    EXPECT_NE(error.text().find("no more"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(ended->order, (std::vector<int>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(near_mail.wait_closed().blame(), Blame::Cancelled);
+  EXPECT_EQ(failure_of(lane.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
+  EXPECT_EQ(failure_of(lane.near->accept({}, nullptr, {})).blame(), Blame::Cancelled);
+  for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
+  EXPECT_EQ(near_mail.closings(), 1);
+}
+
+TEST_P(ConnectionClaims, ClosingFailsAMessageThatWasAcceptedAndWaits) {
+  const Lane lane = open();
+  const auto payload = pattern(3, 8 << 20);
+  std::atomic<bool> arrived{false};
+  lane.far->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  const Op sent = lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(lane.far_loop->drive([&] { return arrived.load(); }, patience()));
+  std::vector<std::byte> got(payload.size());
+  auto pin = std::make_shared<int>(0);
+  const std::weak_ptr<int> watch = pin;
+  const Op accepted = lane.far->accept(std::array{slice_of(got)}, std::move(pin), Fence(std::make_shared<HostFlag>()));
+  flush(*lane.far_loop);
+  EXPECT_FALSE(accepted.ended());
+  lane.far->close(Error(Blame::Cancelled, "will not wait"));
+  EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
+  EXPECT_TRUE(watch.expired());
+  EXPECT_TRUE(sent.done().synchronize(patience())) << "the sender hears of it";
+}
+
+TEST_P(ConnectionClaims, ADroppedPeerEndsALaneThatIsIdle) {
+  Lane lane = open();
+  Mailbox near_mail(*lane.near, lane.near_loop);
+  {
+    Mailbox far_mail(*lane.far, lane.far_loop);
+    warm_up(lane, near_mail, far_mail);
+    lane.far.reset();
+  }
+  EXPECT_EQ(near_mail.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(near_mail.closings(), 1);
+  EXPECT_EQ(failure_of(lane.near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(), Blame::PeerLost);
+}
+
+TEST_P(ConnectionClaims, ADroppedPeerFailsTheMessageItWasSending) {
+  Lane lane = open();
+  std::atomic<bool> arrived{false};
+  std::atomic<int> closings{0};
+  lane.near->receive({[&](const Arrival&) { arrived = true; }, [&](const Error&) { ++closings; }});
+  const auto payload = pattern(4, 64 << 20);
+  const Op sent = lane.far->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(lane.near_loop->drive([&] { return arrived.load(); }, patience()));
+  lane.far.reset();
+  EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
+  std::vector<std::byte> got(payload.size());
+  EXPECT_EQ(failure_of(lane.near->accept(std::array{slice_of(got)}, nullptr, {})).blame(), Blame::PeerLost);
+  EXPECT_TRUE(lane.near_loop->drive([&] { return closings > 0; }, patience()));
+  flush(*lane.near_loop);
+  EXPECT_EQ(closings, 1);
+}
+
+TEST_P(ConnectionClaims, ADroppedPeerLeavesNoSendWaitingThoughAMessageIsNotAccepted) {
+  Lane lane = open();
+  std::atomic<bool> arrived{false};
+  lane.near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  lane.far->send(bytes_of("never accepted"), {}, nullptr, {});
+  ASSERT_TRUE(lane.near_loop->drive([&] { return arrived.load(); }, patience()));
+  lane.far->receive({[](const Arrival&) {}, [](const Error&) {}});
+  const auto payload = pattern(5, 64 << 20);
+  const Op stuck = lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  const Op behind = lane.near->send({}, {}, nullptr, {});
+  flush(*lane.near_loop);
+  EXPECT_FALSE(stuck.ended());
+  lane.far.reset();
+  // It may read them to throw them away, but they end.
+  EXPECT_TRUE(stuck.done().synchronize(patience()));
+  EXPECT_TRUE(behind.done().synchronize(patience()));
+}
+
+TEST_P(ConnectionClaims, AnEndedLaneTellsWhoReceivesLate) {
+  Lane lane = open();
+  lane.far->close(Error(Blame::Cancelled, "gone early"));
+  lane.near->close(Error(Blame::Cancelled, "here too"));
+  flush(*lane.near_loop);
+  Mailbox mail(*lane.near, lane.near_loop);
+  mail.wait_closed();
+  EXPECT_EQ(mail.closings(), 1);
+}
+
+TEST_P(ConnectionClaims, WhoBlocksInsideAHandlerHearsThatItCannotEnd) {
+  const Lane lane = open();
+  const auto never = std::make_shared<HostFlag>();
+  const Op stuck = lane.near->send({}, {}, nullptr, Fence(never));
+  std::promise<bool> result;
+  lane.near_loop->post([&] { result.set_value(stuck.done().synchronize(patience())); });
+  EXPECT_FALSE(result.get_future().get());
+  never->raise();
+  expect_good(stuck);
+}
+
+}  // namespace
+}  // namespace weft::conformance

@@ -1,0 +1,296 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <weft/base/loop_flag.h>
+#include <weft/transport/frame.h>
+#include <weft/transport/inbox.h>
+
+namespace weft::transport {
+
+namespace {
+
+// What is read in one turn before the loop's other work has its turn; a message counts as kMessageBytes at least.
+constexpr std::size_t kTurnBytes = 4 << 20;
+constexpr std::size_t kMessageBytes = 1 << 10;
+
+void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
+  for (const Slice& slice : to) {
+    if (slice.bytes > 0) std::memcpy(slice.data, from.data(), slice.bytes);
+    from = from.subspan(slice.bytes);
+  }
+}
+
+}  // namespace
+
+Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
+    : stream_(stream), limits_(limits), who_(std::move(who)), loop_(std::move(loop)), again_(std::move(again)) {}
+
+// --- accepting, on any thread ---------------------------------------------------------------------------------------
+
+std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
+  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, "accept from " + who_ + ": " + text); };
+  if (offer_ != Offer::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  if (destinations.empty()) return std::nullopt;
+  if (destinations.size() != sizes_.size()) {
+    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
+                 " payloads; name one for each, or none to throw them away");
+  }
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    const Slice& to = destinations[i];
+    if (to.bytes != sizes_[i]) {
+      return wrong("destination " + std::to_string(i) + " has " + std::to_string(to.bytes) + " bytes, its payload " +
+                   std::to_string(sizes_[i]));
+    }
+    if (!to.device.is_host()) {
+      return wrong("destination " + std::to_string(i) + " lies on " + describe(to.device) +
+                   " and this lane moves host memory only; stage it (transport/staged.h)");
+    }
+    if (to.bytes > 0 && to.data == nullptr) return wrong("destination " + std::to_string(i) + " has no address");
+  }
+  return std::nullopt;
+}
+
+Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
+  std::unique_lock lock(mutex_);
+  if (failure_) return Op::failed(*failure_);
+  if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
+  const Op op = take(destinations, std::move(pin), std::move(ready));
+  const bool must_resume = !in_handler_;  // else the loop looks as soon as the handler returns
+  lock.unlock();
+  if (must_resume) again_(Fence());
+  return op;
+}
+
+Op Inbox::take(std::span<const Slice> destinations, Pin pin, Fence ready) {
+  const bool is_here = in_place_.size() == total_;
+  if (is_here && (destinations.empty() || total_ == 0 || ready.query())) {
+    copy_out(in_place_, destinations);
+    offer_ = Offer::Copied;
+    return {};
+  }
+  destinations_.assign(destinations.begin(), destinations.end());
+  ready_ = destinations.empty() ? Fence() : std::move(ready);
+  completion_.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));
+  offer_ = Offer::Taken;
+  return completion_->op();
+}
+
+void Inbox::refuse(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = why;
+}
+
+// --- reading, on the loop -------------------------------------------------------------------------------------------
+
+std::optional<Error> Inbox::pump(const Arrived* arrived) {
+  turn_bytes_ = 0;
+  for (;;) {
+    Step step = Step::Wait;
+    switch (phase_) {
+      case Phase::Preamble: step = read_preamble(); break;
+      case Phase::Front: step = read_front(arrived); break;
+      case Phase::Shown: step = take_up(); break;
+      case Phase::Payload: step = read_payload(); break;
+    }
+    if (step == Step::Wait) return std::nullopt;
+    if (step == Step::End) return std::exchange(why_, std::nullopt);
+    if (step == Step::NeedBytes) {
+      const auto end = stream_.end();
+      if (!end) return std::nullopt;
+      if (stream_.peek(1).empty()) return lost(*end);
+    }
+    if (turn_bytes_ > kTurnBytes) {
+      again_(Fence());
+      return std::nullopt;
+    }
+  }
+}
+
+Inbox::Step Inbox::lose(const std::string& text) {
+  why_ = Error(Blame::PeerLost, "the lane to " + who_ + " is lost: " + text);
+  return Step::End;
+}
+
+Error Inbox::lost(const Error& why) const {
+  const bool is_inside = phase_ == Phase::Payload || gathered_bytes_ > 0;
+  return why.within("the lane to " + who_ + (is_inside ? " ended in the middle of a message" : " ended"));
+}
+
+Inbox::Bytes Inbox::front(std::size_t wanted) {
+  if (gathered_bytes_ == 0) {
+    const Bytes seen = stream_.peek(wanted);
+    if (seen.size() >= wanted || seen.empty()) return seen;
+  }
+  // What has come is taken out: a stream tells of its end only when all has been read.
+  if (gathered_.size() < wanted) gathered_.resize(wanted);
+  while (gathered_bytes_ < wanted) {
+    const std::size_t count = stream_.read(std::span(gathered_).first(wanted).subspan(gathered_bytes_));
+    if (count == 0) return {};
+    gathered_bytes_ += count;
+  }
+  return Bytes(gathered_).first(wanted);
+}
+
+Inbox::Step Inbox::read_preamble() {
+  const Bytes seen = front(frame::kPreambleBytes);
+  const Bytes known = seen.empty() ? Bytes(gathered_).first(gathered_bytes_) : seen;
+  if (const auto why = frame::why_stranger(known)) return lose(*why);
+  if (seen.empty()) return Step::NeedBytes;
+  if (std::exchange(gathered_bytes_, 0) == 0) stream_.consume(frame::kPreambleBytes);
+  phase_ = Phase::Front;
+  return Step::On;
+}
+
+Inbox::Step Inbox::read_front(const Arrived* arrived) {
+  if (!arrived) return stream_.peek(1).empty() && gathered_bytes_ == 0 ? Step::NeedBytes : Step::Wait;
+  Bytes seen = front(frame::kHeadBytes);
+  if (seen.empty()) return Step::NeedBytes;
+  const frame::Head head = frame::decode_head(seen);
+  if (const auto why = frame::why_refused(head, limits_)) return lose("it announced what is not allowed, " + *why);
+  const std::size_t front_bytes = head.front_bytes();
+  if (seen.size() < front_bytes) seen = front(front_bytes);
+  if (seen.empty()) return Step::NeedBytes;
+  if (head.is_goodbye()) {
+    const Bytes reason = seen.subspan(frame::kHeadBytes, head.header_bytes);
+    return lose("the peer closed it: " + std::string(reinterpret_cast<const char*>(reason.data()), reason.size()));
+  }
+  const Bytes table = seen.subspan(frame::kHeadBytes, head.payloads * frame::kSizeBytes);
+  const auto total = frame::decode_sizes(table, limits_, sizes_);
+  if (!total) return lose("it announced payloads of more than " + std::to_string(limits_.max_message) + " bytes");
+  const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;  // of the front, by the stream
+  if (shown == 0) seen = {};
+  const Bytes payloads = find_in_place(seen, shown, *total);
+  const Bytes whole_front = shown > 0 ? seen.first(front_bytes) : Bytes(gathered_).first(front_bytes);
+  return show(*arrived, whole_front.last(head.header_bytes), payloads, shown, *total);
+}
+
+// The payloads, if the stream can show them all behind `shown` bytes of the front; `seen` is what it shows, then and
+// before.
+Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total) {
+  const std::size_t window = stream_.window();
+  if (total == 0 || shown > window || total > window - shown) return {};
+  const std::size_t whole = shown + static_cast<std::size_t>(total);
+  if (seen.size() < whole) seen = stream_.peek(whole);
+  if (seen.size() >= whole) return seen.subspan(shown, static_cast<std::size_t>(total));
+  if (seen.size() < shown) seen = stream_.peek(shown);
+  return {};
+}
+
+Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown, std::uint64_t total) {
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return Step::Wait;
+    total_ = total;
+    in_place_ = in_place;
+    offer_ = Offer::Shown;
+    in_handler_ = true;
+  }
+  turn_bytes_ += kMessageBytes + in_place.size();
+  arrived({header, sizes_, in_place});
+  held_ = shown + in_place.size();
+  if (in_place.empty() && held_ > 0) stream_.consume(std::exchange(held_, 0));
+  gathered_bytes_ = 0;
+  phase_ = Phase::Shown;
+  return take_up();
+}
+
+Inbox::Step Inbox::take_up() {
+  {
+    std::lock_guard lock(mutex_);
+    in_handler_ = false;
+    if (failure_ || offer_ == Offer::Shown) return Step::Wait;
+    if (std::exchange(offer_, Offer::None) == Offer::Taken) {
+      phase_ = Phase::Payload;
+      index_ = 0;
+      offset_ = 0;
+      awaited_ = false;
+      return Step::On;
+    }
+  }
+  let_go_of_message();
+  return Step::On;
+}
+
+void Inbox::let_go_of_message() {
+  if (const std::size_t held = std::exchange(held_, 0); held > 0) stream_.consume(held);
+  in_place_ = {};
+  phase_ = Phase::Front;
+}
+
+Inbox::Step Inbox::read_payload() {
+  if (!ready_.query()) {
+    if (!std::exchange(awaited_, true)) again_(ready_);
+    return Step::Wait;
+  }
+  if (!in_place_.empty()) {
+    copy_out(in_place_, destinations_);
+  } else if (const Step step = destinations_.empty() ? discard() : read_destinations(); step != Step::Wait) {
+    return step;
+  }
+  let_go_of_message();
+  Completion whole = *std::exchange(completion_, std::nullopt);
+  ready_ = {};
+  whole.finish();
+  return Step::On;
+}
+
+// Both return Wait when there is nothing left to read.
+Inbox::Step Inbox::read_destinations() {
+  while (index_ < destinations_.size()) {
+    const Slice& to = destinations_[index_];
+    if (offset_ == to.bytes) {
+      ++index_;
+      offset_ = 0;
+      continue;
+    }
+    const auto left = to.part(static_cast<std::size_t>(offset_), static_cast<std::size_t>(to.bytes - offset_));
+    const std::size_t count = stream_.read({static_cast<std::byte*>(left.data), left.bytes});
+    if (count == 0) return Step::NeedBytes;
+    offset_ += count;
+    turn_bytes_ += count;
+    if (turn_bytes_ > kTurnBytes) return Step::On;
+  }
+  return Step::Wait;
+}
+
+Inbox::Step Inbox::discard() {
+  while (offset_ < total_) {
+    const auto seen = std::min<std::uint64_t>(stream_.peek(1).size(), total_ - offset_);
+    if (seen == 0) return Step::NeedBytes;
+    stream_.consume(static_cast<std::size_t>(seen));
+    offset_ += seen;
+    turn_bytes_ += static_cast<std::size_t>(seen);
+    if (turn_bytes_ > kTurnBytes) return Step::On;
+  }
+  return Step::Wait;
+}
+
+void Inbox::end() noexcept {
+  std::optional<Completion> cut;
+  std::optional<Error> why;
+  {
+    std::lock_guard lock(mutex_);
+    cut = std::exchange(completion_, std::nullopt);
+    why = failure_;
+    offer_ = Offer::None;
+    in_place_ = {};
+  }
+  if (cut) cut->fail(*why);
+}
+
+bool Inbox::drain() noexcept {
+  for (std::size_t bytes = 0;;) {
+    const std::size_t seen = stream_.peek(1).size();
+    if (seen == 0) break;
+    stream_.consume(seen);
+    bytes += seen;
+    if (bytes > kTurnBytes) {
+      again_(Fence());
+      return false;
+    }
+  }
+  return stream_.end().has_value();
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,57 @@
+// Streams between two engines of a process, and what a test makes go wrong on the way between them.
+//
+//   auto streams = inproc::make_streams();
+//   streams.a_to_b.cut_at(100);              // b reads 100 bytes of a's and then finds the end
+//   auto a = connect_over(std::move(streams.a), capabilities(), "inproc", loop);
+//
+// Positions count the bytes of one direction from its beginning, the preamble included. Each fault may be set before or
+// while bytes flow, from every thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <weft/transport/byte_stream.h>
+#include <weft/transport/connection.h>
+
+namespace weft::transport::inproc {
+
+class Pipe;
+
+class Faults {
+ public:
+  explicit Faults(std::shared_ptr<Pipe> pipe) : pipe_(std::move(pipe)) {}
+
+  // The reader sees nothing from this byte on, until release().
+  void hold_at(std::uint64_t position) const;
+  void release() const;
+  // The reader finds the end instead of this byte, as if the writer had died.
+  void cut_at(std::uint64_t position) const;
+  void cut_at(std::uint64_t position, const Error& why) const;
+  // Turns all bits of this byte.
+  void corrupt(std::uint64_t position) const;
+  // No call reads, writes or shows more than so many bytes.
+  void move_at_most(std::size_t bytes) const;
+  // How many bytes the writer has handed over so far.
+  std::uint64_t written() const;
+
+ private:
+  std::shared_ptr<Pipe> pipe_;
+};
+
+struct Streams {
+  std::unique_ptr<ByteStream> a;
+  std::unique_ptr<ByteStream> b;
+  Faults a_to_b;
+  Faults b_to_a;
+};
+
+constexpr std::size_t kRingBytes = 256 << 10;
+
+// Each stream calls the other end by the other's name.
+Streams make_streams(std::size_t ring_bytes = kRingBytes, const std::string& name_of_a = "a",
+                     const std::string& name_of_b = "b");
+Capabilities capabilities();
+
+}  // namespace weft::transport::inproc

@@ -1,0 +1,170 @@
+#include <atomic>
+#include <charconv>
+#include <map>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include <unistd.h>
+
+#include <weft/transport/inproc/faults.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/stream_connection.h>
+
+namespace weft::transport::inproc {
+
+namespace {
+
+// Shared by a listener and by those that connect to it.
+struct Place {
+  std::string address;
+  std::weak_ptr<EventLoop> loop;
+  std::atomic<bool> is_open{true};
+  std::function<void(std::shared_ptr<Connection>)> accepted;
+};
+
+// Who listens in this process. Engines open the transport each for itself, so this is one for all of them.
+class Places {
+ public:
+  static Places& of_process() {
+    static Places places;
+    return places;
+  }
+  std::uint64_t add(const std::shared_ptr<Place>& place) {
+    std::lock_guard lock(mutex_);
+    places_.emplace(++last_, place);
+    return last_;
+  }
+  void remove(std::uint64_t number) {
+    std::lock_guard lock(mutex_);
+    places_.erase(number);
+  }
+  std::shared_ptr<Place> find(std::uint64_t number) {
+    std::lock_guard lock(mutex_);
+    const auto found = places_.find(number);
+    return found == places_.end() ? nullptr : found->second;
+  }
+  // Differs between processes of two machines that happen to have the same number.
+  std::uint64_t nonce() const { return nonce_; }
+
+ private:
+  Places() {
+    std::random_device random;
+    nonce_ = (std::uint64_t{random()} << 32) | random();
+  }
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Place>> places_;
+  std::uint64_t last_ = 0;  // never given twice
+  std::uint64_t nonce_ = 0;
+};
+
+// "pid/number/nonce".
+struct Address {
+  std::uint64_t process = 0;
+  std::uint64_t number = 0;
+  std::uint64_t nonce = 0;
+
+  bool is_here() const {
+    return process == static_cast<std::uint64_t>(::getpid()) && nonce == Places::of_process().nonce();
+  }
+  std::string text() const { return std::to_string(process) + "/" + std::to_string(number) + "/" + std::to_string(nonce); }
+};
+
+std::optional<Address> parse(const std::string& text) {
+  Address address;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  for (std::uint64_t* field : {&address.process, &address.number, &address.nonce}) {
+    if (field != &address.process && (at == end || *at++ != '/')) return std::nullopt;
+    const auto [next, error] = std::from_chars(at, end, *field);
+    if (error != std::errc()) return std::nullopt;
+    at = next;
+  }
+  return at == end ? std::optional(address) : std::nullopt;
+}
+
+class InprocListener final : public Listener {
+ public:
+  explicit InprocListener(const ListenOptions& options) {
+    place_->loop = options.loop;
+    place_->accepted = options.accepted;
+    number_ = Places::of_process().add(place_);
+    place_->address = Address{static_cast<std::uint64_t>(::getpid()), number_, Places::of_process().nonce()}.text();
+  }
+  ~InprocListener() override {
+    place_->is_open = false;
+    Places::of_process().remove(number_);
+  }
+  std::string address() const override { return place_->address; }
+
+ private:
+  std::shared_ptr<Place> place_ = std::make_shared<Place>();
+  std::uint64_t number_ = 0;
+};
+
+class InprocConnector final : public Connector {
+ public:
+  Capabilities capabilities() const override { return inproc::capabilities(); }
+  int preference() const override { return 100; }  // nothing is nearer
+  std::optional<std::string> why_unreachable(const std::string& address) const override {
+    const auto parsed = parse(address);
+    if (!parsed) return "'" + address + "' is no address of inproc";
+    if (!parsed->is_here()) return "'" + address + "' is in another process";
+    return std::nullopt;
+  }
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override {
+    if (!options.loop || !options.accepted)
+      throw Error(Blame::Caller, "inproc listen: a loop and `accepted` must be given");
+    return std::make_unique<InprocListener>(options);
+  }
+  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
+};
+
+// Hands the listener its end; whoever connected hears where nobody listens any more.
+void hand_over(const std::shared_ptr<Place>& place, Streams streams) {
+  const auto loop = place->loop.lock();
+  if (!loop) return;
+  loop->post([place, stream = std::move(streams.b), back = streams.b_to_a]() mutable {
+    const auto own = place->loop.lock();
+    if (own && place->is_open) return place->accepted(connect_over(std::move(stream), capabilities(), "inproc", own));
+    back.cut_at(0, Error(Blame::PeerLost, "nobody listens there any more"));
+  });
+}
+
+std::shared_ptr<Connection> InprocConnector::connect(const std::string& address, const ConnectOptions& options) {
+  static std::atomic<std::uint64_t> connections{0};
+  const auto parsed = parse(address);
+  if (!parsed) throw Error(Blame::Caller, "inproc connect: '" + address + "' is no address of inproc (pid/number/nonce)");
+  if (!options.loop) throw Error(Blame::Caller, "inproc connect: a loop must be given");
+  const std::string name = address + " connection " + std::to_string(++connections);
+  Streams streams = make_streams(kRingBytes, name, address);
+  auto connection = connect_over(std::move(streams.a), capabilities(), "inproc", options.loop);
+  if (const auto unreachable = why_unreachable(address)) {
+    streams.b_to_a.cut_at(0, Error(Blame::PeerLost, *unreachable));
+  } else if (const auto place = Places::of_process().find(parsed->number)) {
+    hand_over(place, std::move(streams));
+  } else {
+    streams.b_to_a.cut_at(0, Error(Blame::PeerLost, "nobody listens there"));  // nor ever will: numbers do not come back
+  }
+  return connection;
+}
+
+class Inproc final : public Transport {
+ public:
+  std::string_view name() const override { return "inproc"; }
+  Connector* connector() override { return &connector_; }
+  bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override {
+    throw Error(Blame::Unsupported, "join " + place_of(options, "inproc") +
+                                        ": inproc has connections only; choose a backend with collectives (gloo)");
+  }
+
+ private:
+  InprocConnector connector_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Transport>> open() { return std::shared_ptr<Transport>(std::make_shared<Inproc>()); }
+
+}  // namespace weft::transport::inproc

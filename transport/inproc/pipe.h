@@ -1,0 +1,94 @@
+// One direction between two engines of a process: a bounded ring of bytes, with what a test wants to go wrong on the way.
+// Every function is for every thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/base/event_loop.h>
+#include <weft/transport/byte_stream.h>
+
+namespace weft::transport::inproc {
+
+// Whom to tell of a change: posts to the loop, where the function runs unless it was stopped by then. The loop must be
+// there until stop().
+class Notice {
+ public:
+  Notice(EventLoop& loop, std::function<void()> call);
+  void post() const;
+  void stop() noexcept;
+
+ private:
+  struct State {
+    std::mutex mutex;  // of loop: no post() once stop() has returned
+    EventLoop* loop = nullptr;
+    std::function<void()> call;  // called and destroyed on the loop, or with the last post
+  };
+  std::shared_ptr<State> state_;
+};
+
+class Pipe {
+ public:
+  using Bytes = ByteStream::Bytes;
+  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+  explicit Pipe(std::size_t capacity) : ring_(capacity), window_(capacity) {}
+
+  // The writer's side. `notice` is told of room after a write() that took less than it was given.
+  std::size_t write(std::span<const Bytes> pieces);
+  void finish(const Error& why);  // what was written is read before
+  void on_room(std::optional<Notice> notice);
+  std::optional<Error> deaf() const;
+
+  // The reader's side, as in ByteStream. `notice` is told of bytes, or of the end, after a call that found less than
+  // wanted.
+  Bytes peek(std::size_t wanted);
+  void consume(std::size_t bytes);
+  std::size_t read(std::span<std::byte> to);
+  std::size_t window() const;
+  std::optional<Error> end() const;
+  void on_bytes(std::optional<Notice> notice);
+  void stop_reading(const Error& why);  // what is written from now on goes nowhere
+
+  // What goes wrong; positions count the bytes of this direction from 0. See faults.h.
+  void hold_at(std::uint64_t position);
+  void cut_at(std::uint64_t position, const Error& why);
+  void corrupt(std::uint64_t position);
+  void move_at_most(std::size_t bytes);
+  std::uint64_t written() const;
+
+ private:
+  std::uint64_t visible() const { return std::min({tail_, held_at_, cut_at_}); }
+  void put(Bytes bytes);
+  void copy_from_ring(std::span<std::byte> to) const;
+  void tell_reader();
+  void tell_of_room();
+  void tell_writer();
+
+  mutable std::mutex mutex_;
+  std::vector<std::byte> ring_;
+  std::vector<std::byte> window_;  // shows in one piece what wraps around the ring's end
+  std::uint64_t head_ = 0;         // bytes read and written since the beginning
+  std::uint64_t tail_ = 0;
+  bool reader_waits_ = true;
+  bool writer_waits_ = false;
+  std::optional<Notice> reader_;
+  std::optional<Notice> writer_;
+  std::optional<Error> finished_;  // why the writer ended
+  std::optional<Error> deaf_;      // why the reader did
+
+  std::uint64_t held_at_ = kNever;
+  std::uint64_t cut_at_ = kNever;
+  std::optional<Error> cut_;
+  std::vector<std::uint64_t> corrupted_;
+  std::size_t at_most_ = std::numeric_limits<std::size_t>::max();
+};
+
+}  // namespace weft::transport::inproc

@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <utility>
+
+#include <weft/base/loop_flag.h>
+#include <weft/transport/frame.h>
+#include <weft/transport/outbox.h>
+
+namespace weft::transport {
+
+namespace {
+
+constexpr std::size_t kMaxPieces = 64;       // of one write() of the line; more messages wait for the next
+constexpr std::size_t kTurnBytes = 4 << 20;  // then the loop's other work has its turn
+
+Outbox::Bytes bytes_of(const Slice& slice) { return {static_cast<const std::byte*>(slice.data), slice.bytes}; }
+
+}  // namespace
+
+Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
+    : stream_(stream), limits_(limits), who_(std::move(who)), loop_(std::move(loop)), again_(std::move(again)) {
+  Item first;
+  const auto preamble = frame::preamble();
+  first.front.assign(preamble.begin(), preamble.end());
+  first.bytes = first.front.size();
+  queue_.push_back(std::move(first));
+}
+
+std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
+  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads), limits_)) {
+    return Error(Blame::Caller, "send to " + who_ + ": " + *limit);
+  }
+  for (const Slice& payload : payloads) {
+    if (!payload.device.is_host()) {
+      return Error(Blame::Caller, "send to " + who_ + ": a payload lies on " + describe(payload.device) +
+                                      " and this lane moves host memory only; stage it (transport/staged.h)");
+    }
+    if (payload.bytes > 0 && payload.data == nullptr) {
+      return Error(Blame::Caller,
+                   "send to " + who_ + ": a payload of " + std::to_string(payload.bytes) + " bytes has no address");
+    }
+  }
+  return std::nullopt;
+}
+
+Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
+  if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
+  std::unique_lock lock(mutex_);
+  if (failure_ || unheard_) return Op::failed(failure_ ? *failure_ : *unheard_);
+  if (queue_.size() >= limits_.max_queued) {
+    return Op::failed(Error(Blame::Busy, "send to " + who_ + ": " + std::to_string(limits_.max_queued) +
+                                             " messages wait already (max_queued); send again when some are done"));
+  }
+  frame::encode_front(header.size(), payloads, front_);
+  std::uint64_t bytes = front_.size() + header.size();
+  for (const Slice& payload : payloads) bytes += payload.bytes;
+  const bool is_first = queue_.empty();
+  const bool must_await = is_first && !ready.query();
+  std::uint64_t written = 0;
+  if (is_first && !must_await) {
+    pieces_.clear();
+    pieces_.push_back(front_);
+    pieces_.push_back(header);
+    for (const Slice& payload : payloads) pieces_.push_back(bytes_of(payload));
+    written = stream_.write(pieces_);
+    if (written == bytes) return {};
+  }
+  const Op op = queue(header, payloads, std::move(pin), ready, bytes, written);
+  queue_.back().awaited = must_await;
+  lock.unlock();
+  if (must_await) again_(ready);
+  return op;
+}
+
+Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes,
+                 std::uint64_t written) {
+  Item item;
+  item.front.reserve(front_.size() + header.size());
+  item.front = front_;
+  item.front.insert(item.front.end(), header.begin(), header.end());
+  item.payloads.assign(payloads.begin(), payloads.end());
+  item.bytes = bytes;
+  item.written = written;
+  item.ready = std::move(ready);
+  item.completion.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));
+  queue_.push_back(std::move(item));
+  return queue_.back().completion->op();
+}
+
+bool Outbox::refuse(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = why;
+  return true;
+}
+
+void Outbox::flush() noexcept {
+  std::optional<Fence> next;
+  std::deque<Item> unheard;
+  {
+    std::lock_guard lock(mutex_);
+    if (let_go_) return;
+    next = write_line();
+    if (unheard_) unheard.swap(queue_);
+    if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
+  }
+  if (next) again_(*next);
+  // Who is told may send, and so have the lists used: they are empty by then.
+  std::vector<Item> gone = std::exchange(gone_, {});
+  for (Item& item : gone) {
+    if (item.completion) item.completion->finish();
+  }
+  for (Item& item : unheard) {
+    if (item.completion) item.completion->fail(*unheard_);
+  }
+  gone.clear();
+  gone_ = std::move(gone);  // for its memory; only the loop uses it
+}
+
+std::optional<Fence> Outbox::write_line() {
+  turn_bytes_ = 0;
+  while (!queue_.empty()) {
+    Item& next = queue_.front();
+    if (next.written == 0 && !next.ready.query()) {
+      if (std::exchange(next.awaited, true)) return std::nullopt;
+      return next.ready;
+    }
+    if (turn_bytes_ > kTurnBytes) return Fence();
+    if (write_some()) continue;
+    if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
+    return std::nullopt;  // the stream says when there is room
+  }
+  return std::nullopt;
+}
+
+bool Outbox::write_some() {
+  pieces_.clear();
+  for (const Item& item : queue_) {
+    if (pieces_.size() >= kMaxPieces || (item.written == 0 && !item.ready.query())) break;
+    add_pieces(item);
+  }
+  std::size_t offered = 0;
+  for (const Bytes& piece : pieces_) offered += piece.size();
+  const std::size_t written = stream_.write(pieces_);
+  turn_bytes_ += written;
+  settle(written);
+  return written == offered;
+}
+
+void Outbox::add_pieces(const Item& item) {
+  std::uint64_t skip = item.written;
+  const auto add = [&](Bytes bytes) {
+    if (skip >= bytes.size()) {
+      skip -= bytes.size();
+      return;
+    }
+    pieces_.push_back(bytes.subspan(static_cast<std::size_t>(std::exchange(skip, 0))));
+  };
+  add(item.front);
+  for (const Slice& payload : item.payloads) add(bytes_of(payload));
+}
+
+void Outbox::settle(std::size_t written) {
+  while (!queue_.empty()) {
+    Item& item = queue_.front();
+    const auto part = std::min<std::uint64_t>(written, item.bytes - item.written);
+    item.written += part;
+    written -= static_cast<std::size_t>(part);
+    if (item.written < item.bytes) return;
+    preamble_ = true;
+    gone_.push_back(std::move(item));
+    queue_.pop_front();
+    if (written == 0) return;
+  }
+}
+
+bool Outbox::end(const std::optional<std::string>& reason) noexcept {
+  std::deque<Item> pending;
+  std::optional<Error> why;
+  bool is_heard = false;
+  {
+    std::lock_guard lock(mutex_);
+    pending.swap(queue_);
+    why = failure_;
+    const bool is_cut = !pending.empty() && pending.front().written > 0;
+    is_heard = preamble_ && !let_go_ && !unheard_;
+    if (reason && is_heard && !is_cut) {
+      Item last;
+      last.front = frame::encode_goodbye(*reason);
+      last.bytes = last.front.size();
+      queue_.push_back(std::move(last));
+    }
+    ending_ = !let_go_;
+  }
+  for (Item& item : pending) {
+    if (item.completion) item.completion->fail(*why);
+  }
+  flush();
+  return is_heard;
+}
+
+void Outbox::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  let_go_ = true;
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,211 @@
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include <weft/transport/inbox.h>
+#include <weft/transport/outbox.h>
+#include <weft/transport/stream_connection.h>
+
+namespace weft::transport {
+
+namespace {
+
+class StreamConnection final : public Connection, public std::enable_shared_from_this<StreamConnection> {
+ public:
+  StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities, std::string transport_name,
+                   const std::shared_ptr<EventLoop>& loop)
+      : loop_(loop),
+        capabilities_(capabilities),
+        transport_(std::move(transport_name)),
+        peer_(stream->peer()),
+        stream_(std::move(stream)),
+        outbox_(*stream_, capabilities_, who(), loop,
+                [this](const Fence& fence) { again(fence, &StreamConnection::write); }),
+        inbox_(*stream_, capabilities_, who(), loop,
+               [this](const Fence& fence) { again(fence, &StreamConnection::read); }) {}
+  ~StreamConnection() override;
+
+  // Apart from the constructor: the stream's functions need somebody who owns this.
+  void start(EventLoop& loop);
+  // The last reference that somebody else held is gone.
+  void drop() noexcept;
+
+  std::string_view transport() const override { return transport_; }
+  std::string peer() const override { return peer_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  void receive(Handlers handlers) override;
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+    return outbox_.send(header, payloads, std::move(pin), std::move(ready));
+  }
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
+    return inbox_.accept(destinations, std::move(pin), std::move(ready));
+  }
+  void close(const Error& why) noexcept override;
+
+ private:
+  using Turn = void (StreamConnection::*)();
+
+  std::string who() const { return peer_ + " (" + transport_ + ")"; }
+  // Calls body(connection) on the loop, later. When it has been called the connection is let go before the loop, whoever
+  // else has let go of either meanwhile: the stream needs its loop as long as it is.
+  template <class F>
+  void later(F body);
+  template <class F>
+  static void enter(std::shared_ptr<StreamConnection> self, F& body);
+  // The same for a function of this, which somebody else must own by then.
+  static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
+  void again(const Fence& fence, Turn turn);
+  // All that follows: on the loop.
+  void read();
+  void write();
+  // `reason` is what the peer is told, where it is we who close.
+  void end(const Error& why, const std::optional<std::string>& reason);
+  void tell_closed();
+  void let_go();
+
+  const std::weak_ptr<EventLoop> loop_;  // who holds the connection holds the loop; see connect_over()
+  const Capabilities capabilities_;
+  const std::string transport_;
+  const std::string peer_;
+  std::unique_ptr<ByteStream> stream_;
+  Outbox outbox_;
+  Inbox inbox_;
+
+  std::atomic<bool> receives_{false};
+  std::atomic<bool> dropped_{false};
+  std::optional<Handlers> handlers_;
+  std::optional<Error> ended_;
+  EventLoop::Registration linger_;
+};
+
+template <class F>
+void StreamConnection::enter(std::shared_ptr<StreamConnection> self, F& body) {
+  const auto loop = self->loop_.lock();
+  const auto own = std::move(self);
+  if (loop) std::invoke(body, *own);
+}
+
+template <class F>
+void StreamConnection::later(F body) {
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  loop->post([self = shared_from_this(), body = std::move(body)]() mutable { enter(std::move(self), body); });
+}
+
+std::function<void()> StreamConnection::calling(std::weak_ptr<StreamConnection> weak, Turn turn) {
+  return [weak = std::move(weak), turn] {
+    if (auto self = weak.lock()) enter(std::move(self), turn);
+  };
+}
+
+void StreamConnection::start(EventLoop& loop) {
+  stream_->start(loop, calling(weak_from_this(), &StreamConnection::read),
+                 calling(weak_from_this(), &StreamConnection::write));
+  again(Fence(), &StreamConnection::write);  // the preamble
+}
+
+StreamConnection::~StreamConnection() {
+  if (stream_) stream_->stop();
+  outbox_.let_go();
+  if (ended_) return;
+  // The loop has ended before it could do this.
+  outbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
+  inbox_.refuse(Error(Blame::Cancelled, "the loop of the lane to " + who() + " has ended"));
+  inbox_.end();
+  outbox_.end(std::nullopt);
+}
+
+void StreamConnection::again(const Fence& fence, Turn turn) {
+  if (const auto loop = loop_.lock()) loop->when(fence, calling(weak_from_this(), turn));
+}
+
+void StreamConnection::receive(Handlers handlers) {
+  if (!handlers.arrived || !handlers.closed) {
+    throw Error(Blame::Caller, "receive from " + who() + ": both handlers must be given");
+  }
+  if (receives_.exchange(true)) throw Error(Blame::Caller, "receive from " + who() + " was called before; once only");
+  later([handlers = std::move(handlers)](StreamConnection& self) mutable {
+    self.handlers_ = std::move(handlers);
+    if (self.ended_) return self.tell_closed();
+    self.read();
+  });
+}
+
+void StreamConnection::close(const Error& why) noexcept {
+  const Error reason = why.within("the lane to " + who() + " was closed here");
+  if (!outbox_.refuse(reason)) return;
+  inbox_.refuse(reason);
+  later([reason, why](StreamConnection& self) { self.end(reason, why.text()); });
+}
+
+void StreamConnection::drop() noexcept {
+  dropped_ = true;
+  close(Error(Blame::Cancelled, "nobody holds it any more"));
+}
+
+void StreamConnection::read() {
+  if (!stream_) return;
+  if (ended_) {
+    if (inbox_.drain()) let_go();
+    return;
+  }
+  const auto why = inbox_.pump(handlers_ ? &handlers_->arrived : nullptr);
+  if (!why || !outbox_.refuse(*why)) return;  // where close() was first, its own turn is to come
+  inbox_.refuse(*why);
+  end(*why, std::nullopt);
+}
+
+void StreamConnection::write() {
+  if (stream_) outbox_.flush();
+}
+
+void StreamConnection::end(const Error& why, const std::optional<std::string>& reason) {
+  ended_ = why;
+  inbox_.end();
+  const bool is_heard = outbox_.end(reason);
+  tell_closed();
+  const auto loop = loop_.lock();
+  if (!reason || !is_heard || !loop || inbox_.drain()) return let_go();
+  linger_ = loop->at(Deadline::in(kLinger), [self = shared_from_this()]() mutable {
+    constexpr auto kStop = &StreamConnection::let_go;
+    enter(std::move(self), kStop);
+  });
+}
+
+void StreamConnection::tell_closed() {
+  if (!handlers_) return;
+  const Handlers handlers = *std::exchange(handlers_, std::nullopt);
+  if (!dropped_) handlers.closed(*ended_);
+}
+
+void StreamConnection::let_go() {
+  if (!stream_) return;
+  linger_.reset();
+  outbox_.let_go();
+  stream_->stop();
+  // Later: this may be one of the stream's own calls.
+  if (const auto loop = loop_.lock()) {
+    loop->post([stream = std::move(stream_)] {});
+  }
+}
+
+// What callers hold. The connection itself may outlive it, while the loop has work to do for it.
+struct Holder {
+  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<StreamConnection> connection;
+  ~Holder() { connection->drop(); }
+};
+
+}  // namespace
+
+std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
+                                         std::string transport_name, std::shared_ptr<EventLoop> loop) {
+  auto connection = std::make_shared<StreamConnection>(std::move(stream), capabilities, std::move(transport_name), loop);
+  connection->start(*loop);
+  auto* const seen = connection.get();
+  const auto holder = std::shared_ptr<Holder>(new Holder{std::move(loop), std::move(connection)});
+  return {holder, seen};
+}
+
+}  // namespace weft::transport
