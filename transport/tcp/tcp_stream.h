@@ -28,7 +28,7 @@ class TcpStream final : public ByteStream {
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override;
   std::optional<Error> end() const noexcept override;
-  std::optional<Error> write_end() const noexcept;
+  std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
 
  private:
