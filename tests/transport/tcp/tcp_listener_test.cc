@@ -1,0 +1,209 @@
+// Listeners, and the strangers at their doors.
+#include <atomic>
+#include <future>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <weft/base/log.h>
+#include <weft/tests/transport/tcp/streams.h>
+#include <weft/transport/tcp/greeting.h>
+
+namespace weft::transport::tcp {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+// Whether the listener closes it, having said no more than that it is another one. Blocks until it does.
+bool put_out(const Socket& stranger) {
+  char answer[Greeting::kBytes + 1];
+  const auto got = ::recv(stranger.get(), answer, sizeof answer, MSG_WAITALL);
+  return got <= static_cast<ssize_t>(Greeting::kBytes);
+}
+
+void expect_welcome(const std::shared_ptr<EventLoop>& loop, Lobby& lobby) {
+  End a(loop, dial(loop, lobby.address()));
+  End b(loop, lobby.take());
+  a.send("ping");
+  EXPECT_EQ(b.take(4), "ping");
+  EXPECT_EQ(lobby.waiting(), 0u) << "nobody else came through";
+}
+
+TEST(TcpListener, SaysWhereItListensAndWhoItIs) {
+  const auto loop = make_loop();
+  const Lobby lobby(loop);
+  const Lobby other(loop);
+  const Address address = Address::parse(lobby.address());
+  EXPECT_EQ(address.hosts.front().name, "127.0.0.1");
+  EXPECT_EQ(address.identity.machine, this_machine());
+  EXPECT_NE(address.identity, Address::parse(other.address()).identity);
+}
+
+TEST(TcpListener, ListensOnTheInterfaceThatIsNamed) {
+  const auto loop = make_loop();
+  for (const std::string interface_address : {"lo", "127.0.0.1", "localhost"}) {
+    Lobby lobby(loop, interface_address);
+    EXPECT_THAT(lobby.address(), HasSubstr("127.0.0.1:")) << interface_address;
+    expect_welcome(loop, lobby);
+  }
+}
+
+TEST(TcpListener, AnAddressOfAnotherMachineIsACallerError) {
+  const auto loop = make_loop();
+  try {
+    const Lobby lobby(loop, "203.0.113.77");
+    FAIL() << "listens at " << lobby.address();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("203.0.113.77"));
+  }
+}
+
+TEST(TcpListener, QueuesWhoConnectsBeforeAnybodyLooks) {
+  const auto loop = make_loop();
+  Lobby lobby(loop);
+  std::vector<std::unique_ptr<End>> ends;
+  for (int i = 0; i < 10; ++i) {
+    ends.push_back(std::make_unique<End>(loop, dial(loop, lobby.address())));
+    ends.back()->send(std::string(1, static_cast<char>('a' + i)));
+  }
+  std::string heard;
+  for (int i = 0; i < 10; ++i) {
+    End accepted(loop, lobby.take());
+    heard += accepted.take(1);
+  }
+  std::sort(heard.begin(), heard.end());
+  EXPECT_EQ(heard, "abcdefghij");
+}
+
+TEST(TcpListener, StrangersDoNotGetThrough) {
+  const auto loop = make_loop();
+  Lobby lobby(loop);
+  { const Socket scanner = raw_connect(lobby.port()); }
+  const std::string random = pattern(1 << 16, 5);
+  const auto half = Greeting::encode({});
+  for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), std::string("\0", 1), random,
+                                   std::string(reinterpret_cast<const char*>(half.data()), 12) + random}) {
+    const Socket stranger = raw_connect(lobby.port());
+    ::send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    EXPECT_TRUE(put_out(stranger)) << bytes.substr(0, 40);
+  }
+  expect_welcome(loop, lobby);
+}
+
+TEST(TcpListener, HalfAGreetingThenTheEndIsNoPeer) {
+  const auto loop = make_loop();
+  Lobby lobby(loop);
+  const auto greeting = Greeting::encode(Address::parse(lobby.address()).identity);
+  for (std::size_t bytes = 0; bytes < Greeting::kBytes; ++bytes) {
+    const Socket stranger = raw_connect(lobby.port());
+    ASSERT_EQ(::send(stranger.get(), greeting.data(), bytes, 0), static_cast<ssize_t>(bytes));
+    ::shutdown(stranger.get(), SHUT_WR);
+    EXPECT_TRUE(put_out(stranger)) << bytes;
+  }
+  expect_welcome(loop, lobby);
+}
+
+TEST(TcpListener, WhoSaysNothingIsPutOutAfterAWhile) {
+  const auto loop = make_loop();
+  Settings settings;
+  settings.greeting = milliseconds(20);
+  Lobby lobby(loop, "", settings);
+  const Socket silent = raw_connect(lobby.port());
+  const Socket slow = raw_connect(lobby.port());
+  ASSERT_EQ(::send(slow.get(), "weft", 4, 0), 4);
+  EXPECT_TRUE(put_out(silent));
+  EXPECT_TRUE(put_out(slow));
+  Lobby patient(loop);
+  expect_welcome(loop, patient);
+}
+
+TEST(TcpListener, AGreetingMayComeInPieces) {
+  const auto loop = make_loop();
+  Lobby lobby(loop);
+  const auto greeting = Greeting::encode({});
+  const Socket peer = raw_connect(lobby.port());
+  for (const std::byte& byte : greeting) ASSERT_EQ(::send(peer.get(), &byte, 1, 0), 1);
+  ASSERT_EQ(::send(peer.get(), "hello", 5, 0), 5);
+  End accepted(loop, lobby.take());
+  EXPECT_EQ(accepted.take(5), "hello");
+  std::byte answer[Greeting::kBytes];
+  EXPECT_EQ(::recv(peer.get(), answer, sizeof answer, MSG_WAITALL), static_cast<ssize_t>(sizeof answer));
+}
+
+TEST(TcpListener, OnceItIsGoneConnectingIsRefused) {
+  const auto loop = make_loop();
+  auto lobby = std::make_unique<Lobby>(loop);
+  const std::string address = lobby->address();
+  End a(loop, dial(loop, address));
+  End b(loop, lobby->take());
+  lobby.reset();
+  End late(loop, dial(loop, address, Deadline::in(milliseconds(50))));
+  EXPECT_EQ(late.wait_end().blame(), Blame::PeerLost);
+  a.send("goes on");
+  EXPECT_EQ(b.take(7), "goes on");
+}
+
+TEST(TcpListener, WhoWasNotGreetedIsPutOutWithTheListener) {
+  const auto loop = make_loop();
+  auto lobby = std::make_unique<Lobby>(loop);
+  const Socket waiting = raw_connect(lobby->port());
+  lobby.reset();
+  EXPECT_TRUE(put_out(waiting));
+}
+
+TEST(TcpListener, MayEndInsideItsOwnHandler) {
+  const auto loop = make_loop();
+  std::unique_ptr<TcpListener> listener;
+  std::promise<void> ended;
+  listener = std::make_unique<TcpListener>(loop, "", Settings{}, [&](std::unique_ptr<TcpStream>) {
+    listener.reset();
+    ended.set_value();
+  });
+  const std::string address = listener->address();
+  End a(loop, dial(loop, address));
+  EXPECT_EQ(ended.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  a.wait_end();
+}
+
+TEST(TcpListener, AShortageOfDescriptorsPasses) {
+  std::atomic<int> warnings{0};
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Warn && text.find("cannot accept") != std::string_view::npos) ++warnings;
+  });
+  const auto loop = make_loop();
+  Settings settings;
+  settings.shortage = milliseconds(5);
+  Lobby lobby(loop, "127.0.0.1", settings);
+  const Socket client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto address = numeric_address({"127.0.0.1", lobby.port()});
+  // No descriptor above the highest one: the listener gets none for what it accepts.
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  std::vector<Socket> filler;
+  const rlimit tight{static_cast<rlim_t>(client.get()) + 8, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  for (;;) {
+    Socket one(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!one) break;
+    filler.push_back(std::move(one));
+  }
+  ASSERT_EQ(::connect(client.get(), address->get(), address->length), 0);
+  const auto greeting = Greeting::encode({});
+  ASSERT_EQ(::send(client.get(), greeting.data(), greeting.size(), 0), static_cast<ssize_t>(greeting.size()));
+  wait_until(
+      *loop, [&] { return warnings > 0; }, "it says that it is short of descriptors");
+  EXPECT_EQ(lobby.waiting(), 0u);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  filler.clear();
+  const auto accepted = lobby.take();
+  EXPECT_TRUE(accepted);
+  EXPECT_EQ(warnings, 1) << "says so once";
+}
+
+}  // namespace
+}  // namespace weft::transport::tcp

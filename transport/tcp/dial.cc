@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <system_error>
+
+#include <weft/transport/tcp/dial.h>
+
+namespace weft::transport::tcp {
+
+namespace {
+
+Blame blame_of(int number) {
+  switch (number) {
+    case ETIMEDOUT: return Blame::Timeout;
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EADDRNOTAVAIL: return Blame::Busy;  // the last one: all local ports are taken
+    default: return Blame::PeerLost;
+  }
+}
+
+// One write: the socket is fresh and has room for so little.
+bool send_whole(const Socket& socket, const Greeting::Bytes& bytes) {
+  return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(bytes.size());
+}
+
+}  // namespace
+
+Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, const Settings& settings,
+           Done done)
+    : loop_(loop),
+      address_(address),
+      deadline_(deadline),
+      settings_(settings),
+      done_(std::move(done)),
+      pause_(settings.first_pause) {}
+
+std::shared_ptr<Dial> Dial::begin(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+                                  const Settings& settings, Done done) {
+  const std::shared_ptr<Dial> dial(new Dial(loop, address, deadline, settings, std::move(done)));
+  loop->post([dial] { dial->begin_round(); });
+  return dial;
+}
+
+void Dial::cancel() noexcept {
+  if (const auto loop = loop_.lock()) {
+    loop->post([self = shared_from_this()] {
+      self->done_ = nullptr;
+      self->watch_.reset();
+      self->timer_.reset();
+      self->socket_.reset();
+    });
+  }
+}
+
+void Dial::begin_round() {
+  if (!done_) return;
+  if (deadline_.passed()) return end_round();
+  candidates_.clear();
+  next_ = 0;
+  failures_.clear();
+  worth_another_ = false;
+  for (const Host& host : address_.hosts) {
+    const auto address = numeric_address(host);
+    if (!address) return resolve_names();
+    candidates_.push_back(*address);
+  }
+  try_next();
+}
+
+void Dial::resolve_names() {
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  timer_ = loop->at(deadline_, [self = shared_from_this()] {
+    self->failures_ = "its name is still being resolved";
+    self->end_round();
+  });
+  // Detached, as nothing ends getaddrinfo early: the thread owns all that it touches.
+  const auto work = [hosts = address_.hosts, weak = weak_from_this(), weak_loop = loop_] {
+    std::vector<SocketAddress> found;
+    std::string failures;
+    for (const Host& host : hosts) {
+      const auto addresses = resolve(host);
+      if (addresses) {
+        found.insert(found.end(), addresses.value().begin(), addresses.value().end());
+      } else {
+        failures += (failures.empty() ? "" : ", ") + addresses.error().text();
+      }
+    }
+    if (const auto alive = weak_loop.lock()) {
+      alive->post([weak, found, failures] {
+        if (const auto self = weak.lock()) self->resolved(found, failures);
+      });
+    }
+  };
+  try {
+    std::thread(work).detach();
+  } catch (const std::system_error& error) {
+    resolved({}, error.what());
+  }
+}
+
+void Dial::resolved(const std::vector<SocketAddress>& found, const std::string& failures) {
+  if (!done_) return;
+  candidates_ = found;
+  failures_ = failures;
+  worth_another_ = !failures.empty();  // a name may come up later
+  blame_ = Blame::PeerLost;
+  try_next();
+}
+
+void Dial::try_next() {
+  watch_.reset();
+  timer_.reset();
+  socket_.reset();
+  if (next_ == candidates_.size() || deadline_.passed()) return end_round();
+  const SocketAddress& address = candidates_[next_];
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  socket_ = make_socket(address.family());
+  if (!socket_) return attempt_failed(blame_of(errno), std::strerror(errno), errno);
+  if (::connect(socket_.get(), address.get(), address.length) != 0 && errno != EINPROGRESS) {
+    return attempt_failed(blame_of(errno), std::strerror(errno), errno);
+  }
+  greeting_ = Greeting();
+  const auto self = shared_from_this();
+  timer_ = loop->at(Deadline::sooner(deadline_, Deadline::in(settings_.attempt)),
+                    [self] { self->attempt_failed(Blame::Timeout, "no answer", ETIMEDOUT); });
+  try {
+    watch_ = loop->watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->connected(); });
+  } catch (const Error& error) {
+    attempt_failed(Blame::Busy, error.text(), error.native_code());
+  }
+}
+
+void Dial::connected() {
+  watch_.reset();
+  int number = 0;
+  socklen_t bytes = sizeof number;
+  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
+  // Where nobody listens at a port that the kernel also takes local ports from, a socket may get to itself.
+  if (number == 0 && local_end(socket_) == remote_end(socket_)) number = ECONNREFUSED;
+  if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
+  if (!send_whole(socket_, Greeting::encode(address_.identity))) {
+    return attempt_failed(Blame::PeerLost, std::strerror(errno), errno);
+  }
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  try {
+    watch_ = loop->watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->read_greeting(); });
+  } catch (const Error& error) {
+    attempt_failed(Blame::Busy, error.text(), error.native_code());
+  }
+}
+
+void Dial::read_greeting() {
+  const auto progress = greeting_.receive(socket_.get());
+  if (progress == Greeting::Progress::Wants) return;
+  // What closes without a word may be a listener that goes or is short of descriptors; a stranger stays one.
+  if (progress == Greeting::Progress::Lost) return attempt_failed(Blame::PeerLost, greeting_.failure(), ECONNRESET);
+  if (progress == Greeting::Progress::Foreign) return attempt_failed(Blame::PeerLost, greeting_.failure(), 0);
+  if (address_.identity.given() && greeting_.identity() != address_.identity) {
+    return attempt_failed(Blame::PeerLost, "another listener has this port now", 0);
+  }
+  watch_.reset();
+  timer_.reset();
+  finish(Made{std::move(socket_), candidates_[next_].text()});
+}
+
+void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
+  failures_ += (failures_.empty() ? "" : ", ") + candidates_[next_].text() + " (" + why + ")";
+  blame_ = blame;
+  number_ = number;
+  worth_another_ |= number != 0;
+  ++next_;
+  try_next();
+}
+
+void Dial::end_round() {
+  if (deadline_.passed() || !worth_another_) {
+    if (failures_.empty()) failures_ = "the deadline had passed before";
+    return finish(Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_, number_));
+  }
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  timer_ =
+      loop->at(Deadline::sooner(deadline_, Deadline::in(pause_)), [self = shared_from_this()] { self->begin_round(); });
+  pause_ = std::min(pause_ * 2, settings_.longest_pause);
+}
+
+void Dial::finish(Result<Made> result) {
+  if (const Done done = std::exchange(done_, nullptr)) done(std::move(result));
+}
+
+std::string Dial::text() const {
+  std::string hosts;
+  for (const Host& host : address_.hosts) hosts += (hosts.empty() ? "" : ",") + host.text();
+  return hosts;
+}
+
+}  // namespace weft::transport::tcp

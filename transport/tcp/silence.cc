@@ -1,0 +1,27 @@
+#include <netinet/in.h>
+// Not netinet/tcp.h: its tcp_info is shorter.
+#include <linux/tcp.h>
+#include <sys/socket.h>
+
+#include <weft/transport/tcp/silence.h>
+
+namespace weft::transport::tcp {
+
+Silence::Finding Silence::look(int socket) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  // What is no TCP socket needs no looking after.
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return Finding::Quiet;
+  // Either bytes were sent, or the peer has no room and was asked whether it has some now.
+  const bool asked = info.tcpi_unacked > 0 || info.tcpi_probes > 0;
+  if (!asked) {
+    since_.reset();
+    return info.tcpi_notsent_bytes > 0 ? Finding::Underway : Finding::Quiet;
+  }
+  const auto now = Deadline::Clock::now();
+  const auto heard = now - std::chrono::milliseconds(info.tcpi_last_ack_recv);
+  if (!since_ || heard > *since_) since_ = now;
+  return now - *since_ >= limit_ ? Finding::Lost : Finding::Underway;
+}
+
+}  // namespace weft::transport::tcp

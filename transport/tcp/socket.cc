@@ -1,0 +1,50 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <weft/transport/tcp/socket.h>
+
+namespace weft::transport::tcp {
+
+Socket& Socket::operator=(Socket&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  descriptor_ = std::exchange(other.descriptor_, -1);
+  return *this;
+}
+
+void Socket::reset() noexcept {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+Socket make_socket(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
+
+void tune(const Socket& socket, const Settings& settings) noexcept {
+  const auto set = [&socket](int level, int option, int value) {
+    return ::setsockopt(socket.get(), level, option, &value, sizeof value) == 0;
+  };
+  if (!set(IPPROTO_TCP, TCP_NODELAY, 1)) return;
+  // Not TCP_USER_TIMEOUT: since Linux 5.11 it also ends connections to peers that answer but take nothing in for so long.
+  set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(settings.idle.count()));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(settings.probe_pause.count()));
+  set(IPPROTO_TCP, TCP_KEEPCNT, settings.probes);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+SocketAddress local_end(const Socket& socket) noexcept {
+  SocketAddress end;
+  end.length = sizeof end.storage;
+  if (::getsockname(socket.get(), end.get(), &end.length) != 0) end.length = 0;
+  return end;
+}
+
+SocketAddress remote_end(const Socket& socket) noexcept {
+  SocketAddress end;
+  end.length = sizeof end.storage;
+  if (::getpeername(socket.get(), end.get(), &end.length) != 0) end.length = 0;
+  return end;
+}
+
+}  // namespace weft::transport::tcp

@@ -1,0 +1,94 @@
+#include <algorithm>
+#include <cerrno>
+
+#include <net/if.h>
+
+#include <weft/base/log.h>
+#include <weft/transport/mesh/mesh.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/stream_connection.h>
+#include <weft/transport/tcp/tcp.h>
+#include <weft/transport/tcp/tcp_listener.h>
+#include <weft/transport/tcp/tcp_stream.h>
+
+namespace weft::transport::tcp {
+
+namespace {
+
+Capabilities capabilities_of_sockets() {
+  Capabilities capabilities;
+  capabilities.inline_bytes = 16 << 10;  // what a fresh socket has room for
+  return capabilities;
+}
+
+std::shared_ptr<Connection> connection_over(std::unique_ptr<TcpStream> stream, std::shared_ptr<EventLoop> loop) {
+  return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop));
+}
+
+// Why one host cannot be meant for us; nothing where it may be, as with every name.
+std::optional<std::string> why_unreachable_at(const Host& host, const Identity& identity) {
+  const auto percent = host.name.find('%');
+  if (percent != std::string::npos && ::if_nametoindex(host.name.c_str() + percent + 1) == 0) {
+    return host.text() + " is behind an interface that is not here";
+  }
+  const auto address = numeric_address(host);
+  if (address && address->is_loopback() && identity.given() && identity.machine != this_machine()) {
+    return host.text() +
+           " is the loopback of another machine or network namespace: its listener must be given an interface";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) {
+  return mesh::join(*this, options);
+}
+
+Capabilities Tcp::capabilities() const { return capabilities_of_sockets(); }
+
+std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
+  try {
+    const Address address = Address::parse(text);
+    std::optional<std::string> first;
+    for (const Host& host : address.hosts) {
+      const auto why = why_unreachable_at(host, address.identity);
+      if (!why) return std::nullopt;
+      if (!first) first = why;
+    }
+    return first;
+  } catch (const Error& error) {
+    return error.text();
+  }
+}
+
+std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
+  if (!options.loop || !options.accepted) throw Error(Blame::Caller, "tcp listen: a loop and `accepted` must be given");
+  const auto accept = [weak = std::weak_ptr(options.loop), accepted = options.accepted](std::unique_ptr<TcpStream> stream) {
+    const auto loop = weak.lock();
+    if (!loop) return;
+    std::shared_ptr<Connection> connection;
+    try {
+      connection = connection_over(std::move(stream), loop);
+    } catch (const Error& error) {
+      return log::warn("tcp: a connection was accepted and dropped: " + error.text());
+    }
+    accepted(std::move(connection));
+  };
+  return std::make_unique<TcpListener>(options.loop, options.interface_address, settings_, accept);
+}
+
+std::shared_ptr<Connection> Tcp::connect(const std::string& address, const ConnectOptions& options) {
+  if (!options.loop) throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
+  auto stream = std::make_unique<TcpStream>(options.loop, Address::parse(address), options.deadline, settings_);
+  return connection_over(std::move(stream), options.loop);
+}
+
+Result<std::shared_ptr<Transport>> open() {
+  if (!make_socket(AF_INET) && !make_socket(AF_INET6)) {
+    return system_error(Blame::Unsupported, "no TCP sockets, of neither IPv4 nor IPv6", errno);
+  }
+  return std::shared_ptr<Transport>(std::make_shared<Tcp>());
+}
+
+}  // namespace weft::transport::tcp

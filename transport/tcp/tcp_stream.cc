@@ -1,0 +1,390 @@
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <weft/transport/tcp/dial.h>
+#include <weft/transport/tcp/receive_buffer.h>
+#include <weft/transport/tcp/silence.h>
+#include <weft/transport/tcp/tcp_stream.h>
+
+namespace weft::transport::tcp {
+
+namespace {
+
+constexpr std::size_t kWindow = 64 << 10;  // read ahead: headers and small messages; the rest goes where it belongs
+constexpr std::size_t kPieces = 64;        // of one system call
+
+}  // namespace
+
+// What the stream and its handlers on the loop share. Three threads at most: the writer's, the reader's and the loop's.
+class TcpStream::Core : public std::enable_shared_from_this<Core> {
+ public:
+  Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings)
+      : loop_(loop), settings_(settings), peer_(std::move(peer)), silence_(settings.silence) {}
+
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  void dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline);
+  void connected(Socket socket, const std::string& peer);
+  void failed(const Error& error);
+  void start(std::function<void()> readable, std::function<void()> writable);
+  void stop() noexcept;
+  void finish_writing() noexcept;
+
+  std::size_t write(std::span<const Bytes> pieces) noexcept;
+  Bytes peek(std::size_t wanted) noexcept;
+  void consume(std::size_t bytes) noexcept;
+  std::size_t read(std::span<std::byte> to) noexcept;
+  std::optional<Error> end() const noexcept;
+  std::optional<Error> write_end() const noexcept;
+  std::string peer() const;
+
+ private:
+  struct Handlers {
+    std::function<void()> readable;
+    std::function<void()> writable;
+  };
+
+  // The loop's side.
+  void watch();
+  void on_events(std::uint32_t events);
+  void call(std::function<void()> Handlers::*which);
+  void look_after() noexcept;
+  void look();
+  // The reader's side.
+  std::size_t receive(iovec* pieces, std::size_t count, std::size_t room) noexcept;
+  void lost(int number) noexcept;
+  // Either's.
+  void break_off(int number) noexcept;
+  Error reason(int number) const;
+
+  const std::weak_ptr<EventLoop> loop_;
+  const Settings settings_;
+
+  mutable std::mutex mutex_;  // of what follows, which changes a few times in a connection's life
+  std::string peer_;
+  std::shared_ptr<Handlers> handlers_;
+  EventLoop::Registration registration_;
+  EventLoop::Registration next_look_;
+  std::shared_ptr<Dial> dial_;
+  std::optional<Error> end_;
+  bool finished_ = false;
+  bool stopped_ = false;
+
+  Socket socket_;  // set once, then published by the next line
+  std::atomic<int> descriptor_{-1};
+  std::atomic<bool> short_{false};  // a write took less than it was given and nobody was told of room since
+  std::atomic<int> broken_{0};      // errno: the end as the writer or the loop saw it, which the reader cannot see any more
+  std::atomic<bool> looking_{false};
+  Silence silence_;  // the loop's
+
+  // Edges of the watch, and what the reader knows: as long as `seen_` is the last of them there is nothing to read.
+  std::atomic<std::uint64_t> edges_{1};
+  std::uint64_t seen_ = 0;
+  std::atomic<bool> hung_up_{false};  // the end may lie behind what has come: read on until it shows
+  std::atomic<bool> idle_{false};     // the buffer's memory is not needed at the moment
+  std::uint64_t edges_at_look_ = 0;   // the loop's
+  ReceiveBuffer buffer_{kWindow};
+  bool closed_ = false;             // the reader has seen the socket's end
+  std::atomic<bool> ended_{false};  // and all that came before it
+};
+
+// A socket that is closed with bytes unread throws away what it has not sent yet.
+TcpStream::Core::~Core() {
+  if (!socket_ || closed_ || broken_ != 0) return;
+  for (int i = 0; i < 16 && ::recv(socket_.get(), nullptr, 1 << 20, MSG_TRUNC | MSG_DONTWAIT) > 0; ++i) {
+  }
+}
+
+void TcpStream::Core::dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline) {
+  std::lock_guard lock(mutex_);
+  dial_ = Dial::begin(loop, address, deadline, settings_, [weak = weak_from_this()](Result<Dial::Made> made) {
+    const auto self = weak.lock();
+    if (!self) return;
+    try {
+      Dial::Made whole = std::move(made).value();
+      self->connected(std::move(whole.socket), whole.peer);
+    } catch (const Error& error) {
+      self->failed(error);
+    }
+  });
+}
+
+void TcpStream::Core::connected(Socket socket, const std::string& peer) {
+  std::lock_guard lock(mutex_);
+  if (stopped_) return;
+  dial_.reset();
+  peer_ = peer;
+  socket_ = std::move(socket);
+  tune(socket_, settings_);
+  descriptor_ = socket_.get();
+  if (finished_) ::shutdown(socket_.get(), SHUT_WR);
+  if (handlers_) watch();
+}
+
+void TcpStream::Core::failed(const Error& error) {
+  {
+    std::lock_guard lock(mutex_);
+    dial_.reset();
+    end_ = error;
+    ended_ = true;
+  }
+  call(&Handlers::readable);
+}
+
+void TcpStream::Core::start(std::function<void()> readable, std::function<void()> writable) {
+  std::lock_guard lock(mutex_);
+  if (stopped_) return;
+  handlers_ = std::make_shared<Handlers>(Handlers{std::move(readable), std::move(writable)});
+  if (socket_) return watch();
+  const auto loop = loop_.lock();
+  if (loop && end_) loop->post([self = shared_from_this()] { self->call(&Handlers::readable); });
+}
+
+// With the mutex held. The first event comes at once: it says what the socket has and has room for now.
+void TcpStream::Core::watch() {
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  registration_ = loop->watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                              [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+}
+
+void TcpStream::Core::on_events(std::uint32_t events) {
+  if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    if ((events & ~static_cast<std::uint32_t>(EPOLLIN | EPOLLOUT)) != 0) hung_up_ = true;
+    ++edges_;
+    call(&Handlers::readable);
+  }
+  const bool has_room = (events & EPOLLOUT) != 0 && short_.exchange(false);
+  if (has_room || (events & (EPOLLHUP | EPOLLERR)) != 0) call(&Handlers::writable);
+}
+
+void TcpStream::Core::call(std::function<void()> Handlers::*which) {
+  std::shared_ptr<Handlers> handlers;
+  {
+    std::lock_guard lock(mutex_);
+    handlers = handlers_;
+  }
+  if (handlers) ((*handlers).*which)();
+}
+
+std::size_t TcpStream::Core::write(std::span<const Bytes> pieces) noexcept {
+  // Before looking for room: an edge that comes meanwhile must find it.
+  short_ = true;
+  const int descriptor = descriptor_;
+  if (descriptor < 0 || broken_ != 0) return 0;
+  std::size_t written = 0;
+  while (!pieces.empty()) {
+    std::array<iovec, kPieces> vectors;
+    const std::size_t count = std::min(pieces.size(), kPieces);
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      vectors[i] = {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()};
+      bytes += pieces[i].size();
+    }
+    msghdr message{};
+    message.msg_iov = vectors.data();
+    message.msg_iovlen = count;
+    // Not MSG_ZEROCOPY: where both ends are on one host the kernel copies all the same, and the notes about it cost more.
+    ssize_t took = 0;
+    do {
+      took = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (took < 0 && errno == EINTR);
+    if (took < 0 && errno != EAGAIN && errno != EWOULDBLOCK) break_off(errno);
+    if (took > 0) written += static_cast<std::size_t>(took);
+    if (took < 0 || static_cast<std::size_t>(took) < bytes) break;
+    pieces = pieces.subspan(count);
+  }
+  if (pieces.empty()) short_ = false;
+  if (written > 0) look_after();
+  return written;
+}
+
+std::size_t TcpStream::Core::receive(iovec* pieces, std::size_t count, std::size_t room) noexcept {
+  const int descriptor = descriptor_;
+  const std::uint64_t edges = edges_;
+  if (descriptor < 0 || closed_ || (edges == seen_ && !hung_up_)) return 0;
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = count;
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(descriptor, &message, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    seen_ = edges;
+    return 0;
+  }
+  if (got <= 0) {
+    lost(got == 0 ? 0 : errno);
+    return 0;
+  }
+  // Less than there was room for: it was all that had come.
+  if (static_cast<std::size_t>(got) < room) seen_ = edges;
+  return static_cast<std::size_t>(got);
+}
+
+TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
+  while (buffer_.content().size() < std::max<std::size_t>(wanted, 1) && buffer_.content().size() < kWindow) {
+    if (closed_ || (edges_ == seen_ && !hung_up_)) break;
+    const auto room = buffer_.room(wanted);
+    iovec piece{room.data(), room.size()};
+    const std::size_t got = receive(&piece, 1, room.size());
+    if (got == 0) break;
+    buffer_.filled(got);
+  }
+  if (buffer_.empty() && idle_.exchange(false)) buffer_.release();
+  if (buffer_.has_memory()) look_after();
+  if (closed_ && buffer_.content().size() < std::max<std::size_t>(wanted, 1)) ended_ = true;
+  return buffer_.content();
+}
+
+void TcpStream::Core::consume(std::size_t bytes) noexcept {
+  buffer_.consume(bytes);
+  if (closed_ && buffer_.empty()) ended_ = true;
+}
+
+std::size_t TcpStream::Core::read(std::span<std::byte> to) noexcept {
+  std::size_t moved = buffer_.take(to);
+  if (moved < to.size()) {
+    // What comes behind it is read ahead in the same call, if there is memory for it.
+    const auto rest = to.subspan(moved);
+    const auto ahead = buffer_.has_memory() ? buffer_.room(kWindow) : std::span<std::byte>();
+    iovec pieces[] = {{rest.data(), rest.size()}, {ahead.data(), ahead.size()}};
+    const std::size_t got = receive(pieces, ahead.empty() ? 1 : 2, rest.size() + ahead.size());
+    moved += std::min(got, rest.size());
+    if (got > rest.size()) buffer_.filled(got - rest.size());
+  }
+  if (closed_ && buffer_.empty()) ended_ = true;
+  return moved;
+}
+
+void TcpStream::Core::lost(int number) noexcept {
+  closed_ = true;
+  int none = 0;
+  broken_.compare_exchange_strong(none, number);
+  std::lock_guard lock(mutex_);
+  end_ = reason(broken_);
+}
+
+// The reader finds the end behind what has come.
+void TcpStream::Core::break_off(int number) noexcept {
+  int none = 0;
+  broken_.compare_exchange_strong(none, number);
+  hung_up_ = true;
+  ::shutdown(descriptor_, SHUT_RDWR);
+}
+
+Error TcpStream::Core::reason(int number) const {
+  const std::string connection = "the connection to " + peer_ + " (tcp)";
+  switch (number) {
+    case 0:
+    case EPIPE: return Error(Blame::PeerLost, connection + " was closed by the peer, or its process has ended", number);
+    case ECONNRESET:
+      return Error(Blame::PeerLost, connection + " was reset by the peer: its process was killed or knows nothing of it",
+                   number);
+    case ETIMEDOUT:
+      return Error(Blame::PeerLost,
+                   connection + " is lost: no answer from its machine for " + describe(settings_.silence) +
+                       "; it is down, or the network between is cut",
+                   number);
+    default: return system_error(Blame::PeerLost, connection + " is lost", number);
+  }
+}
+
+std::optional<Error> TcpStream::Core::end() const noexcept {
+  if (!ended_) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  return end_;
+}
+
+std::optional<Error> TcpStream::Core::write_end() const noexcept {
+  const int number = broken_;
+  std::lock_guard lock(mutex_);
+  if (number != 0) return reason(number);
+  return socket_ ? std::nullopt : end_;  // where the peer has only said that it writes no more, it may still read
+}
+
+std::string TcpStream::Core::peer() const {
+  std::lock_guard lock(mutex_);
+  return peer_;
+}
+
+// Sees to it that the loop looks at the connection soon, and goes on while there is a reason to.
+void TcpStream::Core::look_after() noexcept {
+  if (looking_ || looking_.exchange(true)) return;
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  std::lock_guard lock(mutex_);
+  next_look_ = loop->at(Deadline::in(silence_.pause()), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->look();
+  });
+}
+
+void TcpStream::Core::look() {
+  looking_ = false;  // before looking: who writes from now on asks for the next look
+  const auto finding = silence_.look(descriptor_);
+  if (finding == Silence::Finding::Lost) return break_off(ETIMEDOUT);
+  if (finding == Silence::Finding::Underway) look_after();
+  // Nothing has come since the last look: the reader, told that something has, finds nothing and lets go of its memory.
+  const bool nothing_came = edges_at_look_ == edges_;
+  edges_at_look_ = edges_;
+  if (!nothing_came) return look_after();
+  idle_ = true;
+  edges_at_look_ = ++edges_;
+  call(&Handlers::readable);
+}
+
+void TcpStream::Core::finish_writing() noexcept {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(finished_, true)) return;
+  if (socket_) ::shutdown(socket_.get(), SHUT_WR);
+}
+
+void TcpStream::Core::stop() noexcept {
+  std::shared_ptr<Handlers> ended;  // destroyed outside the lock: handlers own things
+  std::lock_guard lock(mutex_);
+  if (std::exchange(stopped_, true)) return;
+  ended = std::move(handlers_);
+  registration_.reset();
+  if (dial_) dial_->cancel();
+  // The loop closes the socket, when it lets go of the watch: not before its next turn.
+  if (const auto loop = loop_.lock()) loop->post([] {});
+}
+
+TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer,
+                     const Settings& settings)
+    : core_(std::make_shared<Core>(loop, peer, settings)) {
+  core_->connected(std::move(socket), peer);
+}
+
+TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+                     const Settings& settings)
+    : core_(std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings)) {
+  core_->dial(loop, address, deadline);
+}
+
+TcpStream::~TcpStream() { core_->stop(); }
+std::string TcpStream::peer() const { return core_->peer(); }
+void TcpStream::start(EventLoop&, std::function<void()> readable, std::function<void()> writable) {
+  core_->start(std::move(readable), std::move(writable));
+}
+void TcpStream::stop() noexcept { core_->stop(); }
+std::size_t TcpStream::write(std::span<const Bytes> pieces) noexcept { return core_->write(pieces); }
+TcpStream::Bytes TcpStream::peek(std::size_t wanted) noexcept { return core_->peek(wanted); }
+void TcpStream::consume(std::size_t bytes) noexcept { core_->consume(bytes); }
+std::size_t TcpStream::read(std::span<std::byte> to) noexcept { return core_->read(to); }
+std::size_t TcpStream::window() const { return kWindow; }
+std::optional<Error> TcpStream::end() const noexcept { return core_->end(); }
+std::optional<Error> TcpStream::write_end() const noexcept { return core_->write_end(); }
+void TcpStream::finish_writing() noexcept { core_->finish_writing(); }
+
+}  // namespace weft::transport::tcp
