@@ -38,7 +38,7 @@ class ShmListener final : public Listener {
 
   struct Inner {
     explicit Inner(const ListenOptions& options)
-        : loop(options.loop), accepted(options.accepted), listening(listen_for_this_user()), address(Address::here()) {
+        : loop(options.loop), accepted(options.accepted), address(Address::here()), listening(listen_for_this_user()) {
       address.descriptor = listening.name.get();
     }
 
@@ -49,10 +49,10 @@ class ShmListener final : public Listener {
 
     const std::weak_ptr<EventLoop> loop;
     const std::function<void(std::shared_ptr<Connection>)> accepted;
-    const ListeningSocket listening;
     Address address;
 
     std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
+    ListeningSocket listening;
     bool closed = false;
     EventLoop::Registration registration;
     EventLoop::Registration pause;
@@ -122,6 +122,7 @@ void ShmListener::Inner::close() {
   registration.reset();
   pause.reset();
   handshakes.clear();
+  listening = {};  // who connects from now on is refused at once
 }
 
 class Shm final : public Transport, public Connector {
@@ -137,10 +138,14 @@ class Shm final : public Transport, public Connector {
   int preference() const override { return 300; }
 
   std::optional<std::string> why_unreachable(const std::string& text) const override {
-    const Address address = Address::parse(text);
-    if (address.host != here_.host) return "it is on another host";
-    if (address.processes != here_.processes) return "it is in another container: the process namespaces differ";
-    return std::nullopt;
+    try {
+      const Address address = Address::parse(text);
+      if (address.host != here_.host) return "it is on another host";
+      if (address.processes != here_.processes) return "it is in another container: the process namespaces differ";
+      return std::nullopt;
+    } catch (const Error& error) {
+      return error.text();
+    }
   }
 
   std::unique_ptr<Listener> listen(const ListenOptions& options) override { return std::make_unique<ShmListener>(options); }

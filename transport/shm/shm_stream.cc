@@ -46,9 +46,10 @@ struct ShmStream::Shared {
   std::uint64_t told = 0;              // on the loop: how far readable() was told of
   std::atomic<int> token_socket{-1};   // the socket's number, once it is connected
   std::atomic<bool> stopped{false};
-  std::atomic<bool> wants_room{false};  // the last write came short
-  std::atomic<bool> hung_up{false};     // the socket has ended
-  std::atomic<bool> broken{false};      // the peer's numbers make no sense
+  std::atomic<bool> wants_room{false};   // the last write came short
+  std::atomic<bool> hung_up{false};      // the socket has ended
+  std::atomic<bool> has_written{false};  // or tried to, since it is connected
+  std::atomic<bool> broken{false};       // the peer's numbers make no sense
 
   // Connects where that is still to be done, and watches the socket.
   static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address, Deadline deadline);
@@ -57,6 +58,8 @@ struct ShmStream::Shared {
   bool park();
   void take_tokens();
   void wake_if_parked() noexcept;
+  // Whether there is room that a short write did not see; before the connection is made there is none.
+  bool may_write() const noexcept { return token_socket >= 0 && (!has_written || writer.has_more_room()); }
   bool has_ended() const noexcept { return hung_up || broken || reader.closed(); }
 };
 
@@ -138,7 +141,7 @@ bool ShmStream::Shared::look() {
     mine.parked.store(0, std::memory_order_relaxed);
   }
   bool found = false;
-  if (wants_room.load(std::memory_order_relaxed) && writer.has_more_room() && wants_room.exchange(false)) {
+  if (wants_room.load(std::memory_order_relaxed) && may_write() && wants_room.exchange(false)) {
     mine.wants_room.store(0, std::memory_order_relaxed);
     found = true;
     if (!stopped) writable();
@@ -163,8 +166,8 @@ bool ShmStream::Shared::park() {
   parked = true;
   mine.parked.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool may_sleep = reader.head() == told && (end_told || !has_ended()) &&
-                         !(wants_room.load(std::memory_order_relaxed) && writer.has_more_room());
+  const bool may_sleep =
+      reader.head() == told && (end_told || !has_ended()) && !(wants_room.load(std::memory_order_relaxed) && may_write());
   return may_sleep;
 }
 
@@ -193,6 +196,11 @@ void ShmStream::Shared::wake_if_parked() noexcept {
 std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   Shared& shared = *shared_;
   if (shared.stopped || shared.hung_up) return 0;
+  if (shared.token_socket < 0) {
+    shared.wants_room = true;
+    return 0;
+  }
+  shared.has_written = true;
   std::size_t wanted = 0;
   for (const Bytes& piece : pieces) wanted += piece.size();
   const std::size_t written = shared.writer.write(pieces);

@@ -41,9 +41,7 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
 
 }  // namespace
 
-std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) {
-  return mesh::join(*this, options);
-}
+std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) { return mesh::join(*this, options); }
 
 Capabilities Tcp::capabilities() const { return capabilities_of_sockets(); }
 
