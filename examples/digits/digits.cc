@@ -244,7 +244,7 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", "digits");
   app.add_option("--backend", options.backend,
-                 "gloo, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)");
+                 "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)");
   app.add_option("--epochs", options.epochs, "Passes over the training images")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -124,6 +124,17 @@ def digits():
         expect(hashes(resumed) == hashes(output), "a resumed run ends elsewhere", resumed + output)
 
 
+def digits_by_any_transport():
+    """Two ranks' sums have one order only, so every transport ends at the same bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends = {}
+        for backend in ("gloo", "shm", "tcp"):
+            output = run(2, "--backend", backend, "--epochs", "3", "--checkpoint", f"{folder}/{backend}.pt")
+            expect(len(hashes(output)) == 2 and len(set(hashes(output))) == 1, f"{backend}: the ranks differ", output)
+            ends[backend] = hashes(output)[0]
+        expect(len(set(ends.values())) == 1, "the transports end at different parameters", str(ends))
+
+
 def digits_without_a_rank():
     """SIGKILL of one rank in the middle of training: the other ends within 10 s with an error that names it."""
     with tempfile.TemporaryDirectory() as folder:
