@@ -8,8 +8,6 @@ namespace weft::transport::mesh {
 
 namespace {
 
-constexpr const char* kSameOrder = "all ranks must call the same operations in the same order";
-
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 bool is_aligned(const std::byte* data, Dtype dtype) { return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0; }
@@ -118,9 +116,7 @@ void Collectives::consider(int peer) {
   const Held& held = held_[static_cast<std::size_t>(peer)];
   if (!held.is_here) return;
   if (held.header.sequence < over_) {
-    return core_.fail(Error(Blame::Caller, rank_text(peer) + " called " + describe(held.header.call) + " as operation " +
-                                               std::to_string(held.header.sequence) + " of the group, which on " +
-                                               rank_text(core_.rank) + " was another one and is over; " + kSameOrder));
+    return core_.fail(mismatch(peer, held, last_[held.header.sequence % last_.size()]));
   }
   if (!current_ || held.header.sequence > current_->sequence || !fits(peer, held)) return;
   Plan::Step& step = *current_->plan.expected(peer, held.header.number);
@@ -130,9 +126,7 @@ void Collectives::consider(int peer) {
 // Breaks the communicator where it does not.
 bool Collectives::fits(int peer, const Held& held) const {
   if (held.header.call != current_->call) {
-    core_.fail(Error(Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " +
-                                        rank_text(peer) + " called " + describe(held.header.call) + " and " +
-                                        rank_text(core_.rank) + " called " + describe(current_->call) + "; " + kSameOrder));
+    core_.fail(mismatch(peer, held, current_->call));
     return false;
   }
   const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
@@ -148,6 +142,14 @@ bool Collectives::fits(int peer, const Held& held) const {
     return false;
   }
   return true;
+}
+
+Error Collectives::mismatch(int peer, const Held& held, const Call& here) const {
+  const bool is_known = held.header.sequence + last_.size() >= over_;
+  return {Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " + rank_text(peer) +
+                             " called " + describe(held.header.call) + " and " + rank_text(core_.rank) + " called " +
+                             (is_known ? describe(here) : "something else") +
+                             "; all ranks must call the same operations in the same order"};
 }
 
 void Collectives::take(int peer, Plan::Step& step) {
@@ -205,7 +207,7 @@ void Collectives::done(Plan::Step& step) {
 
 void Collectives::finish() {
   const auto operation = std::move(current_);
-  ++over_;
+  last_[over_++ % last_.size()] = operation->call;
   operation->plan.release(core_.scratch);
   operation->data = Slice();
   operation->ready = Fence();

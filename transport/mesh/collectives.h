@@ -2,6 +2,7 @@
 // waits in its lane, unaccepted, until that one has started here; so a faster peer is held up by the lane being full.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <string>
@@ -48,6 +49,7 @@ class Collectives {
   // Accepts what the peer has sent, if it is its turn.
   void consider(int peer);
   bool fits(int peer, const Held& held) const;
+  Error mismatch(int peer, const Held& held, const Call& here) const;
   void take(int peer, Plan::Step& step);
   void end(Operation& operation, const Error& why) noexcept;
 
@@ -57,6 +59,7 @@ class Collectives {
   std::shared_ptr<Operation> current_;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t over_ = 0;             // operations
+  std::array<Call, 16> last_ = {};     // of them, by their sequence
   std::vector<Plan::Index> released_;  // steps of the current one that may start
   std::vector<Held> held_;             // by peer
 };

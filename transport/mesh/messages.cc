@@ -239,9 +239,9 @@ void Messages::on_payload(int peer, const Message& message) {
   auto& due = of(peer).due;
   const auto found = due.find(message.header.sequence);
   if (found == due.end()) return nonsense(peer, "bytes that nobody asked for");
+  if (message.payload != found->second->data.bytes) return nonsense(peer, "another number of bytes than it announced");
   const TransferPointer receive = std::move(found->second);
   due.erase(found);
-  if (message.payload != receive->data.bytes) return nonsense(peer, "another number of bytes than it announced");
   follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);
 }
 

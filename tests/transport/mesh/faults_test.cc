@@ -1,0 +1,359 @@
+// Peers that say nonsense, go away or never come: everything that waits ends with an error that names them.
+#include <weft/base/log.h>
+#include <weft/tests/transport/mesh/mesh_ranks.h>
+#include <weft/transport/mesh/messages.h>
+
+namespace weft::transport::mesh {
+namespace {
+
+using testing::HasSubstr;
+
+// Rank 0 of two, whose peer is scripted.
+class MeshFaults : public testing::Test {
+ protected:
+  // Joins while the script meets.
+  void join(
+      const std::function<void(ScriptedPeer&)>& meet = [](ScriptedPeer& peer) { peer.join(); },
+      std::chrono::milliseconds timeout = kTimeout) {
+    std::thread joining([&] {
+      try {
+        communicator = join_inproc(options_of(0, 2, store, timeout));
+      } catch (const Error& error) {
+        join_error = error;
+      }
+    });
+    meet(peer);
+    joining.join();
+  }
+  Op sum() { return communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, Pin(), Fence()); }
+  // The part of a sum() that rank 1 sends.
+  Header part(std::uint64_t sequence = 1) {
+    Header header;
+    header.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, data.size() * 4};
+    header.sequence = sequence;
+    return header;
+  }
+  void expect_broken(Blame blame, const std::string& text) {
+    const Error error = expect_failed(communicator->barrier(Fence()), "an operation of a broken communicator");
+    EXPECT_EQ(error.blame(), blame) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr(text));
+  }
+
+  std::vector<float> data = std::vector<float>(16, 1);
+  std::shared_ptr<harness::MemoryBootstrap> store = std::make_shared<harness::MemoryBootstrap>();
+  ScriptedPeer peer{store};
+  std::shared_ptr<Communicator> communicator;
+  std::optional<Error> join_error;
+};
+
+TEST_F(MeshFaults, TheScriptIsAPeerLikeAnyOther) {
+  join();
+  ASSERT_NE(communicator, nullptr) << join_error->what();
+  const Op op = sum();
+  peer.say(Lane::Collectives, part(), 64);
+  expect_done(op, "all_reduce");
+  EXPECT_EQ(data[15], 1);  // the script's numbers are zeros
+}
+
+TEST_F(MeshFaults, JoiningLeavesNothingInTheStore) {
+  join();
+  EXPECT_FALSE(store->exists("mesh/secret"));
+  EXPECT_FALSE(store->exists("mesh/address/0"));
+  EXPECT_FALSE(store->exists("mesh/address/1"));
+}
+
+TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  const log::Capture capture([&](LogLevel, std::string_view text) {
+    std::lock_guard lock(mutex);
+    lines.emplace_back(text);
+  });
+  join([](ScriptedPeer& script) {
+    script.meet();
+    std::vector<std::shared_ptr<Connection>> strangers;
+    const auto greet = [&](const Hello& hello) {
+      strangers.push_back(script.connect());
+      strangers.back()->send(encode(hello), {}, Pin(), Fence());
+    };
+    strangers.push_back(script.connect());  // says nothing
+    strangers.push_back(script.connect());
+    strangers.back()->send(std::vector<std::byte>(5), {}, Pin(), Fence());
+    Hello hello = script.hello;
+    hello.secret[0] ^= std::byte{1};
+    greet(hello);
+    hello = script.hello;
+    hello.ranks = 3;
+    greet(hello);
+    hello = script.hello;
+    hello.rank = 0;
+    greet(hello);
+    script.say_hello(Lane::Messages);
+    hello = script.hello;  // a second time on the same lane
+    greet(hello);
+    script.say_hello(Lane::Collectives);
+    Header barrier;
+    barrier.call.kind = Kind::Barrier;
+    script.say(Lane::Collectives, barrier);
+    script.hear(Lane::Collectives);
+  });
+  ASSERT_NE(communicator, nullptr) << join_error->what();
+  const Op op = sum();
+  peer.say(Lane::Collectives, part(), 64);
+  expect_done(op, "all_reduce");
+  std::lock_guard lock(mutex);
+  std::string all;
+  for (const std::string& line : lines) all += line + "\n";
+  for (const char* text : {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks", "does not connect here"}) {
+    EXPECT_THAT(all, HasSubstr(text));
+  }
+}
+
+TEST_F(MeshFaults, WhoNeverComesIsNamed) {
+  join([](ScriptedPeer&) {}, std::chrono::milliseconds(200));
+  ASSERT_TRUE(join_error);
+  EXPECT_EQ(join_error->blame(), Blame::Timeout);
+  EXPECT_THAT(join_error->text(), HasSubstr("missing: rank 1"));
+  EXPECT_THAT(join_error->text(), HasSubstr("200 ms"));
+}
+
+TEST_F(MeshFaults, WhoGoesWhileTheOthersJoinIsNamed) {
+  join([](ScriptedPeer& script) {
+    script.meet();
+    script.say_hello(Lane::Collectives);
+    script.say_hello(Lane::Messages);
+    script.hear(Lane::Collectives);  // rank 0 waits in its barrier
+    script.close();
+  });
+  ASSERT_TRUE(join_error);
+  EXPECT_EQ(join_error->blame(), Blame::PeerLost) << join_error->what();
+  EXPECT_THAT(join_error->text(), HasSubstr("rank 1"));
+}
+
+TEST(MeshJoin, AllWhoAreMissingAreNamed) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::vector<std::thread> threads;
+  for (const int rank : {0, 2}) {  // of four
+    threads.emplace_back([&, rank] {
+      try {
+        join_inproc(options_of(rank, 4, store, std::chrono::milliseconds(300)));
+        ADD_FAILURE() << "rank " << rank << " joined half a group";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::Timeout);
+        EXPECT_THAT(error.text(), HasSubstr("missing: rank 1, 3"));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct Nonsense {
+  const char* name;
+  Lane lane;
+  std::function<Header(Header part)> header;
+  std::size_t payload;
+  Blame blame = Blame::PeerLost;
+};
+
+class MeshNonsense : public MeshFaults, public testing::WithParamInterface<Nonsense> {};
+
+TEST_P(MeshNonsense, BreaksTheCommunicatorAndNothingElse) {
+  const Nonsense& nonsense = GetParam();
+  join();
+  ASSERT_NE(communicator, nullptr);
+  std::vector<float> more(4);
+  const Op op = sum();
+  const Op receive = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 5, Pin(), Fence());
+  peer.say(nonsense.lane, nonsense.header(part()), nonsense.payload);
+  for (const Op& one : {op, receive}) {
+    const Error error = expect_failed(one, "what waits for a peer that says nonsense");
+    EXPECT_EQ(error.blame(), nonsense.blame) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("rank 1"));
+  }
+}
+
+Header with(Type type, std::uint64_t bytes = 0, std::uint64_t sequence = 0) {
+  Header header;
+  header.type = type;
+  header.call.bytes = bytes;
+  header.sequence = sequence;
+  return header;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Mesh, MeshNonsense,
+    testing::Values(
+        Nonsense{"PartThatNobodyExpects", Lane::Collectives, [](Header h) { return h.number = 1, h; }, 64},
+        Nonsense{"PartFarBeyondTheLast", Lane::Collectives, [](Header h) { return h.number = ~0u, h; }, 64},
+        Nonsense{"PartOfAnotherSize", Lane::Collectives, [](Header h) { return h; }, 60, Blame::Caller},
+        Nonsense{"OperationThatIsOver", Lane::Collectives, [](Header h) { return h.sequence = 0, h; }, 64, Blame::Caller},
+        Nonsense{"MessageOnTheLaneOfCollectives", Lane::Collectives, [](Header) { return with(Type::Eager, 8); }, 8},
+        Nonsense{"CollectiveOnTheLaneOfMessages", Lane::Messages, [](Header h) { return h; }, 64},
+        Nonsense{"UnknownType", Lane::Messages, [](Header) { return with(static_cast<Type>(99)); }, 0},
+        Nonsense{"TooLongToGoAtOnce", Lane::Messages, [](Header) { return with(Type::Eager, kEagerBytes + 1); },
+                 kEagerBytes + 1},
+        Nonsense{"ClearOfNothing", Lane::Messages, [](Header) { return with(Type::Clear, 0, 7); }, 0},
+        Nonsense{"PayloadOfNothing", Lane::Messages, [](Header) { return with(Type::Payload, 16, 7); }, 16},
+        Nonsense{"CreditBeyondTheLimit", Lane::Messages, [](Header) { return with(Type::Credit, ~std::uint64_t{0}); }, 0},
+        Nonsense{"PayloadWhereThereIsNone", Lane::Messages, [](Header) { return with(Type::Request, 16, 7); }, 16}),
+    [](const auto& one) { return one.param.name; });
+
+TEST_F(MeshFaults, MoreThanTheCreditIsRefused) {
+  join();
+  for (std::size_t sent = 0; sent <= kCredit; sent += kEagerBytes) {
+    peer.say(Lane::Messages, with(Type::Eager, kEagerBytes), kEagerBytes);
+  }
+  expect_broken(Blame::PeerLost, "no room");
+}
+
+TEST_F(MeshFaults, AnnouncementsAreBounded) {
+  join();
+  for (std::uint64_t i = 0; i <= kMaxRequests; ++i) peer.say(Lane::Messages, with(Type::Request, 1 << 20, i));
+  expect_broken(Blame::PeerLost, "too many announcements");
+}
+
+TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
+  join();
+  std::vector<float> more(4);
+  const Op receive = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 0, Pin(), Fence());
+  peer.say(Lane::Messages, with(Type::Request, 16, 3));
+  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
+  peer.say(Lane::Messages, with(Type::Payload, 12, 3), 12);
+  EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::PeerLost);
+}
+
+TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {
+  join();
+  const Op op = sum();
+  Header failure = with(Type::Failure);
+  failure.blame = Blame::Caller;
+  const auto fixed = encode(failure);
+  std::vector<std::byte> bytes(fixed.begin(), fixed.end());
+  for (const char letter : std::string("wrong weather")) bytes.push_back(static_cast<std::byte>(letter));
+  peer.say_raw(Lane::Collectives, bytes);
+  const Error error = expect_failed(op, "all_reduce");
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_THAT(error.text(), HasSubstr("rank 1 has given up: wrong weather"));
+}
+
+TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
+  join();
+  PointToPoint& messages = *communicator->point_to_point();
+  std::vector<float> small(4), large(1 << 20);
+  std::vector<Op> ops;
+  ops.push_back(sum());
+  ops.push_back(communicator->barrier(Fence()));                                                    // behind it
+  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()));           // no message
+  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), kAnySource, 1, Pin(), Fence()));  // from anybody
+  ops.push_back(messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));           // not cleared
+  ops.push_back(messages.recv(elements_of(large, Dtype::Float32), 1, 3, Pin(), Fence()));           // cleared
+  peer.say(Lane::Messages, [] {
+    Header header = with(Type::Request, 4 << 20, 1);
+    header.call.root = 3;
+    return header;
+  }());
+  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Request);
+  EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
+  peer.close();
+  for (const Op& op : ops) {
+    const Error error = expect_failed(op, "what waits for a peer that is gone");
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("rank 1"));
+  }
+  EXPECT_EQ(expect_failed(sum(), "a later operation").blame(), Blame::PeerLost);
+  EXPECT_EQ(expect_failed(messages.send(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()), "a later send").blame(),
+            Blame::PeerLost);
+}
+
+TEST_F(MeshFaults, WhatCameBeforeAPeerWentMayStillBeReceived) {
+  join();
+  PointToPoint& messages = *communicator->point_to_point();
+  std::vector<float> small(4, 7), more(4);
+  peer.say(Lane::Messages, with(Type::Eager, 16), 16);
+  const Op behind = messages.recv(elements_of(more, Dtype::Float32), 1, 1, Pin(), Fence());
+  peer.close();
+  EXPECT_EQ(expect_failed(behind, "a receive of what never comes").blame(), Blame::PeerLost);
+  expect_done(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()), "recv");
+  EXPECT_EQ(small[0], 0);
+}
+
+TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
+  join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
+  ASSERT_NE(communicator, nullptr) << join_error->what();
+  const Error error = expect_failed(sum(), "an operation that nobody else enters");
+  EXPECT_EQ(error.blame(), Blame::Timeout);
+  EXPECT_THAT(error.text(), HasSubstr("still expected: rank 1"));
+  expect_broken(Blame::Timeout, "700 ms");
+  Message told = peer.hear(Lane::Collectives);
+  while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
+  EXPECT_EQ(told.header.type, Type::Failure);
+  EXPECT_EQ(told.header.blame, Blame::Timeout);
+}
+
+TEST_F(MeshFaults, AMessageThatNobodySendsEndsAtItsDeadline) {
+  join([](ScriptedPeer& script) { script.join(); }, std::chrono::milliseconds(700));
+  std::vector<float> more(4);
+  const Op op = communicator->point_to_point()->recv(elements_of(more, Dtype::Float32), 1, 4, Pin(), Fence());
+  const Error error = expect_failed(op, "recv");
+  EXPECT_EQ(error.blame(), Blame::Timeout);
+  EXPECT_THAT(error.text(), HasSubstr("recv from rank 1 (tag 4)"));
+}
+
+TEST_F(MeshFaults, AbortFromAnotherThreadEndsEverythingAndTellsThePeer) {
+  join();
+  PointToPoint& messages = *communicator->point_to_point();
+  std::vector<float> small(4), large(1 << 20);
+  const auto gate = std::make_shared<HostFlag>();
+  std::vector<Op> ops;
+  ops.push_back(sum());
+  ops.push_back(communicator->barrier(Fence(gate)));
+  ops.push_back(messages.send(elements_of(large, Dtype::Float32), 1, 2, Pin(), Fence()));
+  ops.push_back(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence(gate)));
+  ops.push_back(messages.send(elements_of(small, Dtype::Float32), 0, 0, Pin(), Fence(gate)));
+  std::thread([&] { communicator->abort(Error(Blame::Cancelled, "enough")); }).join();
+  communicator->abort(Error(Blame::Cancelled, "twice"));
+  ops.push_back(sum());
+  ops.push_back(messages.send(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()));
+  for (const Op& op : ops) {
+    const Error error = expect_failed(op, "an aborted operation");
+    EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("enough"));
+  }
+  gate->raise();  // what it was for is over
+  Message told = peer.hear(Lane::Collectives);
+  while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
+  EXPECT_EQ(told.header.type, Type::Failure);
+  EXPECT_THAT(told.text, HasSubstr("enough"));
+}
+
+TEST_F(MeshFaults, PinsAreHeldUntilNothingTouchesTheMemory) {
+  join();
+  bool freed = false;
+  std::mutex mutex;
+  std::condition_variable changed;
+  Pin pin(new int, [&](const int* memory) {
+    delete memory;
+    std::lock_guard lock(mutex);
+    freed = true;
+    changed.notify_all();
+  });
+  const Op op = communicator->all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Sum, std::move(pin), Fence());
+  {
+    std::lock_guard lock(mutex);
+    EXPECT_FALSE(freed);
+  }
+  communicator->abort(Error(Blame::Cancelled, "enough"));
+  expect_failed(op, "all_reduce");
+  std::unique_lock lock(mutex);
+  EXPECT_TRUE(changed.wait_until(lock, soon().point(), [&] { return freed; }));
+}
+
+TEST_F(MeshFaults, ACommunicatorThatIsDroppedEndsWhatIsPending) {
+  join();
+  const Op op = sum();
+  communicator.reset();
+  EXPECT_EQ(expect_failed(op, "all_reduce").blame(), Blame::Cancelled);
+}
+
+}  // namespace
+}  // namespace weft::transport::mesh

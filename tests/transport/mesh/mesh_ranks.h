@@ -1,0 +1,176 @@
+// Ranks of a mesh that are threads of the test, over inproc; and a rank that says what the test makes it say.
+#pragma once
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include <weft/base/loop_flag.h>
+#include <weft/tests/harness/memory_bootstrap.h>
+#include <weft/transport/mesh/wire.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::inproc {
+Result<std::shared_ptr<Transport>> open();  // of the registry's table, which would bring every other backend along
+}
+
+namespace weft::transport::mesh {
+
+inline Deadline soon() { return Deadline::in(std::chrono::seconds(60)); }
+constexpr auto kTimeout = std::chrono::milliseconds(60'000);
+
+inline JoinOptions options_of(int rank, int size, const std::shared_ptr<Bootstrap>& store,
+                              std::chrono::milliseconds timeout = kTimeout) {
+  JoinOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.group_name = "test";
+  options.store = store;
+  options.timeout = timeout;
+  options.loop = std::make_shared<EventLoop>("rank " + std::to_string(rank));
+  return options;
+}
+
+inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) { return inproc::open().value()->join(options); }
+
+// Runs the body on a thread for each rank. No rank leaves before all have come to the end of theirs.
+inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
+                      std::chrono::milliseconds timeout = kTimeout) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto communicator = join_inproc(options_of(rank, ranks, store, timeout));
+        body(*communicator);
+        store->set("end/" + std::to_string(rank), {});
+        for (int other = 0; other < ranks; ++other) store->get("end/" + std::to_string(other), soon());
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        store->set("end/" + std::to_string(rank), {});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void expect_done(const Op& op, const std::string& what) {
+  ASSERT_TRUE(op.done().synchronize(soon())) << what << " does not end";
+  const auto error = op.error();
+  ASSERT_FALSE(error) << what << ": " << error->what();
+}
+
+inline Error expect_failed(const Op& op, const std::string& what) {
+  EXPECT_TRUE(op.done().synchronize(soon())) << what << " failed, but its fence does not pass";
+  const auto error = op.error();
+  EXPECT_TRUE(error) << what << " did not fail";
+  return error.value_or(Error(Blame::Remote, "no error"));
+}
+
+template <class T>
+Elements elements_of(std::vector<T>& data, Dtype dtype) {
+  return {{data.data(), data.size() * sizeof(T), Device::host()}, dtype};
+}
+
+// Rank 1 of two, by hand: what it sends need not make sense.
+class ScriptedPeer {
+ public:
+  struct Seen {
+    Message message;
+    std::vector<std::byte> payload;
+  };
+
+  explicit ScriptedPeer(std::shared_ptr<Bootstrap> store) : store_(std::move(store)) {}
+  ~ScriptedPeer() { close(); }
+
+  // What rank 0 says first.
+  void meet() {
+    const auto secret = store_->get("mesh/secret", soon());
+    std::copy(secret.begin(), secret.end(), hello.secret.begin());
+    const auto address = store_->get("mesh/address/0", soon());
+    address_.assign(reinterpret_cast<const char*>(address.data()), address.size());
+    store_->set("mesh/address/1", {});
+    hello.rank = 1;
+    hello.ranks = 2;
+  }
+  // A connection to rank 0 that has said nothing.
+  std::shared_ptr<Connection> connect() {
+    return transport_->connector()->connect(address_, {.loop = loop_, .deadline = soon()});
+  }
+  void say_hello(Lane lane) {
+    auto& connection = lanes_[static_cast<std::size_t>(lane)] = connect();
+    hello.lane = lane;
+    connection->send(encode(hello), {}, Pin(), Fence());
+    receive(connection, lane);
+  }
+  // Meets, and passes the barrier that joining ends with.
+  void join() {
+    meet();
+    for (const Lane lane : {Lane::Collectives, Lane::Messages}) say_hello(lane);
+    Header barrier;
+    barrier.call.kind = Kind::Barrier;
+    say(Lane::Collectives, barrier);
+    hear(Lane::Collectives);
+  }
+
+  Op say(Lane lane, const Header& header, std::size_t payload_bytes = 0) {
+    const auto payload = std::make_shared<std::vector<std::byte>>(payload_bytes);
+    const Slice slice{payload->data(), payload_bytes, Device::host()};
+    return lanes_[static_cast<std::size_t>(lane)]->send(encode(header), {&slice, payload_bytes > 0 ? std::size_t{1} : 0},
+                                                        payload, Fence());
+  }
+  Op say_raw(Lane lane, const std::vector<std::byte>& header) {
+    return lanes_[static_cast<std::size_t>(lane)]->send(header, {}, Pin(), Fence());
+  }
+  // The next message of the lane, without its payload.
+  Message hear(Lane lane) {
+    std::unique_lock lock(mutex_);
+    auto& seen = seen_[static_cast<std::size_t>(lane)];
+    EXPECT_TRUE(changed_.wait_until(lock, soon().point(), [&] { return !seen.empty(); })) << "rank 0 says nothing";
+    if (seen.empty()) return {};
+    Message message = seen.front();
+    seen.pop_front();
+    return message;
+  }
+  void close() {
+    for (auto& lane : lanes_) {
+      if (lane) lane->close(Error(Blame::Cancelled, "the script ends"));
+    }
+  }
+
+  Hello hello;
+
+ private:
+  void receive(const std::shared_ptr<Connection>& connection, Lane lane) {
+    auto greeted = std::make_shared<bool>(false);
+    connection->receive({[this, weak = std::weak_ptr(connection), lane, greeted](const Arrival& arrival) {
+                           if (*greeted) {
+                             auto message = decode(arrival.header, arrival.sizes, 2);
+                             std::lock_guard lock(mutex_);
+                             if (message) seen_[static_cast<std::size_t>(lane)].push_back(message.value());
+                             changed_.notify_all();
+                           }
+                           *greeted = true;
+                           if (const auto live = weak.lock()) live->accept({}, Pin(), Fence());
+                         },
+                         [](const Error&) {}});
+  }
+
+  const std::shared_ptr<Bootstrap> store_;
+  const std::shared_ptr<Transport> transport_ = inproc::open().value();
+  std::string address_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Message> seen_[kLanes];
+  std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("scripted");
+  std::shared_ptr<Connection> lanes_[kLanes];
+};
+
+}  // namespace weft::transport::mesh
