@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <weft/transport/inproc/faults.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream_connection.h>
 
@@ -154,10 +155,7 @@ class Inproc final : public Transport {
   std::string_view name() const override { return "inproc"; }
   Connector* connector() override { return &connector_; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
-  std::shared_ptr<Communicator> join(const JoinOptions& options) override {
-    throw Error(Blame::Unsupported, "join " + place_of(options, "inproc") +
-                                        ": inproc has connections only; choose a backend with collectives (gloo)");
-  }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override { return mesh::join(*this, options); }
 
  private:
   InprocConnector connector_;

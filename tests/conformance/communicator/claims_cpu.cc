@@ -1,6 +1,5 @@
 // The claims for what needs no GPU: Gloo on the host, Gloo through pinned memory and NCCL on fake GPUs.
-#include <cstring>
-
+#include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/transport/registry.h>
 
@@ -19,29 +18,6 @@ namespace weft::conformance {
 namespace {
 
 constexpr int kRanks = 3;  // two would not show an order, four take longer
-
-class HostMemory final : public Memory {
- public:
-  explicit HostMemory(std::size_t bytes) : bytes_(bytes) {}
-  Slice slice() const override { return {const_cast<std::byte*>(bytes_.data()), bytes_.size(), Device::host()}; }
-  void write(const void* from) override {
-    if (!bytes_.empty()) std::memcpy(bytes_.data(), from, bytes_.size());
-  }
-  void read(void* to) override {
-    if (!bytes_.empty()) std::memcpy(to, bytes_.data(), bytes_.size());
-  }
-
- private:
-  std::vector<std::byte> bytes_;
-};
-
-void equip_host(Rank& rank) {
-  rank.allocate = [](std::size_t bytes) { return std::make_shared<HostMemory>(bytes); };
-  rank.gate = [] {
-    const auto flag = std::make_shared<HostFlag>();
-    return Gate{Fence(flag), [flag] { flag->raise(); }};
-  };
-}
 
 class GlooOnHost final : public Threads {
  public:

@@ -88,11 +88,25 @@ inline double reduce(Dtype dtype, ReduceOp op, double a, double b) {
   return 0;
 }
 
+// Pairs of numbers are complex ones.
+inline void multiply_complex(std::vector<double>& into, const std::vector<double>& with) {
+  for (std::size_t i = 0; i < into.size(); i += 2) {
+    const double real = into[i] * with[i] - into[i + 1] * with[i + 1];
+    into[i + 1] = into[i] * with[i + 1] + into[i + 1] * with[i];
+    into[i] = real;
+  }
+}
+
 // The reduction of what all ranks start with, from the given number on.
 inline std::vector<double> reduced(Dtype dtype, ReduceOp op, std::size_t elements, int ranks, int salt = 0) {
   std::vector<double> result = start_of(dtype, elements, 0, salt);
+  const bool is_complex = dtype == Dtype::ComplexFloat32 || dtype == Dtype::ComplexFloat64;
   for (int rank = 1; rank < ranks; ++rank) {
     const auto next = start_of(dtype, elements, rank, salt);
+    if (is_complex && op == ReduceOp::Product) {
+      multiply_complex(result, next);
+      continue;
+    }
     for (std::size_t i = 0; i < result.size(); ++i) result[i] = reduce(dtype, op, result[i], next[i]);
   }
   if (op == ReduceOp::Avg) {

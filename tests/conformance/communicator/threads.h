@@ -9,10 +9,9 @@ class Threads : public Setting {
  public:
   explicit Threads(int ranks) : ranks_(ranks) {}
   int ranks() const override { return ranks_; }
-
- protected:
   static transport::JoinOptions options_for(const Rank& rank, std::chrono::milliseconds timeout);
 
+ protected:
   // `join` gives the rank its communicator and memory. When this returns the ranks hold on to nothing.
   void run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const;
 

@@ -1,0 +1,24 @@
+// Ranks that are forked processes.
+#pragma once
+
+#include <weft/tests/conformance/communicator/threads.h>
+
+namespace weft::conformance {
+
+class Processes : public Setting {
+ public:
+  explicit Processes(int ranks) : ranks_(ranks) {}
+  int ranks() const override { return ranks_; }
+
+ protected:
+  // `join` gives the rank its communicator and memory. A rank that throws, fails an expectation or dies fails the test.
+  void run_ranks(const std::function<void(Rank&)>& join, const std::function<void(Rank&)>& body) const;
+
+ private:
+  int ranks_;
+};
+
+// What the function returns in a forked process; empty where it throws.
+std::string ask_other_process(const std::function<std::string()>& function);
+
+}  // namespace weft::conformance

@@ -1,0 +1,109 @@
+#include <cstring>
+
+#include <gmock/gmock.h>
+
+#include <weft/transport/mesh/wire.h>
+
+namespace weft::transport::mesh {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kRanks = 4;
+
+Header header_of(Type type) {
+  Header header;
+  header.type = type;
+  header.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Max, 3, 12};
+  header.sequence = 0x123456789abc;
+  header.number = 77;
+  header.blame = Blame::Caller;
+  return header;
+}
+
+TEST(Wire, AHeaderComesBackAsItWas) {
+  for (const Type type : {Type::Collective, Type::Eager, Type::Request, Type::Clear, Type::Payload, Type::Credit}) {
+    const Header sent = header_of(type);
+    const bool has_payload = type == Type::Collective || type == Type::Eager || type == Type::Payload;
+    const std::uint64_t sizes[] = {12};
+    const auto bytes = encode(sent);
+    const auto message = decode(bytes, std::span(sizes, has_payload ? 1 : 0), kRanks);
+    ASSERT_TRUE(message.ok()) << message.error().what();
+    EXPECT_EQ(message.value().header.type, type);
+    EXPECT_EQ(message.value().header.call, sent.call);
+    EXPECT_EQ(message.value().header.sequence, sent.sequence);
+    EXPECT_EQ(message.value().header.number, sent.number);
+    EXPECT_EQ(message.value().payload, has_payload ? 12u : 0u);
+  }
+}
+
+TEST(Wire, AReasonKeepsItsTextOnOneLine) {
+  const auto fixed = encode(header_of(Type::Failure));
+  std::vector<std::byte> bytes(fixed.begin(), fixed.end());
+  for (const char letter : std::string("out of\nluck")) bytes.push_back(static_cast<std::byte>(letter));
+  const auto message = decode(bytes, {}, kRanks);
+  ASSERT_TRUE(message.ok());
+  EXPECT_EQ(message.value().text, "out of luck");
+  EXPECT_EQ(message.value().header.blame, Blame::Caller);
+  bytes.resize(kHeaderBytes + kMaxText + 1);
+  EXPECT_FALSE(decode(bytes, {}, kRanks).ok());
+}
+
+TEST(Wire, EveryFieldIsChecked) {
+  const auto refused = [](std::size_t byte, std::uint8_t value, const char* text, Type type = Type::Collective) {
+    auto bytes = encode(header_of(type));
+    bytes[byte] = static_cast<std::byte>(value);
+    const auto message = decode(bytes, {}, kRanks);
+    ASSERT_FALSE(message.ok()) << text;
+    EXPECT_THAT(message.error().text(), HasSubstr(text));
+    EXPECT_EQ(message.error().blame(), Blame::PeerLost);
+  };
+  refused(0, 0, "type 0");
+  refused(0, 8, "type 8");
+  refused(1, 9, "kind 9");
+  refused(2, 17, "dtype 17");
+  refused(3, 8, "operator 8");
+  refused(4, kRanks, "root 4");
+  refused(7, 0xff, "root -");
+  refused(28, 8, "blame 8");
+  const auto whole = encode(header_of(Type::Collective));
+  for (std::size_t bytes = 0; bytes < kHeaderBytes; ++bytes) {
+    EXPECT_FALSE(decode(Bytes(whole).first(bytes), {}, kRanks).ok()) << bytes;
+  }
+  const std::uint64_t two[] = {1, 2};
+  EXPECT_FALSE(decode(whole, two, kRanks).ok());
+  const std::uint64_t other[] = {13};
+  EXPECT_FALSE(decode(encode(header_of(Type::Eager)), other, kRanks).ok());
+  EXPECT_FALSE(decode(encode(header_of(Type::Clear)), other, kRanks).ok());
+}
+
+TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
+  Hello hello;
+  hello.secret.fill(std::byte{0x5a});
+  hello.rank = 2;
+  hello.ranks = 3;
+  hello.lane = Lane::Messages;
+  const auto bytes = encode(hello);
+  const auto back = decode_hello(bytes);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back.value().secret, hello.secret);
+  EXPECT_EQ(back.value().rank, 2u);
+  EXPECT_EQ(back.value().ranks, 3u);
+  EXPECT_EQ(back.value().lane, Lane::Messages);
+  for (const std::size_t byte : {0u, 4u, 6u, 7u, 8u}) {  // magic, version, lane, zero, rank
+    auto wrong = bytes;
+    wrong[byte] = std::byte{0x71};
+    EXPECT_FALSE(decode_hello(wrong).ok()) << byte;
+  }
+  EXPECT_FALSE(decode_hello(Bytes(bytes).first(31)).ok());
+  EXPECT_FALSE(decode_hello({}).ok());
+}
+
+TEST(Wire, ACallSaysWhatItIs) {
+  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}), "all_reduce of 8 bytes of float32 with Sum");
+  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}), "broadcast of 16 bytes of int64 from rank 2");
+  EXPECT_EQ(describe(Call{}), "barrier");
+}
+
+}  // namespace
+}  // namespace weft::transport::mesh

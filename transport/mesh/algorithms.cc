@@ -1,0 +1,378 @@
+#include <algorithm>
+#include <cstring>
+
+#include <weft/transport/mesh/algorithms.h>
+
+namespace weft::transport::mesh {
+
+namespace {
+
+using Index = Plan::Index;
+
+std::byte* address(const Slice& slice) { return static_cast<std::byte*>(slice.data); }
+const Slice& of(std::span<const Slice> slices, int rank) { return slices[static_cast<std::size_t>(rank)]; }
+
+// Calls function(peer) for the others, in the order of their ranks; or beginning behind this rank, where all would
+// otherwise send to the same one first.
+template <class Function>
+void for_each_peer(const Job& job, Function&& function) {
+  for (int peer = 0; peer < job.ranks; ++peer) {
+    if (peer != job.rank) function(peer);
+  }
+}
+template <class Function>
+void for_each_peer_in_turn(const Job& job, Function&& function) {
+  for (int step = 1; step < job.ranks; ++step) function((job.rank + step) % job.ranks);
+}
+
+void copy_own(Plan& plan, const Slice& to, const Slice& from) {
+  if (to.data != from.data) plan.copy(address(to), address(from), from.bytes);
+}
+
+double scale_of(const Job& job) { return job.call.op == ReduceOp::Avg ? 1.0 / job.ranks : 1; }
+
+// Memory cut into blocks, one for each owner, and these into chunks. A block without bytes has one chunk without bytes, so
+// that every rank hears of every other.
+struct Cut {
+  std::byte* data;
+  std::size_t bytes;
+  std::size_t block_bytes;
+  std::size_t chunk_bytes;
+
+  Cut(const Slice& slice, int blocks, std::size_t chunk)
+      : data(address(slice)), bytes(slice.bytes), block_bytes(0), chunk_bytes(chunk) {
+    const auto count = static_cast<std::size_t>(blocks);
+    block_bytes = ((bytes + count - 1) / count + 63) / 64 * 64;  // whole elements, whole lines
+  }
+
+  std::size_t begin(int block) const { return std::min(static_cast<std::size_t>(block) * block_bytes, bytes); }
+  std::size_t size(int block) const { return begin(block + 1) - begin(block); }
+  std::size_t chunks(int block) const {
+    return std::max<std::size_t>(1, (size(block) + chunk_bytes - 1) / chunk_bytes);
+  }
+  std::size_t most_chunks() const { return chunks(0); }
+  Slice chunk(int block, std::size_t index) const {
+    const std::size_t first = std::min(index * chunk_bytes, size(block));
+    return {data + begin(block) + first, std::min(chunk_bytes, size(block) - first), Device::host()};
+  }
+};
+
+// The steps of the last kWindow chunks for each peer, which the next one waits for.
+class Window {
+ public:
+  explicit Window(int ranks) : steps_(static_cast<std::size_t>(ranks) * kWindow, Plan::kNone) {}
+  // The slot of that chunk; before it is set it holds the step of the chunk that was kWindow earlier.
+  Index& at(int peer, std::size_t chunk) { return steps_[static_cast<std::size_t>(peer) * kWindow + chunk % kWindow]; }
+
+ private:
+  std::vector<Index> steps_;
+};
+
+// Sends, but not before the step of that window has been done.
+Index send_in_window(Plan& plan, Window& window, int peer, std::size_t chunk, const Slice& slice) {
+  const Index step = plan.send(peer, address(slice), slice.bytes);
+  plan.after(window.at(peer, chunk), step);
+  return window.at(peer, chunk) = step;
+}
+
+// Everybody sends to everybody, and reduces in the order of the ranks, so that all have the same bits. What is sent is a
+// copy: the result may be there before all of it has left.
+void all_reduce_direct(Plan& plan, const Job& job, Scratch& scratch) {
+  std::byte* const data = address(job.data);
+  const std::size_t bytes = job.data.bytes;
+  std::byte* const copy = plan.scratch(bytes, scratch);
+  if (bytes > 0) std::memcpy(copy, data, bytes);
+  for_each_peer_in_turn(job, [&](int peer) { plan.send(peer, copy, bytes); });
+  const Index sum = plan.fold({.own = data,
+                               .out = data,
+                               .bytes = bytes,
+                               .others = static_cast<std::uint32_t>(job.ranks - 1),
+                               .own_position = static_cast<std::uint32_t>(job.rank),
+                               .scale = scale_of(job)});
+  for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
+}
+
+// Chunk by chunk: the peers' parts go to their owners, this rank's is reduced straight out of the peers' messages, and the
+// result goes to everybody at once. A chunk waits until the one kWindow earlier has come back from its owner, which bounds
+// what is under way on both ways.
+void all_reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  const Cut cut(job.data, job.ranks, chunk_bytes);
+  Window returned(job.ranks);
+  for (std::size_t k = 0; k < cut.most_chunks(); ++k) {
+    for_each_peer_in_turn(job, [&](int peer) {
+      if (k >= cut.chunks(peer)) return;
+      const Slice theirs = cut.chunk(peer, k);
+      plan.after(returned.at(peer, k), plan.send(peer, address(theirs), theirs.bytes));
+    });
+    const bool owns = k < cut.chunks(job.rank);
+    const Slice mine = cut.chunk(job.rank, k);
+    Index reduced = Plan::kNone;
+    if (owns) {
+      const Index sum = plan.fold({.own = address(mine),
+                                   .out = address(mine),
+                                   .bytes = mine.bytes,
+                                   .others = static_cast<std::uint32_t>(job.ranks - 1),
+                                   .scale = scale_of(job)});
+      for_each_peer(job, [&](int peer) { reduced = plan.add(sum, peer); });
+    }
+    for_each_peer_in_turn(job, [&](int peer) {
+      if (owns) plan.after(reduced, plan.send(peer, address(mine), mine.bytes));
+      if (k >= cut.chunks(peer)) return;
+      const Slice theirs = cut.chunk(peer, k);
+      returned.at(peer, k) = plan.receive(peer, address(theirs), theirs.bytes);
+    });
+  }
+}
+
+// Sums travel round the ring: in the first round each rank adds its own to what comes from the left and passes it on, in
+// the second the results are passed on.
+void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  const int ranks = job.ranks;
+  const int right = (job.rank + 1) % ranks, left = (job.rank + ranks - 1) % ranks;
+  const Cut cut(job.data, ranks, chunk_bytes);
+  const auto block = [&](int distance) { return ((job.rank + distance) % ranks + ranks) % ranks; };
+  Window ended(1);
+  for (std::size_t k = 0; k < cut.most_chunks(); ++k) {
+    Index before = ended.at(0, k);
+    for (int step = 0; step < ranks - 1; ++step) {
+      const Slice sent = cut.chunk(block(-step), k), sum = cut.chunk(block(-step - 1), k);
+      plan.after(before, plan.send(right, address(sent), sent.bytes));
+      const bool is_whole = step == ranks - 2;
+      before = plan.add(plan.fold({.own = address(sum),
+                                   .out = address(sum),
+                                   .bytes = sum.bytes,
+                                   .others = 1,
+                                   .own_position = 1,
+                                   .scale = is_whole ? scale_of(job) : 1}),
+                        left);
+    }
+    for (int step = 0; step < ranks - 1; ++step) {
+      const Slice sent = cut.chunk(block(1 - step), k), got = cut.chunk(block(-step), k);
+      plan.after(before, plan.send(right, address(sent), sent.bytes));
+      before = plan.receive(left, address(got), got.bytes);
+    }
+    ended.at(0, k) = before;
+  }
+}
+
+void broadcast_direct(Plan& plan, const Job& job) {
+  const int root = job.call.root;
+  if (job.rank != root) {
+    plan.receive(root, address(job.data), job.data.bytes);
+    return;
+  }
+  for_each_peer_in_turn(job, [&](int peer) { plan.send(peer, address(job.data), job.data.bytes); });
+}
+
+// Counted from root, a rank has its bytes from the one without its lowest bit, and passes them on to those that have one
+// lower bit more.
+void broadcast_tree(Plan& plan, const Job& job) {
+  const int place = (job.rank - job.call.root + job.ranks) % job.ranks;
+  const auto rank_at = [&](int other) { return (other + job.call.root) % job.ranks; };
+  Index here = Plan::kNone;
+  int bit = 1;
+  while (bit < job.ranks && (place & bit) == 0) bit *= 2;
+  if (place != 0) here = plan.receive(rank_at(place - bit), address(job.data), job.data.bytes);
+  for (bit /= 2; bit > 0; bit /= 2) {
+    if (place + bit >= job.ranks) continue;
+    plan.after(here, plan.send(rank_at(place + bit), address(job.data), job.data.bytes));
+  }
+}
+
+// Every rank but root owns a block: root sends it there once, chunk by chunk, and the owner passes it on to the others.
+void broadcast_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  const int root = job.call.root;
+  const Cut cut(job.data, job.ranks - 1, chunk_bytes);
+  const auto block_of = [&](int rank) { return rank < root ? rank : rank - 1; };
+  Window sent(job.ranks);
+  for (std::size_t k = 0; k < cut.most_chunks(); ++k) {
+    Index here = Plan::kNone;
+    const bool is_owner = job.rank != root && k < cut.chunks(block_of(job.rank));
+    const Slice mine = is_owner ? cut.chunk(block_of(job.rank), k) : Slice();
+    if (is_owner) here = plan.receive(root, address(mine), mine.bytes);
+    for_each_peer_in_turn(job, [&](int peer) {
+      if (is_owner && peer != root) plan.after(here, plan.send(peer, address(mine), mine.bytes));
+      if (peer == root || k >= cut.chunks(block_of(peer))) return;
+      const Slice theirs = cut.chunk(block_of(peer), k);
+      if (job.rank == root) {
+        send_in_window(plan, sent, peer, k, theirs);
+      } else {
+        plan.receive(peer, address(theirs), theirs.bytes);
+      }
+    });
+  }
+}
+
+void reduce_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  const int root = job.call.root;
+  const Cut cut(job.data, 1, chunk_bytes);
+  Window sent(job.ranks);
+  for (std::size_t k = 0; k < cut.most_chunks(); ++k) {
+    const Slice part = cut.chunk(0, k);
+    if (job.rank != root) {
+      send_in_window(plan, sent, root, k, part);
+      continue;
+    }
+    const Index sum = plan.fold({.own = address(part),
+                                 .out = address(part),
+                                 .bytes = part.bytes,
+                                 .others = static_cast<std::uint32_t>(job.ranks - 1),
+                                 .scale = scale_of(job)});
+    for_each_peer(job, [&](int peer) { plan.add(sum, peer); });
+  }
+}
+
+// Each rank's part of the inputs to that rank, which reduces its own. `to_root` passes it on from there.
+template <class Then>
+void reduce_to_owners(Plan& plan, const Job& job, std::span<const Cut> parts, const Slice& out, const Then& then) {
+  const auto part = [&](int rank) -> const Cut& { return parts[static_cast<std::size_t>(rank)]; };
+  Window sent(job.ranks);
+  std::size_t most = 0;
+  for (const Cut& cut : parts) most = std::max(most, cut.most_chunks());
+  const Cut result(out, 1, part(job.rank).chunk_bytes);
+  for (std::size_t k = 0; k < most; ++k) {
+    for_each_peer_in_turn(job, [&](int peer) {
+      if (k < part(peer).most_chunks()) send_in_window(plan, sent, peer, k, part(peer).chunk(0, k));
+    });
+    Index reduced = Plan::kNone;
+    if (k < part(job.rank).most_chunks()) {
+      const Slice mine = part(job.rank).chunk(0, k);
+      const Index sum = plan.fold({.own = address(mine),
+                                   .out = address(result.chunk(0, k)),
+                                   .bytes = mine.bytes,
+                                   .others = static_cast<std::uint32_t>(job.ranks - 1),
+                                   .scale = scale_of(job)});
+      for_each_peer(job, [&](int peer) { reduced = plan.add(sum, peer); });
+    }
+    then(k, reduced);
+  }
+}
+
+void reduce_scatter(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  std::vector<Cut> parts;
+  for (const Slice& input : job.inputs) parts.emplace_back(input, 1, chunk_bytes);
+  reduce_to_owners(plan, job, parts, job.data, [](std::size_t, Index) {});
+}
+
+void reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes, Scratch& scratch) {
+  const int root = job.call.root;
+  const Cut cut(job.data, job.ranks, chunk_bytes);
+  std::vector<Cut> parts;
+  for (int rank = 0; rank < job.ranks; ++rank) {
+    parts.emplace_back(Slice{cut.data + cut.begin(rank), cut.size(rank), Device::host()}, 1, chunk_bytes);
+  }
+  const Cut& mine = parts[static_cast<std::size_t>(job.rank)];
+  // Only root's bytes may change.
+  std::byte* const out = job.rank == root ? mine.data : plan.scratch(mine.bytes, scratch);
+  const Cut result(Slice{out, mine.bytes, Device::host()}, 1, chunk_bytes);
+  reduce_to_owners(plan, job, parts, Slice{out, mine.bytes, Device::host()}, [&](std::size_t k, Index reduced) {
+    if (job.rank == root) {
+      for_each_peer(job, [&](int peer) {
+        const Cut& theirs = parts[static_cast<std::size_t>(peer)];
+        if (k < theirs.most_chunks()) plan.receive(peer, address(theirs.chunk(0, k)), theirs.chunk(0, k).bytes);
+      });
+    } else if (reduced != Plan::kNone) {
+      const Slice done = result.chunk(0, k);
+      plan.after(reduced, plan.send(root, address(done), done.bytes));
+    }
+  });
+}
+
+void all_gather_direct(Plan& plan, const Job& job) {
+  for_each_peer_in_turn(job, [&](int peer) {
+    plan.send(peer, address(job.data), job.data.bytes);
+    plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes);
+  });
+  copy_own(plan, of(job.outputs, job.rank), job.data);
+}
+
+void all_gather_ring(Plan& plan, const Job& job) {
+  const int right = (job.rank + 1) % job.ranks, left = (job.rank + job.ranks - 1) % job.ranks;
+  Slice next = job.data;
+  Index here = Plan::kNone;
+  for (int step = 1; step < job.ranks; ++step) {
+    plan.after(here, plan.send(right, address(next), next.bytes));
+    next = of(job.outputs, (job.rank - step + job.ranks) % job.ranks);
+    here = plan.receive(left, address(next), next.bytes);
+  }
+  copy_own(plan, of(job.outputs, job.rank), job.data);
+}
+
+void gather(Plan& plan, const Job& job) {
+  if (job.rank != job.call.root) {
+    plan.send(job.call.root, address(job.data), job.data.bytes);
+    return;
+  }
+  for_each_peer(job,
+                [&](int peer) { plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes); });
+  copy_own(plan, of(job.outputs, job.rank), job.data);
+}
+
+void scatter(Plan& plan, const Job& job) {
+  if (job.rank != job.call.root) {
+    plan.receive(job.call.root, address(job.data), job.data.bytes);
+    return;
+  }
+  for_each_peer(job, [&](int peer) { plan.send(peer, address(of(job.inputs, peer)), of(job.inputs, peer).bytes); });
+  copy_own(plan, job.data, of(job.inputs, job.rank));
+}
+
+void all_to_all(Plan& plan, const Job& job) {
+  for_each_peer_in_turn(job, [&](int peer) {
+    plan.send(peer, address(of(job.inputs, peer)), of(job.inputs, peer).bytes);
+    plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes);
+  });
+  copy_own(plan, of(job.outputs, job.rank), of(job.inputs, job.rank));
+}
+
+// In round i a rank hears from the one 2^i before it, which has heard of 2^i ranks: after log2 rounds of all.
+void barrier(Plan& plan, const Job& job) {
+  Index heard = Plan::kNone;
+  for (int distance = 1; distance < job.ranks; distance *= 2) {
+    plan.after(heard, plan.send((job.rank + distance) % job.ranks, nullptr, 0));
+    const Index next = plan.receive((job.rank - distance + job.ranks) % job.ranks, nullptr, 0);
+    plan.after(heard, next);  // a round counts only with all those before it
+    heard = next;
+  }
+}
+
+// What a rank that is alone has to do.
+void write_alone(Plan& plan, const Job& job) {
+  if (!job.outputs.empty() && !job.inputs.empty()) return copy_own(plan, job.outputs[0], job.inputs[0]);
+  if (!job.outputs.empty()) return copy_own(plan, job.outputs[0], job.data);
+  if (!job.inputs.empty()) return copy_own(plan, job.data, job.inputs[0]);
+}
+
+}  // namespace
+
+void write(Plan& plan, const Job& job, Scratch& scratch) {
+  write(plan, job, choose(job.call, arithmetic_of(job.call.dtype, job.call.op, job.ranks), job.ranks), scratch);
+}
+
+void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
+  plan.clear(job.ranks);
+  plan.arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
+  if (job.ranks == 1) return write_alone(plan, job);
+  const auto [algorithm, chunk] = choice;
+  switch (job.call.kind) {
+    case Kind::AllReduce:
+      if (algorithm == Algorithm::Direct) return all_reduce_direct(plan, job, scratch);
+      if (algorithm == Algorithm::Ring) return all_reduce_ring(plan, job, chunk);
+      return all_reduce_blocks(plan, job, chunk);
+    case Kind::Broadcast:
+      if (algorithm == Algorithm::Direct) return broadcast_direct(plan, job);
+      if (algorithm == Algorithm::Tree) return broadcast_tree(plan, job);
+      return broadcast_blocks(plan, job, chunk);
+    case Kind::Reduce:
+      return algorithm == Algorithm::Direct ? reduce_direct(plan, job, chunk) : reduce_blocks(plan, job, chunk, scratch);
+    case Kind::AllGather:
+      return algorithm == Algorithm::Direct ? all_gather_direct(plan, job) : all_gather_ring(plan, job);
+    case Kind::ReduceScatter: return reduce_scatter(plan, job, chunk);
+    case Kind::Gather: return gather(plan, job);
+    case Kind::Scatter: return scatter(plan, job);
+    case Kind::AllToAll: return all_to_all(plan, job);
+    case Kind::Barrier: return barrier(plan, job);
+  }
+}
+
+}  // namespace weft::transport::mesh

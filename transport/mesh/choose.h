@@ -1,0 +1,28 @@
+// Which algorithm carries a collective out. Only what all ranks know alike goes into it, so all choose alike.
+#pragma once
+
+#include <cstddef>
+
+#include <weft/transport/mesh/fold.h>
+#include <weft/transport/mesh/wire.h>
+
+namespace weft::transport::mesh {
+
+enum class Algorithm {
+  Direct,  // every rank sends what it has to whoever needs it, in one message
+  Blocks,  // every rank owns one block of the memory: reduces or forwards it for all the others, chunk by chunk
+  Ring,    // each rank talks to its neighbours only, chunk by chunk
+  Tree,    // a binomial tree
+};
+
+struct Choice {
+  Algorithm algorithm = Algorithm::Direct;
+  std::size_t chunk_bytes = 0;  // of one message, for Blocks and Ring
+};
+
+Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks);
+
+// Chunks that are under way from one rank to another at a time: enough to keep both busy, few enough to stay in cache.
+constexpr std::uint32_t kWindow = 4;
+
+}  // namespace weft::transport::mesh

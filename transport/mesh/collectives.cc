@@ -1,0 +1,254 @@
+#include <cstring>
+
+#include <weft/transport/mesh/algorithms.h>
+#include <weft/transport/mesh/collectives.h>
+#include <weft/transport/mesh/core.h>
+
+namespace weft::transport::mesh {
+
+namespace {
+
+constexpr const char* kSameOrder = "all ranks must call the same operations in the same order";
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+bool is_aligned(const std::byte* data, Dtype dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0;
+}
+
+}  // namespace
+
+void Collectives::call(std::shared_ptr<Operation> operation) {
+  if (core_.is_broken()) return end(*operation, core_.why_broken());
+  operation->sequence = next_sequence_++;
+  waiting_.push_back(std::move(operation));
+  advance();
+}
+
+void Collectives::advance() {
+  while (!core_.is_broken()) {
+    run_released();
+    if (core_.is_broken()) return;
+    if (!current_) {
+      if (!start_next()) return;
+      run_released();  // first: the peers wait for it
+      for (int peer = 0; peer < core_.ranks && !core_.is_broken(); ++peer) consider(peer);
+    } else if (current_->steps_left > 0) {
+      return;
+    } else {
+      finish();
+    }
+  }
+}
+
+bool Collectives::start_next() {
+  if (waiting_.empty()) return false;
+  const Fence& ready = waiting_.front()->ready;
+  if (!ready.query()) {
+    if (awaits_fence_) return false;
+    awaits_fence_ = true;
+    core_.loop->when(ready, [weak = core_.weak_from_this()] {
+      if (const auto core = weak.lock()) core->post(event::Ready());
+    });
+    return false;
+  }
+  awaits_fence_ = false;
+  current_ = std::move(waiting_.front());
+  waiting_.pop_front();
+  start(*current_);
+  return true;
+}
+
+void Collectives::start(Operation& operation) {
+  operation.deadline = Deadline::in(core_.timeout);
+  core_.watch(operation.deadline);
+  for (int peer = 0; peer < core_.ranks; ++peer) {
+    if (const auto& lost = core_.lost(peer)) return core_.fail(*lost);
+  }
+  const Job job{.call = operation.call,
+                .rank = core_.rank,
+                .ranks = core_.ranks,
+                .data = operation.data,
+                .inputs = operation.inputs,
+                .outputs = operation.outputs};
+  write(operation.plan, job, core_.scratch);
+  const auto& steps = operation.plan.steps();
+  operation.steps_left = static_cast<std::uint32_t>(steps.size());
+  held_.resize(static_cast<std::size_t>(core_.ranks));
+  for (Plan::Index index = 0; index < steps.size(); ++index) {
+    if (steps[index].waits_for == 0) released_.push_back(index);
+  }
+}
+
+void Collectives::run_released() {
+  for (std::size_t next = 0; next < released_.size() && !core_.is_broken(); ++next) run(released_[next]);
+  released_.clear();
+}
+
+void Collectives::run(Plan::Index index) {
+  Plan::Step& step = current_->plan.steps()[index];
+  switch (step.action) {
+    case Plan::Action::Send: return send(index);
+    case Plan::Action::Copy:
+      if (step.bytes > 0) std::memmove(step.data, step.from, step.bytes);
+      return done(step);
+    case Plan::Action::Receive:
+    case Plan::Action::Fold: return consider(step.peer);
+  }
+}
+
+void Collectives::send(Plan::Index index) {
+  Plan::Step& step = current_->plan.steps()[index];
+  step.state = Plan::State::Started;
+  Header header;
+  header.type = Type::Collective;
+  header.call = current_->call;
+  header.sequence = current_->sequence;
+  header.number = step.number;
+  const Op op = core_.send(step.peer, Lane::Collectives, header, {step.data, step.bytes, Device::host()}, current_);
+  if (core_.ended(op, event::StepEnded{current_, index, nullptr, std::nullopt})) done(step);
+}
+
+void Collectives::arrived(int peer, const Message& message, const std::byte* in_place) {
+  held_.resize(static_cast<std::size_t>(core_.ranks));
+  held_[static_cast<std::size_t>(peer)] = {true, message.header, message.payload, in_place};
+  consider(peer);
+  advance();
+}
+
+void Collectives::consider(int peer) {
+  const Held& held = held_[static_cast<std::size_t>(peer)];
+  if (!held.is_here) return;
+  if (held.header.sequence < over_) {
+    return core_.fail(Error(Blame::Caller, rank_text(peer) + " called " + describe(held.header.call) + " as operation " +
+                                               std::to_string(held.header.sequence) + " of the group, which on " +
+                                               rank_text(core_.rank) + " was another one and is over; " + kSameOrder));
+  }
+  if (!current_ || held.header.sequence > current_->sequence || !fits(peer, held)) return;
+  Plan::Step& step = *current_->plan.expected(peer, held.header.number);
+  if (step.waits_for == 0) take(peer, step);
+}
+
+// Breaks the communicator where it does not.
+bool Collectives::fits(int peer, const Held& held) const {
+  if (held.header.call != current_->call) {
+    core_.fail(Error(Blame::Caller, "as operation " + std::to_string(held.header.sequence) + " of the group " +
+                                        rank_text(peer) + " called " + describe(held.header.call) + " and " +
+                                        rank_text(core_.rank) + " called " + describe(current_->call) + "; " + kSameOrder));
+    return false;
+  }
+  const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
+  if (step == nullptr || step->state != Plan::State::Waiting) {
+    core_.fail(Error(Blame::PeerLost, rank_text(peer) + " sent a part of " + describe(current_->call) +
+                                          " that nobody waits for: " + std::to_string(held.header.number)));
+    return false;
+  }
+  if (held.payload != step->bytes) {
+    core_.fail(Error(Blame::Caller, describe(current_->call) + ": " + rank_text(peer) + " sends " +
+                                        std::to_string(held.payload) + " bytes to " + rank_text(core_.rank) +
+                                        ", which expects " + std::to_string(step->bytes)));
+    return false;
+  }
+  return true;
+}
+
+void Collectives::take(int peer, Plan::Step& step) {
+  Plan& plan = current_->plan;
+  const std::byte* const in_place = held_[static_cast<std::size_t>(peer)].in_place;
+  held_[static_cast<std::size_t>(peer)].is_here = false;
+  step.state = Plan::State::Started;
+  event::StepEnded ended{current_, plan.index_of(step), nullptr, std::nullopt};
+  if (step.action == Plan::Action::Receive) {
+    const Op op = core_.accept(peer, Lane::Collectives, {step.data, step.bytes, Device::host()}, current_);
+    if (core_.ended(op, std::move(ended))) done(step);
+    return;
+  }
+  Fold& fold = plan.folds()[step.fold];
+  const bool reads_in_place = step.bytes == 0 || (in_place != nullptr && is_aligned(in_place, plan.arithmetic.dtype));
+  if (reads_in_place) {
+    fold.add(in_place, plan.arithmetic, core_.scratch);
+    if (core_.ended(core_.discard(peer, Lane::Collectives), std::move(ended))) done(step);
+    return;
+  }
+  ended.block = core_.scratch.take(step.bytes);
+  const Slice memory{ended.block.get(), step.bytes, Device::host()};
+  if (!core_.ended(core_.accept(peer, Lane::Collectives, memory, ended.block), ended)) return;
+  fold.add(ended.block.get(), plan.arithmetic, core_.scratch);
+  core_.scratch.give(std::move(ended.block), step.bytes);
+  done(step);
+}
+
+void Collectives::step_ended(event::StepEnded& event) {
+  if (event.operation != current_) return;  // it has failed
+  Plan::Step& step = current_->plan.steps()[event.step];
+  if (event.error) {
+    // The lane's end says more, and that it is the peer's; it comes after what still arrives.
+    const Blame blame = event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
+    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text()));
+  }
+  if (event.block) {
+    current_->plan.folds()[step.fold].add(event.block.get(), current_->plan.arithmetic, core_.scratch);
+    core_.scratch.give(std::move(event.block), step.bytes);
+  }
+  event.operation.reset();
+  done(step);
+  advance();
+}
+
+void Collectives::done(Plan::Step& step) {
+  Plan& plan = current_->plan;
+  step.state = Plan::State::Done;
+  --current_->steps_left;
+  for (Plan::Index link = step.first_link; link != Plan::kNone; link = plan.links()[link].next) {
+    const Plan::Index later = plan.links()[link].step;
+    if (--plan.steps()[later].waits_for == 0) released_.push_back(later);
+  }
+}
+
+void Collectives::finish() {
+  const auto operation = std::move(current_);
+  ++over_;
+  operation->plan.release(core_.scratch);
+  operation->data = Slice();
+  operation->ready = Fence();
+  Completion completion = std::move(*operation->completion);
+  operation->completion.reset();
+  const Pin pin = std::move(operation->pin);
+  if (operation.use_count() == 1) core_.keep(operation);
+  completion.finish();
+}
+
+void Collectives::lost(int peer) {
+  if (!current_) return;
+  for (const Plan::Step& step : current_->plan.steps()) {
+    if (step.peer == peer && step.state != Plan::State::Done) return core_.fail(*core_.lost(peer));
+  }
+}
+
+std::string Collectives::why_late() const {
+  std::string missing;
+  for (int peer = 0; peer < core_.ranks; ++peer) {
+    for (const Plan::Step& step : current_->plan.steps()) {
+      if (step.peer != peer || step.state == Plan::State::Done) continue;
+      missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+      break;
+    }
+  }
+  return describe(current_->call) + ": not all ranks took part within " + weft::describe(core_.timeout) +
+         "; still expected: rank " + missing;
+}
+
+void Collectives::fail(const Error& why) noexcept {
+  released_.clear();
+  const auto current = std::move(current_);
+  const auto waiting = std::move(waiting_);
+  waiting_.clear();
+  if (current) end(*current, why);
+  for (const auto& operation : waiting) end(*operation, why);
+}
+
+void Collectives::end(Operation& operation, const Error& why) noexcept {
+  operation.completion->fail(why.within(std::string(name(operation.call.kind)) + " " + core_.place));
+}
+
+}  // namespace weft::transport::mesh

@@ -1,0 +1,207 @@
+#include <algorithm>
+#include <cstring>
+
+#include <weft/base/loop_flag.h>
+#include <weft/transport/mesh/core.h>
+
+namespace weft::transport::mesh {
+
+Core::Core(const JoinOptions& options, std::string backend_name)
+    : rank(options.rank),
+      ranks(options.size),
+      backend(std::move(backend_name)),
+      place(place_of(options, backend)),
+      timeout(options.timeout),
+      loop(options.loop),
+      peers_(static_cast<std::size_t>(options.size)) {}
+
+std::shared_ptr<Operation> Core::fresh_operation() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto operation = std::move(idle_.back());
+      idle_.pop_back();
+      return operation;
+    }
+  }
+  return std::make_shared<Operation>();
+}
+
+void Core::keep(std::shared_ptr<Operation> operation) {
+  constexpr std::size_t kKept = 8;
+  std::lock_guard lock(mutex_);
+  if (idle_.size() < kKept) idle_.push_back(std::move(operation));
+}
+
+std::shared_ptr<HostFlag> Core::flag() const { return std::make_shared<LoopFlag>(loop); }
+
+void Core::post(Event event) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (handling_) {
+      waiting_.push_back(std::move(event));
+      return;
+    }
+    handling_ = true;
+  }
+  const auto self = shared_from_this();  // the event may drop the last reference
+  handle(event);
+  drain();
+}
+
+void Core::drain() noexcept {
+  // A caller does not stay to do the loop's work when peers keep it busy.
+  constexpr int kTurns = 4;
+  const bool may_stay = loop->inside();
+  for (int turn = 0;; ++turn) {
+    {
+      std::lock_guard lock(mutex_);
+      if (waiting_.empty()) {
+        handling_ = false;
+        return;
+      }
+      if (turn < kTurns || may_stay) batch_.swap(waiting_);
+    }
+    if (batch_.empty()) return loop->post([self = shared_from_this()] { self->drain(); });
+    for (Event& event : batch_) handle(event);
+    batch_.clear();
+  }
+}
+
+void Core::handle(Event& event) noexcept {
+  try {
+    std::visit([this](auto& one) { on(one); }, event);
+  } catch (...) {
+    fail(to_error(std::current_exception(), Blame::Busy));  // no memory, or memory that is not aligned for its elements
+  }
+  if (broken_ && !buried_) bury();
+}
+
+void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {
+  auto message = decode(arrival.header, arrival.sizes, ranks);
+  if (!message) {
+    return post(event::Closed{peer, message.error().within("rank " + std::to_string(peer))});
+  }
+  const std::uint64_t payload = message.value().payload;
+  const bool is_here = payload > 0 && arrival.in_place.size() == payload;
+  post(event::Arrived{peer, at, std::move(message).value(), is_here ? arrival.in_place.data() : nullptr});
+}
+
+Op Core::send(int peer, Lane at, const Header& header, const Slice& payload, Pin pin) noexcept {
+  Connection* const connection = lane(peer, at);
+  const EncodedHeader bytes = encode(header);
+  return connection->send(bytes, {&payload, payload.bytes > 0 ? std::size_t{1} : 0}, std::move(pin), Fence());
+}
+
+Op Core::accept(int peer, Lane at, const Slice& destination, Pin pin) noexcept {
+  return lane(peer, at)->accept({&destination, destination.bytes > 0 ? std::size_t{1} : 0}, std::move(pin), Fence());
+}
+
+Op Core::discard(int peer, Lane at) noexcept { return lane(peer, at)->accept({}, Pin(), Fence()); }
+
+void Core::fail(const Error& why) {
+  if (!broken_) broken_ = why;
+}
+
+void Core::watch(Deadline deadline) {
+  if (watching_ || deadline.is_never()) return;
+  watching_ = true;
+  timer_ = loop->at(deadline, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->post(event::Tick());
+  });
+}
+
+void Core::on(event::Adopted& event) {
+  Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
+  peer.lanes[static_cast<std::size_t>(event.lane)] = std::move(event.connection);
+  if (buried_) close(event.peer);
+}
+
+void Core::on(event::Arrived& event) {
+  if (broken_) return;  // its lane ends
+  const Type type = event.message.header.type;
+  if (type == Type::Failure) return heard_failure(event.peer, event.message);
+  if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
+    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " sent a message on the wrong lane"));
+  }
+  if (event.lane == Lane::Collectives) {
+    collectives_.arrived(event.peer, event.message, event.in_place);
+  } else {
+    messages_.arrived(event.peer, event.message);
+  }
+}
+
+void Core::heard_failure(int peer, const Message& message) {
+  const Blame said = message.header.blame;
+  const bool is_shared = said == Blame::Caller || said == Blame::Timeout;
+  told_by_ = peer;
+  fail(Error(is_shared ? said : Blame::PeerLost, "rank " + std::to_string(peer) + " has given up: " + message.text));
+}
+
+void Core::on(event::Closed& event) {
+  Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
+  if (broken_ || peer.lost) return;
+  peer.lost = Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text());
+  close(event.peer);
+  collectives_.lost(event.peer);
+  if (!broken_) messages_.lost(event.peer);
+}
+
+void Core::on(event::Failed& event) {
+  if (event.destroyed) silent_ = true;
+  if (broken_ && event.destroyed) {
+    for (int peer = 0; peer < ranks; ++peer) close(peer);
+  }
+  fail(event.why);
+}
+
+void Core::on(event::Told& event) { close(event.peer); }
+
+void Core::on(event::Tick&) {
+  watching_ = false;
+  if (broken_) return;
+  const Deadline next = Deadline::sooner(collectives_.deadline(), messages_.deadline());
+  if (!next.passed()) return watch(next);
+  const auto late = collectives_.deadline().passed() ? collectives_.why_late() : messages_.why_late();
+  fail(Error(Blame::Timeout, late));
+}
+
+void Core::bury() noexcept {
+  buried_ = true;
+  timer_.reset();
+  collectives_.fail(*broken_);
+  messages_.fail(*broken_);
+  for (int peer = 0; peer < ranks; ++peer) {
+    if (peer == rank) continue;
+    const bool knows = silent_ || peer == told_by_ || peers_[static_cast<std::size_t>(peer)].lost;
+    if (knows || lane(peer, Lane::Collectives) == nullptr) {
+      close(peer);
+    } else {
+      tell(peer);
+    }
+  }
+}
+
+void Core::tell(int peer) noexcept {
+  Header header;
+  header.type = Type::Failure;
+  header.blame = broken_->blame();
+  const EncodedHeader fixed = encode(header);
+  const std::string_view text = std::string_view(broken_->text()).substr(0, kMaxText);
+  std::vector<std::byte> bytes(fixed.size() + text.size());
+  std::memcpy(bytes.data(), fixed.data(), fixed.size());
+  if (!text.empty()) std::memcpy(bytes.data() + fixed.size(), text.data(), text.size());
+  const Op told = lane(peer, Lane::Collectives)->send(bytes, {}, Pin(), Fence());
+  told.on_ended([weak = weak_from_this(), peer] {
+    if (const auto self = weak.lock()) self->post(event::Told{peer});
+  });
+}
+
+void Core::close(int peer) noexcept {
+  const Error why = broken_ ? *broken_ : Error(Blame::Cancelled, "the rank left its group");
+  for (auto& connection : peers_[static_cast<std::size_t>(peer)].lanes) {
+    if (connection) connection->close(why);
+  }
+}
+
+}  // namespace weft::transport::mesh

@@ -1,0 +1,123 @@
+// The state of one communicator: its lanes, and what is under way on them. Calls come from any thread, arrivals from the
+// loop; each becomes an event, and events are handled one at a time, by the thread that brings one while nobody is at it.
+// So a call starts its operation at once on the calling thread, and no lock is held while connections are called.
+//
+// An operation that fails breaks the communicator: everything pending and later ends with the same error, the peers are
+// told, and the lanes are closed. (Wrong arguments that only this rank knows of fail their own operation.)
+#pragma once
+
+#include <functional>
+#include <mutex>
+
+#include <weft/base/log.h>
+#include <weft/transport/mesh/collectives.h>
+#include <weft/transport/mesh/events.h>
+#include <weft/transport/mesh/messages.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::mesh {
+
+class Core final : public std::enable_shared_from_this<Core> {
+ public:
+  Core(const JoinOptions& options, std::string backend);
+
+  const int rank;
+  const int ranks;
+  const std::string backend;
+  const std::string place;  // "on group 'x' (shm, rank 0 of 2)"
+  const std::chrono::milliseconds timeout;
+  const std::shared_ptr<EventLoop> loop;
+
+  // For every thread.
+  void post(Event event) noexcept;
+  // An operation to be filled in, with the memory of an earlier one.
+  std::shared_ptr<Operation> fresh_operation();
+  void keep(std::shared_ptr<Operation> operation);
+  std::shared_ptr<HostFlag> flag() const;
+  // For the handlers of a lane.
+  void arrived(int peer, Lane lane, const Arrival& arrival) noexcept;
+
+  // What follows is for those who handle an event.
+
+  Op send(int peer, Lane lane, const Header& header, const Slice& payload, Pin pin) noexcept;
+  Op accept(int peer, Lane lane, const Slice& destination, Pin pin) noexcept;
+  Op discard(int peer, Lane lane) noexcept;
+  // True when the Op has ended well already. Otherwise the event follows, with its error, once it ends.
+  template <class Ended>
+  bool ended(const Op& op, Ended event);
+
+  // Breaks the communicator once the event has been handled; callers return as soon as they can.
+  void fail(const Error& why);
+  bool is_broken() const { return broken_.has_value(); }
+  // What an operation ends with that cannot go on.
+  const Error& why_broken() const { return *broken_; }
+  // Why the peer is gone, where it is.
+  const std::optional<Error>& lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
+  // Has the deadlines looked at then.
+  void watch(Deadline deadline);
+
+  Scratch scratch;
+
+ private:
+  struct Peer {
+    std::shared_ptr<Connection> lanes[kLanes];
+    std::optional<Error> lost;
+    bool told = false;
+  };
+  Connection* lane(int peer, Lane lane) const {
+    return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();
+  }
+
+  void drain() noexcept;
+  void handle(Event& event) noexcept;
+  void on(event::Adopted& event);
+  void on(event::Arrived& event);
+  void on(event::Closed& event);
+  void on(event::Called& event) { collectives_.call(std::move(event.operation)); }
+  void on(event::Ready&) { collectives_.advance(); }
+  void on(event::StepEnded& event) { collectives_.step_ended(event); }
+  void on(event::Posted& event) { messages_.post(std::move(event.transfer), event.is_ready); }
+  void on(event::TransferEnded& event) { messages_.ended(event); }
+  void on(event::Landed& event) { messages_.landed(event); }
+  void on(event::Failed& event);
+  void on(event::Told& event);
+  void on(event::Tick&);
+  void heard_failure(int peer, const Message& message);
+  // Ends everything with the error that broke the communicator.
+  void bury() noexcept;
+  void tell(int peer) noexcept;
+  void close(int peer) noexcept;
+
+  std::vector<Peer> peers_;
+  Collectives collectives_{*this};
+  Messages messages_{*this};
+  std::optional<Error> broken_;
+  bool buried_ = false;
+  bool silent_ = false;     // no peer is told why
+  int told_by_ = -1;        // who knows already
+  bool watching_ = false;   // the timer runs
+  EventLoop::Registration timer_;
+
+  std::mutex mutex_;  // of what follows
+  bool handling_ = false;
+  std::vector<Event> waiting_;
+  std::vector<std::shared_ptr<Operation>> idle_;
+  std::vector<Event> batch_;  // of the thread that handles
+};
+
+template <class Ended>
+bool Core::ended(const Op& op, Ended event) {
+  if (op.ended()) {
+    event.error = op.error();
+    if (!event.error) return true;
+    post(std::move(event));
+    return false;
+  }
+  op.on_ended([core = shared_from_this(), op, event = std::move(event)]() mutable {
+    event.error = op.error();
+    core->post(std::move(event));
+  });
+  return false;
+}
+
+}  // namespace weft::transport::mesh

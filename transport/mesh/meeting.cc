@@ -1,0 +1,243 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <sys/random.h>
+
+#include <weft/base/log.h>
+#include <weft/transport/mesh/meeting.h>
+
+namespace weft::transport::mesh {
+
+namespace {
+
+constexpr const char* kSecretKey = "mesh/secret";
+std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
+
+Secret random_secret() {
+  Secret secret;
+  if (getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    throw system_error(Blame::Busy, "no random numbers for the group's secret", errno);
+  }
+  return secret;
+}
+
+Bootstrap::Bytes bytes_of(const std::string& text) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+  return {bytes, bytes + text.size()};
+}
+
+}  // namespace
+
+Meeting::Meeting(Connector& connector, const JoinOptions& options, std::shared_ptr<Core> core)
+    : connector_(connector),
+      options_(options),
+      core_(std::move(core)),
+      place_("joining " + core_->place),
+      over_(std::make_shared<LoopFlag>(options.loop)),
+      lanes_(static_cast<std::size_t>(options.size * kLanes)),
+      missing_(static_cast<std::size_t>((options.size - 1) * kLanes)) {}
+
+void Meeting::hold(Deadline deadline) {
+  if (missing_ == 0) return;
+  const auto accepted = [weak = weak_from_this()](std::shared_ptr<Connection> connection) {
+    const auto self = weak.lock();
+    if (!self) return connection->close(Error(Blame::Cancelled, "nobody listens any more"));
+    auto guest = std::make_shared<Guest>();
+    guest->connection = std::move(connection);
+    self->receive(guest);
+  };
+  const auto listener = connector_.listen(
+      {.loop = options_.loop, .interface_address = options_.interface_address, .accepted = accepted});
+  try {
+    publish(listener->address(), deadline);
+    for (int peer = 0; peer < options_.rank; ++peer) connect(peer, deadline);
+  } catch (const Error& error) {
+    if (error.blame() == Blame::Timeout) throw why_late();
+    throw error.within(place_);
+  }
+  const bool all_came = over_->synchronize(deadline);
+  std::unique_lock lock(mutex_);
+  if (failure_) throw *failure_;
+  lock.unlock();
+  if (!all_came) throw why_late();
+}
+
+void Meeting::publish(const std::string& address, Deadline deadline) {
+  Secret secret;
+  if (options_.rank == 0) {
+    secret = random_secret();
+    options_.store->set(kSecretKey, {secret.begin(), secret.end()});
+  } else {
+    const auto bytes = options_.store->get(kSecretKey, deadline);
+    if (bytes.size() != secret.size()) throw Error(Blame::PeerLost, "the store has no secret of this version of Weft");
+    std::copy(bytes.begin(), bytes.end(), secret.begin());
+  }
+  {
+    std::lock_guard lock(mutex_);
+    secret_ = secret;
+  }
+  // Nobody knows where to connect to before this.
+  options_.store->set(address_key(options_.rank), bytes_of(address));
+}
+
+void Meeting::connect(int peer, Deadline deadline) {
+  const auto bytes = options_.store->get(address_key(peer), deadline);
+  const std::string address(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
+    auto guest = std::make_shared<Guest>();
+    guest->peer = peer;
+    guest->lane = lane;
+    guest->is_ours = true;
+    guest->connection = connector_.connect(address, {.loop = options_.loop, .deadline = deadline});
+    say_hello(*guest->connection, lane);
+    receive(guest);
+  }
+}
+
+void Meeting::say_hello(Connection& connection, Lane lane) {
+  Hello hello;
+  {
+    std::lock_guard lock(mutex_);
+    hello.secret = secret_;
+  }
+  hello.rank = static_cast<std::uint32_t>(options_.rank);
+  hello.ranks = static_cast<std::uint32_t>(options_.size);
+  hello.lane = lane;
+  connection.send(encode(hello), {}, Pin(), Fence());
+}
+
+void Meeting::receive(const GuestPointer& guest) {
+  const auto connection = guest->connection;
+  {
+    std::lock_guard lock(mutex_);
+    guests_.push_back(guest);
+  }
+  Connection::Handlers handlers;
+  handlers.arrived = [meeting = weak_from_this(), core = std::weak_ptr(core_), guest](const Arrival& arrival) {
+    if (guest->greeted) {
+      if (const auto live = core.lock()) live->arrived(guest->peer, guest->lane, arrival);
+    } else if (const auto live = meeting.lock()) {
+      live->greet(guest, arrival);
+    }
+  };
+  handlers.closed = [meeting = weak_from_this(), core = std::weak_ptr(core_), guest](const Error& why) {
+    if (guest->greeted) {
+      if (const auto live = core.lock()) live->post(event::Closed{guest->peer, why});
+    } else if (const auto live = meeting.lock()) {
+      live->gone(guest, why);
+    }
+  };
+  connection->receive(std::move(handlers));
+}
+
+void Meeting::greet(const GuestPointer& guest, const Arrival& arrival) noexcept {
+  const auto hello = decode_hello(arrival.header);
+  if (!hello) return turn_away(guest, hello.error().text());
+  std::unique_lock lock(mutex_);
+  const auto connection = guest->connection;
+  if (connection == nullptr) return;  // the meeting is over
+  if (const auto why = why_stranger(*guest, hello.value())) {
+    lock.unlock();
+    return turn_away(guest, *why);
+  }
+  guest->peer = static_cast<int>(hello.value().rank);
+  guest->lane = hello.value().lane;
+  guest->greeted = true;
+  lanes_[static_cast<std::size_t>(guest->peer * kLanes + static_cast<int>(guest->lane))] = true;
+  const bool is_last = --missing_ == 0;
+  forget(guest);
+  lock.unlock();
+  if (!guest->is_ours) say_hello(*connection, guest->lane);
+  core_->post(event::Adopted{guest->peer, guest->lane, connection});
+  connection->accept({}, Pin(), Fence());
+  if (is_last) over_->raise();
+}
+
+void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
+  std::unique_lock lock(mutex_);
+  const auto connection = forget(guest);
+  if (connection == nullptr) return;
+  if (guest->is_ours && !failure_) {
+    failure_ = Error(Blame::PeerLost, "at the address of rank " + std::to_string(guest->peer) + ": " + why).within(place_);
+  }
+  lock.unlock();
+  log::warn(place_ + ": turned away " + connection->peer() + ": " + why);
+  connection->close(Error(Blame::PeerLost, why));
+  if (guest->is_ours) over_->raise();
+}
+
+// It ended before it said hello.
+void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (forget(guest) == nullptr || !guest->is_ours) return;
+    if (why.blame() == Blame::Timeout) return;  // the deadline, which hold() sees itself
+    if (!failure_) {
+      failure_ = Error(Blame::PeerLost, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text()).within(place_);
+    }
+  }
+  over_->raise();
+}
+
+std::shared_ptr<Connection> Meeting::forget(const GuestPointer& guest) {
+  std::erase(guests_, guest);
+  return std::exchange(guest->connection, nullptr);
+}
+
+void Meeting::close() {
+  std::vector<std::shared_ptr<Connection>> left;
+  {
+    std::lock_guard lock(mutex_);
+    while (!guests_.empty()) left.push_back(forget(GuestPointer(guests_.back())));
+  }
+  for (const auto& connection : left) connection->close(Error(Blame::Cancelled, "the group has met without it"));
+}
+
+void Meeting::tidy() noexcept {
+  if (options_.rank != 0 || options_.size == 1) return;
+  try {
+    options_.store->erase(kSecretKey);
+    for (int rank = 0; rank < options_.size; ++rank) options_.store->erase(address_key(rank));
+  } catch (const std::exception& error) {
+    log::debug(place_ + ": the store is gone already: " + error.what());
+  }
+}
+
+Error Meeting::why_late() {
+  std::string absent, unconnected;
+  const auto add = [](std::string& list, int rank) { list += (list.empty() ? "" : ", ") + std::to_string(rank); };
+  for (int peer = 0; peer < options_.size; ++peer) {
+    if (peer == options_.rank) continue;
+    std::unique_lock lock(mutex_);
+    const auto first = static_cast<std::size_t>(peer * kLanes);
+    if (lanes_[first] && lanes_[first + 1]) continue;
+    lock.unlock();
+    bool came = false;
+    try {
+      came = options_.store->exists(address_key(peer));
+    } catch (const std::exception&) {  // a store that is gone says nothing about the rank
+    }
+    add(came ? unconnected : absent, peer);
+  }
+  const std::string what = absent.empty() ? "no connection with rank " + unconnected : "missing: rank " + absent;
+  return {Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what};
+}
+
+std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello& hello) const {
+  if (hello.secret != secret_) return "it does not know the group's secret";
+  if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
+    return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " + std::to_string(options_.size);
+  }
+  const auto rank = static_cast<int>(hello.rank);
+  if (guest.is_ours && (rank != guest.peer || hello.lane != guest.lane)) {
+    return "it is not whom we meant: it says rank " + std::to_string(rank);
+  }
+  if (!guest.is_ours && rank <= options_.rank) return "rank " + std::to_string(rank) + " does not connect here";
+  if (lanes_[static_cast<std::size_t>(rank * kLanes + static_cast<int>(hello.lane))]) {
+    return "rank " + std::to_string(rank) + " has come already";
+  }
+  return std::nullopt;
+}
+
+}  // namespace weft::transport::mesh

@@ -1,0 +1,26 @@
+#include <weft/transport/mesh/meeting.h>
+#include <weft/transport/mesh/mesh.h>
+#include <weft/transport/mesh/mesh_communicator.h>
+
+namespace weft::transport::mesh {
+
+std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options) {
+  Connector* const connector = transport.connector();
+  if (connector == nullptr) broken("a mesh is made of connections, and this transport has none");
+  const Deadline deadline = Deadline::in(options.timeout);
+  const auto core = std::make_shared<Core>(options, std::string(transport.name()));
+  const auto communicator = std::make_shared<MeshCommunicator>(core);
+  const auto meeting = std::make_shared<Meeting>(*connector, options, core);
+  meeting->hold(deadline);
+  meeting->close();
+  // Nobody has joined before all have: then nobody needs the store any more.
+  const Op met = communicator->barrier(Fence());
+  if (!met.done().synchronize(deadline)) {
+    throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks came within " + weft::describe(options.timeout));
+  }
+  if (const auto error = met.error()) throw *error;
+  meeting->tidy();
+  return communicator;
+}
+
+}  // namespace weft::transport::mesh

@@ -1,0 +1,60 @@
+// The Communicator of a mesh: gives each call the shape of an event. Everything else is Core's.
+#pragma once
+
+#include <atomic>
+
+#include <weft/transport/communicator.h>
+#include <weft/transport/fenced_queue.h>
+#include <weft/transport/mesh/core.h>
+
+namespace weft::transport::mesh {
+
+class MeshCommunicator final : public Communicator, public PointToPoint {
+ public:
+  explicit MeshCommunicator(std::shared_ptr<Core> core);
+  // Fails what is pending and closes the lanes.
+  ~MeshCommunicator() override;
+
+  std::string_view backend() const override { return core_->backend; }
+  int rank() const override { return core_->rank; }
+  int size() const override { return core_->ranks; }
+  bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }
+  PointToPoint* point_to_point() override { return this; }
+
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready) noexcept override;
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready) noexcept override;
+  Op barrier(Fence ready) noexcept override;
+  void abort(const Error& why) noexcept override;
+
+  bool has_tags() const override { return true; }
+  bool has_any_source() const override { return true; }
+  Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept override;
+  Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
+
+ private:
+  // Messages that are not ready, in the order of their calls.
+  struct Line {
+    explicit Line(const std::shared_ptr<EventLoop>& loop) : queue(std::make_shared<FencedQueue>(loop)) {}
+    std::shared_ptr<FencedQueue> queue;
+    std::shared_ptr<std::atomic<int>> waiting = std::make_shared<std::atomic<int>>(0);
+  };
+
+  Op collective(const Call& call, const Slice& data, std::span<const Slice> inputs, std::span<const Slice> outputs, Pin pin,
+                Fence ready) noexcept;
+  Op message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin, Fence ready) noexcept;
+  Op refused(Kind kind, Dtype dtype, ReduceOp op) const;
+
+  const std::shared_ptr<Core> core_;
+  Line sends_;
+  Line receives_;
+};
+
+}  // namespace weft::transport::mesh

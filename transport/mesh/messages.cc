@@ -1,0 +1,376 @@
+#include <algorithm>
+#include <cstring>
+
+#include <weft/transport/mesh/core.h>
+#include <weft/transport/mesh/messages.h>
+
+namespace weft::transport::mesh {
+
+namespace {
+
+Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number) {
+  Header header;
+  header.type = type;
+  header.call.root = tag;
+  header.call.bytes = bytes;
+  header.sequence = number;
+  return header;
+}
+
+std::string what_of(const Transfer& transfer) {
+  if (transfer.is_send) return "send to rank " + std::to_string(transfer.peer);
+  return transfer.peer == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(transfer.peer);
+}
+
+bool wants(const Transfer& transfer, int peer, int tag) {
+  return transfer.tag == tag && (transfer.peer == kAnySource || transfer.peer == peer);
+}
+
+}  // namespace
+
+Messages::Messages(Core& core) : core_(core), peers_(static_cast<std::size_t>(core.ranks)) {}
+
+void Messages::post(TransferPointer transfer, bool is_ready) {
+  if (core_.is_broken()) return end(transfer, core_.why_broken());
+  if (!is_ready) return unready_.push_back(std::move(transfer));
+  unready_.remove(transfer);
+  transfer->deadline = Deadline::in(core_.timeout);
+  core_.watch(transfer->deadline);
+  if (transfer->is_send) {
+    post_send(std::move(transfer));
+  } else {
+    post_recv(transfer);
+  }
+}
+
+// --- sending ---------------------------------------------------------------------------------------------------------
+
+void Messages::post_send(TransferPointer transfer) {
+  if (transfer->peer == core_.rank) return send_to_self(transfer);
+  const int peer = transfer->peer;
+  if (core_.lost(peer)) return end(transfer, *core_.lost(peer));
+  of(peer).waiting.push_back(std::move(transfer));
+  go_on(peer);
+}
+
+void Messages::go_on(int peer) {
+  auto& waiting = of(peer).waiting;
+  while (!waiting.empty() && !core_.is_broken()) {
+    const TransferPointer first = waiting.front();
+    if (!send_now(peer, first)) return;
+    waiting.pop_front();
+  }
+}
+
+// Returns false where it must wait for the peer.
+bool Messages::send_now(int peer, const TransferPointer& transfer) {
+  Peer& to = of(peer);
+  const std::uint64_t bytes = transfer->data.bytes;
+  const std::uint64_t cost = bytes + kMessageCost;
+  if (bytes <= kEagerBytes && cost <= to.credit) {
+    to.credit -= cost;
+    const Op op = core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0), transfer->data, transfer);
+    follow(op, transfer, peer);
+    return true;
+  }
+  if (to.sent.size() >= kMaxRequests) return false;
+  transfer->number = next_++;
+  to.sent.emplace(transfer->number, transfer);
+  tell(peer, header_of(Type::Request, transfer->tag, bytes, transfer->number));
+  return true;
+}
+
+void Messages::send_to_self(const TransferPointer& transfer) {
+  Unexpected message{.id = next_++, .peer = core_.rank, .tag = transfer->tag, .bytes = transfer->data.bytes};
+  Peer& self = of(core_.rank);
+  const std::uint64_t cost = message.bytes + kMessageCost;
+  if (const auto receive = matching(core_.rank, transfer->tag)) {
+    message.from = transfer;
+    return give(message, receive);
+  }
+  if (message.bytes <= kEagerBytes && self.lent + cost <= kCredit) {
+    self.lent += cost;
+    message.block = core_.scratch.take(message.bytes);
+    if (message.bytes > 0) std::memcpy(message.block.get(), transfer->data.data, message.bytes);
+    message.is_here = true;
+    finish(transfer);
+  } else {
+    message.from = transfer;
+  }
+  unexpected_.push_back(std::move(message));
+}
+
+void Messages::on_clear(int peer, const Message& message) {
+  auto& sent = of(peer).sent;
+  const auto found = sent.find(message.header.sequence);
+  if (found == sent.end()) return nonsense(peer, "leave to send what was not announced");
+  const TransferPointer transfer = std::move(found->second);
+  sent.erase(found);
+  if (message.header.number != 0) {  // it does not fit; that is the receiver's error
+    finish(transfer);
+  } else {
+    const Header header = header_of(Type::Payload, transfer->tag, transfer->data.bytes, transfer->number);
+    const Op op = core_.send(peer, Lane::Messages, header, transfer->data, transfer);
+    follow(op, transfer, peer);
+  }
+  go_on(peer);
+}
+
+void Messages::on_credit(int peer, const Message& message) {
+  Peer& to = of(peer);
+  if (message.header.call.bytes > kCredit - to.credit) return nonsense(peer, "more room than it had");
+  to.credit += message.header.call.bytes;
+  go_on(peer);
+}
+
+// --- receiving -------------------------------------------------------------------------------------------------------
+
+void Messages::post_recv(const TransferPointer& transfer) {
+  for (auto one = unexpected_.begin(); one != unexpected_.end(); ++one) {
+    if (one->to || !wants(*transfer, one->peer, one->tag)) continue;
+    if (one->block && !one->is_here) {
+      one->to = transfer;  // landed() goes on
+      return;
+    }
+    Unexpected message = std::move(*one);
+    unexpected_.erase(one);
+    return give(message, transfer);
+  }
+  for (int peer = 0; peer < core_.ranks; ++peer) {
+    const bool needed = transfer->peer == kAnySource || transfer->peer == peer;
+    if (needed && core_.lost(peer)) return end(transfer, *core_.lost(peer));
+  }
+  receives_.push_back(transfer);
+}
+
+Messages::TransferPointer Messages::matching(int peer, int tag) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(),
+                                  [&](const TransferPointer& receive) { return wants(*receive, peer, tag); });
+  if (found == receives_.end()) return nullptr;
+  TransferPointer receive = std::move(*found);
+  receives_.erase(found);
+  return receive;
+}
+
+bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
+  if (transfer.data.bytes == bytes) return true;
+  Completion completion = transfer.completion;
+  completion.set_source_rank(peer);
+  completion.fail(Error(Blame::Caller, what_of(transfer) + " " + core_.place + " (tag " + std::to_string(transfer.tag) +
+                                           "): rank " + std::to_string(peer) + " sent " + std::to_string(bytes) +
+                                           " bytes, the receive has room for " + std::to_string(transfer.data.bytes)));
+  return false;
+}
+
+void Messages::give(Unexpected& message, const TransferPointer& transfer) {
+  const bool waits_at_peer = !message.block && !message.from;
+  if (waits_at_peer) {
+    --of(message.peer).requests;
+    return clear(message.peer, message.number, message.bytes, transfer);
+  }
+  if (fits(*transfer, message.peer, message.bytes)) {
+    const void* const bytes = message.from ? message.from->data.data : message.block.get();
+    if (message.bytes > 0) std::memmove(transfer->data.data, bytes, message.bytes);
+    finish(transfer, message.peer);
+  }
+  if (message.from) return finish(message.from);
+  core_.scratch.give(std::move(message.block), message.bytes);
+  give_back(message.peer, message.bytes + kMessageCost);
+}
+
+void Messages::clear(int peer, std::uint64_t number, std::uint64_t bytes, const TransferPointer& transfer) {
+  Header header = header_of(Type::Clear, transfer->tag, 0, number);
+  if (fits(*transfer, peer, bytes)) {
+    if (!of(peer).due.emplace(number, transfer).second) {
+      nonsense(peer, "the same announcement twice");
+      return end(transfer, core_.why_broken());
+    }
+  } else {
+    header.number = 1;
+  }
+  tell(peer, header);
+}
+
+void Messages::on_eager(int peer, const Message& message) {
+  const std::uint64_t bytes = message.payload;
+  const std::uint64_t cost = bytes + kMessageCost;
+  Peer& from = of(peer);
+  if (bytes > kEagerBytes || from.lent + cost > kCredit) return nonsense(peer, "a message that there is no room for");
+  from.lent += cost;
+  const int tag = message.header.call.root;
+  if (const auto receive = matching(peer, tag)) {
+    if (!fits(*receive, peer, bytes)) {
+      core_.discard(peer, Lane::Messages);
+      return give_back(peer, cost);
+    }
+    return follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer, cost);
+  }
+  Unexpected& one = unexpected_.emplace_back();
+  one = {.id = next_++, .peer = peer, .tag = tag, .bytes = bytes, .block = core_.scratch.take(bytes)};
+  const Op op = core_.accept(peer, Lane::Messages, {one.block.get(), bytes, Device::host()}, one.block);
+  one.is_here = core_.ended(op, event::Landed{peer, one.id, std::nullopt});
+}
+
+void Messages::landed(event::Landed& event) {
+  if (event.error) return;  // the lane ends, and says so itself
+  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
+                                  [&](const Unexpected& one) { return one.id == event.unexpected; });
+  if (found == unexpected_.end()) return;
+  found->is_here = true;
+  if (!found->to) return;
+  Unexpected message = std::move(*found);
+  unexpected_.erase(found);
+  give(message, message.to);
+}
+
+void Messages::on_request(int peer, const Message& message) {
+  core_.discard(peer, Lane::Messages);
+  const Header& header = message.header;
+  if (const auto receive = matching(peer, header.call.root)) {
+    return clear(peer, header.sequence, header.call.bytes, receive);
+  }
+  if (++of(peer).requests > kMaxRequests) return nonsense(peer, "too many announcements");
+  unexpected_.push_back({.id = next_++,
+                         .peer = peer,
+                         .tag = header.call.root,
+                         .bytes = header.call.bytes,
+                         .number = header.sequence});
+}
+
+void Messages::on_payload(int peer, const Message& message) {
+  auto& due = of(peer).due;
+  const auto found = due.find(message.header.sequence);
+  if (found == due.end()) return nonsense(peer, "bytes that nobody asked for");
+  const TransferPointer receive = std::move(found->second);
+  due.erase(found);
+  if (message.payload != receive->data.bytes) return nonsense(peer, "another number of bytes than it announced");
+  follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer);
+}
+
+// --- both ------------------------------------------------------------------------------------------------------------
+
+void Messages::arrived(int peer, const Message& message) {
+  switch (message.header.type) {
+    case Type::Eager: return on_eager(peer, message);
+    case Type::Request: return on_request(peer, message);
+    case Type::Payload: return on_payload(peer, message);
+    case Type::Clear: core_.discard(peer, Lane::Messages); return on_clear(peer, message);
+    case Type::Credit: core_.discard(peer, Lane::Messages); return on_credit(peer, message);
+    case Type::Collective:
+    case Type::Failure: break;
+  }
+}
+
+void Messages::follow(const Op& op, const TransferPointer& transfer, int peer, std::uint64_t credit) {
+  event::TransferEnded event{transfer, peer, credit, std::nullopt};
+  if (core_.ended(op, event)) return ended(event);
+  moving_.push_back(transfer);
+}
+
+void Messages::ended(event::TransferEnded& event) {
+  moving_.remove(event.transfer);
+  if (core_.is_broken()) return;  // it has failed
+  if (event.error) {
+    const Error why = core_.lost(event.peer) ? *core_.lost(event.peer)
+                                             : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
+                                                                          " is lost: " + event.error->text());
+    return end(event.transfer, why);
+  }
+  finish(event.transfer, event.transfer->is_send ? -1 : event.peer);
+  if (event.credit > 0) give_back(event.peer, event.credit);
+}
+
+void Messages::give_back(int peer, std::uint64_t credit) {
+  Peer& from = of(peer);
+  if (core_.lost(peer)) return;
+  from.lent -= credit;
+  if (peer == core_.rank) return;
+  from.returned += credit;
+  if (from.returned < kCredit / 2) return;
+  tell(peer, header_of(Type::Credit, 0, from.returned, 0));
+  from.returned = 0;
+}
+
+void Messages::tell(int peer, Header header) {
+  if (core_.lost(peer)) return;
+  core_.send(peer, Lane::Messages, header, Slice(), Pin());
+}
+
+void Messages::finish(const TransferPointer& transfer, int source) {
+  if (source >= 0) transfer->completion.set_source_rank(source);
+  const Pin pin = std::move(transfer->pin);  // until the end has been told
+  transfer->completion.finish();
+}
+
+void Messages::end(const TransferPointer& transfer, const Error& why) noexcept {
+  transfer->completion.fail(why.within(what_of(*transfer) + " " + core_.place));
+}
+
+void Messages::nonsense(int peer, const std::string& what) {
+  core_.fail(Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what));
+}
+
+void Messages::lost(int peer) {
+  const Error& why = *core_.lost(peer);
+  Peer& gone = of(peer);
+  std::vector<TransferPointer> ended(gone.waiting.begin(), gone.waiting.end());
+  for (const auto& [number, transfer] : gone.sent) ended.push_back(transfer);
+  for (const auto& [number, transfer] : gone.due) ended.push_back(transfer);
+  std::erase_if(receives_, [&](const TransferPointer& receive) {
+    const bool waits_for_it = receive->peer == peer || receive->peer == kAnySource;
+    if (waits_for_it) ended.push_back(receive);
+    return waits_for_it;
+  });
+  // What came whole may still be received.
+  std::erase_if(unexpected_, [&](const Unexpected& one) {
+    const bool is_cut_off = one.peer == peer && !one.is_here;
+    if (is_cut_off && one.to) ended.push_back(one.to);
+    return is_cut_off;
+  });
+  gone = Peer();
+  for (const TransferPointer& transfer : ended) end(transfer, why);
+}
+
+std::vector<Messages::TransferPointer> Messages::all() const {
+  std::vector<TransferPointer> transfers(receives_.begin(), receives_.end());
+  for (const Peer& peer : peers_) {
+    transfers.insert(transfers.end(), peer.waiting.begin(), peer.waiting.end());
+    for (const auto& [number, transfer] : peer.sent) transfers.push_back(transfer);
+    for (const auto& [number, transfer] : peer.due) transfers.push_back(transfer);
+  }
+  for (const Unexpected& one : unexpected_) {
+    if (one.from) transfers.push_back(one.from);
+    if (one.to) transfers.push_back(one.to);
+  }
+  transfers.insert(transfers.end(), moving_.begin(), moving_.end());
+  return transfers;
+}
+
+void Messages::fail(const Error& why) noexcept {
+  auto transfers = all();
+  transfers.insert(transfers.end(), unready_.begin(), unready_.end());
+  receives_.clear();
+  moving_.clear();
+  unready_.clear();
+  unexpected_.clear();
+  for (Peer& peer : peers_) peer = Peer();
+  for (const TransferPointer& transfer : transfers) end(transfer, why);
+}
+
+Deadline Messages::deadline() const {
+  Deadline first = Deadline::never();
+  for (const TransferPointer& transfer : all()) first = Deadline::sooner(first, transfer->deadline);
+  return first;
+}
+
+std::string Messages::why_late() const {
+  for (const TransferPointer& transfer : all()) {
+    if (transfer->deadline.passed()) {
+      return what_of(*transfer) + " (tag " + std::to_string(transfer->tag) + ") has not ended within " +
+             weft::describe(core_.timeout);
+    }
+  }
+  return "a message has not ended within " + weft::describe(core_.timeout);
+}
+
+}  // namespace weft::transport::mesh

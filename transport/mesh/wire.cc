@@ -1,0 +1,154 @@
+#include <bit>
+#include <cstring>
+
+#include <weft/transport/mesh/wire.h>
+
+namespace weft::transport::mesh {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the wire's layout is this machine's");
+
+constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
+constexpr std::uint16_t kVersion = 1;
+
+struct HelloLayout {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint8_t lane;
+  std::uint8_t zero;
+  std::uint32_t rank;
+  std::uint32_t ranks;
+  Secret secret;
+};
+static_assert(sizeof(HelloLayout) == kHelloBytes);
+
+struct HeaderLayout {
+  std::uint8_t type, kind, dtype, op;
+  std::int32_t root;
+  std::uint64_t sequence;
+  std::uint64_t bytes;
+  std::uint32_t number;
+  std::uint32_t blame;
+};
+static_assert(sizeof(HeaderLayout) == kHeaderBytes);
+
+Error refused(const std::string& what) { return {Blame::PeerLost, "a message that makes no sense: " + what}; }
+
+std::string text_of(Bytes bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) {
+    const auto letter = static_cast<char>(byte);
+    text += letter >= ' ' || letter < 0 ? letter : ' ';  // it ends up in logs: one line
+  }
+  return text;
+}
+
+}  // namespace
+
+std::array<std::byte, kHelloBytes> encode(const Hello& hello) {
+  const HelloLayout layout{.magic = kMagic,
+                           .version = kVersion,
+                           .lane = static_cast<std::uint8_t>(hello.lane),
+                           .zero = 0,
+                           .rank = hello.rank,
+                           .ranks = hello.ranks,
+                           .secret = hello.secret};
+  return std::bit_cast<std::array<std::byte, kHelloBytes>>(layout);
+}
+
+Result<Hello> decode_hello(Bytes header) {
+  if (header.size() != kHelloBytes) return refused("a hello of " + std::to_string(header.size()) + " bytes");
+  HelloLayout layout;
+  std::memcpy(&layout, header.data(), sizeof layout);
+  if (layout.magic != kMagic) return refused("no hello of a mesh");
+  if (layout.version != kVersion) {
+    return refused("a hello of version " + std::to_string(layout.version) + ", this is " + std::to_string(kVersion));
+  }
+  if (layout.lane >= kLanes || layout.zero != 0) return refused("a hello on lane " + std::to_string(layout.lane));
+  if (layout.rank >= layout.ranks) return refused("a hello of rank " + std::to_string(layout.rank));
+  return Hello{layout.secret, layout.rank, layout.ranks, static_cast<Lane>(layout.lane)};
+}
+
+std::string_view name(Kind kind) {
+  switch (kind) {
+    case Kind::Broadcast: return "broadcast";
+    case Kind::AllReduce: return "all_reduce";
+    case Kind::Reduce: return "reduce";
+    case Kind::AllGather: return "all_gather";
+    case Kind::Gather: return "gather";
+    case Kind::Scatter: return "scatter";
+    case Kind::ReduceScatter: return "reduce_scatter";
+    case Kind::AllToAll: return "all_to_all";
+    case Kind::Barrier: return "barrier";
+  }
+  return "unknown";
+}
+
+std::string describe(const Call& call) {
+  std::string text(name(call.kind));
+  if (call.kind == Kind::Barrier) return text;
+  if (call.kind != Kind::AllToAll) text += " of " + std::to_string(call.bytes) + " bytes";
+  text += " of " + std::string(name(call.dtype));
+  if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::ReduceScatter) {
+    text += " with " + std::string(name(call.op));
+  }
+  if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter) text += " from rank " + std::to_string(call.root);
+  if (call.kind == Kind::Reduce || call.kind == Kind::Gather) text += " to rank " + std::to_string(call.root);
+  return text;
+}
+
+EncodedHeader encode(const Header& header) {
+  const HeaderLayout layout{.type = static_cast<std::uint8_t>(header.type),
+                            .kind = static_cast<std::uint8_t>(header.call.kind),
+                            .dtype = static_cast<std::uint8_t>(header.call.dtype),
+                            .op = static_cast<std::uint8_t>(header.call.op),
+                            .root = header.call.root,
+                            .sequence = header.sequence,
+                            .bytes = header.call.bytes,
+                            .number = header.number,
+                            .blame = static_cast<std::uint32_t>(header.blame)};
+  return std::bit_cast<EncodedHeader>(layout);
+}
+
+Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int ranks) {
+  if (header.size() < kHeaderBytes) return refused("a header of " + std::to_string(header.size()) + " bytes");
+  HeaderLayout layout;
+  std::memcpy(&layout, header.data(), sizeof layout);
+  const Bytes rest = header.subspan(kHeaderBytes);
+  if (layout.type < static_cast<std::uint8_t>(Type::Collective) || layout.type > static_cast<std::uint8_t>(Type::Credit)) {
+    return refused("type " + std::to_string(layout.type));
+  }
+  if (layout.kind > static_cast<std::uint8_t>(Kind::Barrier)) return refused("kind " + std::to_string(layout.kind));
+  if (layout.dtype > static_cast<std::uint8_t>(Dtype::UInt64)) return refused("dtype " + std::to_string(layout.dtype));
+  if (layout.op > static_cast<std::uint8_t>(ReduceOp::BitXor)) return refused("operator " + std::to_string(layout.op));
+  if (layout.blame > static_cast<std::uint32_t>(Blame::Remote)) return refused("blame " + std::to_string(layout.blame));
+  if (sizes.size() > 1) return refused(std::to_string(sizes.size()) + " payloads");
+
+  Message message;
+  message.header.type = static_cast<Type>(layout.type);
+  message.header.call = {static_cast<Kind>(layout.kind), static_cast<Dtype>(layout.dtype),
+                         static_cast<ReduceOp>(layout.op), layout.root, layout.bytes};
+  message.header.sequence = layout.sequence;
+  message.header.number = layout.number;
+  message.header.blame = static_cast<Blame>(layout.blame);
+  message.payload = sizes.empty() ? 0 : sizes[0];
+
+  const Type type = message.header.type;
+  if (type == Type::Collective && (layout.root < 0 || layout.root >= ranks)) {
+    return refused("root " + std::to_string(layout.root));
+  }
+  if (type == Type::Failure) {
+    if (rest.size() > kMaxText) return refused("a reason of " + std::to_string(rest.size()) + " bytes");
+    message.text = text_of(rest);
+  } else if (!rest.empty()) {
+    return refused("a header of " + std::to_string(header.size()) + " bytes");
+  }
+  const bool says_its_size = type == Type::Eager || type == Type::Payload;
+  const bool has_payload = says_its_size || type == Type::Collective;
+  if (!has_payload && message.payload != 0) return refused("a payload where there is none");
+  if (says_its_size && message.payload != layout.bytes) return refused("a payload of another size than its header says");
+  return message;
+}
+
+}  // namespace weft::transport::mesh
