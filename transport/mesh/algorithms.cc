@@ -47,9 +47,7 @@ struct Cut {
 
   std::size_t begin(int block) const { return std::min(static_cast<std::size_t>(block) * block_bytes, bytes); }
   std::size_t size(int block) const { return begin(block + 1) - begin(block); }
-  std::size_t chunks(int block) const {
-    return std::max<std::size_t>(1, (size(block) + chunk_bytes - 1) / chunk_bytes);
-  }
+  std::size_t chunks(int block) const { return std::max<std::size_t>(1, (size(block) + chunk_bytes - 1) / chunk_bytes); }
   std::size_t most_chunks() const { return chunks(0); }
   Slice chunk(int block, std::size_t index) const {
     const std::size_t first = std::min(index * chunk_bytes, size(block));
@@ -303,8 +301,7 @@ void gather(Plan& plan, const Job& job) {
     plan.send(job.call.root, address(job.data), job.data.bytes);
     return;
   }
-  for_each_peer(job,
-                [&](int peer) { plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes); });
+  for_each_peer(job, [&](int peer) { plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes); });
   copy_own(plan, of(job.outputs, job.rank), job.data);
 }
 
@@ -365,8 +362,7 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
       return broadcast_blocks(plan, job, chunk);
     case Kind::Reduce:
       return algorithm == Algorithm::Direct ? reduce_direct(plan, job, chunk) : reduce_blocks(plan, job, chunk, scratch);
-    case Kind::AllGather:
-      return algorithm == Algorithm::Direct ? all_gather_direct(plan, job) : all_gather_ring(plan, job);
+    case Kind::AllGather: return algorithm == Algorithm::Direct ? all_gather_direct(plan, job) : all_gather_ring(plan, job);
     case Kind::ReduceScatter: return reduce_scatter(plan, job, chunk);
     case Kind::Gather: return gather(plan, job);
     case Kind::Scatter: return scatter(plan, job);

@@ -35,7 +35,8 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
       if (many && is_small) return {Algorithm::Tree};
       if (is_small || ranks == 2) return {Algorithm::Direct};
       return {Algorithm::Blocks, chunk};
-    case Kind::Reduce: return is_small || ranks == 2 ? Choice{Algorithm::Direct, chunk_of(bytes)} : Choice{Algorithm::Blocks, chunk};
+    case Kind::Reduce:
+      return is_small || ranks == 2 ? Choice{Algorithm::Direct, chunk_of(bytes)} : Choice{Algorithm::Blocks, chunk};
     case Kind::ReduceScatter: return {Algorithm::Blocks, chunk};
     case Kind::AllGather: return many && !is_small ? Choice{Algorithm::Ring} : Choice{Algorithm::Direct};
     case Kind::Gather:

@@ -12,9 +12,7 @@ constexpr const char* kSameOrder = "all ranks must call the same operations in t
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
-bool is_aligned(const std::byte* data, Dtype dtype) {
-  return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0;
-}
+bool is_aligned(const std::byte* data, Dtype dtype) { return reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0; }
 
 }  // namespace
 

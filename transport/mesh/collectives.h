@@ -56,7 +56,7 @@ class Collectives {
   bool awaits_fence_ = false;  // of the first that waits
   std::shared_ptr<Operation> current_;
   std::uint64_t next_sequence_ = 0;
-  std::uint64_t over_ = 0;  // operations
+  std::uint64_t over_ = 0;             // operations
   std::vector<Plan::Index> released_;  // steps of the current one that may start
   std::vector<Held> held_;             // by peer
 };

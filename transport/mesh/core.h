@@ -93,9 +93,9 @@ class Core final : public std::enable_shared_from_this<Core> {
   Messages messages_{*this};
   std::optional<Error> broken_;
   bool buried_ = false;
-  bool silent_ = false;     // no peer is told why
-  int told_by_ = -1;        // who knows already
-  bool watching_ = false;   // the timer runs
+  bool silent_ = false;    // no peer is told why
+  int told_by_ = -1;       // who knows already
+  bool watching_ = false;  // the timer runs
   EventLoop::Registration timer_;
 
   std::mutex mutex_;  // of what follows

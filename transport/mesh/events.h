@@ -94,8 +94,7 @@ struct Tick {};
 
 }  // namespace event
 
-using Event =
-    std::variant<event::Adopted, event::Arrived, event::Closed, event::Called, event::Ready, event::StepEnded,
-                 event::Posted, event::TransferEnded, event::Landed, event::Failed, event::Told, event::Tick>;
+using Event = std::variant<event::Adopted, event::Arrived, event::Closed, event::Called, event::Ready, event::StepEnded,
+                           event::Posted, event::TransferEnded, event::Landed, event::Failed, event::Told, event::Tick>;
 
 }  // namespace weft::transport::mesh

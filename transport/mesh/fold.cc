@@ -8,9 +8,7 @@ namespace weft::transport::mesh {
 
 namespace {
 
-Slice slice_of(const std::byte* data, std::size_t bytes) {
-  return {const_cast<std::byte*>(data), bytes, Device::host()};
-}
+Slice slice_of(const std::byte* data, std::size_t bytes) { return {const_cast<std::byte*>(data), bytes, Device::host()}; }
 
 void cast(const std::byte* from, Dtype from_dtype, std::byte* to, Dtype to_dtype, std::size_t elements, double scale) {
   const Slice source = slice_of(from, elements * size_of(from_dtype));

@@ -47,8 +47,8 @@ void Meeting::hold(Deadline deadline) {
     guest->connection = std::move(connection);
     self->receive(guest);
   };
-  const auto listener = connector_.listen(
-      {.loop = options_.loop, .interface_address = options_.interface_address, .accepted = accepted});
+  const auto listener =
+      connector_.listen({.loop = options_.loop, .interface_address = options_.interface_address, .accepted = accepted});
   try {
     publish(listener->address(), deadline);
     for (int peer = 0; peer < options_.rank; ++peer) connect(peer, deadline);
@@ -174,7 +174,8 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
     if (forget(guest) == nullptr || !guest->is_ours) return;
     if (why.blame() == Blame::Timeout) return;  // the deadline, which hold() sees itself
     if (!failure_) {
-      failure_ = Error(Blame::PeerLost, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text()).within(place_);
+      failure_ = Error(Blame::PeerLost, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
+                     .within(place_);
     }
   }
   over_->raise();

@@ -16,7 +16,8 @@ std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& opti
   // Nobody has joined before all have: then nobody needs the store any more.
   const Op met = communicator->barrier(Fence());
   if (!met.done().synchronize(deadline)) {
-    throw Error(Blame::Timeout, "joining " + core->place + ": not all ranks came within " + weft::describe(options.timeout));
+    throw Error(Blame::Timeout,
+                "joining " + core->place + ": not all ranks came within " + weft::describe(options.timeout));
   }
   if (const auto error = met.error()) throw *error;
   meeting->tidy();

@@ -10,8 +10,8 @@
 namespace weft::transport::mesh {
 
 // Collective: returns when all ranks have joined. Every rank listens, says where in the store, and connects to the lower
-// ones. Blocks until the deadline (options.timeout); not from inside a turn of the loop. Throws Timeout, which names who did
-// not come, PeerLost, and what the connector throws.
+// ones. Blocks until the deadline (options.timeout); not from inside a turn of the loop. Throws Timeout, which names who
+// did not come, PeerLost, and what the connector throws.
 std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options);
 
 }  // namespace weft::transport::mesh

@@ -41,8 +41,8 @@ Op MeshCommunicator::gather(std::span<const Slice> outputs, const Elements& inpu
 
 Op MeshCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
                              Fence ready) noexcept {
-  return collective({.kind = Kind::Scatter, .dtype = output.dtype, .root = root, .bytes = output.slice.bytes},
-                    output.slice, inputs, {}, std::move(pin), std::move(ready));
+  return collective({.kind = Kind::Scatter, .dtype = output.dtype, .root = root, .bytes = output.slice.bytes}, output.slice,
+                    inputs, {}, std::move(pin), std::move(ready));
 }
 
 Op MeshCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
@@ -86,7 +86,8 @@ Op MeshCommunicator::collective(const Call& call, const Slice& data, std::span<c
   return op;
 }
 
-Op MeshCommunicator::message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin, Fence ready) noexcept {
+Op MeshCommunicator::message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin,
+                             Fence ready) noexcept {
   const auto transfer = std::make_shared<Transfer>(Transfer{.is_send = is_send,
                                                             .peer = peer,
                                                             .tag = tag,

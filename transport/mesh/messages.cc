@@ -69,7 +69,8 @@ bool Messages::send_now(int peer, const TransferPointer& transfer) {
   const std::uint64_t cost = bytes + kMessageCost;
   if (bytes <= kEagerBytes && cost <= to.credit) {
     to.credit -= cost;
-    const Op op = core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0), transfer->data, transfer);
+    const Op op =
+        core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0), transfer->data, transfer);
     follow(op, transfer, peer);
     return true;
   }
@@ -230,11 +231,8 @@ void Messages::on_request(int peer, const Message& message) {
     return clear(peer, header.sequence, header.call.bytes, receive);
   }
   if (++of(peer).requests > kMaxRequests) return nonsense(peer, "too many announcements");
-  unexpected_.push_back({.id = next_++,
-                         .peer = peer,
-                         .tag = header.call.root,
-                         .bytes = header.call.bytes,
-                         .number = header.sequence});
+  unexpected_.push_back(
+      {.id = next_++, .peer = peer, .tag = header.call.root, .bytes = header.call.bytes, .number = header.sequence});
 }
 
 void Messages::on_payload(int peer, const Message& message) {
@@ -271,9 +269,10 @@ void Messages::ended(event::TransferEnded& event) {
   moving_.remove(event.transfer);
   if (core_.is_broken()) return;  // it has failed
   if (event.error) {
-    const Error why = core_.lost(event.peer) ? *core_.lost(event.peer)
-                                             : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) +
-                                                                          " is lost: " + event.error->text());
+    const Error why =
+        core_.lost(event.peer)
+            ? *core_.lost(event.peer)
+            : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.error->text());
     return end(event.transfer, why);
   }
   finish(event.transfer, event.transfer->is_send ? -1 : event.peer);

@@ -19,10 +19,10 @@ namespace weft::transport::mesh {
 
 class Core;
 
-constexpr std::uint64_t kEagerBytes = 32 << 10;   // of a message that goes at once
-constexpr std::uint64_t kCredit = 1 << 20;        // bytes of such messages that one peer keeps for another
-constexpr std::uint64_t kMessageCost = 64;        // what a message costs beside its bytes
-constexpr std::uint32_t kMaxRequests = 1024;      // announcements of one peer that wait at another
+constexpr std::uint64_t kEagerBytes = 32 << 10;  // of a message that goes at once
+constexpr std::uint64_t kCredit = 1 << 20;       // bytes of such messages that one peer keeps for another
+constexpr std::uint64_t kMessageCost = 64;       // what a message costs beside its bytes
+constexpr std::uint32_t kMaxRequests = 1024;     // announcements of one peer that wait at another
 
 class Messages {
  public:

@@ -127,8 +127,8 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
 
   Message message;
   message.header.type = static_cast<Type>(layout.type);
-  message.header.call = {static_cast<Kind>(layout.kind), static_cast<Dtype>(layout.dtype),
-                         static_cast<ReduceOp>(layout.op), layout.root, layout.bytes};
+  message.header.call = {static_cast<Kind>(layout.kind), static_cast<Dtype>(layout.dtype), static_cast<ReduceOp>(layout.op),
+                         layout.root, layout.bytes};
   message.header.sequence = layout.sequence;
   message.header.number = layout.number;
   message.header.blame = static_cast<Blame>(layout.blame);

@@ -1,6 +1,6 @@
 // What ranks of a mesh say to each other: the first message of a lane, and the header of every later one. The layout is
-// the same on both sides (little-endian, 64 bit), so it is copied as it lies; whatever a peer sent is checked here, field by
-// field, before anybody looks at it.
+// the same on both sides (little-endian, 64 bit), so it is copied as it lies; whatever a peer sent is checked here, field
+// by field, before anybody looks at it.
 #pragma once
 
 #include <array>

@@ -4,6 +4,7 @@
 #include <net/if.h>
 
 #include <weft/base/log.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream_connection.h>
 #include <weft/transport/tcp/tcp.h>
@@ -40,10 +41,7 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
 
 }  // namespace
 
-std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) {
-  throw Error(Blame::Unsupported, "joining " + place_of(options, name()) +
-                                      ": this build has no collectives over connections (transport/mesh); use gloo");
-}
+std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) { return mesh::join(*this, options); }
 
 Capabilities Tcp::capabilities() const { return capabilities_of_sockets(); }
 

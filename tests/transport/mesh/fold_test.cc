@@ -76,9 +76,7 @@ TEST(Fold, AveragesHalfFloatsWhoseSumWouldOverflow) {
   EXPECT_EQ(harness::load(Dtype::Float16, mean.data(), 0), 60000);
 }
 
-TEST(Fold, TakesNothing) {
-  EXPECT_TRUE(folded(Dtype::Float32, ReduceOp::Sum, {{}, {}, {}}, 2, true).empty());
-}
+TEST(Fold, TakesNothing) { EXPECT_TRUE(folded(Dtype::Float32, ReduceOp::Sum, {{}, {}, {}}, 2, true).empty()); }
 
 }  // namespace
 }  // namespace weft::transport::mesh

@@ -264,8 +264,8 @@ TEST(Plans, ABarrierHearsOfEveryRank) {
       world.run();
       for (int rank = 0; rank < ranks; ++rank) {
         const auto& steps = world.of(rank).plan.steps();
-        const bool passed = std::all_of(steps.begin(), steps.end(),
-                                        [](const Plan::Step& step) { return step.state == Plan::State::Done; });
+        const bool passed =
+            std::all_of(steps.begin(), steps.end(), [](const Plan::Step& step) { return step.state == Plan::State::Done; });
         EXPECT_FALSE(passed) << "rank " << rank << " of " << ranks << " passed without rank " << late;
       }
     }

@@ -100,8 +100,10 @@ TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
 }
 
 TEST(Wire, ACallSaysWhatItIs) {
-  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}), "all_reduce of 8 bytes of float32 with Sum");
-  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}), "broadcast of 16 bytes of int64 from rank 2");
+  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}),
+            "all_reduce of 8 bytes of float32 with Sum");
+  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),
+            "broadcast of 16 bytes of int64 from rank 2");
   EXPECT_EQ(describe(Call{}), "barrier");
 }
 
