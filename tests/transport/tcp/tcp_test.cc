@@ -1,0 +1,91 @@
+// The backend: what the other files leave to it. Its connections keep the claims of tests/conformance/connection.
+#include <atomic>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/tests/transport/tcp/streams.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/tcp/tcp.h>
+
+namespace weft::transport::tcp {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+Blame blame_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.blame();
+  }
+  ADD_FAILURE() << "no error";
+  return Blame::Cancelled;
+}
+
+TEST(Tcp, IsInTheRegistry) {
+  const auto transport = transport::open("tcp");
+  EXPECT_EQ(transport->name(), "tcp");
+  ASSERT_NE(transport->connector(), nullptr);
+  EXPECT_TRUE(transport->reaches(DeviceType::Host));
+}
+
+TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
+  Tcp tcp;
+  const Connector& connector = *tcp.connector();
+  const Identity here{this_machine(), 1};
+  const Identity elsewhere{this_machine() + 1, 1};
+  const auto why = [&](const std::string& host, const Identity& identity) {
+    return connector.why_unreachable(Address{{{host, 4711}}, identity}.text());
+  };
+  EXPECT_EQ(why("127.0.0.1", here), std::nullopt);
+  EXPECT_EQ(why("127.0.0.1", {}), std::nullopt);
+  EXPECT_EQ(why("192.0.2.1", elsewhere), std::nullopt);
+  EXPECT_EQ(why("node7", elsewhere), std::nullopt);
+  EXPECT_THAT(why("127.0.0.1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
+  EXPECT_THAT(why("::1", elsewhere).value_or(""), HasSubstr("loopback of another machine"));
+  EXPECT_THAT(why("fe80::1%nosuchif0", here).value_or(""), HasSubstr("an interface that is not here"));
+  EXPECT_EQ(connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()), std::nullopt)
+      << "one of several suffices";
+  EXPECT_THAT(connector.why_unreachable("no address at all").value_or(""), HasSubstr("has no port"));
+}
+
+TEST(Tcp, WrongArgumentsAreTheCallersErrors) {
+  Tcp tcp;
+  Connector& connector = *tcp.connector();
+  const auto loop = make_loop();
+  EXPECT_EQ(blame_of([&] { connector.connect("nonsense", {loop, patience()}); }), Blame::Caller);
+  EXPECT_EQ(blame_of([&] { connector.connect("127.0.0.1:1", {nullptr, patience()}); }), Blame::Caller);
+  EXPECT_EQ(blame_of([&] { connector.listen({loop, "", nullptr}); }), Blame::Caller);
+  EXPECT_EQ(blame_of([&] { connector.listen({nullptr, "", [](auto) {}}); }), Blame::Caller);
+  EXPECT_EQ(blame_of([&] { connector.listen({loop, "nosuchif0", [](auto) {}}); }), Blame::Caller);
+}
+
+TEST(Tcp, AConnectionThatCannotBeMadeEndsWithTheReason) {
+  Tcp tcp;
+  const auto loop = make_loop();
+  const Socket nobody = reserved_port();
+  const auto connection = tcp.connector()->connect("127.0.0.1:" + std::to_string(local_end(nobody).port()),
+                                                   {loop, Deadline::in(milliseconds(30))});
+  const Op op = connection->send(std::as_bytes(std::span("header", 6)), {}, nullptr, {});
+  std::atomic<bool> closed{false};
+  std::optional<Error> why;
+  connection->receive({[](const Arrival&) {},
+                       [&](const Error& error) {
+                         why = error;
+                         closed = true;
+                       }});
+  wait_until(
+      *loop, [&] { return closed.load(); }, "the connection ends");
+  EXPECT_EQ(why->blame(), Blame::PeerLost);
+  EXPECT_THAT(why->text(), HasSubstr("Connection refused"));
+  wait_until(
+      *loop, [&] { return op.ended(); }, "the send ends");
+  ASSERT_TRUE(op.error());
+  EXPECT_THAT(op.error()->text(), HasSubstr("Connection refused"));
+}
+
+}  // namespace
+}  // namespace weft::transport::tcp
