@@ -11,6 +11,7 @@
 #include <map>
 #include <sstream>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/engine/group/store.h>
