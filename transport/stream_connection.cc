@@ -16,6 +16,7 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities, std::string transport_name,
                    const std::shared_ptr<EventLoop>& loop)
       : loop_(loop),
+        loop_address_(loop.get()),
         capabilities_(capabilities),
         transport_(std::move(transport_name)),
         peer_(stream->peer()),
@@ -27,7 +28,7 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   ~StreamConnection() override;
 
   // Apart from the constructor: the stream's functions need somebody who owns this.
-  void start(EventLoop& loop);
+  void start();
   // The last reference that somebody else held is gone.
   void drop() noexcept;
 
@@ -47,13 +48,10 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   using Turn = void (StreamConnection::*)();
 
   std::string who() const { return peer_ + " (" + transport_ + ")"; }
-  // Calls body(connection) on the loop, later. When it has been called the connection is let go before the loop, whoever
-  // else has let go of either meanwhile: the stream needs its loop as long as it is.
-  template <class F>
-  void later(F body);
-  template <class F>
-  static void enter(std::shared_ptr<StreamConnection> self, F& body);
-  // The same for a function of this, which somebody else must own by then.
+  // The loop, without a share in it: a turn that held the last one would end the loop from inside. Null where it has ended
+  // in this very turn. Who calls from elsewhere holds it, see Holder.
+  EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
+  // A call of this, as long as somebody else owns it.
   static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
   void again(const Fence& fence, Turn turn);
   // All that follows: on the loop.
@@ -64,7 +62,8 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   void tell_closed();
   void let_go();
 
-  const std::weak_ptr<EventLoop> loop_;  // who holds the connection holds the loop; see connect_over()
+  const std::weak_ptr<EventLoop> loop_;
+  EventLoop* const loop_address_;
   const Capabilities capabilities_;
   const std::string transport_;
   const std::string peer_;
@@ -79,28 +78,14 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   EventLoop::Registration linger_;
 };
 
-template <class F>
-void StreamConnection::enter(std::shared_ptr<StreamConnection> self, F& body) {
-  const auto loop = self->loop_.lock();
-  const auto own = std::move(self);
-  if (loop) std::invoke(body, *own);
-}
-
-template <class F>
-void StreamConnection::later(F body) {
-  const auto loop = loop_.lock();
-  if (!loop) return;
-  loop->post([self = shared_from_this(), body = std::move(body)]() mutable { enter(std::move(self), body); });
-}
-
 std::function<void()> StreamConnection::calling(std::weak_ptr<StreamConnection> weak, Turn turn) {
   return [weak = std::move(weak), turn] {
-    if (auto self = weak.lock()) enter(std::move(self), turn);
+    if (const auto self = weak.lock()) ((*self).*turn)();
   };
 }
 
-void StreamConnection::start(EventLoop& loop) {
-  stream_->start(loop, calling(weak_from_this(), &StreamConnection::read),
+void StreamConnection::start() {
+  stream_->start(*loop_address_, calling(weak_from_this(), &StreamConnection::read),
                  calling(weak_from_this(), &StreamConnection::write));
   again(Fence(), &StreamConnection::write);  // the preamble
 }
@@ -117,7 +102,7 @@ StreamConnection::~StreamConnection() {
 }
 
 void StreamConnection::again(const Fence& fence, Turn turn) {
-  if (const auto loop = loop_.lock()) loop->when(fence, calling(weak_from_this(), turn));
+  if (auto* const here = loop()) here->when(fence, calling(weak_from_this(), turn));
 }
 
 void StreamConnection::receive(Handlers handlers) {
@@ -125,10 +110,12 @@ void StreamConnection::receive(Handlers handlers) {
     throw Error(Blame::Caller, "receive from " + who() + ": both handlers must be given");
   }
   if (receives_.exchange(true)) throw Error(Blame::Caller, "receive from " + who() + " was called before; once only");
-  later([handlers = std::move(handlers)](StreamConnection& self) mutable {
-    self.handlers_ = std::move(handlers);
-    if (self.ended_) return self.tell_closed();
-    self.read();
+  auto* const here = loop();
+  if (!here) return;
+  here->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
+    self->handlers_ = std::move(handlers);
+    if (self->ended_) return self->tell_closed();
+    self->read();
   });
 }
 
@@ -136,7 +123,7 @@ void StreamConnection::close(const Error& why) noexcept {
   const Error reason = why.within("the lane to " + who() + " was closed here");
   if (!outbox_.refuse(reason)) return;
   inbox_.refuse(reason);
-  later([reason, why](StreamConnection& self) { self.end(reason, why.text()); });
+  if (auto* const here = loop()) here->post([self = shared_from_this(), reason, why] { self->end(reason, why.text()); });
 }
 
 void StreamConnection::drop() noexcept {
@@ -165,12 +152,9 @@ void StreamConnection::end(const Error& why, const std::optional<std::string>& r
   inbox_.end();
   const bool is_heard = outbox_.end(reason);
   tell_closed();
-  const auto loop = loop_.lock();
-  if (!reason || !is_heard || !loop || inbox_.drain()) return let_go();
-  linger_ = loop->at(Deadline::in(kLinger), [self = shared_from_this()]() mutable {
-    constexpr auto kStop = &StreamConnection::let_go;
-    enter(std::move(self), kStop);
-  });
+  auto* const here = loop();
+  if (!reason || !is_heard || !here || inbox_.drain()) return let_go();
+  linger_ = here->at(Deadline::in(kLinger), [self = shared_from_this()] { self->let_go(); });
 }
 
 void StreamConnection::tell_closed() {
@@ -185,16 +169,18 @@ void StreamConnection::let_go() {
   outbox_.let_go();
   stream_->stop();
   // Later: this may be one of the stream's own calls.
-  if (const auto loop = loop_.lock()) {
-    loop->post([stream = std::move(stream_)] {});
-  }
+  if (auto* const here = loop()) here->post([stream = std::move(stream_)] {});
 }
 
-// What callers hold. The connection itself may outlive it, while the loop has work to do for it.
+// What callers hold. The connection itself may outlive it, while the loop has work to do for it; the loop does not end
+// before the connection has done what it does in this turn.
 struct Holder {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<StreamConnection> connection;
-  ~Holder() { connection->drop(); }
+  ~Holder() {
+    connection->drop();
+    if (loop->inside()) loop->post([last = loop] {});
+  }
 };
 
 }  // namespace
@@ -202,7 +188,7 @@ struct Holder {
 std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
                                          std::string transport_name, std::shared_ptr<EventLoop> loop) {
   auto connection = std::make_shared<StreamConnection>(std::move(stream), capabilities, std::move(transport_name), loop);
-  connection->start(*loop);
+  connection->start();
   auto* const seen = connection.get();
   const auto holder = std::shared_ptr<Holder>(new Holder{std::move(loop), std::move(connection)});
   return {holder, seen};
