@@ -9,10 +9,12 @@ void HostFlag::raise() noexcept {
   {
     std::lock_guard lock(mutex_);
     if (query()) return;
-    word_->store(value_, std::memory_order_release);
+    word_->store(value_, std::memory_order_seq_cst);
     tasks.swap(tasks_);
   }
-  futex_wake_all(word_);
+  // Whoever goes to sleep counts itself first and then looks at the word: one of the two sees the other. A word that other
+  // flags share may have their sleepers.
+  if (word_ != &own_word_ || sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(word_);
   for (Task& task : tasks) task();
 }
 
@@ -23,12 +25,16 @@ bool HostFlag::synchronize(Deadline deadline) const noexcept {
     if (query()) return true;
     spin_pause();
   }
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  bool passed = false;
   for (;;) {
-    const std::uint32_t seen = word_->load(std::memory_order_acquire);
-    if (reached(seen)) return true;
-    if (deadline.passed()) return false;
+    const std::uint32_t seen = word_->load(std::memory_order_seq_cst);
+    passed = reached(seen);
+    if (passed || deadline.passed()) break;
     futex_wait(word_, seen, deadline);
   }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return passed;
 }
 
 void HostFlag::wait(const cuda::StreamRef&) const {

@@ -80,7 +80,8 @@ class HostFlag : public Fence::Source {
   std::atomic<std::uint32_t> own_word_{0};
   std::atomic<std::uint32_t>* word_;
   std::uint32_t value_;
-  mutable std::mutex mutex_;  // of tasks_
+  mutable std::atomic<std::uint32_t> sleepers_{0};  // waking nobody costs a system call as well
+  mutable std::mutex mutex_;                        // of tasks_
   mutable std::vector<Task> tasks_;
 };
 

@@ -93,7 +93,7 @@ TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
 
 TEST_P(OfRanks, ReductionsAreRightAroundEveryBoundary) {
   // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many chunks.
-  const std::vector<std::size_t> counts{0, 1, 2, 3, 5, 15, 16, 17, 4095, 4096, 4097, 8192, 8193, 40'001, 262'147, 600'000};
+  const std::vector<std::size_t> counts{0, 1, 2, 3, 5, 15, 16, 17, 4095, 4096, 4097, 8192, 8193, 40'001, 150'001};
   run_ranks(GetParam(), [&](Communicator& communicator) {
     for (const std::size_t count : counts) {
       const std::string what = std::to_string(count) + " numbers";
@@ -136,7 +136,7 @@ TEST_P(OfRanks, ReduceScatterOfLargePartsReadsItsInputsOnly) {
 
 TEST(Mesh, ManyRanksGoRoundARing) {
   run_ranks(10, [](Communicator& communicator) {
-    for (const std::size_t count : {1u, 3u, 50'001u, 300'000u}) {
+    for (const std::size_t count : {1u, 3u, 50'001u}) {
       auto data = memory_of(Dtype::Float32, communicator.rank(), count);
       expect_done(communicator.all_reduce(elements_of(data, Dtype::Float32), ReduceOp::Avg, Pin(), Fence()), "all_reduce");
       expect_reduced(data, Dtype::Float32, ReduceOp::Avg, 10, std::to_string(count) + " numbers");

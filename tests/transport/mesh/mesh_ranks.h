@@ -38,7 +38,9 @@ inline JoinOptions options_of(int rank, int size, const std::shared_ptr<Bootstra
   return options;
 }
 
-inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) { return inproc::open().value()->join(options); }
+inline std::shared_ptr<Communicator> join_inproc(const JoinOptions& options) {
+  return inproc::open().value()->join(options);
+}
 
 // Runs the body on a thread for each rank. No rank leaves before all have come to the end of theirs.
 inline void run_ranks(int ranks, const std::function<void(Communicator&)>& body,

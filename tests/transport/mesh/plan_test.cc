@@ -274,7 +274,7 @@ TEST(Plans, ABarrierHearsOfEveryRank) {
 
 TEST(Plans, EveryChoiceIsOneThatTheKindHas) {
   for (const int ranks : {2, 3, 8, 9, 40}) {
-    for (const std::size_t count : {0u, 1u, 1000u, 100'000u}) {
+    for (const std::size_t count : {0u, 1u, 1000u, 20'000u}) {
       for (int kind = 0; kind <= static_cast<int>(Kind::Barrier); ++kind) {
         World world(ranks, 0);
         for (int rank = 0; rank < ranks; ++rank) {
@@ -290,7 +290,6 @@ TEST(Plans, EveryChoiceIsOneThatTheKindHas) {
           }
         }
         Call call = call_of(static_cast<Kind>(kind), count);
-        if (ranks == 40 && count == 100'000u) continue;  // takes seconds
         world.plan(call, choose(call, arithmetic_of(call.dtype, call.op, ranks), ranks));
         world.run();
         world.expect_all_done();
