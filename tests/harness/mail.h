@@ -1,6 +1,7 @@
 // What tests do with connections: patterns of bytes that are told from each other, and a Mailbox that keeps whatever comes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -22,10 +23,11 @@ inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
 // Bytes that differ between seeds, and between places of one.
 inline std::vector<std::byte> pattern(std::uint32_t seed, std::size_t bytes) {
   std::vector<std::byte> result(bytes);
-  std::uint32_t state = seed * 2654435761u + 1;
-  for (std::byte& byte : result) {
-    state = state * 1664525u + 1013904223u;
-    byte = static_cast<std::byte>(state >> 24);
+  std::uint64_t state = (std::uint64_t{seed} + 1) * 0x9e3779b97f4a7c15u;
+  for (std::size_t at = 0; at < bytes; at += sizeof state) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const std::uint64_t mixed = state ^ (state >> 33);
+    std::memcpy(&result[at], &mixed, std::min(sizeof mixed, bytes - at));
   }
   return result;
 }

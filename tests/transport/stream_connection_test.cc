@@ -1,10 +1,12 @@
 // Connections over streams that misbehave on purpose. What every transport must do is in tests/conformance/connection.
 #include <array>
+#include <cstring>
 #include <future>
 
 #include <gtest/gtest.h>
 
 #include <weft/tests/harness/mail.h>
+#include <weft/transport/frame.h>
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/stream_connection.h>
 
@@ -40,6 +42,13 @@ struct Ends {
   std::shared_ptr<Connection> a;
   std::shared_ptr<Connection> b;
 };
+
+// Everything posted to the loop before has run.
+void flush(EventLoop& loop) {
+  std::promise<void> reached;
+  loop.post([&] { reached.set_value(); });
+  reached.get_future().wait();
+}
 
 TEST(StreamConnection, CarriesMessagesInPiecesOfAnySize) {
   for (const std::size_t at_most : {1u, 2u, 3u, 7u, 8u, 17u, 64u, 1000u}) {
@@ -91,6 +100,205 @@ TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {
   ends.a->send(bytes_of("header"), std::array{slice_of(payload)}, nullptr, {});
   EXPECT_EQ(mail.next().payloads.at(0), payload);
   EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+}
+
+// A connection whose other end is a bare stream: what a stranger, or a broken peer, would write.
+struct Stranger {
+  explicit Stranger(const Capabilities& limits = inproc::capabilities()) {
+    inproc::Streams streams = inproc::make_streams(kRing, "stranger", "us");
+    stream = std::move(streams.a);
+    us = connect_over(std::move(streams.b), limits, "inproc", loop);
+  }
+  ~Stranger() { stream.reset(); }
+  void say(std::span<const std::byte> bytes) const { EXPECT_EQ(stream->write(std::array{bytes}), bytes.size()); }
+  void say_preamble() const { say(frame::preamble()); }
+
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("us");
+  std::unique_ptr<ByteStream> stream;
+  std::shared_ptr<Connection> us;
+};
+
+TEST(StreamConnection, AStrangersFirstBytesEndTheLaneWhileTheStrangerStays) {
+  for (const std::string_view text : {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01", "x", "WEFT\x02"}) {
+    Stranger stranger;
+    Mailbox mail(*stranger.us, stranger.loop);
+    stranger.say(bytes_of(text));
+    if (text.size() == 5) stranger.say(bytes_of(std::string_view("\0\0\0", 3)));
+    const Error why = mail.wait_closed();
+    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_NE(why.text().find("stranger"), std::string::npos) << why.what();
+    EXPECT_EQ(mail.count(), 0u);
+    EXPECT_EQ(failure_of(stranger.us->send(bytes_of("hello"), {}, nullptr, {})).blame(), Blame::PeerLost);
+  }
+}
+
+TEST(StreamConnection, HeadsAndTablesAboveTheLimitsEndTheLaneBeforeAnythingIsAllocated) {
+  const auto head = [](std::uint32_t header, std::uint32_t payloads) {
+    std::vector<std::byte> bytes(8);
+    std::memcpy(&bytes[0], &header, 4);
+    std::memcpy(&bytes[4], &payloads, 4);
+    return bytes;
+  };
+  auto overflow = head(0, 2);
+  overflow.resize(8 + 16, std::byte{0xff});
+  for (const auto& bytes : {head(0xffffffff, 0), head(0, 0xfffffffe), head(65537, 1), head(0, 4097),
+                            head(513, frame::kGoodbyePayloads), overflow}) {
+    Stranger stranger;
+    Mailbox mail(*stranger.us, stranger.loop);
+    stranger.say_preamble();
+    stranger.say(bytes);
+    EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+    EXPECT_EQ(mail.count(), 0u);
+  }
+}
+
+TEST(StreamConnection, AStrangerThatSaysPartOfAPreambleAndGoesIsAnEndedStream) {
+  Stranger stranger;
+  Mailbox mail(*stranger.us, stranger.loop);
+  stranger.say(bytes_of("WEF"));
+  stranger.stream.reset();
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+}
+
+TEST(StreamConnection, ACorruptedHeadIsNeverTakenForAMessageOfAnotherSize) {
+  Ends ends;
+  ends.a_to_b.corrupt(kPreamble + 7);  // the highest byte of the number of payloads
+  Mailbox mail(*ends.b, ends.loop_b);
+  ends.a->send(bytes_of("header"), {}, nullptr, {});
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(mail.count(), 0u);
+}
+
+TEST(StreamConnection, WhatIsHeldBackInTheMiddleComesWhenItIsReleased) {
+  const auto payload = pattern(1, 100);
+  const std::size_t whole = kPreamble + 8 + 8 + 6 + payload.size();
+  for (std::size_t at = 0; at < whole; at += 5) {
+    Ends ends;
+    ends.a_to_b.hold_at(at);
+    Mailbox mail(*ends.b, ends.loop_b);
+    ends.a->send(bytes_of("header"), std::array{slice_of(payload)}, nullptr, {});
+    flush(*ends.loop_a);
+    flush(*ends.loop_b);
+    EXPECT_EQ(mail.count(), 0u);
+    ends.a_to_b.release();
+    EXPECT_EQ(mail.next().payloads.at(0), payload) << at;
+  }
+}
+
+TEST(StreamConnection, AMessageThatFitsTheWindowIsShownInPlaceAndOneThatDoesNotIsNot) {
+  Ends ends;
+  Mailbox mail(*ends.b, ends.loop_b);
+  ends.a->send(bytes_of("first"), {}, nullptr, {});  // the preamble has gone when this has come
+  mail.next();
+  const auto fits = pattern(1, kRing / 2);
+  const auto does_not = pattern(2, 2 * kRing);
+  for (int round = 0; round < 5; ++round) {  // wherever in the ring it begins
+    ends.a->send({}, std::array{slice_of(fits)}, nullptr, {});
+    const Letter in_place = mail.next();
+    EXPECT_TRUE(in_place.was_in_place);
+    EXPECT_EQ(in_place.payloads.at(0), fits);
+    ends.a->send({}, std::array{slice_of(does_not)}, nullptr, {});
+    const Letter elsewhere = mail.next();
+    EXPECT_FALSE(elsewhere.was_in_place);
+    EXPECT_EQ(elsewhere.payloads.at(0), does_not);
+  }
+}
+
+TEST(StreamConnection, FrontsLargerThanTheWindowAreGathered) {
+  Ends ends;
+  Mailbox mail(*ends.b, ends.loop_b);
+  std::byte byte{42};
+  const std::vector<Slice> payloads(4096, Slice{&byte, 1, Device::host()});
+  const std::string header(60'000, 'h');
+  for (int round = 0; round < 3; ++round) {
+    ends.a->send(bytes_of(header), payloads, nullptr, {});
+    ends.a->send(bytes_of("small"), {}, nullptr, {});
+    const Letter large = mail.next();
+    EXPECT_EQ(large.header, header);
+    ASSERT_EQ(large.payloads.size(), 4096u);
+    EXPECT_EQ(large.payloads.back(), std::vector<std::byte>{byte});
+    EXPECT_EQ(mail.next().header, "small");
+  }
+}
+
+TEST(StreamConnection, PeersThatOnlyHearNoMoreFailWhatWaitsThoughAMessageIsNotAccepted) {
+  Stranger stranger;
+  std::promise<void> arrived;
+  stranger.us->receive({[&](const Arrival&) { arrived.set_value(); }, [](const Error&) {}});
+  stranger.say_preamble();
+  std::vector<std::byte> message(8);  // no header, no payloads
+  stranger.say(message);
+  arrived.get_future().wait();
+  const auto payload = pattern(1, 4 * kRing);
+  const Op stuck = stranger.us->send({}, std::array{slice_of(payload)}, nullptr, {});
+  const Op behind = stranger.us->send(bytes_of("behind"), {}, nullptr, {});
+  flush(*stranger.loop);
+  EXPECT_FALSE(stuck.ended());
+  stranger.stream.reset();
+  EXPECT_EQ(failure_of(stuck).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(behind).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(stranger.us->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
+}
+
+TEST(StreamConnection, GoodbyeFollowsWhatWasSentThoughThereWasNoRoomForIt) {
+  Ends ends;
+  ends.b_to_a.hold_at(kPreamble);  // nothing comes back meanwhile
+  const auto payload = pattern(1, kRing - kPreamble - 8 - 8);
+  Mailbox mail_a(*ends.a, ends.loop_a);
+  flush(*ends.loop_a);
+  expect_good(ends.a->send({}, std::array{slice_of(payload)}, nullptr, {}));  // fills the ring to the last byte
+  EXPECT_EQ(ends.a_to_b.written(), kRing);
+  ends.a->close(Error(Blame::Cancelled, "that was all"));
+  mail_a.wait_closed();
+  ends.a.reset();
+  Mailbox mail_b(*ends.b, ends.loop_b);
+  EXPECT_EQ(mail_b.next().payloads.at(0), payload);
+  EXPECT_NE(mail_b.wait_closed().text().find("that was all"), std::string::npos);
+}
+
+TEST(StreamConnection, EndsWhatIsPendingWhenItsLoopGoesWithTheLastReference) {
+  Op stuck;
+  Op accepted;
+  std::vector<std::byte> got(2 * kRing);
+  const auto payload = pattern(1, 2 * kRing);
+  {
+    Ends ends;
+    std::promise<void> arrived;
+    ends.a->receive({[&](const Arrival&) { arrived.set_value(); }, [](const Error&) {}});
+    const Op sent = ends.b->send({}, std::array{slice_of(payload)}, nullptr, {});
+    arrived.get_future().wait();
+    accepted = ends.a->accept(std::array{slice_of(got)}, nullptr, Fence(std::make_shared<HostFlag>()));
+    stuck = ends.a->send({}, {}, nullptr, Fence(std::make_shared<HostFlag>()));
+  }
+  EXPECT_EQ(failure_of(stuck).blame(), Blame::Cancelled);
+  EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
+}
+
+TEST(StreamConnection, KeepsTheLoopWhileSomebodyHoldsIt) {
+  Ends ends;
+  Mailbox mail(*ends.b, ends.loop_b);
+  const std::weak_ptr<EventLoop> watch = ends.loop_a;
+  ends.loop_a.reset();
+  EXPECT_FALSE(watch.expired());
+  ends.a->send(bytes_of("still here"), {}, nullptr, {});
+  EXPECT_EQ(mail.next().header, "still here");
+}
+
+TEST(StreamConnection, LeavesNothingBehindOnceBothEndsAreDropped) {
+  const auto kept = std::make_shared<int>(0);
+  std::weak_ptr<EventLoop> loop_a;
+  std::weak_ptr<EventLoop> loop_b;
+  {
+    Ends ends;
+    loop_a = ends.loop_a;
+    loop_b = ends.loop_b;
+    const auto handlers = [&kept] { return Connection::Handlers{[kept](const Arrival&) {}, [kept](const Error&) {}}; };
+    ends.a->receive(handlers());
+    ends.b->receive(handlers());
+    ends.a->send(bytes_of("never accepted"), {}, kept, {});
+  }
+  EXPECT_TRUE(loop_a.expired() && loop_b.expired());
+  EXPECT_EQ(kept.use_count(), 1);
 }
 
 }  // namespace

@@ -1,0 +1,210 @@
+// The same between two processes, and what happens when one of them is killed.
+#include <array>
+
+#include <weft/tests/conformance/connection/child.h>
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+namespace {
+
+// What the process of a test's other end works with. It listens; the test connects.
+struct Far {
+  Far(Child& self, const std::string& backend)
+      : transport(transport::open(backend)), harbour(*transport->connector(), loop), wire(self) {
+    wire.say(harbour.address());
+    connection = harbour.next();
+    if (!connection) throw Error(Blame::PeerLost, "the test does not connect");
+  }
+  // Lets the test's process say when this one has lived long enough.
+  void wait_for_word() { static_cast<void>(wire.hear()); }
+
+  std::shared_ptr<transport::Transport> transport;
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("far");
+  Harbour harbour;
+  Child& wire;
+  std::shared_ptr<Connection> connection;
+};
+
+class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
+ protected:
+  // Starts the other process and connects to it. False, and the test is skipped, where the transport does not leave the
+  // process; false as well where that failed.
+  [[nodiscard]] bool start(const std::function<void(Far& far)>& body) {
+    launch(body);
+    return !IsSkipped() && !HasFatalFailure();
+  }
+
+  void launch(const std::function<void(Far& far)>& body) {
+    child = std::make_unique<Child>([&](Child& self) {
+      Far far(self, GetParam());
+      body(far);
+    });
+    const std::string address = child->hear();
+    ASSERT_FALSE(address.empty()) << "the child has ended";
+    transport = transport::open(GetParam());
+    if (const auto why = transport->connector()->why_unreachable(address)) {
+      child->kill();
+      GTEST_SKIP() << GetParam() << " does not reach another process: " << *why;
+    }
+    loop = std::make_shared<EventLoop>("near");
+    near = transport->connector()->connect(address, {loop, patience()});
+  }
+
+  std::unique_ptr<Child> child;
+  std::shared_ptr<transport::Transport> transport;
+  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<Connection> near;
+};
+
+TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
+  const std::array<std::size_t, 8> sizes{0, 1, 13, 4096, 65'537, 1 << 20, 16 << 20, 3};
+  const bool is_started = start([&](Far& far) {
+    Mailbox mail(*far.connection, far.loop);
+    for (std::size_t i = 0; i < 3 * sizes.size(); ++i) {
+      const Letter letter = mail.next();
+      expect_good(far.connection->send(bytes_of(letter.header), std::array{slice_of(letter.payloads.at(0))}, nullptr, {}));
+    }
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  Mailbox mail(*near, loop);
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    for (const std::size_t bytes : sizes) {
+      const auto payload = pattern(round, bytes);
+      near->send(bytes_of(std::to_string(bytes)), std::array{slice_of(payload)}, nullptr, {});
+      const Letter letter = mail.next();
+      EXPECT_EQ(letter.header, std::to_string(bytes));
+      ASSERT_EQ(letter.payloads.size(), 1u);
+      EXPECT_TRUE(same(letter.payloads[0], payload));
+    }
+  }
+  child->say("enough");
+  child->expect_success();
+}
+
+// TP-012
+TEST_P(ConnectionProcessClaims, CarriesALotBothWaysAtOnce) {
+  const auto exchange = [](Connection& connection, const std::shared_ptr<EventLoop>& on, std::uint32_t mine,
+                           std::uint32_t theirs) {
+    Mailbox mail(connection, on);
+    std::vector<std::vector<std::byte>> payloads;
+    std::vector<Op> ops;
+    for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(mine + i, 256 << 10));
+    for (const auto& payload : payloads) ops.push_back(connection.send({}, std::array{slice_of(payload)}, nullptr, {}));
+    for (std::uint32_t i = 0; i < 100; ++i) {
+      EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(theirs + i, 256 << 10))) << i;
+    }
+    for (const Op& op : ops) expect_good(op);
+  };
+  const bool is_started = start([&](Far& far) {
+    exchange(*far.connection, far.loop, 1000, 0);
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  exchange(*near, loop, 0, 1000);
+  child->say("enough");
+  child->expect_success();
+}
+
+TEST_P(ConnectionProcessClaims, WhatWasSentArrivesThoughTheProcessEndsRightAfter) {
+  const auto payload = pattern(1, 1 << 20);
+  const bool is_started = start([&](Far& far) {
+    Mailbox mail(*far.connection, far.loop);
+    mail.next();
+    for (int i = 0; i < 5; ++i) expect_good(far.connection->send({}, std::array{slice_of(payload)}, nullptr, {}));
+    far.connection->close(Error(Blame::Cancelled, "the process ends"));
+    mail.wait_closed();
+  });
+  if (!is_started) return;
+  Mailbox mail(*near, loop);
+  near->send(bytes_of("begin"), {}, nullptr, {});
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(same(mail.next().payloads.at(0), payload)) << i;
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  child->expect_success();
+}
+
+TEST_P(ConnectionProcessClaims, AKilledPeerEndsALaneThatIsIdle) {
+  const bool is_started = start([](Far& far) {
+    Mailbox mail(*far.connection, far.loop);
+    mail.next();
+    far.connection->send(bytes_of("here"), {}, nullptr, {});
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  Mailbox mail(*near, loop);
+  near->send(bytes_of("there?"), {}, nullptr, {});
+  EXPECT_EQ(mail.next().header, "here");
+  child->kill();
+  const Error why = mail.wait_closed();
+  EXPECT_EQ(why.blame(), Blame::PeerLost);
+  EXPECT_NE(why.text().find(near->peer()), std::string::npos) << why.what();
+  EXPECT_EQ(mail.closings(), 1);
+  EXPECT_EQ(failure_of(near->send(bytes_of("anybody?"), {}, nullptr, {})).blame(), Blame::PeerLost);
+}
+
+TEST_P(ConnectionProcessClaims, AKilledPeerFailsTheMessageItWasSending) {
+  const auto payload = pattern(2, 64 << 20);
+  const bool is_started = start([&](Far& far) {
+    const Op sent = far.connection->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  struct Seen {
+    std::atomic<bool> arrived{false};
+    std::atomic<int> closings{0};
+  };
+  const auto seen = std::make_shared<Seen>();
+  near->receive({[seen](const Arrival&) { seen->arrived = true; }, [seen](const Error&) { ++seen->closings; }});
+  ASSERT_TRUE(loop->drive([&] { return seen->arrived.load(); }, patience()));
+  child->kill();
+  std::vector<std::byte> got(payload.size());
+  EXPECT_EQ(failure_of(near->accept(std::array{slice_of(got)}, nullptr, {})).blame(), Blame::PeerLost);
+  EXPECT_TRUE(loop->drive([&] { return seen->closings > 0; }, patience()));
+  flush(*loop);
+  EXPECT_EQ(seen->closings, 1);
+}
+
+TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
+  const bool is_started = start([](Far& far) {
+    far.connection->send(bytes_of("never accepted"), {}, nullptr, {});
+    far.connection->receive({[](const Arrival&) {}, [](const Error&) {}});
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  std::atomic<bool> arrived{false};
+  near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  ASSERT_TRUE(loop->drive([&] { return arrived.load(); }, patience()));
+  const auto payload = pattern(3, 64 << 20);
+  const Op stuck = near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  const Op behind = near->send({}, {}, nullptr, {});
+  flush(*loop);
+  EXPECT_FALSE(stuck.ended());
+  child->kill();
+  EXPECT_EQ(failure_of(stuck).blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(behind).blame(), Blame::PeerLost);
+}
+
+TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
+  const bool is_started = start([](Far& far) { far.wait_for_word(); });
+  if (!is_started) return;
+  const auto second = std::make_unique<Child>([&](Child& self) {
+    const auto own_loop = std::make_shared<EventLoop>("gone");
+    const auto own = transport::open(GetParam());
+    Harbour harbour(*own->connector(), own_loop);
+    self.say(harbour.address());
+    static_cast<void>(self.hear());
+  });
+  const std::string address = second->hear();
+  second->kill();
+  const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(300))});
+  Mailbox mail(*connection, loop);
+  const Error why = mail.wait_closed();
+  EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionProcessClaims, testing::ValuesIn(connecting_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionProcessClaims);
+
+}  // namespace
+}  // namespace weft::conformance
