@@ -1,7 +1,7 @@
 #include <atomic>
 #include <cerrno>
+#include <map>
 #include <random>
-#include <unordered_map>
 
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -66,8 +66,8 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   const Identity identity_;
   std::atomic<bool> closed_{false};
   std::vector<Door> doors_;
-  bool short_of_something_ = false;  // and has said so
-  std::unordered_map<std::uint64_t, Guest> guests_;
+  bool short_of_something_ = false;        // and has said so
+  std::map<std::uint64_t, Guest> guests_;  // in the order in which they came
   std::uint64_t next_guest_ = 1;
 };
 
@@ -143,7 +143,8 @@ void TcpListener::Entrance::pause(std::size_t door, int number) {
 void TcpListener::Entrance::receive(Socket socket) {
   const auto loop = loop_.lock();
   if (!loop) return;
-  if (guests_.size() >= kGuests) return;  // closes it; a peer tries again
+  // Who has been silent the longest makes room: hardly a peer, and if so it tries again.
+  if (guests_.size() >= kGuests) guests_.erase(guests_.begin());
   const std::uint64_t key = next_guest_++;
   Guest& guest = guests_[key];
   guest.socket = std::move(socket);

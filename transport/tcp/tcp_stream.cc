@@ -35,7 +35,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   void dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline);
   void connected(Socket socket, const std::string& peer);
   void failed(const Error& error);
-  void start(std::function<void()> readable, std::function<void()> writable);
+  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable);
   void stop() noexcept;
   void finish_writing() noexcept;
 
@@ -54,7 +54,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   };
 
   // The loop's side.
-  void watch();
+  void watch(EventLoop& loop);
   void on_events(std::uint32_t events);
   void call(std::function<void()> Handlers::*which);
   void look_after() noexcept;
@@ -97,10 +97,12 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   std::atomic<bool> ended_{false};  // and all that came before it
 };
 
-// A socket that is closed with bytes unread throws away what it has not sent yet.
+// A socket that is closed with bytes unread throws away what it has not sent yet. So what has come is read first, as much
+// as a receive buffer may hold.
 TcpStream::Core::~Core() {
   if (!socket_ || closed_ || broken_ != 0) return;
-  for (int i = 0; i < 16 && ::recv(socket_.get(), nullptr, 1 << 20, MSG_TRUNC | MSG_DONTWAIT) > 0; ++i) {
+  std::array<std::byte, 32 << 10> nowhere;
+  for (int i = 0; i < 256 && ::recv(socket_.get(), nowhere.data(), nowhere.size(), MSG_DONTWAIT) > 0; ++i) {
   }
 }
 
@@ -119,6 +121,7 @@ void TcpStream::Core::dial(const std::shared_ptr<EventLoop>& loop, const Address
 }
 
 void TcpStream::Core::connected(Socket socket, const std::string& peer) {
+  const auto loop = loop_.lock();  // let go of after the mutex: it may be the last reference
   std::lock_guard lock(mutex_);
   if (stopped_) return;
   dial_.reset();
@@ -127,7 +130,7 @@ void TcpStream::Core::connected(Socket socket, const std::string& peer) {
   tune(socket_, settings_);
   descriptor_ = socket_.get();
   if (finished_) ::shutdown(socket_.get(), SHUT_WR);
-  if (handlers_) watch();
+  if (loop && handlers_) watch(*loop);
 }
 
 void TcpStream::Core::failed(const Error& error) {
@@ -140,21 +143,18 @@ void TcpStream::Core::failed(const Error& error) {
   call(&Handlers::readable);
 }
 
-void TcpStream::Core::start(std::function<void()> readable, std::function<void()> writable) {
+void TcpStream::Core::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
   std::lock_guard lock(mutex_);
   if (stopped_) return;
   handlers_ = std::make_shared<Handlers>(Handlers{std::move(readable), std::move(writable)});
-  if (socket_) return watch();
-  const auto loop = loop_.lock();
-  if (loop && end_) loop->post([self = shared_from_this()] { self->call(&Handlers::readable); });
+  if (socket_) return watch(loop);
+  if (end_) loop.post([self = shared_from_this()] { self->call(&Handlers::readable); });
 }
 
 // With the mutex held. The first event comes at once: it says what the socket has and has room for now.
-void TcpStream::Core::watch() {
-  const auto loop = loop_.lock();
-  if (!loop) return;
-  registration_ = loop->watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                              [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+void TcpStream::Core::watch(EventLoop& loop) {
+  registration_ = loop.watch(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                             [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
 }
 
 void TcpStream::Core::on_events(std::uint32_t events) {
@@ -350,14 +350,15 @@ void TcpStream::Core::finish_writing() noexcept {
 }
 
 void TcpStream::Core::stop() noexcept {
-  std::shared_ptr<Handlers> ended;  // destroyed outside the lock: handlers own things
+  const auto loop = loop_.lock();
+  std::shared_ptr<Handlers> ended;  // destroyed outside the lock, as the loop: both own things
   std::lock_guard lock(mutex_);
   if (std::exchange(stopped_, true)) return;
   ended = std::move(handlers_);
   registration_.reset();
   if (dial_) dial_->cancel();
   // The loop closes the socket, when it lets go of the watch: not before its next turn.
-  if (const auto loop = loop_.lock()) loop->post([] {});
+  if (loop) loop->post([] {});
 }
 
 TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer,
@@ -374,8 +375,8 @@ TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& addr
 
 TcpStream::~TcpStream() { core_->stop(); }
 std::string TcpStream::peer() const { return core_->peer(); }
-void TcpStream::start(EventLoop&, std::function<void()> readable, std::function<void()> writable) {
-  core_->start(std::move(readable), std::move(writable));
+void TcpStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+  core_->start(loop, std::move(readable), std::move(writable));
 }
 void TcpStream::stop() noexcept { core_->stop(); }
 std::size_t TcpStream::write(std::span<const Bytes> pieces) noexcept { return core_->write(pieces); }

@@ -1,3 +1,5 @@
+#include <random>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -71,6 +73,36 @@ TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
       EXPECT_THAT(error.text(), HasSubstr("192.0.2.1:4711")) << "says what it should look like";
     }
   }
+}
+
+// Addresses come from peers: what is accepted is one address, whatever was done to its text.
+TEST(TcpAddress, TextThatWasChangedAtRandomIsRefusedOrAnAddress) {
+  const std::string good = "192.0.2.1:4711,[fe80::1%eth0]:1,node7:65535#5f0c2a91.00c8d5e1f37b4a69";
+  std::mt19937 random(7);
+  const auto upto = [&](std::size_t limit) { return std::uniform_int_distribution<std::size_t>(0, limit)(random); };
+  std::size_t accepted = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string text = good;
+    for (std::size_t change = 0; change <= upto(3); ++change) {
+      const std::size_t at = upto(text.size() - 1);
+      switch (upto(3)) {
+        case 0: text[at] = static_cast<char>(upto(255)); break;
+        case 1: text.erase(at, 1 + upto(4)); break;
+        case 2: text.insert(at, 1, good[upto(good.size() - 1)]); break;
+        default: text.resize(at + 1);
+      }
+      if (text.empty()) text = "x";
+    }
+    try {
+      const Address address = Address::parse(text);
+      ++accepted;
+      EXPECT_EQ(Address::parse(address.text()).text(), address.text()) << text;
+      for (const Host& host : address.hosts) EXPECT_TRUE(host.port > 0 && host.port < 65536) << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller) << text;
+    }
+  }
+  EXPECT_GT(accepted, 0u);
 }
 
 TEST(TcpAddress, NumericAddressesNeedNoResolving) {
