@@ -1,4 +1,5 @@
-// The backend: what the other files leave to it. Its connections keep the claims of tests/conformance/connection.
+// The backend: what the other files leave to it. Its connections keep the claims of
+// tests/conformance/connection, which finds it in the registry.
 #include <atomic>
 #include <optional>
 
@@ -6,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <weft/tests/transport/tcp/streams.h>
-#include <weft/transport/registry.h>
 #include <weft/transport/tcp/tcp.h>
 
 namespace weft::transport::tcp {
@@ -23,13 +23,6 @@ Blame blame_of(const std::function<void()>& call) {
   }
   ADD_FAILURE() << "no error";
   return Blame::Cancelled;
-}
-
-TEST(Tcp, IsInTheRegistry) {
-  const auto transport = transport::open("tcp");
-  EXPECT_EQ(transport->name(), "tcp");
-  ASSERT_NE(transport->connector(), nullptr);
-  EXPECT_TRUE(transport->reaches(DeviceType::Host));
 }
 
 TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
