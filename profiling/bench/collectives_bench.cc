@@ -121,7 +121,7 @@ struct Setting {
 std::string build_mpi_program(const std::string& self, weft::bench::Report& report) {
   const std::string program = self + "_mpi";
   const std::string command = "mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o " + program;
-  if (std::system(("command -v mpicxx mpirun >/dev/null && " + command).c_str()) == 0) return program;
+  if (std::system(("command -v mpicxx mpirun >/dev/null && " + command + " 2>/dev/null").c_str()) == 0) return program;
   report.note("Open MPI is not measured: it needs mpicxx and mpirun (libopenmpi-dev, openmpi-bin)");
   return "";
 }
