@@ -43,19 +43,7 @@ class MeshProcesses final : public Processes {
   std::string name() const override { return title(backend_, "Processes", ranks()); }
   bool sees_peers_end() const override { return true; }
 
-  std::string why_not() const override {
-    if (const std::string reason = why_closed(backend_); !reason.empty()) return reason;
-    const std::string address = ask_other_process([&] {
-      const auto transport = transport::open(backend_.name);
-      transport::ListenOptions options;
-      options.loop = std::make_shared<EventLoop>("listener");
-      options.accepted = [](const std::shared_ptr<transport::Connection>&) {};
-      return transport->connector()->listen(options)->address();
-    });
-    const auto why = transport::open(backend_.name)->connector()->why_unreachable(address);
-    return why ? std::string(backend_.name) + ": " + *why : "";
-  }
-
+  std::string why_not() const override { return why_closed(backend_); }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
     const auto join = [&](Rank& rank) {
       equip_host(rank);
@@ -75,6 +63,7 @@ std::vector<std::shared_ptr<Setting>> settings() {
     if (opened && opened.value()->connector() == nullptr) continue;
     if (!opened && (backend.name == "gloo" || backend.name == "nccl")) continue;
     for (const int ranks : {1, 2, 3, 4}) all.push_back(std::make_shared<MeshThreads>(backend, ranks));
+    if (backend.name == "inproc") continue;  // within a process by its nature
     for (const int ranks : {2, 3, 4}) all.push_back(std::make_shared<MeshProcesses>(backend, ranks));
   }
   return all;

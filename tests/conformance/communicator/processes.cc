@@ -63,24 +63,4 @@ void Processes::run_ranks(const std::function<void(Rank&)>& join, const std::fun
   std::filesystem::remove_all(folder);
 }
 
-std::string ask_other_process(const std::function<std::string()>& function) {
-  int ends[2];
-  if (::pipe(ends) != 0) throw system_error(Blame::Busy, "pipe", errno);
-  const pid_t process = fork_rank(
-      [&] {
-        const std::string text = function();
-        [[maybe_unused]] const auto written = ::write(ends[1], text.data(), text.size());
-      },
-      "the other process");
-  ::close(ends[1]);
-  std::string text;
-  char buffer[256];
-  for (ssize_t count = 0; (count = ::read(ends[0], buffer, sizeof buffer)) > 0;) {
-    text.append(buffer, static_cast<std::size_t>(count));
-  }
-  ::close(ends[0]);
-  ::waitpid(process, nullptr, 0);
-  return text;
-}
-
 }  // namespace weft::conformance

@@ -18,7 +18,4 @@ class Processes : public Setting {
   int ranks_;
 };
 
-// What the function returns in a forked process; empty where it throws.
-std::string ask_other_process(const std::function<std::string()>& function);
-
 }  // namespace weft::conformance

@@ -13,7 +13,7 @@ class MeshFaults : public testing::Test {
  protected:
   // Joins while the script meets.
   void join(
-      const std::function<void(ScriptedPeer&)>& meet = [](ScriptedPeer& peer) { peer.join(); },
+      const std::function<void(ScriptedPeer&)>& meet = [](ScriptedPeer& script) { script.join(); },
       std::chrono::milliseconds timeout = kTimeout) {
     std::thread joining([&] {
       try {
