@@ -71,6 +71,7 @@ struct EventLoop::Mailbox {
   bool resting = false;            // it has
   std::vector<Task> posted;
   bool sleeping = false;  // somebody is, or is about to be, inside epoll
+  bool recalled = false;  // whoever is about to sleep should look again first
   bool closed = false;
 };
 
@@ -91,7 +92,8 @@ struct EventLoop::Inner {
   Inner(const Inner&) = delete;
   Inner& operator=(const Inner&) = delete;
 
-  void run();
+  void serve(const std::function<bool()>& until);
+  void recall();
   bool drive(const std::function<bool()>& done, Deadline deadline);
   bool inside() const { return turner.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   void stop();
@@ -109,7 +111,7 @@ struct EventLoop::Inner {
   std::unordered_map<std::uint64_t, std::shared_ptr<Entry>> descriptors;
   std::uint64_t next_key = 1;
 
-  void own_turns();
+  void own_turns(const std::function<bool()>& until);
   void rest();
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
   void hand_over();
@@ -176,13 +178,15 @@ EventLoop::Inner::Inner(std::string given_name)
   }
 }
 
-EventLoop::EventLoop(const std::string& name) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
-  thread_ = std::thread([inner = inner_] { inner->run(); });
+EventLoop::EventLoop(const std::string& name, Thread thread) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
+  if (thread == Thread::Given) return;
+  thread_ = std::thread([inner = inner_] { inner->serve([] { return false; }); });
   pthread_setname_np(thread_.native_handle(), inner_->name.c_str());
 }
 
 EventLoop::~EventLoop() {
   inner_->stop();
+  if (!thread_.joinable()) return;
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();  // it ends with this turn
   } else {
@@ -295,6 +299,13 @@ bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline) {
   return inner->drive(done, deadline);
 }
 
+void EventLoop::serve(const std::function<bool()>& until) {
+  const auto inner = inner_;
+  inner->serve(until);
+}
+
+void EventLoop::recall() noexcept { inner_->recall(); }
+
 bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline) {
   if (inside()) {
     throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
@@ -353,10 +364,26 @@ void EventLoop::Inner::hand_over() {
   if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
 }
 
-void EventLoop::Inner::run() {
+void EventLoop::Inner::recall() {
+  bool must_wake = false;
+  {
+    std::lock_guard lock(turns_mutex);
+    must_wake = standing_by;
+  }
+  turns_changed.notify_all();
+  {
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->recalled = true;
+    must_wake |= mailbox->take_sleeping();
+    if (mailbox->resting) mailbox->rested.notify_one();
+  }
+  if (must_wake) mailbox->wake();
+}
+
+void EventLoop::Inner::serve(const std::function<bool()>& until) {
   for (;;) {
     std::unique_lock lock(turns_mutex);
-    if (stopping) return;
+    if (stopping || until()) return;
     const bool may_wait = Clock::now() - callers_left < kGiveWay && !mailbox->has_posted;
     if (turning || callers > 0 || may_wait) {
       lock.unlock();
@@ -366,28 +393,28 @@ void EventLoop::Inner::run() {
     turning = true;
     turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
     lock.unlock();
-    own_turns();
+    own_turns(until);
   }
 }
 
-// The loop's thread has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
+// Who serves has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
 // each other would cost both a wake-up. Posted work ends the rest where nobody else does it.
 void EventLoop::Inner::rest() {
   std::unique_lock lock(mailbox->mutex);
-  if (mailbox->closed) return;
+  if (mailbox->closed || std::exchange(mailbox->recalled, false)) return;
   mailbox->resting = true;
   mailbox->rested.wait_for(lock, kGiveWay);
   mailbox->resting = false;
 }
 
 // Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
-void EventLoop::Inner::own_turns() {
+void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   nanoseconds wait(0);
   bool gives_way = false;
   now = Clock::now();
   while (wait.count() == 0 && !gives_way) {
     const bool progressed = turn();
-    gives_way = stopping || callers > 0;
+    gives_way = stopping || callers > 0 || until();
     if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, /*is_caller=*/false);
   }
   turner.store(std::thread::id(), std::memory_order_relaxed);
@@ -493,7 +520,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool
   {
     std::lock_guard lock(mailbox->mutex);
     mailbox->sleeping = false;
-    if (!mailbox->posted.empty()) return nanoseconds(0);
+    if (!mailbox->posted.empty() || std::exchange(mailbox->recalled, false)) return nanoseconds(0);
     all = pollers;
     if (!timers.empty()) until = std::min(until, timers.begin()->first);
     mailbox->sleeping = true;

@@ -42,8 +42,14 @@ class EventLoop {
     std::weak_ptr<Entry> entry_;  // the loop's tables own it
   };
 
-  // Starts the loop's thread. The name shows in debuggers and profilers (15 characters of it).
-  explicit EventLoop(const std::string& name);
+  // Who turns the loop while no caller drives it.
+  enum class Thread {
+    Own,    // a thread of the loop's
+    Given,  // threads that are given to it, by serve(); without one nothing happens
+  };
+
+  // The name shows in debuggers and profilers (15 characters of it).
+  explicit EventLoop(const std::string& name, Thread thread = Thread::Own);
   // Stops the thread and waits for the turn that runs, unless it is called from inside it. Work that has not run is
   // dropped.
   ~EventLoop();
@@ -70,6 +76,11 @@ class EventLoop {
   // Turns the loop on this thread until done() is true or the deadline passes; returns done(). done() must become true by
   // something that happens on this loop, and is asked from several threads. Not from inside a turn.
   bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never());
+  // Turns the loop on this thread as the loop's own thread does, giving way to callers, until until() is true or the loop
+  // is destroyed. One thread at a time; until() is asked on this thread only.
+  void serve(const std::function<bool()>& until);
+  // Whoever drives or serves asks its function again: what it waits for was brought about by another thread.
+  void recall() noexcept;
 
  private:
   std::shared_ptr<Inner> inner_;
