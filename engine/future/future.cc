@@ -3,30 +3,46 @@
 
 namespace weft::detail {
 
-bool FutureCore::done() const {
-  std::lock_guard lock(mutex_);
-  return done_;
-}
-
 bool FutureCore::failed() const {
   std::lock_guard lock(mutex_);
   return error_ != nullptr;
 }
 
 bool FutureCore::wait_until(Deadline deadline) const {
-  std::unique_lock lock(mutex_);
-  if (deadline.is_never()) {
-    changed_.wait(lock, [this] { return done_; });
-    return true;
+  if (done()) return true;
+  if (home_) {
+    {
+      std::lock_guard lock(mutex_);
+      ++drivers_;
+    }
+    const auto leave = [this] {
+      std::lock_guard lock(mutex_);
+      --drivers_;
+    };
+    try {
+      if (home_->drive([this] { return done(); }, deadline) || deadline.passed()) return leave(), done();
+    } catch (...) {
+      leave();
+      throw;
+    }
+    leave();  // the loop has ended: whoever ends the agent completes its futures
   }
-  return changed_.wait_until(lock, deadline.point(), [this] { return done_; });
+  const auto wait = [&] {
+    std::unique_lock lock(mutex_);
+    const auto ready = [this] { return done_.load(); };
+    deadline.is_never() ? changed_.wait(lock, ready) : void(changed_.wait_until(lock, deadline.point(), ready));
+  };
+  const auto threads = ambient_home();
+  threads ? threads->block(wait) : wait();
+  return done();
 }
 
-void FutureCore::on_done(Task task) {
+void FutureCore::on_done(Task task, bool light) {
+  if (!light) task = in_this_ambient(std::move(task));
   {
     std::lock_guard lock(mutex_);
     if (!done_) {
-      tasks_.push_back(std::move(task));
+      continuations_.push_back({std::move(task), light});
       return;
     }
   }
@@ -53,18 +69,28 @@ void FutureCore::take() const {
 }
 
 void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store) {
-  std::vector<Task> tasks;
+  std::vector<Continuation> continuations;
+  bool driven = false;
   {
     std::lock_guard lock(mutex_);
     if (done_) throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
     store();
     error_ = std::move(error);
     work_ = std::move(work);
-    done_ = true;
-    tasks.swap(tasks_);
+    done_.store(true, std::memory_order_release);
+    continuations.swap(continuations_);
+    driven = drivers_ > 0;
   }
   changed_.notify_all();
-  for (Task& task : tasks) task();
+  const bool inside = home_ && home_->inside();
+  if (driven && !inside) home_->recall();
+  for (auto& [task, light] : continuations) {
+    if (inside && !light) {
+      home_->run(std::move(task));
+    } else {
+      task();
+    }
+  }
 }
 
 void throw_wait_timeout(std::chrono::milliseconds timeout) {
@@ -91,10 +117,10 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
   if (futures.empty()) return Future<void>::ready();
   auto gathered = std::make_shared<Gathered>();
   gathered->missing = futures.size();
-  Promise<void> promise;
+  Promise<void> promise(futures.front().home());
   auto result = promise.future();
   for (const Future<void>& future : futures) {
-    future.on_done([gathered, promise](const Future<void>& one) {
+    future.on_done_light([gathered, promise](const Future<void>& one) {
       const auto error = one.error();
       {
         std::lock_guard lock(gathered->mutex);

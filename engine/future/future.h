@@ -9,6 +9,7 @@
 // waited.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <coroutine>
@@ -27,6 +28,7 @@
 #include <weft/base/error.h>
 #include <weft/base/task.h>
 #include <weft/engine/future/device_work.h>
+#include <weft/engine/future/home.h>
 
 namespace weft {
 
@@ -45,12 +47,14 @@ using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 // What all futures share, whatever their value: done or not, the error, who waits.
 class FutureCore {
  public:
-  bool done() const;
+  bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
-  // Returns false if the deadline came first.
+  // Returns false if the deadline came first. Throws Caller where blocking could never end (Home::drive).
   bool wait_until(Deadline deadline) const;
-  // Runs the task when done; at once if it is.
-  void on_done(Task task);
+  // Runs the task when done; at once if it is. A task that is not light, and may block, runs outside the turns of the
+  // future's home; it sees the ambient of this thread.
+  void on_done(Task task, bool light = false);
+  const std::shared_ptr<Home>& home() const { return home_; }
   std::exception_ptr error() const;
   void rethrow_if_failed() const;
   // What the value, once there, still waits for on devices; null for nothing.
@@ -59,23 +63,30 @@ class FutureCore {
   void take() const;
 
  protected:
-  FutureCore() = default;
+  explicit FutureCore(std::shared_ptr<Home> home) : home_(std::move(home)) {}
   ~FutureCore() = default;
   // Throws a Caller error if it was completed before; `store` runs under the lock.
   void complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store);
 
  private:
+  struct Continuation {
+    Task task;
+    bool light = false;
+  };
+  const std::shared_ptr<Home> home_;  // null where nobody needs to drive anything
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  bool done_ = false;
+  mutable int drivers_ = 0;  // who blocks in the home's drive(); under the mutex
+  std::atomic<bool> done_{false};
   std::exception_ptr error_;
   DeviceWorkRef work_;
-  std::vector<Task> tasks_;
+  std::vector<Continuation> continuations_;
 };
 
 template <class T>
 class FutureState : public FutureCore {
  public:
+  explicit FutureState(std::shared_ptr<Home> home = nullptr) : FutureCore(std::move(home)) {}
   void set(Stored<T> value, DeviceWorkRef work = nullptr) {
     complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
   }
@@ -130,7 +141,7 @@ struct Coroutine<void>;
 }  // namespace detail
 
 template <class T>
-class [[nodiscard]] Future {
+class Future {
  public:
   using value_type = T;
   using promise_type = detail::Coroutine<T>;
@@ -182,7 +193,7 @@ class [[nodiscard]] Future {
     constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
     using Raw = typename decltype(invoke_type<takes_future, F>())::type;
     using R = typename detail::Flat<Raw>::Type;
-    Promise<R> promise;
+    Promise<R> promise(state().home() ? state().home() : detail::ambient_home());
     Future<R> result = promise.future();
     state().on_done([self = *this, promise, function = std::move(function)]() mutable {
       try {
@@ -236,14 +247,22 @@ class [[nodiscard]] Future {
 
   // Completes the promise with this future's value or error, once known.
   void forward_to(Promise<T> promise) const {
-    state().on_done([self = *this, promise]() mutable {
-      if (const auto error = self.state().error()) {
-        promise.set_error(error);
-      } else {
-        promise.set_with(self.state().device_work(), self.state().value());
-      }
-    });
+    state().on_done(
+        [self = *this, promise]() mutable {
+          if (const auto error = self.state().error()) {
+            promise.set_error(error);
+          } else {
+            promise.set_with(self.state().device_work(), self.state().value());
+          }
+        },
+        /*light=*/true);
   }
+  // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever thread brings the value.
+  template <class F>
+  void on_done_light(F function) const {
+    state().on_done([self = *this, function = std::move(function)]() mutable { function(self); }, /*light=*/true);
+  }
+  const std::shared_ptr<detail::Home>& home() const { return state().home(); }
   // The value, once done, without making any stream wait for it.
   const detail::Stored<T>& value() const { return state().value(); }
   // What is still enqueued for the value, once done.
@@ -285,7 +304,9 @@ class [[nodiscard]] Future {
 template <class T>
 class Promise {
  public:
-  Promise() : owner_(std::make_shared<Owner>()) {}
+  Promise() : Promise(detail::ambient_home()) {}
+  // Who blocks on the future drives this home's loop; may be null.
+  explicit Promise(std::shared_ptr<detail::Home> home) : owner_(std::make_shared<Owner>(std::move(home))) {}
 
   Future<T> future() const { return Future<T>(owner_->state); }
 
@@ -302,7 +323,10 @@ class Promise {
 
  private:
   struct Owner {
-    std::shared_ptr<detail::FutureState<T>> state = std::make_shared<detail::FutureState<T>>();
+    explicit Owner(std::shared_ptr<detail::Home> home) : state(std::make_shared<detail::FutureState<T>>(std::move(home))) {}
+    Owner(const Owner&) = delete;
+    Owner& operator=(const Owner&) = delete;
+    std::shared_ptr<detail::FutureState<T>> state;
     ~Owner() {
       if (!state->done()) {
         state->set_error(std::make_exception_ptr(Error(Blame::Cancelled, "the promise was dropped without a value")));
@@ -331,10 +355,10 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
   auto gathered = std::make_shared<Gathered>();
   gathered->values.resize(futures.size());
   gathered->missing = futures.size();
-  Promise<std::vector<T>> promise;
+  Promise<std::vector<T>> promise(futures.front().home());
   auto result = promise.future();
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    futures[i].on_done([gathered, promise, i](Future<T> future) {
+    futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {
       const auto error = future.error();
       std::unique_lock lock(gathered->mutex);
       if (gathered->ended) return;
@@ -361,9 +385,9 @@ Future<void> when_all_done(std::vector<Future<void>> futures);
 // The same future without its value.
 template <class T>
 Future<void> end_of(const Future<T>& future) {
-  Promise<void> promise;
+  Promise<void> promise(future.home());
   auto end = promise.future();
-  future.on_done([promise](const Future<T>& one) {
+  future.on_done_light([promise](const Future<T>& one) {
     if (const auto error = one.error()) return promise.set_error(error);
     promise.set_with(one.device_work(), {});
   });
