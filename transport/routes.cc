@@ -1,0 +1,85 @@
+#include <algorithm>
+
+#include <weft/base/log.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/routes.h>
+
+namespace weft::transport {
+
+namespace {
+
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) {
+  for (const auto& name : names) {
+    auto transport = open(name);
+    if (transport->connector() == nullptr) {
+      throw Error(Blame::Caller, "transport '" + name + "' has collectives only, and no connections to single peers");
+    }
+    transports_.push_back(std::move(transport));
+  }
+  if (chosen_) return;
+  std::string why;
+  for (const Backend& backend : backends()) {
+    auto opened = backend.open();
+    if (!opened) {
+      why += "; " + std::string(backend.name) + ": " + opened.error().text();
+    } else if (Connector* connector = opened.value()->connector(); connector != nullptr && connector->preference() >= 0) {
+      transports_.push_back(std::move(opened.value()));
+    }
+  }
+  if (transports_.empty()) throw Error(Blame::Unsupported, "no transport can be used on this machine" + why);
+  std::stable_sort(transports_.begin(), transports_.end(), [](const auto& a, const auto& b) {
+    return a->connector()->preference() > b->connector()->preference();
+  });
+}
+
+std::vector<Offer> Routes::listen(const ListenOptions& options) {
+  std::vector<Offer> offers;
+  std::optional<Error> first;
+  for (const auto& transport : transports_) {
+    try {
+      auto listener = transport->connector()->listen(options);
+      offers.push_back({std::string(transport->name()), listener->address()});
+      listeners_.push_back(std::move(listener));
+    } catch (const Error& error) {
+      if (chosen_) throw error.within("transport '" + std::string(transport->name()) + "' cannot listen");
+      log::warn("transport '" + std::string(transport->name()) + "' is left out, it cannot listen: " + error.text());
+      if (!first) first = error;
+    }
+  }
+  if (offers.empty()) throw first->within("no transport can listen");
+  return offers;
+}
+
+void Routes::close() { listeners_.clear(); }
+
+std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, const ConnectOptions& options) const {
+  std::string why;
+  for (const auto& transport : transports_) {
+    const std::string name(transport->name());
+    const auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer& one) { return one.transport == name; });
+    if (offer == offers.end()) {
+      why += (why.empty() ? "" : "; ") + name + ": the peer does not offer it";
+    } else if (const auto reason = transport->connector()->why_unreachable(offer->address)) {
+      why += (why.empty() ? "" : "; ") + name + ": " + *reason;
+    } else {
+      return transport->connector()->connect(offer->address, options);
+    }
+  }
+  throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()));
+}
+
+std::vector<std::string> Routes::names() const {
+  std::vector<std::string> names;
+  for (const auto& transport : transports_) names.emplace_back(transport->name());
+  return names;
+}
+
+}  // namespace weft::transport
