@@ -1,0 +1,32 @@
+// weft::encode and weft::decode: the form in which arguments and results travel, on its own. A value of any type that a
+// remote function may take, tensors among them; RRefs only travel in calls. Shapes, strides, dtypes, devices and
+// requires_grad are kept; only the used part of a storage is written; storage shared inside one value stays shared.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <weft/engine/codec/values.h>
+
+namespace weft {
+
+// Throws Caller for what cannot travel (a quantised tensor, an RRef).
+template <class T>
+std::vector<std::byte> encode(const T& value) {
+  return codec::join(codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+}
+
+// Throws Caller for bytes that are short, foreign, or of another type.
+template <class T>
+T decode(std::span<const std::byte> bytes) {
+  auto split = codec::split(bytes);
+  std::optional<T> value;
+  codec::Reader(std::move(split.parts)).read(split.body, [&](const msgpack::object& object) {
+    value.emplace(codec::unpacked<T>(object));
+  });
+  return std::move(*value);
+}
+
+}  // namespace weft

@@ -1,0 +1,66 @@
+// One message while it is written or read: the msgpack body, and what travels beside it. msgpack's adaptors take no
+// context, so the stream at work on a thread is found through that thread.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <weft/engine/codec/msgpack.h>
+#include <weft/engine/codec/tensors.h>
+
+namespace weft::rref {
+class ForkWriter;
+class ForkReader;
+}  // namespace weft::rref
+
+namespace weft::codec {
+
+struct Encoded {
+  Buffer body;
+  std::vector<Part> parts;
+};
+
+class Writer {
+ public:
+  // `forks` is asked for the references in the message; null where it goes to nobody in particular, and has none.
+  explicit Writer(rref::ForkWriter* forks = nullptr) : forks_(forks) {}
+  // Runs the function, in which values are packed. Throws Caller for what cannot travel.
+  Encoded write(const std::function<void(Packer&)>& pack);
+
+  // The one at work on this thread. Throws Caller where none is: "pack() outside of weft".
+  static Writer& current();
+  TensorWriter& tensors() { return tensors_; }
+  rref::ForkWriter* forks() const { return forks_; }
+
+ private:
+  TensorWriter tensors_;
+  rref::ForkWriter* forks_ = nullptr;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::vector<Part> parts, rref::ForkReader* forks = nullptr) : tensors_(std::move(parts)), forks_(forks) {}
+  // Parses the body and runs the function on it. Throws Caller for bytes that are not what the function takes them for,
+  // or that go on behind it.
+  void read(std::span<const std::byte> body, const std::function<void(const msgpack::object&)>& convert);
+
+  static Reader& current();
+  const TensorReader& tensors() const { return tensors_; }
+  rref::ForkReader* forks() const { return forks_; }
+
+ private:
+  TensorReader tensors_;
+  rref::ForkReader* forks_ = nullptr;
+};
+
+// The form of a message on its own (weft::encode): everything in one run of bytes. docs/wire.md.
+std::vector<std::byte> join(const Encoded& message);
+struct Split {
+  std::span<const std::byte> body;
+  std::vector<Part> parts;
+};
+// Throws Caller for short or foreign bytes.
+Split split(std::span<const std::byte> bytes);
+
+}  // namespace weft::codec

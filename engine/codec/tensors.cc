@@ -1,0 +1,249 @@
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sparse_compressed_tensor.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Layout.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/codec/tensors.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::codec {
+
+namespace {
+
+// The first field of a tensor's description.
+enum class Form : std::uint8_t { Undefined = 0, Dense = 1, Coo = 2, Compressed = 3 };
+
+// The numbers by which dtypes travel; libtorch's own may change. Never reordered.
+constexpr at::ScalarType kTypes[] = {
+    at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kComplexHalf,
+    at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16, at::kFloat8_e5m2, at::kFloat8_e4m3fn,
+    at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e8m0fnu};
+
+std::uint8_t code_of(at::ScalarType type) {
+  for (std::size_t i = 0; i < std::size(kTypes); ++i) {
+    if (kTypes[i] == type) return static_cast<std::uint8_t>(i);
+  }
+  throw Error(Blame::Caller, std::string("a tensor of dtype ") + c10::toString(type) +
+                                 " cannot be sent; dequantize it, or send its int_repr, scale and zero point");
+}
+
+constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr, at::kSparseBsc};
+
+[[noreturn]] void refuse(const at::Tensor& tensor, const char* what) {
+  throw Error(Blame::Caller, "a tensor " + std::string(what) + " cannot be sent (" + std::string(c10::toString(tensor.scalar_type())) +
+                                 ", device " + tensor.device().str() + ")");
+}
+
+[[noreturn]] void foreign(const std::string& what) {
+  throw Error(Blame::Caller, "these bytes describe no tensor: " + what);
+}
+
+// Memory whose owner is somebody else, who need not wait for us.
+bool is_borrowed(const c10::Storage& storage) {
+  const auto deleter = storage.data_ptr().get_deleter();
+  return storage.nbytes() > 0 && (deleter == nullptr || deleter == &c10::detail::deleteNothing);
+}
+
+c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint64_t bytes) {
+  at::Tensor copy = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
+  std::memcpy(copy.mutable_data_ptr(), static_cast<const std::byte*>(storage.data()) + begin, bytes);
+  return copy.storage();
+}
+
+std::vector<std::int64_t> integers(const msgpack::object& object, const char* what) {
+  if (object.type != msgpack::type::ARRAY || object.via.array.size > 64) foreign(std::string("its ") + what);
+  std::vector<std::int64_t> numbers;
+  for (std::uint32_t i = 0; i < object.via.array.size; ++i) {
+    const auto& one = object.via.array.ptr[i];
+    if (one.type != msgpack::type::POSITIVE_INTEGER || one.via.u64 > std::numeric_limits<std::int64_t>::max()) {
+      foreign(std::string("its ") + what);
+    }
+    numbers.push_back(static_cast<std::int64_t>(one.via.u64));
+  }
+  return numbers;
+}
+
+std::uint64_t number(const msgpack::object& object, const char* what) {
+  if (object.type != msgpack::type::POSITIVE_INTEGER) foreign(std::string("its ") + what);
+  return object.via.u64;
+}
+
+void pack_integers(Packer& packer, at::IntArrayRef numbers) {
+  packer.pack_array(static_cast<std::uint32_t>(numbers.size()));
+  for (const std::int64_t number : numbers) packer.pack_int64(number);
+}
+
+// Elements from the first to behind the last that such a tensor touches; nothing on overflow. No dimension is empty.
+std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::uint64_t last = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    std::uint64_t step = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(sizes[i] - 1), static_cast<std::uint64_t>(strides[i]), &step) ||
+        __builtin_add_overflow(last, step, &last)) {
+      return std::nullopt;
+    }
+  }
+  return last + 1;
+}
+
+}  // namespace
+
+std::size_t TensorWriter::use(const c10::Storage& storage, std::uint64_t begin, std::uint64_t end) {
+  for (std::size_t i = 0; i < uses_.size(); ++i) {
+    if (uses_[i].storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) continue;
+    uses_[i].begin = std::min(uses_[i].begin, begin);
+    uses_[i].end = std::max(uses_[i].end, end);
+    return i;
+  }
+  if (uses_.size() == kMaxStorages) {
+    throw Error(Blame::Caller, "one message holds at most " + std::to_string(kMaxStorages) + " tensors; send several");
+  }
+  uses_.push_back({storage, begin, end});
+  return uses_.size() - 1;
+}
+
+void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
+  if (!given.defined()) {
+    packer.pack_array(1);
+    packer.pack_uint8(static_cast<std::uint8_t>(Form::Undefined));
+    return;
+  }
+  const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+  if (tensor.is_meta()) refuse(tensor, "without data (meta)");
+  if (tensor.is_nested()) refuse(tensor, "of nested layout");
+  if (tensor.layout() == at::kStrided) {
+    if (!tensor.has_storage()) refuse(tensor, "without a storage");
+    packer.pack_array(7);
+    packer.pack_uint8(static_cast<std::uint8_t>(Form::Dense));
+    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    pack_dense(packer, tensor);
+  } else if (tensor.layout() == at::kSparse) {
+    packer.pack_array(6);
+    packer.pack_uint8(static_cast<std::uint8_t>(Form::Coo));
+    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    tensor.is_coalesced() ? packer.pack_true() : packer.pack_false();
+    pack_integers(packer, tensor.sizes());
+    pack(packer, tensor._indices());
+    pack(packer, tensor._values());
+  } else {
+    const auto found = std::find(std::begin(kCompressed), std::end(kCompressed), tensor.layout());
+    if (found == std::end(kCompressed)) refuse(tensor, "of this layout");
+    const bool rows = *found == at::kSparseCsr || *found == at::kSparseBsr;
+    packer.pack_array(7);
+    packer.pack_uint8(static_cast<std::uint8_t>(Form::Compressed));
+    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    packer.pack_uint8(static_cast<std::uint8_t>(found - std::begin(kCompressed)));
+    pack_integers(packer, tensor.sizes());
+    pack(packer, rows ? tensor.crow_indices() : tensor.ccol_indices());
+    pack(packer, rows ? tensor.col_indices() : tensor.row_indices());
+    pack(packer, tensor.values());
+  }
+}
+
+// dtype, storage (number in the message), byte offset in it, sizes, strides.
+void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
+  packer.pack_uint8(code_of(tensor.scalar_type()));
+  std::uint64_t begin = 0;
+  std::size_t storage = 0;
+  if (tensor.numel() > 0) {
+    const auto element = tensor.element_size();
+    begin = static_cast<std::uint64_t>(tensor.storage_offset()) * element;
+    storage = 1 + use(tensor.storage(), begin, begin + *extent(tensor.sizes(), tensor.strides()) * element);
+  } else if (!tensor.device().is_cpu()) {
+    storage = 1 + use(tensor.storage(), 0, 0);  // says which device
+  }
+  packer.pack_uint64(storage);  // 0: none
+  packer.pack_uint64(begin);
+  pack_integers(packer, tensor.sizes());
+  pack_integers(packer, tensor.strides());
+}
+
+std::vector<Part> TensorWriter::take_parts() {
+  std::vector<Part> parts;
+  parts.reserve(uses_.size());
+  for (Use& use : uses_) {
+    const std::uint64_t begin = use.begin / kPartAlignment * kPartAlignment;
+    const std::uint64_t bytes = use.end > begin ? use.end - begin : 0;
+    if (use.storage.device().is_cpu() && is_borrowed(use.storage)) {
+      parts.push_back({begin, bytes, copy_of(use.storage, begin, bytes), 0});
+    } else {
+      parts.push_back({begin, bytes, std::move(use.storage), begin});
+    }
+  }
+  uses_.clear();
+  return parts;
+}
+
+at::Tensor TensorReader::unpack(const msgpack::object& object) const {
+  if (object.type != msgpack::type::ARRAY || object.via.array.size == 0) foreign("no list of fields");
+  const auto& fields = object.via.array;
+  const auto form = static_cast<Form>(number(fields.ptr[0], "form"));
+  if (form == Form::Undefined && fields.size == 1) return at::Tensor();
+  if (fields.size < 6 || fields.ptr[1].type != msgpack::type::BOOLEAN) foreign("its form");
+  const bool requires_grad = fields.ptr[1].via.boolean;
+  at::Tensor tensor;
+  if (form == Form::Dense && fields.size == 7) {
+    tensor = unpack_dense(fields);
+  } else if (form == Form::Coo && fields.size == 6 && fields.ptr[2].type == msgpack::type::BOOLEAN) {
+    const auto indices = unpack(fields.ptr[4]);
+    const auto values = unpack(fields.ptr[5]);
+    if (!indices.defined() || !values.defined()) foreign("its indices or values");
+    tensor = at::sparse_coo_tensor(indices, values, integers(fields.ptr[3], "sizes"), values.options().layout(at::kSparse))
+                 ._coalesced_(fields.ptr[2].via.boolean);
+  } else if (form == Form::Compressed && fields.size == 7) {
+    const auto layout = number(fields.ptr[2], "layout");
+    const auto compressed = unpack(fields.ptr[4]);
+    const auto plain = unpack(fields.ptr[5]);
+    const auto values = unpack(fields.ptr[6]);
+    if (layout >= std::size(kCompressed) || !compressed.defined() || !plain.defined() || !values.defined()) {
+      foreign("its layout, indices or values");
+    }
+    tensor = at::sparse_compressed_tensor(compressed, plain, values, integers(fields.ptr[3], "sizes"),
+                                          values.options().layout(kCompressed[layout]));
+  } else {
+    foreign("its form");
+  }
+  if (requires_grad) {
+    if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) foreign("its gradient");
+    tensor.requires_grad_();
+  }
+  return tensor;
+}
+
+at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const {
+  const auto code = number(fields.ptr[2], "dtype");
+  const auto storage = number(fields.ptr[3], "storage");
+  const auto begin = number(fields.ptr[4], "offset");
+  const auto sizes = integers(fields.ptr[5], "sizes");
+  const auto strides = integers(fields.ptr[6], "strides");
+  if (code >= std::size(kTypes) || sizes.size() != strides.size() || storage > parts_.size()) foreign("its dtype, strides or storage");
+  const auto type = kTypes[code];
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  if (empty || storage == 0) {
+    if (!empty) foreign("no storage");
+    const auto device = storage == 0 ? c10::Device(c10::kCPU) : parts_[storage - 1].device();
+    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type).device(device));
+  }
+  const Part& part = parts_[storage - 1];
+  const std::uint64_t element = c10::elementSize(type);
+  const auto elements = extent(sizes, strides);
+  std::uint64_t bytes = 0;
+  if (!elements || __builtin_mul_overflow(*elements, element, &bytes) || begin < part.begin || (begin - part.begin) % element != 0 ||
+      begin - part.begin > part.bytes || bytes > part.bytes - (begin - part.begin)) {
+    foreign("it reaches beyond its storage");
+  }
+  const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(part.storage), c10::DispatchKeySet(key),
+                                                   c10::scalarTypeToTypeMeta(type));
+  impl->set_sizes_and_strides(sizes, strides, static_cast<std::int64_t>((begin - part.begin) / element));
+  return at::Tensor(std::move(impl));
+}
+
+}  // namespace weft::codec

@@ -1,0 +1,63 @@
+// Tensors of one message: what describes them goes into the msgpack body, their storages travel beside it, each once, and
+// only the part of it that some tensor uses. So storage that tensors share stays shared, and views stay views. docs/wire.md
+// has the bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <weft/engine/codec/msgpack.h>
+
+namespace weft::codec {
+
+// More tensors in one message than this are refused.
+constexpr std::size_t kMaxStorages = 4096;
+
+// The used part of one storage, on either side.
+struct Part {
+  std::uint64_t begin = 0;  // bytes before the part in the sender's storage; a multiple of kPartAlignment
+  std::uint64_t bytes = 0;
+  c10::Storage storage;  // keeps it alive
+  std::uint64_t offset = 0;  // of the part in `storage`
+
+  std::byte* data() const { return static_cast<std::byte*>(const_cast<void*>(storage.data())) + offset; }
+  c10::Device device() const { return storage.device(); }
+};
+constexpr std::uint64_t kPartAlignment = 16;  // the largest element
+
+class TensorWriter {
+ public:
+  // Throws Caller for what cannot travel (quantised, meta, …), naming it.
+  void pack(Packer& packer, const at::Tensor& tensor);
+  // The parts, once all tensors are packed. What lies in memory that libtorch does not own (from_blob without a deleter) is
+  // copied, for its owner may free it before it has been sent.
+  std::vector<Part> take_parts();
+
+ private:
+  void pack_dense(Packer& packer, const at::Tensor& tensor);
+  std::size_t use(const c10::Storage& storage, std::uint64_t begin, std::uint64_t end);
+
+  struct Use {
+    c10::Storage storage;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  std::vector<Use> uses_;
+};
+
+// Rebuilds tensors over parts that have come; each begins its storage (offset 0).
+class TensorReader {
+ public:
+  explicit TensorReader(std::vector<Part> parts) : parts_(std::move(parts)) {}
+  // Throws Caller for a description that is none, or does not fit its part. Peers are not trusted.
+  at::Tensor unpack(const msgpack::object& object) const;
+
+ private:
+  at::Tensor unpack_dense(const msgpack::object_array& fields) const;
+  std::vector<Part> parts_;
+};
+
+}  // namespace weft::codec

@@ -1,0 +1,227 @@
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <limits>
+#include <random>
+
+#include <torch/torch.h>
+
+#include <weft/codec.h>
+
+namespace weft {
+namespace {
+
+enum class Colour : std::int8_t { Red = -1, Green = 7 };
+
+struct Inner {
+  std::string name;
+  std::vector<int> numbers;
+  bool operator==(const Inner&) const = default;
+  WEFT_FIELDS(name, numbers)
+};
+
+struct Outer {
+  Inner inner;
+  std::map<std::string, at::Tensor> tensors;
+  std::optional<double> maybe;
+  WEFT_FIELDS(inner, tensors, maybe)
+};
+
+struct Wider {
+  std::string name;
+  std::vector<int> numbers;
+  int more = 0;
+  WEFT_FIELDS(name, numbers, more)
+};
+
+struct Packed {
+  int a = 0;
+  std::string b;
+  MSGPACK_DEFINE(a, b)
+};
+
+template <class T>
+T there_and_back(const T& value) {
+  return decode<T>(encode(value));
+}
+
+template <class T>
+void expect_kept(const T& value) {
+  EXPECT_EQ(there_and_back(value), value);
+}
+
+void expect_same(const at::Tensor& got, const at::Tensor& sent) {
+  ASSERT_TRUE(got.defined());
+  EXPECT_EQ(got.scalar_type(), sent.scalar_type());
+  EXPECT_EQ(got.sizes(), sent.sizes());
+  EXPECT_EQ(got.layout(), sent.layout());
+  EXPECT_EQ(got.requires_grad(), sent.requires_grad());
+  if (sent.layout() == at::kStrided) {
+    EXPECT_EQ(got.strides(), sent.strides());
+  }
+  const auto plain = [](const at::Tensor& tensor) {
+    at::Tensor dense = tensor.detach();
+    if (dense.layout() != at::kStrided) dense = dense.to_dense();
+    return dense.is_complex() ? at::view_as_real(dense.to(at::kComplexDouble)) : dense.to(at::kDouble);
+  };
+  EXPECT_TRUE(at::equal(plain(got), plain(sent)));
+}
+
+TEST(Codec, KeepsPlainValues) {
+  expect_kept(true);
+  expect_kept<std::int8_t>(-128);
+  expect_kept(std::numeric_limits<std::int64_t>::min());
+  expect_kept(std::numeric_limits<std::uint64_t>::max());
+  expect_kept(3.25F);
+  expect_kept(-0.1);
+  expect_kept(std::string("a\0b\nc", 5));
+  expect_kept(Colour::Red);
+  expect_kept(Colour::Green);
+  expect_kept(std::chrono::milliseconds(-5));
+}
+
+TEST(Codec, KeepsContainers) {
+  expect_kept(std::vector<std::string>{"", "x"});
+  expect_kept(std::vector<bool>{true, false, true});
+  expect_kept(std::array<int, 3>{1, 2, 3});
+  expect_kept(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", {}}});
+  expect_kept(std::set<int>{3, 1});
+  expect_kept(std::pair<int, std::string>{1, "one"});
+  expect_kept(std::tuple<int, double, std::string>{1, 2.5, "x"});
+  expect_kept(std::optional<int>());
+  expect_kept(std::optional<int>(4));
+  expect_kept(std::variant<int, std::string, std::monostate>("text"));
+  expect_kept(std::variant<int, std::string, std::monostate>(std::monostate()));
+  expect_kept(std::variant<int, std::string, std::monostate>(-3));
+}
+
+TEST(Codec, KeepsStructs) {
+  expect_kept(Inner{"n", {1, 2}});
+  const auto packed = there_and_back(Packed{4, "b"});
+  EXPECT_EQ(packed.a, 4);
+  EXPECT_EQ(packed.b, "b");
+  const Outer outer = there_and_back(Outer{{"in", {7}}, {{"w", at::ones({2, 2})}}, 1.5});
+  EXPECT_EQ(outer.inner, (Inner{"in", {7}}));
+  EXPECT_EQ(outer.maybe, 1.5);
+  expect_same(outer.tensors.at("w"), at::ones({2, 2}));
+}
+
+TEST(Codec, KeepsLibtorchsSmallValues) {
+  EXPECT_EQ(there_and_back(c10::Scalar(true)).toBool(), true);
+  EXPECT_EQ(there_and_back(c10::Scalar(-7)).toLong(), -7);
+  EXPECT_EQ(there_and_back(c10::Scalar(0.5)).toDouble(), 0.5);
+  EXPECT_TRUE(there_and_back(c10::Scalar(0.5)).isFloatingPoint());
+  EXPECT_EQ(there_and_back(c10::Scalar(c10::complex<double>(1, -2))).toComplexDouble(), c10::complex<double>(1, -2));
+  expect_kept(c10::ScalarType::BFloat16);
+  EXPECT_EQ(decode<c10::Device>(encode(c10::Device(c10::kCUDA, 3))), c10::Device(c10::kCUDA, 3));
+}
+
+TEST(Codec, KeepsTensorsOfAllDtypes) {
+  for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBool,
+                          at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2, at::kFloat8_e4m3fn,
+                          at::kUInt16, at::kUInt32, at::kUInt64}) {
+    SCOPED_TRACE(c10::toString(type));
+    expect_same(there_and_back(at::arange(6).reshape({2, 3}).to(type)), at::arange(6).reshape({2, 3}).to(type));
+  }
+}
+
+TEST(Codec, KeepsShapesStridesAndFlags) {
+  const auto base = at::arange(24, at::kFloat).reshape({4, 6});
+  for (const auto& tensor : {base, base.t(), base.slice(1, 1, 5, 2), base.select(0, 2), at::ones({3, 1}).expand({3, 4}),
+                             at::scalar_tensor(2.0), at::empty({0}), at::empty({3, 0, 2}), base.as_strided({2, 3}, {1, 7}, 3),
+                             at::ones({2}).requires_grad_(), at::complex(at::ones({2}), at::ones({2})).conj()}) {
+    expect_same(there_and_back(tensor), tensor);
+  }
+  EXPECT_FALSE(there_and_back(at::Tensor()).defined());
+}
+
+TEST(Codec, KeepsSparseTensors) {
+  const auto indices = at::tensor({0, 1, 1, 2, 0, 0}, at::kLong).reshape({2, 3});
+  const auto coo = at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0, 3.0}), {3, 3});
+  expect_same(there_and_back(coo), coo);
+  EXPECT_FALSE(there_and_back(coo).is_coalesced());
+  EXPECT_TRUE(there_and_back(coo.coalesce()).is_coalesced());
+  const auto dense = at::eye(4) * 2;
+  expect_same(there_and_back(dense.to_sparse_csr()), dense.to_sparse_csr());
+  expect_same(there_and_back(dense.to_sparse_csc()), dense.to_sparse_csc());
+  expect_same(there_and_back(dense.to_sparse_bsr({2, 2})), dense.to_sparse_bsr({2, 2}));
+}
+
+TEST(Codec, StorageSharedInOneValueStaysShared) {
+  const auto base = at::zeros({8});
+  auto got = there_and_back(std::vector<at::Tensor>{base, base.slice(0, 4), base});
+  got[0][5] = 3;
+  EXPECT_EQ(got[1][1].item<float>(), 3);
+  EXPECT_EQ(got[2][5].item<float>(), 3);
+  EXPECT_LT(encode(std::vector<at::Tensor>(10, at::zeros({1000}))).size(), 2 * 4000U);
+}
+
+TEST(Codec, OnlyTheUsedPartOfAStorageIsWritten) {
+  const auto large = at::zeros({1 << 20});
+  EXPECT_LT(encode(large.slice(0, 5000, 6024)).size(), 1024 * 4 + 200U);
+  expect_same(there_and_back(large.slice(0, 5000, 6024)), large.slice(0, 5000, 6024));
+}
+
+TEST(Codec, MixedElementSizesOfOneStorageKeepTheirPlaces) {
+  const auto bytes = at::arange(64, at::kByte);
+  const auto odd = bytes.slice(0, 1, 5);
+  const auto words = bytes.view(at::kInt).slice(0, 3, 6);
+  const auto got = there_and_back(std::vector<at::Tensor>{odd, words});
+  expect_same(got[0], odd);
+  expect_same(got[1], words);
+}
+
+TEST(Codec, RefusesWhatCannotTravelByName) {
+  const auto quantized = at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8);
+  try {
+    encode(quantized);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(std::string(error.what()).find("QInt8"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(encode(at::empty({2}, at::TensorOptions().device(at::kMeta))), Error);
+}
+
+TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {
+  EXPECT_THROW(decode<int>(encode(std::string("x"))), Error);
+  EXPECT_THROW(decode<Wider>(encode(Inner{"n", {1}})), Error);
+  EXPECT_THROW(decode<Inner>(encode(Wider{"n", {1}, 2})), Error);
+  EXPECT_THROW(decode<std::uint8_t>(encode(256)), Error);
+  EXPECT_THROW((decode<std::variant<int>>(encode(std::pair<int, int>(4, 4)))), Error);
+}
+
+TEST(Codec, ShortBytesThrowWhereverTheyAreCut) {
+  const auto whole = encode(Outer{{"in", {7, 8, 9}}, {{"w", at::ones({5})}, {"v", at::ones({3}, at::kByte)}}, 1.5});
+  for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    EXPECT_THROW(decode<Outer>(std::span(whole).first(bytes)), Error) << bytes;
+  }
+  auto longer = whole;
+  longer.push_back(std::byte{0});
+  EXPECT_THROW(decode<Outer>(longer), Error);
+}
+
+// Every byte changed to every kind of other value: either an Error, or some value that can be used.
+TEST(Codec, ForeignBytesThrowOrGiveAValueNeverMore) {
+  const auto whole = encode(Outer{{"in", {7}}, {{"w", at::ones({2, 3})}}, 1.5});
+  std::mt19937 random(1);
+  int thrown = 0;
+  for (int round = 0; round < 20000; ++round) {
+    auto bytes = whole;
+    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0; --changes) {
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    }
+    try {
+      const Outer value = decode<Outer>(bytes);
+      for (const auto& [name, tensor] : value.tensors) {
+        if (tensor.defined() && tensor.numel() > 0 && tensor.numel() < 1000) static_cast<void>(tensor.clone());
+      }
+    } catch (const Error&) {
+      ++thrown;
+    }
+  }
+  EXPECT_GT(thrown, 1000);
+}
+
+}  // namespace
+}  // namespace weft
