@@ -1,7 +1,9 @@
 // All of Weft.
 #pragma once
 
+#include <weft/codec.h>
 #include <weft/error.h>
 #include <weft/future.h>
 #include <weft/group.h>
 #include <weft/parallel.h>
+#include <weft/rpc.h>

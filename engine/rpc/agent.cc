@@ -1,0 +1,83 @@
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::rpc {
+
+namespace detail {
+
+rref::References& references_of(AgentCore& core) { return core.references(); }
+
+namespace {
+Issue issue_of(const Function& function, const Going& going) { return {function, going.to, going.limit, going.kind, going.on_loop}; }
+}  // namespace
+
+const std::shared_ptr<Crew>& CoreCalls::home(AgentCore& core) { return core.crew(); }
+bool CoreCalls::closed(AgentCore& core) { return core.closed(); }
+bool CoreCalls::is_self(AgentCore& core, int rank) { return core.self().rank == rank; }
+int CoreCalls::self(AgentCore& core) { return core.self().rank; }
+void CoreCalls::send_call(AgentCore& core, const Function& function, const Going& going,
+                          const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending) {
+  core.send_call(issue_of(function, going), pack, std::move(pending));
+}
+void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going, const std::optional<Future<void>>& first,
+                          std::unique_ptr<PendingCall> pending, const std::function<Task(std::uint64_t)>& make) {
+  core.call_here(issue_of(function, going), first, std::move(pending), make);
+}
+void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how) {
+  core.complete_here(id, how);
+}
+void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
+void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
+  auto timer = std::make_shared<EventLoop::Registration>();
+  auto shared = std::make_shared<Task>(std::move(task));
+  *timer = core.loop()->at(Deadline::in(pause), Task([timer, shared] { (*shared)(); }));
+}
+std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
+                                                      std::shared_ptr<rref::Owned> owned) {
+  return std::make_shared<rref::Handle>(core, id, core->self(), std::move(owned));
+}
+std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
+                                                     int owner, const Future<void>& created) {
+  return std::make_shared<rref::Handle>(core, id, fork, core->directory().find(owner).worker, created, created);
+}
+std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
+  return given ? *given : core.timeout();
+}
+std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
+const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
+
+}  // namespace detail
+
+Agent::Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped) : core_(std::move(core)) {
+  if (!leaves_when_dropped) return;
+  leave_when_dropped_ = std::shared_ptr<const void>(core_.get(), [kept = core_](const void*) { kept->leave(); });
+}
+
+AgentCore& Agent::core() const {
+  if (!core_) throw Error(Blame::Caller, "this rpc::Agent was default-constructed; make one with rpc::init");
+  return *core_;
+}
+
+Going Agent::going(const Destination& to, bool on_loop) const {
+  return {core().rank_of(to), core().limit_of(to), MessageKind::Call, on_loop};
+}
+
+WorkerInfo Agent::worker(const Destination& who) const {
+  return core().directory().find(core().rank_of(who)).worker;
+}
+std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
+const WorkerInfo& Agent::self() const { return core().self(); }
+void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
+std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
+void Agent::shutdown(const Graceful& options) { core().shutdown(options); }
+void Agent::leave() { core().leave(); }
+DebugInfo Agent::debug_info() const { return core().debug_info(); }
+
+Agent& this_agent() { return current_call("rpc::this_agent()").agent(); }
+
+CallInfo this_call() {
+  const CallState& call = current_call("rpc::this_call()").call();
+  return {call.caller, call.deadline, call.cancelled || call.deadline.passed()};
+}
+
+}  // namespace weft::rpc

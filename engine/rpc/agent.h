@@ -1,0 +1,123 @@
+// RPC: typed calls of functions in other processes, with tensors as arguments and results. Public form: docs/rpc.md.
+//
+//   at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+//   auto agent = weft::rpc::init("worker0", {.rank = 0, .world_size = 2});
+//   at::Tensor sum = agent.sync<&add>("worker1", x, y);
+#pragma once
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <weft/engine/future/future.h>
+#include <weft/engine/rpc/calls.h>
+#include <weft/engine/rpc/operators.h>
+#include <weft/engine/rpc/types.h>
+#include <weft/engine/rref/rref.h>
+
+namespace weft::rpc {
+
+class AgentCore;
+
+class Agent {
+ public:
+  Agent() = default;  // no agent: only assignment is allowed
+  explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
+
+  // Calls the function and waits for its result. Throws RemoteError when it threw, Timeout, PeerLost, Caller.
+  template <auto F, class... A>
+  auto sync(const Destination& to, A&&... arguments) const {
+    return async<F>(to, std::forward<A>(arguments)...).get();
+  }
+  template <auto F, class... A>
+  auto async(const Destination& to, A&&... arguments) const {
+    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = detail::FunctionBody<Naming::function>;
+    return call<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+  }
+  // The result stays with the callee; what comes back, at once, is a reference to it.
+  template <auto F, class... A>
+  auto remote(const Destination& to, A&&... arguments) const {
+    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = detail::FunctionBody<Naming::function>;
+    return RRef<typename Body::Result>(
+        create<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
+  }
+  // An M made in place there, by std::make_shared<M>(arguments…). The arguments travel as their decayed types, text as
+  // std::string.
+  template <class M, class... A>
+  RRef<M> remote(const Destination& to, A&&... arguments) const {
+    using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
+    return RRef<M>(
+        create<Body>(core_, going(to, false), typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
+  }
+
+  // A registered operator that gives a tensor, by name; see operators.h.
+  template <class... A>
+  at::Tensor sync_op(const std::string& name, const Destination& to, A&&... arguments) const {
+    return async_op(name, to, std::forward<A>(arguments)...).get();
+  }
+  template <class... A>
+  Future<at::Tensor> async_op(const std::string& name, const Destination& to, A&&... arguments) const {
+    return async<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+  }
+  template <class... A>
+  RRef<at::Tensor> remote_op(const std::string& name, const Destination& to, A&&... arguments) const {
+    return remote<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+  }
+
+  // Throws Caller for somebody who is not there.
+  WorkerInfo worker(const Destination& who) const;
+  std::vector<WorkerInfo> workers() const;
+  const WorkerInfo& self() const;
+
+  // The default limit of calls issued from now on; 0 = none.
+  void set_timeout(std::chrono::milliseconds limit);
+  std::chrono::milliseconds timeout() const;
+
+  // Waits until no call is active anywhere, calls that calls cause included, and serves meanwhile; then leaves. All
+  // workers call it. Throws Timeout, naming who is busy, and PeerLost; the agent has left then as well. A second call does
+  // nothing.
+  void shutdown(const Graceful& options = {});
+  // Leaves at once: calls that wait here end with Cancelled, those of others to here with PeerLost. Functions that run are
+  // waited for. The destructor of the last copy leaves as well.
+  void leave();
+
+  DebugInfo debug_info() const;
+  const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
+
+ private:
+  template <class Body, class... A>
+  static typename Body::Arguments tuple_of(A&&... arguments) {
+    using Arguments = typename Body::Arguments;
+    static_assert(sizeof...(A) == std::tuple_size_v<Arguments>,
+                  "the function takes another number of arguments (defaults are not known to remote calls: give all)");
+    static_assert(sizeof...(A) == 0 || std::is_constructible_v<Arguments, A&&...>,
+                  "an argument cannot be converted to the type that the function takes");
+    return Arguments(std::forward<A>(arguments)...);
+  }
+  Going going(const Destination& to, bool on_loop) const;
+  AgentCore& core() const;
+  std::shared_ptr<AgentCore> core_;
+  std::shared_ptr<const void> leave_when_dropped_;
+};
+
+// Joins the job under this name; blocks until all workers have, where their number is known. Throws Caller for wrong or
+// taken names and ranks, Timeout.
+Agent init(const std::string& name, Options options = {});
+
+// Inside a called function, its continuations and coroutines: the agent that runs it, and who called. Throws Caller
+// elsewhere.
+Agent& this_agent();
+CallInfo this_call();
+
+// Makes the function callable by others where this program does not call it remotely itself.
+template <auto F>
+void expose() {
+  static_cast<void>(detail::Called<detail::FunctionBody<F>>::entered.id);
+  static_cast<void>(detail::Created<detail::FunctionBody<F>>::entered.id);
+}
+
+}  // namespace weft::rpc

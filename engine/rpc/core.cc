@@ -1,0 +1,347 @@
+#include <algorithm>
+#include <utility>
+
+#include <weft/base/log.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/peer.h>
+#include <weft/engine/rref/control.h>
+
+namespace weft::rpc {
+
+namespace {
+
+Deadline deadline_of(std::chrono::milliseconds limit) { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
+
+std::string in_words(const WorkerInfo& self, const WaitingCall& call, const std::string& to) {
+  return (call.function != nullptr ? call.function->name : "a call") + " on " + to + ", called by " + describe(self);
+}
+
+}  // namespace
+
+std::string describe(const WorkerInfo& worker) { return worker.name + " (rank " + std::to_string(worker.rank) + ")"; }
+
+RemoteError::RemoteError(std::string worker, std::string function, std::string text)
+    : Error(Blame::Remote, function + " on " + worker + " threw: " + text),
+      worker_(std::move(worker)),
+      function_(std::move(function)),
+      text_(std::move(text)) {}
+
+AgentCore::AgentCore(Parts parts)
+    : parts_(std::move(parts)),
+      loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
+      crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
+      directory_(parts_.store, parts_.self, parts_.world_size),
+      routes_(parts_.options.transports),
+      timeout_(parts_.options.timeout.count()),
+      references_(*this) {}
+
+std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local_address, Deadline deadline) {
+  std::shared_ptr<AgentCore> core(new AgentCore(std::move(parts)));
+  core->listen(local_address, deadline);
+  return core;
+}
+
+void AgentCore::listen(const std::string& local_address, Deadline deadline) {
+  token_ = directory_.token(deadline);
+  transport::ListenOptions options;
+  options.loop = loop_;
+  options.interface_address = local_address;
+  options.accepted = [weak = weak_from_this()](std::shared_ptr<transport::Connection> connection) {
+    if (const auto core = weak.lock()) core->accept(std::move(connection));
+  };
+  directory_.join(routes_.listen(options), deadline);
+}
+
+AgentCore::~AgentCore() { leave(); }
+
+void AgentCore::accept(std::shared_ptr<transport::Connection> connection) {
+  const auto inbound = std::make_shared<Inbound>(weak_from_this(), std::move(connection));
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    inbound_.emplace(inbound.get(), inbound);
+  }
+  inbound->start();
+}
+
+void AgentCore::require_open() const {
+  if (closed_) {
+    throw Error(Blame::Caller, "agent " + describe(parts_.self) + " is not initialised any more: it has shut down or left");
+  }
+}
+
+int AgentCore::rank_of(const Destination& destination) {
+  require_open();
+  if (const auto* name = std::get_if<std::string>(&destination.target())) return directory_.find(*name).worker.rank;
+  return directory_.find(std::get<int>(destination.target())).worker.rank;
+}
+
+std::chrono::milliseconds AgentCore::limit_of(const Destination& destination) const {
+  const auto limit = destination.timeout().value_or(timeout());
+  if (limit.count() < 0) throw Error(Blame::Caller, "a call's time limit is " + weft::describe(limit) + "; it is positive, or 0 for none");
+  return limit;
+}
+
+void AgentCore::set_timeout(std::chrono::milliseconds limit) {
+  if (limit.count() < 0) throw Error(Blame::Caller, "a time limit of " + weft::describe(limit) + "; it is positive, or 0 for none");
+  timeout_ = limit.count();
+}
+
+std::shared_ptr<Peer> AgentCore::peer(int rank) {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = peers_.find(rank); found != peers_.end()) return found->second;
+  }
+  auto made = std::make_shared<Peer>(weak_from_this(), directory_.find(rank));
+  std::lock_guard lock(mutex_);
+  return peers_.emplace(rank, std::move(made)).first->second;
+}
+
+std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane) {
+  const std::uint64_t id = next_call_++;
+  const Deadline deadline = deadline_of(issue.limit);
+  const bool counts = issue.kind != MessageKind::Shutdown;
+  if (counts) {
+    ++waiting_;
+    ++issued_;
+  }
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts});
+  arm(deadline);
+  return id;
+}
+
+// Continuations that may issue calls are handed to the crew before the call stops counting: idle means idle.
+void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
+  if (!call.pending) return;
+  how(*call.pending);
+  if (call.counts) --waiting_;
+}
+
+void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
+
+void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
+                          std::unique_ptr<PendingCall> pending) {
+  require_open();
+  auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
+  std::shared_ptr<codec::Encoded> message;
+  const auto worker = peer(issue.to);
+  Peer::Lane lane;
+  try {
+    message = std::make_shared<codec::Encoded>(codec::Writer(forks.get()).write(pack));
+    lane = worker->lane(routes_, deadline_of(issue.limit));
+  } catch (...) {
+    forks->undo();
+    throw;
+  }
+  Head head;
+  head.kind = FrameKind::Call;
+  head.flags = issue.on_loop ? kOnLoop : 0;
+  head.message = static_cast<std::uint8_t>(issue.kind);
+  head.call = add_waiting(issue, std::move(pending), lane.number);
+  head.name = issue.function.id.name;
+  head.signature = issue.function.id.signature;
+  head.time_left = std::chrono::nanoseconds(issue.limit).count();
+  const bool sent = send_frame(issue.kind, [self = shared_from_this(), connection = lane.connection, head, message, forks] {
+    const Op op = send_message(*connection, head, std::move(*message));
+    if (!op.ended() || !op.error()) return;
+    // A lane that has failed ends all its calls; here the message alone was not taken.
+    forks->undo();
+    self->complete_here(head.call, [&](PendingCall& call) { call.fail(std::make_exception_ptr(*op.error())); });
+  });
+  if (sent) return;
+  forks->undo();
+  complete_here(head.call, [&](PendingCall& call) {
+    call.fail(std::make_exception_ptr(Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
+                                                                 " refused the message (an injected fault)")));
+  });
+}
+
+bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
+  const Faults& faults = parts_.options.faults;
+  if (const auto found = faults.fail_first.find(kind); found != faults.fail_first.end()) {
+    std::lock_guard lock(mutex_);
+    if (refused_[kind] < found->second) {
+      ++refused_[kind];
+      return false;
+    }
+  }
+  if (faults.drop.contains(kind)) return true;
+  if (const auto found = faults.delay.find(kind); found != faults.delay.end()) {
+    auto timer = std::make_shared<EventLoop::Registration>();
+    *timer = loop_->at(Deadline::in(found->second), Task([timer, send = std::move(send)] { send(); }));
+    return true;
+  }
+  send();
+  return true;
+}
+
+void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+                          const std::function<Task(std::uint64_t id)>& make) {
+  require_open();
+  auto state = std::make_shared<CallState>();
+  state->caller = parts_.self;
+  state->deadline = deadline_of(issue.limit);
+  const std::uint64_t id = add_waiting(issue, std::move(pending), 0);
+  auto task = std::make_shared<Task>(make(id));
+  const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
+    start_function(self, state, on_loop, std::move(*task));
+  };
+  const bool sent = send_frame(issue.kind, [self = shared_from_this(), id, first, go] {
+    if (!first) return go();
+    first->on_done_light([self, id, go](const Future<void>& ended) {
+      if (const auto error = ended.error()) return self->complete_here(id, [&](PendingCall& call) { call.fail(error); });
+      go();
+    });
+  });
+  if (sent) return;
+  complete_here(id, [](PendingCall& call) {
+    call.fail(std::make_exception_ptr(Error(Blame::PeerLost, "the call was refused (an injected fault)")));
+  });
+}
+
+void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
+  WaitingCall call = calls_.take(message.head.call);
+  if (!call.pending) return;  // its time was over, or the peer made it up
+  const bool failure = message.head.kind == FrameKind::Failure;
+  const Function* function = call.function;
+  complete(std::move(call), [&](PendingCall& pending) {
+    try {
+      if (lacking != nullptr) throw *lacking;
+      rref::ForkReader forks(*this, worker.rank);
+      codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+        if (!failure) return pending.succeed(object);
+        const auto record = object.as<FailureRecord>();
+        const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
+        const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
+        if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
+        if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);
+        throw Error(blame,
+                    "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
+                        record.text);
+      });
+    } catch (...) {
+      pending.fail(std::current_exception());
+    }
+  });
+}
+
+void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why) {
+  for (auto& [id, call] : calls) {
+    const auto error = std::make_exception_ptr(why(call));
+    complete(std::move(call), [&](PendingCall& pending) { pending.fail(error); });
+  }
+}
+
+void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
+  fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
+    const auto blame = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled ? why.blame() : Blame::PeerLost;
+    return Error(blame, in_words(parts_.self, call, describe(worker)) + ": the connection has ended: " + why.text());
+  });
+  if (directory_.forget(worker.rank)) {
+    std::lock_guard lock(mutex_);
+    peers_.erase(worker.rank);
+  }
+  look_after(worker.rank);
+}
+
+// A connection may end without its worker: ask before its references are given up.
+void AgentCore::look_after(int rank) {
+  if (closed_ || rank < 0 || !references_.concerns(rank)) return;
+  try {
+    const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
+    call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
+        .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
+          if (answered.failed() && !self->closed_) self->references_.worker_lost(rank);
+        });
+  } catch (const Error&) {
+    references_.worker_lost(rank);
+  }
+}
+
+void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
+  std::shared_ptr<Inbound> ended;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = inbound_.find(&inbound);
+    if (found == inbound_.end()) return;
+    ended = std::move(found->second);
+    inbound_.erase(found);
+  }
+  log::debug(describe(parts_.self) + ": the connection from " + describe(ended->worker()) + " has ended: " + why.text());
+  look_after(ended->worker().rank);
+}
+
+// One timer for all calls: it comes at the earliest deadline, and looks.
+void AgentCore::arm(Deadline deadline) {
+  if (deadline.point() >= armed_.load()) return;
+  std::lock_guard lock(mutex_);
+  if (deadline.point() >= armed_.load() || closed_) return;
+  armed_ = deadline.point();
+  timer_ = loop_->at(deadline, Task([weak = weak_from_this()] {
+                       if (const auto core = weak.lock()) core->expire();
+                     }));
+}
+
+void AgentCore::expire() {
+  armed_ = Deadline::Clock::time_point::max();
+  Deadline next = Deadline::never();
+  auto expired = calls_.take_expired(Deadline::Clock::now(), next);
+  arm(next);
+  for (const auto& [id, call] : expired) {
+    if (call.to == parts_.self.rank) continue;
+    Head head;
+    head.kind = FrameKind::Cancel;
+    head.call = id;
+    try {
+      const auto lane = peer(call.to)->lane(routes_, Deadline::in(std::chrono::seconds(1)));
+      if (lane.number == call.lane) send_message(*lane.connection, head, {});
+    } catch (const Error&) {
+      // the connection is gone, and the call with it
+    }
+  }
+  fail(std::move(expired), [&](const WaitingCall& call) {
+    return Error(Blame::Timeout, in_words(parts_.self, call, "rank " + std::to_string(call.to)) + ": no reply within " +
+                                     weft::describe(call.limit));
+  });
+}
+
+void AgentCore::leave() noexcept {
+  if (closed_.exchange(true)) return;
+  directory_.leave();
+  std::map<int, std::shared_ptr<Peer>> peers;
+  std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
+  std::vector<Promise<void>> shutting_down;
+  EventLoop::Registration timer;
+  {
+    std::lock_guard lock(mutex_);
+    peers.swap(peers_);
+    inbound.swap(inbound_);
+    shutting_down.swap(shutting_down_);
+    timer = std::move(timer_);
+  }
+  routes_.close();
+  references_.close();
+  const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
+  for (const auto& promise : shutting_down) promise.set_error(why);
+  fail(calls_.take_all(), [&](const WaitingCall& call) {
+    return Error(Blame::Cancelled, in_words(parts_.self, call, "rank " + std::to_string(call.to)) + ": the agent has left");
+  });
+  for (const auto& [rank, one] : peers) one->close(why);
+  for (const auto& [key, one] : inbound) one->close(why);
+  crew_->stop();
+}
+
+DebugInfo AgentCore::debug_info() const {
+  DebugInfo info;
+  if (closed_) return info;
+  info.calls_waiting = waiting_;
+  info.calls_served = served_;
+  info.handlers_busy = running_;
+  const auto counts = references_.counts();
+  info.owner_rrefs = counts.owners;
+  info.forks = counts.forks;
+  info.pending_users = counts.pending_users;
+  return info;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,151 @@
+// The state of one agent: its loop and threads, the workers it knows, its connections, the calls that wait here and those
+// that run here. Usable from every thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/rpc/crew.h>
+#include <weft/engine/rpc/directory.h>
+#include <weft/engine/rpc/pending.h>
+#include <weft/engine/rpc/served.h>
+#include <weft/engine/rpc/types.h>
+#include <weft/engine/rpc/wire.h>
+#include <weft/engine/rref/references.h>
+#include <weft/transport/routes.h>
+
+namespace weft::rpc {
+
+class Peer;
+class Inbound;
+struct Message;
+
+// What tells whether an agent is idle.
+struct Activity {
+  std::uint64_t issued = 0;   // calls, ever
+  std::uint64_t waiting = 0;  // calls without a reply
+  std::uint64_t running = 0;  // functions and continuations
+  friend bool operator==(const Activity&, const Activity&) = default;
+  WEFT_FIELDS(issued, waiting, running)
+};
+
+// A call as it is issued.
+struct Issue {
+  const Function& function;
+  int to = -1;
+  std::chrono::milliseconds limit{0};  // 0 = none
+  MessageKind kind = MessageKind::Call;
+  bool on_loop = false;
+};
+
+class AgentCore : public std::enable_shared_from_this<AgentCore> {
+ public:
+  struct Parts {
+    WorkerInfo self;
+    std::optional<int> world_size;
+    Options options;
+    std::shared_ptr<transport::Bootstrap> store;
+    std::vector<std::shared_ptr<const void>> kept;  // while the agent lives: what hosts the store
+  };
+  // Joins the job: listens, publishes, waits for the others.
+  static std::shared_ptr<AgentCore> make(Parts parts, const std::string& local_address, Deadline deadline);
+  ~AgentCore();
+
+  const WorkerInfo& self() const { return parts_.self; }
+  std::optional<int> world_size() const { return parts_.world_size; }
+  const std::shared_ptr<EventLoop>& loop() const { return loop_; }
+  const std::shared_ptr<Crew>& crew() const { return crew_; }
+  Directory& directory() { return directory_; }
+  const std::string& token() const { return token_; }
+
+  // --- calls from here
+  // Throws Caller for a destination that is not there, and after shutdown.
+  int rank_of(const Destination& destination);
+  std::chrono::milliseconds limit_of(const Destination& destination) const;
+  void set_timeout(std::chrono::milliseconds limit);
+  std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
+  // Sends a call to another worker. Throws what packing throws; what fails later fails `pending`.
+  void send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
+  // A call to this worker itself: `task` runs the function, then takes `pending` back by the number and completes it.
+  // `first` is waited for.
+  void call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+                 const std::function<Task(std::uint64_t id)>& make);
+  rref::References& references() { return references_; }
+  // Completes a call that is still waited for.
+  void complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how);
+
+  // --- what connections tell
+  void reply_came(const WorkerInfo& worker, Message message, const Error* lacking);
+  void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
+  void inbound_ended(Inbound& inbound, const Error& why);
+
+  // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
+  bool send_frame(MessageKind kind, std::function<void()> send);
+
+  // --- calls served here
+  void count_served() { ++served_; }
+  void function_started() { ++running_; }
+  void function_ended() { --running_; }
+
+  // --- the end
+  Activity activity() const;
+  void shutdown(const Graceful& options);
+  // Another worker shuts down as well: done when nothing is active anywhere.
+  Future<void> join_shutdown();
+  void leave() noexcept;
+  // Throws Caller where the agent has shut down or left.
+  void require_open() const;
+  bool closed() const { return closed_; }
+  // Counts as a call that waits, for graceful shutdown: a message that is to be sent again.
+  void hold_activity(int change) { waiting_ += static_cast<std::uint64_t>(change); }
+
+  DebugInfo debug_info() const;
+
+ private:
+  explicit AgentCore(Parts parts);
+  void listen(const std::string& local_address, Deadline deadline);
+  std::shared_ptr<Peer> peer(int rank);
+  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane);
+  void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
+  void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
+  void arm(Deadline deadline);
+  void expire();
+  void look_after(int rank);
+  void accept(std::shared_ptr<transport::Connection> connection);
+  void wait_until_idle_everywhere(Deadline deadline);
+  void wait_for_own_calls(Deadline deadline);
+
+  Parts parts_;
+  const std::shared_ptr<EventLoop> loop_;
+  const std::shared_ptr<Crew> crew_;
+  Directory directory_;
+  transport::Routes routes_;
+  std::string token_;
+  std::atomic<std::chrono::milliseconds::rep> timeout_;
+
+  rref::References references_;
+  PendingCalls calls_;
+  std::atomic<std::uint64_t> next_call_{1};
+  std::atomic<std::uint64_t> issued_{0};   // calls of users, as is the next
+  std::atomic<std::uint64_t> waiting_{0};
+  std::atomic<std::uint64_t> served_{0};
+  std::atomic<std::uint64_t> running_{0};
+
+  std::atomic<bool> closed_{false};
+
+  mutable std::mutex mutex_;  // of the rest
+  std::map<int, std::shared_ptr<Peer>> peers_;
+  std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_;
+  std::vector<Promise<void>> shutting_down_;  // the other workers, where this one decides when all is idle
+  std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
+  EventLoop::Registration timer_;
+  std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
+  bool shutdown_began_ = false;
+};
+
+}  // namespace weft::rpc

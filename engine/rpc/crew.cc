@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <thread>
+
+#include <pthread.h>
+
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+#include <weft/engine/rpc/crew.h>
+
+namespace weft::rpc {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLook = std::chrono::microseconds(200);
+constexpr auto kAlert = std::chrono::milliseconds(10);      // how long the lookout stays awake after the last task
+constexpr auto kIdle = std::chrono::seconds(5);             // then threads beyond the limit go
+constexpr int kMostThreads = 4096;
+
+thread_local const Crew* member = nullptr;  // whose thread this is
+thread_local bool running = false;          // and whether it runs a task
+
+}  // namespace
+
+// This thread stops counting while it blocks.
+class Crew::Blocked {
+ public:
+  explicit Blocked(Crew& crew) : crew_(crew), counts_(member == &crew && running) {
+    if (!counts_) return;
+    std::unique_lock lock(crew_.mutex_);
+    ++crew_.blocked_;
+    if (!crew_.tasks_.empty()) crew_.call_another(lock);
+  }
+  ~Blocked() {
+    if (!counts_) return;
+    std::lock_guard lock(crew_.mutex_);
+    --crew_.blocked_;
+  }
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+
+ private:
+  Crew& crew_;
+  const bool counts_;
+};
+
+Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
+    : name_(std::move(name)), limit_(threads), loop_(std::move(loop)) {}
+
+std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<EventLoop> loop) {
+  std::shared_ptr<Crew> crew(new Crew(std::move(name), threads, std::move(loop)));
+  std::unique_lock lock(crew->mutex_);
+  crew->call_another(lock);
+  return crew;
+}
+
+bool Crew::drive(const std::function<bool()>& done, Deadline deadline) {
+  const Blocked blocked(*this);
+  return loop_->drive(done, deadline);
+}
+
+void Crew::block(const std::function<void()>& wait) {
+  const Blocked blocked(*this);
+  wait();
+}
+
+void Crew::run(Task task) {
+  std::unique_lock lock(mutex_);
+  if (stopping_) return;
+  tasks_.push_back(std::move(task));
+  wanted_ = true;
+  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody.
+  if (member == this && !running && loop_->inside()) return;
+  call_another(lock);
+}
+
+// Somebody takes what waits: a thread that sleeps, or a new one; else the one that serves the loop.
+void Crew::call_another(std::unique_lock<std::mutex>& lock) {
+  if (idle_ > 0 || looking_) {
+    changed_.notify_one();
+  } else if (may_grow() && threads_ < kMostThreads) {
+    ++threads_;
+    try {
+      std::thread([self = shared_from_this()] { self->work(); }).detach();
+    } catch (const std::system_error& error) {
+      --threads_;
+      log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
+    }
+  }
+  if (serving_ && !tasks_.empty()) {
+    lock.unlock();
+    loop_->recall();
+    lock.lock();
+  }
+}
+
+void Crew::work() {
+  member = this;
+  pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
+  log::set_thread_label(name_);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (stopping_) break;
+    if (!tasks_.empty()) {
+      run_one(lock);
+    } else if (!serving_) {
+      serve(lock);
+    } else if (!rest(lock)) {
+      break;
+    }
+  }
+  --threads_;
+  ended_.notify_all();
+}
+
+void Crew::run_one(std::unique_lock<std::mutex>& lock) {
+  Task task = std::move(tasks_.front());
+  tasks_.pop_front();
+  wanted_ = !tasks_.empty();
+  ++busy_;
+  ++started_;
+  if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
+  lock.unlock();
+  running = true;
+  task();
+  task = Task();
+  running = false;
+  lock.lock();
+  --busy_;
+  last_work_ = Clock::now();
+}
+
+void Crew::serve(std::unique_lock<std::mutex>& lock) {
+  serving_ = true;
+  lock.unlock();
+  loop_->serve([this] { return wanted_.load(std::memory_order_relaxed); });
+  lock.lock();
+  serving_ = false;
+}
+
+// Returns whether this thread goes on.
+bool Crew::rest(std::unique_lock<std::mutex>& lock) {
+  if (!looking_) {
+    looking_ = true;
+    look_out(lock);
+    looking_ = false;
+    if (stopping_ || !tasks_.empty() || !serving_) return true;
+  }
+  ++idle_;
+  const auto woken = changed_.wait_for(lock, kIdle);
+  --idle_;
+  return woken == std::cv_status::no_timeout || threads_ - blocked_ <= limit_ + 2;
+}
+
+// Until there is something that the others leave undone: a call that has waited, or a loop that nobody has served, for the
+// time between two looks; or until nothing has been done for a while.
+void Crew::look_out(std::unique_lock<std::mutex>& lock) {
+  while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
+    const auto started = started_;
+    const bool undone = !tasks_.empty() || !serving_;
+    if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout) return;
+    const bool still = !tasks_.empty() || (!serving_ && started == started_);
+    if (undone && still) return;
+  }
+}
+
+void Crew::stop() {
+  std::deque<Task> dropped;
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  wanted_ = true;
+  dropped.swap(tasks_);
+  changed_.notify_all();
+  lock.unlock();
+  dropped.clear();  // outside the lock: tasks own things
+  loop_->recall();
+  lock.lock();
+  const int own = member == this ? 1 : 0;
+  ended_.wait(lock, [&] { return threads_ <= own; });
+}
+
+std::size_t Crew::active() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(busy_) + tasks_.size();
+}
+
+}  // namespace weft::rpc

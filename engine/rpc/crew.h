@@ -1,0 +1,70 @@
+// The threads of an agent. One of them turns the loop; when a turn brings calls, that very thread runs them, outside the
+// turn: handing them to another would cost a wake-up, 20 to 40 µs on a virtual machine. Meanwhile a lookout, awake every
+// 200 µs for as long as there is work, takes the loop over if a call takes longer, and takes calls that wait.
+//
+// A thread that blocks on a future does not count: as many take its place as there is work for, so calls that wait for
+// calls, to any depth, do not starve.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/future/home.h>
+
+namespace weft::rpc {
+
+class Crew final : public weft::detail::Home, public std::enable_shared_from_this<Crew> {
+ public:
+  // Up to `threads` threads run tasks at a time. The loop was made for given threads (EventLoop::Thread::Given).
+  static std::shared_ptr<Crew> make(std::string name, int threads, std::shared_ptr<EventLoop> loop);
+
+  bool drive(const std::function<bool()>& done, Deadline deadline) override;
+  void block(const std::function<void()>& wait) override;
+  void recall() noexcept override { loop_->recall(); }
+  bool inside() const override { return loop_->inside(); }
+  // After stop() the task is dropped.
+  void run(Task task) override;
+
+  // Ends the threads and waits for those that run tasks, unless one of them calls this. The tasks that wait are dropped.
+  void stop();
+  // Tasks that run or wait to.
+  std::size_t active() const;
+
+ private:
+  class Blocked;
+  Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
+  void work();
+  void run_one(std::unique_lock<std::mutex>& lock);
+  void serve(std::unique_lock<std::mutex>& lock);
+  bool rest(std::unique_lock<std::mutex>& lock);
+  void look_out(std::unique_lock<std::mutex>& lock);
+  void call_another(std::unique_lock<std::mutex>& lock);
+  bool may_grow() const { return threads_ - blocked_ < limit_ + 2; }
+
+  const std::string name_;
+  const int limit_;
+  const std::shared_ptr<EventLoop> loop_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable ended_;
+  std::deque<Task> tasks_;
+  std::atomic<bool> wanted_{false};  // there are tasks, or the end has come: whoever serves the loop should leave it
+  bool stopping_ = false;
+  bool serving_ = false;   // a thread serves the loop
+  bool looking_ = false;   // there is a lookout
+  int threads_ = 0;
+  int idle_ = 0;     // sleep until they are called
+  int busy_ = 0;     // run tasks, blocked ones among them
+  int blocked_ = 0;  // block on a future inside a task
+  std::uint64_t started_ = 0;  // tasks
+  std::chrono::steady_clock::time_point last_work_;
+};
+
+}  // namespace weft::rpc

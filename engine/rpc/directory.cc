@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <random>
+
+#include <weft/base/log.h>
+#include <weft/engine/codec/values.h>
+#include <weft/engine/group/pause.h>
+#include <weft/engine/group/store.h>
+#include <weft/engine/rpc/directory.h>
+
+namespace weft::rpc {
+
+namespace {
+
+constexpr std::size_t kLongestName = 127;
+
+using Bytes = transport::Bootstrap::Bytes;
+
+// What the store holds of a worker.
+struct Record {
+  std::string name;
+  int rank = -1;
+  std::vector<std::pair<std::string, std::string>> offers;
+  bool gone = false;
+  WEFT_FIELDS(name, rank, offers, gone)
+};
+
+Bytes written(const Record& record) {
+  const auto encoded = codec::Writer().write([&](codec::Packer& packer) { packer.pack(record); });
+  const auto* data = reinterpret_cast<const Bytes::value_type*>(encoded.body.data());
+  return Bytes(data, data + encoded.body.size());
+}
+
+Record read(const Bytes& bytes) {
+  Record record;
+  codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
+                         [&](const msgpack::object& object) { object.convert(record); });
+  return record;
+}
+
+Directory::Entry entry_of(const Record& record) {
+  Directory::Entry entry{{record.name, record.rank}, {}};
+  for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
+  return entry;
+}
+
+std::string slot(long index) { return "worker/" + std::to_string(index); }
+
+}  // namespace
+
+void check_name(const std::string& name) {
+  const bool fits = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':' || c == '-';
+  });
+  if (!name.empty() && name.size() <= kLongestName && fits) return;
+  const std::string shown = name.size() > 32 ? name.substr(0, 32) + "…" : name;
+  throw Error(Blame::Caller, "'" + shown + "' cannot be a worker's name: names are 1 to " + std::to_string(kLongestName) +
+                                 " letters, digits, '_', ':' and '-'");
+}
+
+Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size)
+    : store_(std::move(store)), self_(std::move(self)), size_(size) {}
+
+std::string Directory::token(Deadline deadline) {
+  if (store_->add("token/claim", 1) == 1) {
+    std::random_device random;
+    std::string text;
+    for (int i = 0; i < 4; ++i) text += std::to_string(random()) + "-";
+    store_->set("token", group::to_bytes(text));
+  }
+  return group::to_text(store_->get("token", deadline));
+}
+
+void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadline) {
+  const std::string other = size_ ? "kind/open" : "kind/fixed";
+  store_->add(size_ ? "kind/fixed" : "kind/open", 1);
+  if (store_->exists(other)) {
+    throw Error(Blame::Caller,
+                "workers that were given a world size and workers that were not cannot be in one job: give all of them "
+                "Options::world_size, or none");
+  }
+  if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
+    throw Error(Blame::Caller, "rank " + std::to_string(self_.rank) +
+                                   " is taken by another worker of this job; if it belongs to another job, give each a group_name");
+  }
+  Record record{self_.name, self_.rank, {}, false};
+  for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
+  const bool fresh = store_->add("name/" + self_.name, 1) == 1;
+  const std::string taken =
+      "the name '" + self_.name + "' is not unique: another worker of this job has it; names must differ";
+  if (!size_) {
+    if (!fresh) throw Error(Blame::Caller, taken);
+    store_->set(slot(self_.rank), written(record));
+    const long index = store_->add("joined", 1);
+    store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
+    return refresh();
+  }
+  store_->set(slot(self_.rank), written(record));
+  std::map<int, Entry> all;
+  for (int rank = 0; rank < *size_; ++rank) {
+    try {
+      all.emplace(rank, entry_of(read(store_->get(slot(rank), deadline))));
+    } catch (const Error& error) {
+      throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " + std::to_string(*size_));
+    }
+  }
+  wait_until_all_have_read(deadline);
+  std::map<std::string, int> ranks;
+  for (const auto& [rank, entry] : all) {
+    const auto [place, is_new] = ranks.emplace(entry.worker.name, rank);
+    if (is_new) continue;
+    throw Error(Blame::Caller, "the name '" + entry.worker.name + "' is not unique: ranks " + std::to_string(place->second) +
+                                   " and " + std::to_string(rank) + " have it; names must differ");
+  }
+  std::lock_guard lock(mutex_);
+  entries_ = std::move(all);
+}
+
+// Rank 0 may host the store, and must not end before the others have what they need of it.
+void Directory::wait_until_all_have_read(Deadline deadline) {
+  long read = store_->add("read", 1);
+  if (self_.rank != 0) return;
+  group::Pause pause;
+  while (read < *size_) {
+    if (deadline.passed()) {
+      throw Error(Blame::Timeout, "only " + std::to_string(read) + " of " + std::to_string(*size_) + " workers have joined");
+    }
+    pause.wait(deadline);
+    read = store_->add("read", 0);
+  }
+}
+
+void Directory::leave() noexcept {
+  if (size_) return;
+  try {
+    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, true}));
+    store_->erase("name/" + self_.name);
+  } catch (const Error& error) {
+    log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
+  }
+}
+
+// Those that have joined or left meanwhile.
+void Directory::refresh() {
+  const long joined = store_->add("joined", 0);
+  std::map<int, Entry> all;
+  for (long index = 1; index <= joined; ++index) {
+    const std::string key = "joined/" + std::to_string(index);
+    if (!store_->exists(key)) continue;  // it is about to
+    const int rank = std::stoi(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5)))));
+    const Record record = read(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5))));
+    if (!record.gone) all.insert_or_assign(rank, entry_of(record));
+  }
+  std::lock_guard lock(mutex_);
+  entries_ = std::move(all);
+}
+
+std::string Directory::known() const {
+  std::string text;
+  for (const auto& [rank, entry] : entries_) text += (text.empty() ? "" : ", ") + describe(entry.worker);
+  return text;
+}
+
+Directory::Entry Directory::find(const std::string& name) {
+  for (const bool again : {false, true}) {
+    if (again) {
+      if (size_) break;
+      refresh();
+    }
+    std::lock_guard lock(mutex_);
+    for (const auto& [rank, entry] : entries_) {
+      if (entry.worker.name == name) return entry;
+    }
+  }
+  std::lock_guard lock(mutex_);
+  throw Error(Blame::Caller, "the destination '" + name + "' cannot be found; the workers are " + known());
+}
+
+Directory::Entry Directory::find(int rank) {
+  for (const bool again : {false, true}) {
+    if (again) {
+      if (size_) break;
+      refresh();
+    }
+    std::lock_guard lock(mutex_);
+    if (const auto found = entries_.find(rank); found != entries_.end()) return found->second;
+  }
+  std::lock_guard lock(mutex_);
+  throw Error(Blame::Caller, "the destination rank " + std::to_string(rank) + " cannot be found; the workers are " + known());
+}
+
+bool Directory::forget(int rank) {
+  if (size_) return false;
+  std::lock_guard lock(mutex_);
+  entries_.erase(rank);
+  return true;
+}
+
+std::vector<WorkerInfo> Directory::workers() {
+  if (!size_) refresh();
+  std::lock_guard lock(mutex_);
+  std::vector<WorkerInfo> all;
+  for (const auto& [rank, entry] : entries_) all.push_back(entry.worker);
+  return all;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,60 @@
+// Who belongs to a job, and where each listens; in the store that the workers share. Functions block on the store, at most
+// until a deadline. Usable from every thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/rpc/types.h>
+#include <weft/transport/bootstrap.h>
+#include <weft/transport/routes.h>
+
+namespace weft::rpc {
+
+// Throws Caller where a name has letters that it must not have, or is too long or empty.
+void check_name(const std::string& name);
+
+class Directory {
+ public:
+  struct Entry {
+    WorkerInfo worker;
+    std::vector<transport::Offer> offers;
+  };
+
+  // `size` is the number of workers; without it they come and go.
+  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size);
+
+  // A text that all workers of this job share and nobody else knows.
+  std::string token(Deadline deadline);
+  // Publishes this worker; where the size is known, waits for all others and checks that their names differ. Throws
+  // Caller for a name or rank that is taken, and where workers of the two kinds meet; Timeout naming who is missing.
+  void join(const std::vector<transport::Offer>& offers, Deadline deadline);
+  // Takes it out again, where workers come and go.
+  void leave() noexcept;
+
+  // Throws Caller for somebody who is not there, naming who is.
+  Entry find(const std::string& name);
+  Entry find(int rank);
+  // It may have gone: look in the store next time. False where workers neither come nor go.
+  bool forget(int rank);
+  // All, by rank.
+  std::vector<WorkerInfo> workers();
+
+ private:
+  void wait_until_all_have_read(Deadline deadline);
+  void refresh();
+  std::string known() const;
+
+  const std::shared_ptr<transport::Bootstrap> store_;
+  const WorkerInfo self_;
+  const std::optional<int> size_;
+  mutable std::mutex mutex_;
+  std::map<int, Entry> entries_;
+};
+
+}  // namespace weft::rpc

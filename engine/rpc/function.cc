@@ -1,0 +1,122 @@
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include <cxxabi.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/rpc/function.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// The functions of this program, entered before main() and when a library is loaded. The one table that a process shares:
+// it says what code there is, not what anybody does with it.
+struct Table {
+  std::mutex mutex;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions;
+};
+
+Table& table() {
+  static Table the_table;
+  return the_table;
+}
+
+std::string demangled(const char* mangled) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  return status == 0 ? text.get() : mangled;
+}
+
+void replace_all(std::string& text, std::string_view from, std::string_view to) {
+  for (auto at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+}
+
+// As a programmer would write it.
+std::string readable(std::string text) {
+  replace_all(text, "std::__cxx11::", "std::");
+  replace_all(text, "std::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::string");
+  replace_all(text, "> >", ">>");
+  return text;
+}
+
+// Where in a declaration its last part stands outside of all brackets: "int ns::f<a, b>(int) const" -> ns::f<a, b>.
+std::string without_parameters(const std::string& text) {
+  int depth = 0;
+  std::size_t begin = 0;
+  std::size_t end = text.size();
+  const std::string_view hidden = "(anonymous namespace)";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, hidden.size(), hidden) == 0) {
+      i += hidden.size() - 1;
+      continue;
+    }
+    const char c = text[i];
+    if (c == '(' && depth == 0) {
+      end = i;
+      break;
+    }
+    if (c == '<' || c == '(') ++depth;
+    if (c == '>' || c == ')') --depth;
+    if (c == ' ' && depth == 0) begin = i + 1;
+  }
+  return text.substr(begin, end - begin);
+}
+
+}  // namespace
+
+const Function& enter(Function function) {
+  Table& all = table();
+  std::lock_guard lock(all.mutex);
+  const auto [place, fresh] = all.functions.try_emplace({function.id.name, function.id.signature}, function);
+  if (!fresh && place->second.value != function.value) {
+    std::fprintf(stderr,
+                 "weft: two functions of this program are called %s with the signature %s; remote calls could not tell them "
+                 "apart. Give one another name, or a namespace.\n",
+                 function.name.c_str(), function.signature.c_str());
+    std::abort();
+  }
+  return place->second;
+}
+
+const Function* find(const Identity& id) {
+  Table& all = table();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.functions.find({id.name, id.signature});
+  return found == all.functions.end() ? nullptr : &found->second;
+}
+
+std::vector<const Function*> named(std::uint64_t name) {
+  Table& all = table();
+  std::lock_guard lock(all.mutex);
+  std::vector<const Function*> found;
+  for (auto it = all.functions.lower_bound({name, 0}); it != all.functions.end() && it->first.first == name; ++it) {
+    found.push_back(&it->second);
+  }
+  return found;
+}
+
+std::string name_in(const std::type_info& tag) {
+  // "…::Tag<&(int ns::f<int>(int))>", or "…::Tag<&ns::f>"
+  std::string text = demangled(tag.name());
+  const auto open = text.find("Tag<");
+  if (open == std::string::npos || text.back() != '>') return readable(text);
+  text = text.substr(open + 4, text.size() - open - 5);
+  if (text.starts_with("&")) text.erase(0, 1);
+  if (text.starts_with("(") && !text.starts_with("(anonymous") && text.back() == ')') text = text.substr(1, text.size() - 2);
+  return readable(without_parameters(text));
+}
+
+std::string spelled(const std::type_info& type) { return readable(demangled(type.name())); }
+
+// FNV-1a.
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+}  // namespace weft::rpc

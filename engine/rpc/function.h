@@ -1,0 +1,182 @@
+// What a function is called by between processes: its qualified name with template arguments, and its signature, both as
+// the C++ ABI spells them, which g++ and clang do alike. A function enters this process's table when the program starts, if
+// anything in the program calls it remotely or exposes it. Nothing else can be called.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <weft/engine/codec/values.h>
+#include <weft/engine/future/future.h>
+
+namespace weft {
+template <class T>
+class RRef;
+}
+
+namespace weft::rpc {
+
+class Served;
+
+struct Identity {
+  std::uint64_t name = 0;       // hashes of the two texts' ABI spelling
+  std::uint64_t signature = 0;
+  friend bool operator==(const Identity&, const Identity&) = default;
+};
+
+struct Function {
+  Identity id;
+  std::string name;       // "ns::add"
+  std::string signature;  // "int (int, std::string)"
+  std::vector<std::byte> value;  // the function's address, to tell two functions of one identity apart
+  // Decodes the arguments, throws Caller where they are none, and has the call start.
+  void (*serve)(const std::shared_ptr<Served>& call, const msgpack::object& arguments) = nullptr;
+};
+
+// Aborts where a different function has this identity already. Called before main().
+const Function& enter(Function function);
+// Null where this process has none.
+const Function* find(const Identity& id);
+// Those of the same name: what a mismatch is explained with.
+std::vector<const Function*> named(std::uint64_t name);
+
+// "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters are left out.
+std::string name_in(const std::type_info& tag);
+// "int (int, std::string)".
+std::string spelled(const std::type_info& type);
+std::uint64_t hash_of(std::string_view text);
+
+// Runs a short function on the callee's loop: agent.sync<inline_<&f>>(to, …). It must not block.
+template <auto F>
+struct Inline {};
+template <auto F>
+constexpr Inline<F> inline_{};
+
+namespace detail {
+
+template <auto F>
+struct Tag {};
+template <class T>
+struct MadeBy {};
+
+template <class T>
+constexpr bool is_future = weft::detail::IsFuture<T>::value;
+
+// What a parameter may be.
+template <class P>
+constexpr bool check_parameter() {
+  using T = std::remove_cvref_t<P>;
+  static_assert(!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>,
+                "a function that is called remotely cannot take a non-const lvalue reference: the caller would not see the "
+                "change; take the parameter by value and return what changed");
+  static_assert(!std::is_same_v<T, std::string_view>,
+                "a function that is called remotely cannot take a std::string_view: the characters do not travel with it; "
+                "take a std::string");
+  static_assert(!std::is_pointer_v<T>,
+                "a function that is called remotely cannot take a pointer: it means nothing in another process; take the "
+                "value itself, or an RRef to it");
+  static_assert(!is_future<T>, "a Future cannot be sent: wait for it and send the value, or send an RRef");
+  return true;
+}
+
+// The parts of a function's type; M is void for one that is no member.
+template <class R, class M, class... P>
+struct Shape {
+  using Returned = R;
+  using Module = M;
+  using Result = typename weft::detail::Flat<std::remove_cvref_t<R>>::Type;
+  using Arguments = std::tuple<std::remove_cvref_t<P>...>;
+  using Signature = Result(std::remove_cvref_t<P>...);
+  static constexpr std::size_t arity = sizeof...(P);
+  static constexpr bool deferred = is_future<std::remove_cvref_t<R>>;
+  static constexpr bool valid = (check_parameter<P>() && ...);
+};
+
+template <class F>
+struct ShapeOf {
+  static_assert(!std::is_same_v<F, F>,
+                "this is no function that can be called remotely: a lambda or function object has no name that another "
+                "process could call; write a function, or a member function for RRef, and pass its address (&f); pick an "
+                "overload with static_cast");
+};
+template <class R, class... P>
+struct ShapeOf<R (*)(P...)> : Shape<R, void, P...> {};
+template <class R, class... P>
+struct ShapeOf<R (*)(P...) noexcept> : Shape<R, void, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...)> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...) const> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...) noexcept> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...) const noexcept> : Shape<R, M, P...> {};
+
+template <auto F>
+struct Named {
+  static constexpr auto function = F;
+  static constexpr bool on_loop = false;
+};
+template <auto F>
+struct NamedInline {
+  static constexpr auto function = F;
+  static constexpr bool on_loop = true;
+};
+template <class T, T F>
+struct Naming : Named<F> {};
+template <auto G, Inline<G> F>
+struct Naming<Inline<G>, F> : NamedInline<G> {};
+
+template <class T>
+std::vector<std::byte> bytes_of(T value) {
+  std::vector<std::byte> bytes(sizeof value);
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+template <class Tuple, std::size_t... i>
+Tuple unpack_tuple(const msgpack::object& object, std::index_sequence<i...>) {
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(i)) throw msgpack::type_error();
+  return Tuple{codec::unpacked<std::tuple_element_t<i, Tuple>>(object.via.array.ptr[i])...};
+}
+template <class Tuple>
+Tuple unpack_tuple(const msgpack::object& object) {
+  return unpack_tuple<Tuple>(object, std::make_index_sequence<std::tuple_size_v<Tuple>>());
+}
+
+template <class Tuple>
+void pack_tuple(codec::Packer& packer, const Tuple& values) {
+  packer.pack_array(static_cast<std::uint32_t>(std::tuple_size_v<Tuple>));
+  std::apply([&](const auto&... value) { (packer.pack(value), ...); }, values);
+}
+
+// A value of a future's or function's result; void travels as nil.
+template <class T>
+void pack_result(codec::Packer& packer, const weft::detail::Stored<T>& value) {
+  if constexpr (std::is_void_v<T>) {
+    packer.pack_nil();
+  } else {
+    packer.pack(value);
+  }
+}
+template <class T>
+weft::detail::Stored<T> unpack_result(const msgpack::object& object) {
+  if constexpr (std::is_void_v<T>) {
+    if (!object.is_nil()) throw msgpack::type_error();
+    return {};
+  } else {
+    return codec::unpacked<T>(object);
+  }
+}
+
+}  // namespace detail
+}  // namespace weft::rpc

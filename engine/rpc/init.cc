@@ -1,0 +1,79 @@
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <weft/base/config.h>
+#include <weft/base/log.h>
+#include <weft/engine/group/address.h>
+#include <weft/engine/group/rendezvous.h>
+#include <weft/engine/group/store.h>
+#include <weft/engine/group/url.h>
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// Whether no number of workers is given anywhere: they come and go then.
+bool is_open(const Options& options, const group::Environment& environment) {
+  if (options.world_size) return false;
+  if (options.store) return true;
+  const auto url = group::Url::parse(options.init_method);
+  if (url.number("world_size")) return false;
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
+    if (environment(name) != nullptr) return false;
+  }
+  return true;
+}
+
+ProcessGroupOptions meeting(const Options& options, bool open, const group::Environment& environment) {
+  ProcessGroupOptions meeting;
+  meeting.init_method = options.init_method;
+  meeting.rank = options.rank;
+  meeting.world_size = options.world_size;
+  meeting.store = options.store;
+  meeting.group_name = "rpc" + (options.group_name.empty() ? "" : "/" + options.group_name);
+  if (!open) return meeting;
+  if (!meeting.rank && !options.store) meeting.rank = group::Url::parse(options.init_method).number("rank");
+  if (const char* rank = environment("RANK"); !meeting.rank && rank != nullptr) meeting.rank = group::to_number("RANK", rank);
+  if (!meeting.rank) {
+    throw Error(Blame::Caller, "no rank for a worker of a job without a world size: set rpc::Options::rank, ?rank= or RANK");
+  }
+  meeting.world_size = *meeting.rank + 1;
+  return meeting;
+}
+
+}  // namespace
+
+Agent init(const std::string& name, Options options) {
+  static_cast<void>(config());  // a wrong variable is reported here
+  check_name(name);
+  if (options.worker_threads < 1) {
+    throw Error(Blame::Caller, "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
+  }
+  if (options.timeout.count() < 0) {
+    throw Error(Blame::Caller, "rpc::Options::timeout is " + weft::describe(options.timeout) + "; it is positive, or 0 for none");
+  }
+  for (const auto& [kind, delay] : options.faults.delay) {
+    if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
+  }
+  const auto environment = group::process_environment();
+  const bool open = is_open(options, environment);
+  const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;
+  const Deadline deadline = Deadline::in(limit);
+  const auto place = group::rendezvous(meeting(options, open, environment), environment, deadline);
+
+  AgentCore::Parts parts;
+  parts.self = {name, place.rank};
+  if (!open) parts.world_size = place.world_size;
+  parts.kept = {place.until_all_came, std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
+  parts.store = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
+  parts.options = std::move(options);
+  // Peers come from this machine only, unless the user names an interface.
+  const auto& interfaces = config().socket_interfaces;
+  const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
+  auto core = AgentCore::make(std::move(parts), address, deadline);
+  log::info("worker " + describe(core->self()) + " has joined");
+  return Agent(std::move(core), /*leaves_when_dropped=*/true);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,106 @@
+#include <c10/core/CPUAllocator.h>
+
+#include <weft/engine/rpc/message.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// Bounds of what a peer may make this process allocate for one message.
+constexpr std::uint64_t kMostBody = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 38;
+
+c10::Storage allocate(std::uint64_t bytes) {
+  c10::Allocator* allocator = c10::GetCPUAllocator();
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/false);
+}
+
+// What must outlive the sending.
+struct Sent {
+  codec::Encoded message;
+};
+
+// A message whose payloads are on their way in.
+struct Coming {
+  Head head;
+  std::vector<std::byte> body;
+  std::vector<codec::Part> parts;
+};
+
+}  // namespace
+
+Op send_message(transport::Connection& connection, Head head, codec::Encoded message) {
+  thread_local std::vector<std::byte> header;
+  header.clear();
+  std::vector<StorageEntry> table;
+  std::vector<Slice> slices;
+  const bool aside = message.body.size() > kMaxBodyInHeader;
+  if (aside) {
+    head.flags |= kBodyAside;
+    slices.push_back({const_cast<std::byte*>(message.body.data()), message.body.size(), Device::host()});
+  }
+  for (const codec::Part& part : message.parts) {
+    table.push_back({part.begin, 0, 0});
+    slices.push_back({part.data(), part.bytes, Device::host()});
+  }
+  head.storages = static_cast<std::uint32_t>(message.parts.size());
+  append_head(header, head, table);
+  if (!aside) {
+    const auto body = message.body.bytes();
+    header.insert(header.end(), body.begin(), body.end());
+  }
+  Pin pin;
+  if (!slices.empty()) pin = std::make_shared<Sent>(Sent{std::move(message)});
+  return connection.send(header, slices, std::move(pin), Fence());
+}
+
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival,
+                     std::function<void(Message message, const Error* lacking)> deliver,
+                     const std::function<void(const Error& why)>& refuse) {
+  const auto parsed = parse_head(arrival.header, arrival.sizes.size());
+  const auto give_up = [&](const Error& why) {
+    connection.accept({}, nullptr, Fence());
+    refuse(why);
+  };
+  if (!parsed) return give_up(parsed.error());
+  const auto& [head, table, rest] = parsed.value();
+  if (arrival.sizes.empty()) {
+    connection.accept({}, nullptr, Fence());
+    return deliver(Message{head, rest, {}}, nullptr);
+  }
+  const bool aside = (head.flags & kBodyAside) != 0;
+  std::uint64_t bytes = 0;
+  for (const std::uint64_t size : arrival.sizes) {
+    if (size > kMostBytes - bytes) return give_up(Error(Blame::PeerLost, "the peer sent a message of more than 256 GiB"));
+    bytes += size;
+  }
+  if (aside && arrival.sizes[0] > kMostBody) return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
+
+  auto coming = std::make_shared<Coming>();
+  coming->head = head;
+  std::vector<Slice> destinations;
+  try {
+    if (aside) {
+      coming->body.resize(arrival.sizes[0]);
+      destinations.push_back({coming->body.data(), coming->body.size(), Device::host()});
+    } else {
+      coming->body.assign(rest.begin(), rest.end());
+    }
+    for (std::size_t i = 0; i < table.size(); ++i) {
+      const std::uint64_t size = arrival.sizes[i + (aside ? 1 : 0)];
+      coming->parts.push_back({table[i].begin, size, allocate(size), 0});
+      destinations.push_back({coming->parts.back().data(), size, Device::host()});
+    }
+  } catch (const std::exception&) {
+    connection.accept({}, nullptr, Fence());
+    const Error lacking(Blame::Busy, "no memory for a message of " + std::to_string(bytes) + " bytes");
+    return deliver(Message{head, {}, {}}, &lacking);
+  }
+  const Op op = connection.accept(destinations, coming, Fence());
+  op.on_ended([op, coming, deliver = std::move(deliver)] {
+    if (op.error()) return;  // the lane has ended, which its handler hears of
+    deliver(Message{coming->head, coming->body, std::move(coming->parts)}, nullptr);
+  });
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,31 @@
+// Whole messages over a connection: head, table, body and storages in one send, and together again on the other side.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <weft/engine/codec/stream.h>
+#include <weft/engine/rpc/wire.h>
+#include <weft/transport/connection.h>
+
+namespace weft::rpc {
+
+
+// Sends the message; `head` lacks its flags for the body and the number of storages. Usable from every thread.
+Op send_message(transport::Connection& connection, Head head, codec::Encoded message);
+
+struct Message {
+  Head head;
+  std::span<const std::byte> body;
+  std::vector<codec::Part> parts;
+};
+
+// For Handlers::arrived: accepts what came and calls `deliver` once the storages are there, on the loop; or `refuse`, with
+// the reason, where the bytes are no message. What there is no memory for comes without parts and with `lacking` set.
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival,
+                     std::function<void(Message message, const Error* lacking)> deliver,
+                     const std::function<void(const Error& why)>& refuse);
+
+}  // namespace weft::rpc

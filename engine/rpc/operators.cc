@@ -1,0 +1,71 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/rpc/operators.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::rpc {
+
+namespace {
+
+c10::IValue to_ivalue(const OperatorValue& value) {
+  return std::visit(
+      []<class T>(const T& held) {
+        if constexpr (std::is_same_v<T, std::monostate>) {
+          return c10::IValue();
+        } else {
+          return c10::IValue(held);
+        }
+      },
+      value);
+}
+
+// The first overload whose schema takes the arguments, as torch's own lookup by name has it.
+c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments) {
+  if (name.find("::") == std::string::npos) {
+    throw Error(Blame::Caller, "'" + name + "' is no operator's name; they are written \"aten::add\"");
+  }
+  const auto& overloads = torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name));
+  if (overloads.empty()) throw Error(Blame::Caller, "libtorch has no operator '" + name + "'");
+  std::string tried;
+  for (const auto& overload : overloads) {
+    std::vector<c10::IValue> stack;
+    for (const auto& argument : arguments) stack.push_back(to_ivalue(argument));
+    try {
+      overload->schema().checkAndNormalizeInputs(stack);
+    } catch (const std::exception&) {
+      tried += "\n  " + c10::toString(overload->schema());
+      continue;
+    }
+    overload->getOperation()(stack);
+    if (stack.size() == 1) return std::move(stack.front());
+    return c10::ivalue::Tuple::create(std::move(stack));
+  }
+  throw Error(Blame::Caller, "no overload of " + name + " takes these " + std::to_string(arguments.size()) +
+                                 " arguments; it has:" + tried);
+}
+
+}  // namespace
+
+at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments) {
+  const c10::IValue result = run(name, arguments);
+  if (!result.isTensor()) throw Error(Blame::Caller, name + " gives no single tensor but " + result.tagKind());
+  return result.toTensor();
+}
+
+std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments) {
+  const c10::IValue result = run(name, arguments);
+  if (result.isTensor()) return {result.toTensor()};
+  if (result.isTensorList()) return result.toTensorVector();
+  std::vector<at::Tensor> all;
+  if (result.isTuple()) {
+    for (const auto& one : result.toTupleRef().elements()) {
+      if (one.isTensor()) all.push_back(one.toTensor());
+    }
+    if (all.size() == result.toTupleRef().elements().size()) return all;
+  }
+  throw Error(Blame::Caller, name + " gives no tensors but " + result.tagKind());
+}
+
+}  // namespace weft::rpc

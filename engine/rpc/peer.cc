@@ -1,0 +1,291 @@
+#include <weft/base/log.h>
+#include <weft/engine/rpc/peer.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::rpc {
+
+namespace {
+
+// The body of a Hello.
+struct HelloRecord {
+  std::uint32_t version = kWireVersion;
+  std::string token;
+  WorkerInfo from;
+  WorkerInfo to;
+  WEFT_FIELDS(version, token, from, to)
+};
+
+template <class T>
+codec::Encoded encoded(const T& value) {
+  return codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); });
+}
+
+template <class T>
+T decoded(std::span<const std::byte> body) {
+  T value;
+  codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(value); });
+  return value;
+}
+
+// A call of another worker, answered over the connection it came by.
+class RemoteServed final : public Served {
+ public:
+  RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state,
+               std::weak_ptr<Inbound> inbound, std::uint64_t call)
+      : Served(std::move(core), function, on_loop, std::move(state)), inbound_(std::move(inbound)), call_(call) {}
+
+  void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
+    if (const auto inbound = inbound_.lock()) inbound->reply(call_, function_, pack);
+  }
+  void fail(const std::exception_ptr& error) noexcept override {
+    const Error thrown(Blame::Remote, text_of(error));
+    log::warn(function_.name + ", called by " + describe(state_->caller) + ", threw: " + thrown.text());
+    if (const auto inbound = inbound_.lock()) inbound->fail(call_, Failure::Thrown, thrown);
+  }
+  void refuse(const std::exception_ptr& error) noexcept override {
+    const auto inbound = inbound_.lock();
+    if (!inbound) return;
+    try {
+      std::rethrow_exception(error);
+    } catch (const CreationError& caught) {
+      inbound->fail(call_, Failure::NotCreated, caught);
+    } catch (...) {
+      inbound->fail(call_, Failure::Refused, to_error(error, Blame::Caller));
+    }
+  }
+
+ private:
+  static std::string text_of(const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& caught) {
+      return caught.what();
+    } catch (const std::exception& caught) {
+      return tensor::text_of(caught);
+    } catch (...) {
+      return "something that is no std::exception";
+    }
+  }
+  const std::weak_ptr<Inbound> inbound_;
+  const std::uint64_t call_;
+};
+
+std::string explain_unknown(const Identity& id) {
+  std::string text;
+  for (const Function* function : named(id.name)) {
+    text += (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
+  }
+  if (!text.empty()) return text;
+  return "it has no function of that name: its program neither calls it remotely nor exposes it (weft::rpc::expose<&f>())";
+}
+
+}  // namespace
+
+Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
+  const auto core = core_.lock();
+  std::lock_guard lock(mutex_);
+  if (closed_ || !core) throw Error(Blame::Cancelled, "the agent has left");
+  if (lane_.connection) return lane_;
+  Lane made;
+  made.connection = routes.connect(entry_.offers, {core->loop(), deadline});
+  made.number = ++lanes_;
+  log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " + std::string(made.connection->transport()) +
+            " (" + made.connection->peer() + ")");
+  greet(*core, *made.connection);
+  transport::Connection& connection = *made.connection;
+  made.connection->receive(
+      {[weak = weak_from_this(), number = made.number, &connection](const transport::Arrival& arrival) {
+         if (const auto self = weak.lock()) self->arrived(number, connection, arrival);
+       },
+       [weak = weak_from_this(), number = made.number](const Error& why) {
+         if (const auto self = weak.lock()) self->ended(number, why);
+       }});
+  lane_ = made;
+  return made;
+}
+
+void Peer::greet(AgentCore& core, transport::Connection& connection) {
+  Head head;
+  head.kind = FrameKind::Hello;
+  send_message(connection, head, encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker}));
+}
+
+void Peer::arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  receive_message(
+      connection, arrival,
+      [core, self = shared_from_this()](Message message, const Error* lacking) {
+        const auto kind = message.head.kind;
+        if (kind == FrameKind::Reply || kind == FrameKind::Failure) core->reply_came(self->worker(), std::move(message), lacking);
+      },
+      [&](const Error& why) {
+        connection.close(why);
+        ended(number, why);
+      });
+}
+
+void Peer::ended(std::uint64_t number, const Error& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (lane_.number == number) lane_ = {};
+  }
+  if (const auto core = core_.lock()) core->lane_ended(entry_.worker, number, why);
+}
+
+void Peer::close(const Error& why) noexcept {
+  Lane lane;
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    lane = std::exchange(lane_, {});
+  }
+  if (lane.connection) lane.connection->close(why);
+}
+
+void Inbound::start() {
+  connection_->receive({[weak = weak_from_this()](const transport::Arrival& arrival) {
+                          if (const auto self = weak.lock()) self->arrived(arrival);
+                        },
+                        [weak = weak_from_this()](const Error& why) {
+                          if (const auto self = weak.lock()) self->ended(why);
+                        }});
+}
+
+WorkerInfo Inbound::worker() const {
+  std::lock_guard lock(mutex_);
+  return worker_.value_or(WorkerInfo());
+}
+
+void Inbound::close(const Error& why) noexcept { connection_->close(why); }
+
+void Inbound::arrived(const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  receive_message(
+      *connection_, arrival,
+      [core, self = shared_from_this()](Message message, const Error* lacking) {
+        self->deliver(core, std::move(message), lacking);
+      },
+      [&](const Error& why) {
+        connection_->close(why);
+        ended(why);
+      });
+}
+
+void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
+  if (worker().rank < 0) return greeted(core, message);
+  if (message.head.kind == FrameKind::Call) {
+    call_came(core, std::move(message), lacking);
+  } else if (message.head.kind == FrameKind::Cancel) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = calls_.find(message.head.call); found != calls_.end()) found->second->cancelled = true;
+  }
+}
+
+// Strangers get no answer, and no second message is read of them.
+void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& message) {
+  std::string wrong;
+  HelloRecord hello;
+  try {
+    if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
+      wrong = "it does not begin with a greeting";
+    } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
+      wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " + std::to_string(kWireVersion);
+    } else if (hello.token != core->token()) {
+      wrong = "it belongs to another job";
+    } else if (!(hello.to == core->self())) {
+      wrong = "it looks for " + describe(hello.to);
+    }
+  } catch (const Error& error) {
+    wrong = error.text();
+  }
+  if (!wrong.empty() || hello.from.rank < 0) {
+    const Error why(Blame::PeerLost, "a connection from " + connection_->peer() + " was refused: " + wrong);
+    log::warn(describe(core->self()) + ": " + why.text());
+    connection_->close(why);
+    return ended(why);
+  }
+  std::lock_guard lock(mutex_);
+  worker_ = hello.from;
+}
+
+void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
+  const Head& head = message.head;
+  if (lacking != nullptr) return fail(head.call, Failure::Refused, *lacking);
+  auto state = std::make_shared<CallState>();
+  state->caller = worker();
+  if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  const Function* function = find({head.name, head.signature});
+  if (function == nullptr) {
+    return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    calls_.insert_or_assign(head.call, state);
+  }
+  auto served = std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
+  try {
+    rref::ForkReader forks(*core, state->caller.rank);
+    codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+      function->serve(served, object);
+    });
+  } catch (const Error& error) {
+    fail(head.call, Failure::Refused, error.within("its arguments cannot be decoded"));
+  }
+}
+
+void Inbound::reply(std::uint64_t call, const Function& function, const std::function<void(codec::Packer&)>& pack) noexcept {
+  const auto core = core_.lock();
+  if (!core) return;
+  rref::ForkWriter forks(*core, worker().rank);
+  try {
+    auto message = codec::Writer(&forks).write(pack);
+    forget(call);
+    core->count_served();
+    Head head;
+    head.kind = FrameKind::Reply;
+    head.call = call;
+    auto shared = std::make_shared<codec::Encoded>(std::move(message));
+    core->send_frame(MessageKind::Reply, [connection = connection_, head, shared] {
+      send_message(*connection, head, std::move(*shared));
+    });
+  } catch (const Error& error) {
+    forks.undo();
+    fail(call, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
+  } catch (const std::exception& error) {
+    forks.undo();
+    fail(call, Failure::Refused,
+         Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + tensor::text_of(error)));
+  }
+}
+
+void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcept {
+  forget(call);
+  const auto core = core_.lock();
+  if (!core) return;
+  core->count_served();
+  Head head;
+  head.kind = FrameKind::Failure;
+  head.call = call;
+  auto shared = std::make_shared<codec::Encoded>(encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
+  core->send_frame(MessageKind::Reply, [connection = connection_, head, shared] {
+    send_message(*connection, head, std::move(*shared));
+  });
+}
+
+void Inbound::forget(std::uint64_t call) {
+  std::lock_guard lock(mutex_);
+  calls_.erase(call);
+}
+
+void Inbound::ended(const Error& why) {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, state] : calls_) state->cancelled = true;
+    calls_.clear();
+  }
+  if (const auto core = core_.lock()) core->inbound_ended(*this, why);
+}
+
+}  // namespace weft::rpc

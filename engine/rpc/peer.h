@@ -1,0 +1,86 @@
+// The connections of one agent. To each worker that it calls, one, made at the first call: calls go out on it and replies
+// come back (Peer). From each worker that calls it, one (Inbound). So neither side needs to agree who connects.
+//
+// Before anything else the connecting side says who it is and shows the job's token; see docs/wire.md.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/message.h>
+
+namespace weft::rpc {
+
+enum class Failure {
+  Refused,     // the function was not run
+  Thrown,      // it threw
+  NotCreated,  // the value that it was called on was not created
+};
+
+class Peer : public std::enable_shared_from_this<Peer> {
+ public:
+  Peer(std::weak_ptr<AgentCore> core, Directory::Entry entry) : core_(std::move(core)), entry_(std::move(entry)) {}
+
+  // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
+  // worker. One that was lost is made anew.
+  struct Lane {
+    std::shared_ptr<transport::Connection> connection;
+    std::uint64_t number = 0;
+  };
+  Lane lane(const transport::Routes& routes, Deadline deadline);
+  const WorkerInfo& worker() const { return entry_.worker; }
+  void close(const Error& why) noexcept;
+
+ private:
+  void greet(AgentCore& core, transport::Connection& connection);
+  void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
+  void ended(std::uint64_t number, const Error& why);
+
+  const std::weak_ptr<AgentCore> core_;
+  const Directory::Entry entry_;
+  std::mutex mutex_;
+  Lane lane_;
+  std::uint64_t lanes_ = 0;
+  bool closed_ = false;
+};
+
+class Inbound : public std::enable_shared_from_this<Inbound> {
+ public:
+  Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection)
+      : core_(std::move(core)), connection_(std::move(connection)) {}
+  void start();
+  void close(const Error& why) noexcept;
+  // Who is at the other end; rank -1 until it has said so.
+  WorkerInfo worker() const;
+
+  // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
+  void reply(std::uint64_t call, const Function& function, const std::function<void(codec::Packer&)>& pack) noexcept;
+  void fail(std::uint64_t call, Failure what, const Error& error) noexcept;
+
+ private:
+  void arrived(const transport::Arrival& arrival);
+  void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
+  void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
+  void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
+  void ended(const Error& why);
+  void forget(std::uint64_t call);
+
+  const std::weak_ptr<AgentCore> core_;
+  const std::shared_ptr<transport::Connection> connection_;
+  mutable std::mutex mutex_;
+  std::optional<WorkerInfo> worker_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;  // that run here
+};
+
+// How a failure travels.
+struct FailureRecord {
+  int what = 0;   // Failure
+  int blame = 0;
+  std::string text;
+  WEFT_FIELDS(what, blame, text)
+};
+
+}  // namespace weft::rpc

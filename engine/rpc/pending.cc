@@ -1,0 +1,56 @@
+#include <weft/engine/rpc/pending.h>
+
+namespace weft::rpc {
+
+void PendingCalls::add(std::uint64_t id, WaitingCall call) {
+  std::lock_guard lock(mutex_);
+  calls_.emplace(id, std::move(call));
+}
+
+WaitingCall PendingCalls::take(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return {};
+  WaitingCall call = std::move(found->second);
+  calls_.erase(found);
+  return call;
+}
+
+template <class F>
+std::vector<PendingCalls::Taken> PendingCalls::take_if(F wanted) {
+  std::vector<Taken> taken;
+  std::lock_guard lock(mutex_);
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    if (wanted(it->second)) {
+      taken.push_back({it->first, std::move(it->second)});
+      it = calls_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return taken;
+}
+
+std::vector<PendingCalls::Taken> PendingCalls::take_all_to(int rank, std::uint64_t lane) {
+  return take_if([&](const WaitingCall& call) { return call.to == rank && (lane == 0 || call.lane == lane); });
+}
+
+std::vector<PendingCalls::Taken> PendingCalls::take_all() {
+  return take_if([](const WaitingCall&) { return true; });
+}
+
+std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::time_point now, Deadline& next) {
+  next = Deadline::never();
+  return take_if([&](const WaitingCall& call) {
+    if (call.deadline.point() <= now) return true;
+    next = Deadline::sooner(next, call.deadline);
+    return false;
+  });
+}
+
+std::size_t PendingCalls::size() const {
+  std::lock_guard lock(mutex_);
+  return calls_.size();
+}
+
+}  // namespace weft::rpc

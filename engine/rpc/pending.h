@@ -1,0 +1,77 @@
+// The calls of one agent that wait for their replies.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/codec/stream.h>
+#include <weft/engine/future/future.h>
+#include <weft/engine/rpc/function.h>
+
+namespace weft::rpc {
+
+// Who waits for one reply. Completed once.
+class PendingCall {
+ public:
+  PendingCall() = default;
+  PendingCall(const PendingCall&) = delete;
+  PendingCall& operator=(const PendingCall&) = delete;
+  virtual ~PendingCall() = default;
+  // Throws what decoding throws; then fail() is called.
+  virtual void succeed(const msgpack::object& result) = 0;
+  virtual void fail(std::exception_ptr error) = 0;
+};
+
+template <class R>
+class PendingResult final : public PendingCall {
+ public:
+  explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
+  void succeed(const msgpack::object& result) override { set(detail::unpack_result<R>(result), nullptr); }
+  void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
+  void set(weft::detail::Stored<R> value, weft::detail::DeviceWorkRef work) { promise_.set_with(std::move(work), std::move(value)); }
+
+ private:
+  Promise<R> promise_;
+};
+
+struct WaitingCall {
+  std::unique_ptr<PendingCall> pending;
+  Deadline deadline = Deadline::never();
+  std::chrono::milliseconds limit{0};     // as it was given, for the message
+  const Function* function = nullptr;
+  int to = -1;                            // the callee's rank
+  std::uint64_t lane = 0;                 // which of its connections, one after the other
+  bool counts = true;                     // a user's call, not one of Weft's own
+};
+
+// Usable from every thread.
+class PendingCalls {
+ public:
+  void add(std::uint64_t id, WaitingCall call);
+  // The call, which is this caller's to complete from now on; without `pending` if it is gone.
+  WaitingCall take(std::uint64_t id);
+  struct Taken {
+    std::uint64_t id = 0;
+    WaitingCall call;
+  };
+  // All that went to a worker, over one of its connections where `lane` is not 0.
+  std::vector<Taken> take_all_to(int rank, std::uint64_t lane);
+  std::vector<Taken> take_all();
+  // Those whose time is over. `next` becomes the earliest deadline of the others.
+  std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);
+  std::size_t size() const;
+
+ private:
+  template <class F>
+  std::vector<Taken> take_if(F wanted);
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, WaitingCall> calls_;
+};
+
+}  // namespace weft::rpc

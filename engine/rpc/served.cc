@@ -1,0 +1,59 @@
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/served.h>
+
+namespace weft::rpc {
+
+CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call)
+    : core_(std::move(core)), agent_(std::make_unique<Agent>(core_, false)), home_(core_->crew()), call_(std::move(call)) {}
+
+CallAmbient::~CallAmbient() = default;
+
+const CallAmbient& current_call(const char* what) {
+  if (const auto* call = dynamic_cast<const CallAmbient*>(weft::detail::ambient().get())) return *call;
+  throw Error(Blame::Caller, std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
+}
+
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task) {
+  auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
+  Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
+    AgentCore& agent = *ambient->core();
+    agent.function_started();
+    {
+      const weft::detail::AmbientScope scope(ambient);
+      task();
+      task = Task();
+    }
+    agent.function_ended();
+  });
+  if (!on_loop) return core->crew()->run(std::move(run));
+  if (core->loop()->inside()) return run();
+  core->loop()->post(std::move(run));
+}
+
+void Served::give_up(const std::exception_ptr& error) noexcept {
+  if (value_) value_->fail(error);
+  refuse(error);
+}
+
+void Served::start(const std::optional<Future<void>>& first, Task task) {
+  std::vector<Future<void>> unconfirmed;
+  if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
+  if (unconfirmed.empty() && (!first || (first->done() && !first->failed()))) {
+    return start_function(core_, state_, on_loop_, std::move(task));
+  }
+  auto shared = std::make_shared<Task>(std::move(task));
+  const auto go = [self = shared_from_this(), shared] {
+    start_function(self->core_, self->state_, self->on_loop_, std::move(*shared));
+  };
+  when_all(std::move(unconfirmed)).on_done_light([self = shared_from_this(), first, go](const Future<void>& confirmed) {
+    if (const auto error = confirmed.error()) return self->give_up(error);
+    if (!first) return go();
+    first->on_done_light([self, go](const Future<void>& created) {
+      if (const auto error = created.error()) return self->give_up(error);
+      go();
+    });
+  });
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,85 @@
+// One call that this worker was asked for: it starts the function where it may run, and sends its result.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include <weft/engine/codec/stream.h>
+#include <weft/engine/future/home.h>
+#include <weft/engine/rpc/function.h>
+#include <weft/engine/rpc/types.h>
+#include <weft/engine/rref/references.h>
+
+namespace weft::rpc {
+
+class Agent;
+class AgentCore;
+
+// What this_call() shows; shared with whoever may cancel it.
+struct CallState {
+  WorkerInfo caller;
+  Deadline deadline = Deadline::never();
+  std::atomic<bool> cancelled{false};
+};
+
+// What follows a call through continuations: the agent and the call.
+class CallAmbient final : public weft::detail::Ambient {
+ public:
+  CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call);
+  ~CallAmbient() override;
+  const std::shared_ptr<weft::detail::Home>& home() const override { return home_; }
+  const std::shared_ptr<AgentCore>& core() const { return core_; }
+  const CallState& call() const { return *call_; }
+  Agent& agent() const { return *agent_; }
+
+ private:
+  std::shared_ptr<AgentCore> core_;
+  std::unique_ptr<Agent> agent_;  // what this_agent() gives
+  std::shared_ptr<weft::detail::Home> home_;
+  std::shared_ptr<const CallState> call_;
+};
+
+// This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
+const CallAmbient& current_call(const char* what);
+
+// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew.
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task);
+
+// A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
+class Served : public std::enable_shared_from_this<Served> {
+ public:
+  Served(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state)
+      : core_(std::move(core)), function_(function), on_loop_(on_loop), state_(std::move(state)) {}
+  Served(const Served&) = delete;
+  Served& operator=(const Served&) = delete;
+  virtual ~Served() = default;
+
+  const std::shared_ptr<AgentCore>& core() const { return core_; }
+  const CallState& state() const { return *state_; }
+  // What the call is to create; it fails if the call does.
+  void keep(std::shared_ptr<rref::Owned> value) { value_ = std::move(value); }
+  // When the arguments have been decoded, with what runs the function: that is once their references are confirmed, and
+  // `first` is done (the creation of the value that a method is called on).
+  void start(const std::optional<Future<void>>& first, Task task);
+
+  // Packs and sends the result. What packing throws becomes the failure.
+  virtual void reply(const std::function<void(codec::Packer&)>& pack) noexcept = 0;
+  // The function threw.
+  virtual void fail(const std::exception_ptr& error) noexcept = 0;
+  // The function was not run.
+  virtual void refuse(const std::exception_ptr& error) noexcept = 0;
+
+ protected:
+  const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
+  const bool on_loop_;
+  const std::shared_ptr<CallState> state_;
+
+ private:
+  void give_up(const std::exception_ptr& error) noexcept;
+  std::shared_ptr<rref::Owned> value_;
+};
+
+}  // namespace weft::rpc

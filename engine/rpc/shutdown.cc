@@ -1,0 +1,118 @@
+// Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all have come it asks every
+// worker what is active there, again and again, until two rounds one after the other find everybody idle and no call issued
+// in between. A call that travels is waiting at its caller, so then none does.
+#include <weft/engine/group/pause.h>
+#include <weft/engine/rpc/calls.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::rpc {
+
+namespace internal {
+
+Activity activity() { return current_call("activity()").core()->activity(); }
+
+Future<void> join_shutdown() { return current_call("join_shutdown()").core()->join_shutdown(); }
+
+}  // namespace internal
+
+Activity AgentCore::activity() const {
+  // Waiting first: what it leads to runs before it stops waiting.
+  Activity now;
+  now.waiting = waiting_;
+  now.running = crew_->active();
+  now.issued = issued_;
+  return now;
+}
+
+Future<void> AgentCore::join_shutdown() {
+  Promise<void> promise;
+  std::lock_guard lock(mutex_);
+  shutting_down_.push_back(promise);
+  crew_->recall();
+  return promise.future();
+}
+
+void AgentCore::shutdown(const Graceful& options) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_ || std::exchange(shutdown_began_, true)) return;
+  }
+  const Deadline deadline = options.timeout.count() == 0 ? Deadline::never() : Deadline::in(options.timeout);
+  const std::string what = "the graceful shutdown of " + describe(parts_.self);
+  try {
+    if (!parts_.world_size) {
+      wait_for_own_calls(deadline);
+    } else if (parts_.self.rank != 0) {
+      const int first = 0;
+      call<detail::FunctionBody<&internal::join_shutdown>>(
+          shared_from_this(), {first, options.timeout, MessageKind::Shutdown, /*on_loop=*/true}, {})
+          .get();
+    } else {
+      wait_until_idle_everywhere(deadline);
+    }
+  } catch (const Error& error) {
+    std::vector<Promise<void>> others;
+    {
+      std::lock_guard lock(mutex_);
+      others.swap(shutting_down_);
+    }
+    const Error why = error.within(what);
+    for (const auto& promise : others) promise.set_error(why);
+    leave();
+    throw why;
+  }
+  leave();
+}
+
+void AgentCore::wait_for_own_calls(Deadline deadline) {
+  group::Pause pause;
+  for (;;) {
+    const Activity now = activity();
+    if (now.waiting == 0 && now.running == 0) return;
+    if (deadline.passed()) throw Error(Blame::Timeout, std::to_string(now.waiting) + " calls wait for replies and " + std::to_string(now.running) + " functions run");
+    pause.wait(deadline);
+  }
+}
+
+void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
+  const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
+  const auto all_have_come = [&] {
+    std::lock_guard lock(mutex_);
+    return shutting_down_.size() == others;
+  };
+  if (!crew_->drive(all_have_come, deadline)) {
+    std::lock_guard lock(mutex_);
+    throw Error(Blame::Timeout, std::to_string(others - shutting_down_.size()) + " of " + std::to_string(others) +
+                                    " other workers have not called shutdown()");
+  }
+  std::vector<Activity> before;
+  group::Pause pause;
+  for (;;) {
+    std::vector<Activity> now{activity()};
+    std::vector<Future<Activity>> asked;
+    for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
+      const auto limit = deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+      asked.push_back(call<detail::FunctionBody<&internal::activity>>(
+          shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
+    }
+    for (const auto& answer : asked) now.push_back(answer.get());
+    std::string busy;
+    for (std::size_t rank = 0; rank < now.size(); ++rank) {
+      if (now[rank].waiting == 0 && now[rank].running == 0) continue;
+      busy += (busy.empty() ? "" : ", ") + describe(directory_.find(static_cast<int>(rank)).worker) + " (" +
+              std::to_string(now[rank].waiting) + " calls wait, " + std::to_string(now[rank].running) + " functions run)";
+    }
+    if (busy.empty() && now == before) break;
+    if (deadline.passed()) throw Error(Blame::Timeout, "still busy: " + busy);
+    if (!busy.empty()) pause.wait(deadline);
+    before = std::move(now);
+  }
+  std::vector<Promise<void>> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    waiting.swap(shutting_down_);
+  }
+  for (const auto& promise : waiting) promise.set();
+}
+
+}  // namespace weft::rpc

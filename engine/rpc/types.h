@@ -1,0 +1,141 @@
+// What programs name when they use RPC: workers, destinations, options, errors. The calls are in agent.h.
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <weft/base/deadline.h>
+#include <weft/base/error.h>
+#include <weft/engine/codec/values.h>
+
+namespace weft::rpc {
+
+using namespace std::chrono_literals;
+
+struct WorkerInfo {
+  std::string name;
+  int rank = -1;
+  friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
+  friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
+  WEFT_FIELDS(name, rank)
+};
+
+// "worker1 (rank 1)", for messages.
+std::string describe(const WorkerInfo& worker);
+
+// What a message is for. Calls of users' functions are Call and Reply, or Create where the result stays as an RRef.
+enum class MessageKind { Call, Reply, Create, Fetch, Fork, ChildAccept, UserDelete, ContextCleanup, Backward, Gradient, Shutdown };
+
+// For tests: what goes wrong with the messages that one agent sends.
+struct Faults {
+  std::map<MessageKind, int> fail_first;                     // the first so many fail as if the connection had refused them
+  std::set<MessageKind> drop;                                // sent, never arrive
+  std::map<MessageKind, std::chrono::milliseconds> delay;    // arrive late; later messages may pass
+};
+
+// For each peer, by name: our device, and the peer's device that its tensors arrive on.
+using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
+
+struct Options {
+  std::optional<int> rank, world_size;    // without a world size workers may come and go
+  std::string init_method = "env://";     // as ProcessGroupOptions::init_method
+  c10::intrusive_ptr<c10d::Store> store;  // instead of init_method
+  std::string group_name;                 // isolates jobs that share an address
+  int worker_threads = 16;                // that run called functions; those that wait for calls do not count
+  std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
+  std::vector<std::string> transports;    // the best that both sides have; empty: all that can be used here
+  DeviceMaps device_maps;
+  std::string secret;                     // if set, peers must prove to know it before anything else is read
+  Faults faults;
+};
+
+// Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).
+class Destination {
+ public:
+  Destination(const char* name) : target_(std::string(name)) {}
+  Destination(std::string name) : target_(std::move(name)) {}
+  template <std::integral T>
+  Destination(T rank) : target_(static_cast<int>(rank)) {}
+  template <std::floating_point T>
+  Destination(T rank) = delete;  // a rank is a whole number
+  Destination(const WorkerInfo& worker) : target_(worker.rank) {}
+
+  Destination timeout(std::chrono::milliseconds limit) const {
+    Destination copy = *this;
+    copy.timeout_ = limit;
+    return copy;
+  }
+  const std::variant<std::string, int>& target() const { return target_; }
+  std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }
+
+ private:
+  std::variant<std::string, int> target_;
+  std::optional<std::chrono::milliseconds> timeout_;
+};
+
+inline Destination to(Destination destination) { return destination; }
+
+// About the call that a function is run for.
+struct CallInfo {
+  WorkerInfo caller;
+  Deadline deadline = Deadline::never();
+  bool cancelled = false;  // nobody waits for the result any more
+};
+
+// The called function threw.
+class RemoteError : public Error {
+ public:
+  RemoteError(std::string worker, std::string function, std::string text);
+  const std::string& worker() const noexcept { return worker_; }
+  const std::string& function() const noexcept { return function_; }
+  const std::string& text() const noexcept { return text_; }  // what() of what it threw
+
+ private:
+  std::string worker_;
+  std::string function_;
+  std::string text_;
+};
+
+// An RRef whose creation failed; blame() is that of the first cause.
+class CreationError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A consistent snapshot of one agent; all zero after shutdown.
+struct DebugInfo {
+  std::size_t owner_rrefs = 0;    // values owned here and shared
+  std::size_t forks = 0;          // workers known to hold them
+  std::size_t pending_users = 0;  // unconfirmed references here
+  std::size_t contexts = 0;       // autograd contexts alive here
+  std::size_t backward_passes = 0;
+  std::size_t calls_waiting = 0;  // made here and unanswered
+  std::size_t calls_served = 0;   // in all
+  std::size_t handlers_busy = 0;  // functions that run now
+};
+
+struct Graceful {
+  std::chrono::milliseconds timeout = 10min;  // 0 = no limit
+};
+
+}  // namespace weft::rpc
+
+template <>
+struct std::hash<weft::rpc::WorkerInfo> {
+  std::size_t operator()(const weft::rpc::WorkerInfo& worker) const noexcept {
+    return std::hash<std::string>()(worker.name) * 31 + std::hash<int>()(worker.rank);
+  }
+};

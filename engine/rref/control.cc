@@ -1,0 +1,83 @@
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rref/control.h>
+
+namespace weft::rref {
+
+namespace internal {
+
+namespace {
+References& here(const char* what) { return rpc::current_call(what).core()->references(); }
+}  // namespace
+
+void fork(Id id, ForkId fork) {
+  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().caller.rank, nullptr);
+}
+void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
+void user_delete(Id id, ForkId fork) { here("user_delete()").remove_fork(id, fork); }
+void alive() {}
+
+}  // namespace internal
+
+// id, owner's rank, fork, type.
+void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {
+  if (!handle) {
+    packer.pack_nil();
+    return;
+  }
+  if (handle->core().get() != &core_) {
+    throw Error(Blame::Caller, "RRef " + to_text(handle->id()) + " belongs to another agent of this process; send it with that one");
+  }
+  handle->require_created();
+  References& references = core_.references();
+  const ForkId fork = references.next_id();
+  if (handle->is_owner()) {
+    references.add_fork(handle->id(), fork, to_, handle->owned());
+    forks_.emplace_back(handle->id(), fork);
+  } else {
+    references.keep_parent(fork, handle, to_);
+    children_.push_back(fork);
+  }
+  packer.pack_array(4);
+  packer.pack_uint64(handle->id());
+  packer.pack_int32(handle->owner().rank);
+  packer.pack_uint64(fork);
+  packer.pack_uint64(type);
+}
+
+void ForkWriter::undo() {
+  for (const auto& [id, fork] : forks_) core_.references().remove_fork(id, fork);
+  for (const ForkId child : children_) core_.references().child_accepted(child);
+  forks_.clear();
+  children_.clear();
+}
+
+std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
+                                           const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
+  if (object.is_nil()) return nullptr;
+  const auto [id, owner, fork, sent_type] = object.as<std::tuple<std::uint64_t, std::int32_t, std::uint64_t, std::uint64_t>>();
+  if (object.via.array.size != 4) throw msgpack::type_error();
+  if (sent_type != type) throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
+  const auto core = core_.shared_from_this();
+  References& references = core_.references();
+  if (owner == core_.self().rank) {
+    auto handle = std::make_shared<Handle>(core, id, core_.self(), own(references, id));
+    control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork});
+    return handle;
+  }
+  const rpc::WorkerInfo worker = core_.directory().find(owner).worker;
+  if (owner == from_) {
+    Promise<void> known;
+    known.set();
+    return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt);
+  }
+  auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
+  confirmed.on_done_light([core, from = from_, fork = fork](const Future<void>& ended) {
+    // Where the owner is lost the parent has nothing to keep either.
+    static_cast<void>(ended);
+    control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork});
+  });
+  unconfirmed_.push_back(confirmed);
+  return std::make_shared<Handle>(core, id, fork, worker, confirmed, std::nullopt);
+}
+
+}  // namespace weft::rref

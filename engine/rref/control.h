@@ -1,0 +1,83 @@
+// The control messages of references: calls like any other, which are retried, and do no harm when they come twice.
+#pragma once
+
+#include <memory>
+#include <tuple>
+
+#include <weft/engine/rpc/calls.h>
+#include <weft/engine/rref/references.h>
+
+namespace weft::rref {
+
+namespace internal {
+
+// To the owner, from a worker that was given a reference by another.
+void fork(Id id, ForkId fork);
+// To the worker that gave it: the owner knows the child.
+void child_accepted(ForkId child);
+// To the owner.
+void user_delete(Id id, ForkId fork);
+// Whether somebody is there.
+void alive();
+
+}  // namespace internal
+
+constexpr int kRetries = 5;
+constexpr auto kFirstPause = std::chrono::milliseconds(20);  // then three times as long, each time
+constexpr auto kControlLimit = std::chrono::seconds(2);      // for one attempt
+
+namespace detail {
+
+// One message on its way, and again.
+template <auto F>
+class Attempts : public std::enable_shared_from_this<Attempts<F>> {
+ public:
+  using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
+  Attempts(std::shared_ptr<rpc::AgentCore> core, int to, rpc::MessageKind kind, Arguments arguments)
+      : core_(std::move(core)), to_(to), kind_(kind), arguments_(std::move(arguments)), promise_(rpc::detail::CoreCalls::home(*core_)) {
+    rpc::detail::CoreCalls::hold_activity(*core_, +1);
+  }
+  ~Attempts() { rpc::detail::CoreCalls::hold_activity(*core_, -1); }
+  Attempts(const Attempts&) = delete;
+  Attempts& operator=(const Attempts&) = delete;
+
+  Future<void> future() const { return promise_.future(); }
+  void send() {
+    try {
+      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(core_, {to_, kControlLimit, kind_, /*on_loop=*/true}, arguments_);
+      sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) { self->ended(ended.error()); });
+    } catch (const std::exception&) {
+      ended(std::current_exception());
+    }
+  }
+
+ private:
+  void ended(const std::exception_ptr& error) {
+    if (!error) return promise_.set();
+    if (++tries_ > kRetries || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->send(); }));
+    pause_ *= 3;
+  }
+
+  const std::shared_ptr<rpc::AgentCore> core_;
+  const int to_;
+  const rpc::MessageKind kind_;
+  const Arguments arguments_;
+  Promise<void> promise_;
+  int tries_ = 0;
+  std::chrono::milliseconds pause_ = kFirstPause;
+};
+
+}  // namespace detail
+
+// Done when the message has been answered; fails when all attempts have.
+template <auto F>
+Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
+                     typename rpc::detail::FunctionBody<F>::Arguments arguments) {
+  auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments));
+  auto future = attempts->future();
+  attempts->send();
+  return future;
+}
+
+}  // namespace weft::rref

@@ -1,0 +1,252 @@
+#include <weft/base/log.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/function.h>
+#include <weft/engine/rref/control.h>
+#include <weft/engine/rref/references.h>
+
+namespace weft::rref {
+
+namespace {
+
+// How long an owner keeps what belongs to a creation that has not come.
+constexpr auto kExpect = std::chrono::minutes(10);
+constexpr std::size_t kMostBurials = 1 << 20;
+
+}  // namespace
+
+std::string to_text(std::uint64_t id) {
+  return "(" + std::to_string(id >> 48) + ", " + std::to_string(id & ((std::uint64_t{1} << 48) - 1)) + ")";
+}
+
+void Owned::fail(const std::exception_ptr& cause) noexcept {
+  if (!end()) return;
+  const Error error = to_error(cause, Blame::Remote);
+  promise_.set_error(std::make_exception_ptr(rpc::CreationError(error.blame(), "an RRef's value was not created: " + error.text())));
+}
+
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned)
+    : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {}
+
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
+               std::optional<Future<void>> created)
+    : core_(std::move(core)),
+      id_(id),
+      fork_(fork),
+      owner_(std::move(owner)),
+      confirmed_(std::move(confirmed)),
+      created_(std::move(created)) {
+  if (confirmed_.done()) return;
+  const auto agent = core_.lock();
+  agent->references().count_pending(+1);
+  confirmed_.on_done_light([weak = core_](const Future<void>&) {
+    if (const auto alive = weak.lock()) alive->references().count_pending(-1);
+  });
+}
+
+Handle::~Handle() {
+  if (is_owner()) return;
+  confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = owner_](const Future<void>&) {
+    const auto core = weak.lock();
+    if (core && !core->closed()) {
+      control<&internal::user_delete>(core, owner.rank, rpc::MessageKind::UserDelete, {id, fork});
+    }
+  });
+}
+
+std::shared_ptr<rpc::AgentCore> Handle::core() const {
+  auto agent = core_.lock();
+  if (!agent || agent->closed()) {
+    throw Error(Blame::Caller, "RRef " + to_text(id_) + " of " + describe(owner_) +
+                                   " is used after deletion: its agent has shut down or left");
+  }
+  return agent;
+}
+
+void Handle::require_created() const {
+  const auto& ended = is_owner() ? std::optional(owned_->created()) : created_;
+  if (!ended || !ended->done() || !ended->failed()) return;
+  if (is_owner()) std::rethrow_exception(ended->error());
+  const Error cause = to_error(ended->error(), Blame::Remote);
+  throw rpc::CreationError(cause.blame(),
+                           "RRef " + to_text(id_) + " on " + describe(owner_) + " was not created: " + cause.text());
+}
+
+std::uint64_t References::next_id() {
+  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | next_++;
+}
+
+std::shared_ptr<weft::detail::Home> References::home() const { return core_.crew(); }
+
+void References::wrong_type(Id id, const std::type_info& wanted, const std::type_info& found) {
+  throw Error(Blame::Caller, "RRef " + to_text(id) + " is used as " + rpc::spelled(wanted) + " and was made as " +
+                                 rpc::spelled(found) + "; give RRef the type of the value");
+}
+
+std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_[id];
+  if (!entry.owned) entry.owned = make();
+  if (!entry.arrived && !entry.expiry) {
+    entry.expiry = core_.loop()->at(Deadline::in(kExpect), Task([weak = core_.weak_from_this(), id] {
+                                      if (const auto core = weak.lock()) core->references().expire(id);
+                                    }));
+  }
+  return entry.owned;
+}
+
+// Nothing came for it: the creator is gone, or its message was lost.
+void References::expire(Id id) {
+  std::shared_ptr<Owned> owned;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(id);
+    if (found == entries_.end() || found->second.arrived) return;
+    owned = std::move(found->second.owned);
+    entries_.erase(found);
+  }
+  if (owned) owned->fail(std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
+}
+
+std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const Make& make) {
+  std::lock_guard lock(mutex_);
+  if (buried_.contains(fork)) {  // given up before it came: the value lives until it is made, and no longer
+    if (const auto found = entries_.find(id); found == entries_.end()) return make();
+  }
+  Entry& entry = entries_[id];
+  if (!entry.owned) entry.owned = make();
+  entry.arrived = true;
+  entry.expiry.reset();
+  if (!buried_.contains(fork)) entry.forks.emplace(fork, holder);
+  const auto owned = entry.owned;
+  if (entry.forks.empty()) entries_.erase(id);
+  return owned;
+}
+
+void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned) {
+  std::lock_guard lock(mutex_);
+  if (buried_.contains(fork)) return;
+  Entry& entry = entries_[id];
+  if (owned) {
+    entry.owned = owned;
+    entry.arrived = true;
+  }
+  entry.forks.emplace(fork, holder);
+}
+
+void References::bury(ForkId fork) {
+  if (!buried_.insert(fork).second) return;
+  burials_.push_back(fork);
+  if (burials_.size() <= kMostBurials) return;
+  buried_.erase(burials_.front());
+  burials_.pop_front();
+}
+
+void References::remove_fork(Id id, ForkId fork) {
+  Entry ended;  // destroyed outside the lock: a value may hold references
+  {
+    std::lock_guard lock(mutex_);
+    bury(fork);
+    const auto found = entries_.find(id);
+    if (found == entries_.end()) return;
+    found->second.forks.erase(fork);
+    if (!found->second.forks.empty()) return;
+    ended = std::move(found->second);
+    entries_.erase(found);
+  }
+  // The creator has given up before its creation came; whoever else was given a reference would still hold a fork.
+  if (!ended.arrived && ended.owned) {
+    ended.owned->fail(std::make_exception_ptr(Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
+  }
+}
+
+void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver) {
+  std::lock_guard lock(mutex_);
+  parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
+}
+
+void References::child_accepted(ForkId child) {
+  Parent ended;
+  std::lock_guard lock(mutex_);
+  const auto found = parents_.find(child);
+  if (found == parents_.end()) return;
+  ended = std::move(found->second);
+  parents_.erase(found);
+}
+
+bool References::concerns(int rank) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, entry] : entries_) {
+    for (const auto& [fork, holder] : entry.forks) {
+      if (holder == rank) return true;
+    }
+  }
+  for (const auto& [child, parent] : parents_) {
+    if (parent.receiver == rank) return true;
+  }
+  return false;
+}
+
+void References::worker_lost(int rank) {
+  std::vector<Entry> ended;
+  std::vector<Parent> parents;
+  std::size_t forks = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      auto& held = it->second.forks;
+      std::erase_if(held, [&](const auto& fork) {
+        if (fork.second != rank) return false;
+        bury(fork.first);
+        ++forks;
+        return true;
+      });
+      if (held.empty() && it->second.arrived) {
+        ended.push_back(std::move(it->second));
+        it = entries_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    for (auto it = parents_.begin(); it != parents_.end();) {
+      if (it->second.receiver == rank) {
+        parents.push_back(std::move(it->second));
+        it = parents_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  if (forks + parents.size() > 0) {
+    log::info("rank " + std::to_string(rank) + " is gone; " + std::to_string(forks) + " references that it held have ended");
+  }
+}
+
+void References::close() {
+  std::unordered_map<Id, Entry> entries;
+  std::unordered_map<ForkId, Parent> parents;
+  {
+    std::lock_guard lock(mutex_);
+    entries.swap(entries_);
+    parents.swap(parents_);
+  }
+  const auto why = std::make_exception_ptr(Error(Blame::Cancelled, "the agent that owns it has left"));
+  for (auto& [id, entry] : entries) {
+    if (entry.owned) entry.owned->fail(why);
+  }
+}
+
+References::Counts References::counts() const {
+  Counts counts;
+  counts.pending_users = static_cast<std::size_t>(std::max(0, pending_users_.load()));
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, entry] : entries_) {
+    if (entry.forks.empty()) continue;
+    ++counts.owners;
+    std::unordered_set<int> holders;
+    for (const auto& [fork, holder] : entry.forks) holders.insert(holder);
+    counts.forks += holders.size();
+  }
+  return counts;
+}
+
+}  // namespace weft::rref

@@ -1,0 +1,223 @@
+// The references of one agent: values that it owns and that others hold, and its references to others' values. The protocol
+// is docs/rref.md; ids are explained there. Usable from every thread; nothing here blocks.
+//
+// An owner keeps a value while any fork of it is known. A fork is one worker's reference; each was made by a parent: the
+// owner itself, or a fork that is kept until the owner knows the child.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/codec/stream.h>
+#include <weft/engine/future/future.h>
+#include <weft/engine/rpc/types.h>
+
+namespace weft::rpc {
+class AgentCore;
+}
+
+namespace weft::rref {
+
+// Both unique in a job: the rank that made it in the top 16 bits, a counter below.
+using Id = std::uint64_t;
+using ForkId = std::uint64_t;
+// "(2, 17)".
+std::string to_text(std::uint64_t id);
+
+// A value at its owner, before and after it has been created.
+class Owned {
+ public:
+  Owned(std::shared_ptr<weft::detail::Home> home, const std::type_info& type) : promise_(std::move(home)), type_(type) {}
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  virtual ~Owned() = default;
+  // Fails with a CreationError.
+  Future<void> created() const { return promise_.future(); }
+  // Does nothing once it is created or has failed.
+  void fail(const std::exception_ptr& cause) noexcept;
+  const std::type_info& type() const { return type_; }
+
+ protected:
+  // Whether it was not ended before.
+  bool end() noexcept { return !ended_.exchange(true); }
+  Promise<void> promise_;
+
+ private:
+  std::atomic<bool> ended_{false};
+  const std::type_info& type_;
+};
+
+template <class T>
+class OwnedValue final : public Owned {
+ public:
+  explicit OwnedValue(std::shared_ptr<weft::detail::Home> home) : Owned(std::move(home), typeid(OwnedValue)) {}
+  void set(std::shared_ptr<T> value) {
+    if (!end()) return;
+    value_ = std::move(value);
+    promise_.set();
+  }
+  // After created(); throws its error.
+  const std::shared_ptr<T>& value() const {
+    promise_.future().get();
+    return value_;
+  }
+
+ private:
+  std::shared_ptr<T> value_;
+};
+
+// What the copies of one RRef on one worker share.
+class Handle {
+ public:
+  // The owner's.
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned);
+  // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the creation.
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
+         std::optional<Future<void>> created);
+  // A user's reference ends: the owner is told, once it knows it at all.
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  // Throws Caller where the agent has shut down.
+  std::shared_ptr<rpc::AgentCore> core() const;
+  Id id() const { return id_; }
+  ForkId fork() const { return fork_; }
+  const rpc::WorkerInfo& owner() const { return owner_; }
+  const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
+  bool is_owner() const { return owned_ != nullptr; }
+  bool confirmed() const { return is_owner() || (confirmed_.done() && !confirmed_.failed()); }
+  const std::optional<Future<void>>& created() const { return created_; }
+  // Throws the CreationError, if it is known.
+  void require_created() const;
+
+ private:
+  const std::weak_ptr<rpc::AgentCore> core_;
+  const Id id_;
+  const ForkId fork_ = 0;
+  const rpc::WorkerInfo owner_;
+  const std::shared_ptr<Owned> owned_;
+  const Future<void> confirmed_;
+  const std::optional<Future<void>> created_;
+};
+
+class References {
+ public:
+  explicit References(rpc::AgentCore& core) : core_(core) {}
+
+  std::uint64_t next_id();
+
+  // --- as owner
+  // The value of that id; made, to be created later, where none is known yet: its creation may be behind this message.
+  // Throws Caller where it has another type.
+  template <class T>
+  std::shared_ptr<OwnedValue<T>> owned(Id id) {
+    auto found = find_or_expect(id, [this] { return std::make_shared<OwnedValue<T>>(home()); });
+    if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
+    return std::static_pointer_cast<OwnedValue<T>>(found);
+  }
+  // The creation has come: the worker holds the fork from now on.
+  template <class T>
+  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, int holder) {
+    auto found = arrive(id, fork, holder, [this] { return std::make_shared<OwnedValue<T>>(home()); });
+    if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
+    return std::static_pointer_cast<OwnedValue<T>>(found);
+  }
+  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not known.
+  void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
+  void remove_fork(Id id, ForkId fork);
+
+  // --- as user, and as parent
+  // Keeps the parent until the worker says that the owner knows the child.
+  void keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver);
+  void child_accepted(ForkId child);
+  void count_pending(int change) { pending_users_ += change; }
+
+  // A worker cannot be reached any more: what it holds has ended.
+  void worker_lost(int rank);
+  // Whether it holds anything, or its acceptance is waited for.
+  bool concerns(int rank) const;
+  // The agent ends: values go, what waits for them fails.
+  void close();
+
+  struct Counts {
+    std::size_t owners = 0;
+    std::size_t forks = 0;
+    std::size_t pending_users = 0;
+  };
+  Counts counts() const;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Owned> owned;   // null until a message says what it is
+    std::map<ForkId, int> forks;    // and who holds it
+    bool arrived = false;           // the creation has come, or the value was made here
+    EventLoop::Registration expiry;  // until then
+  };
+  using Make = std::function<std::shared_ptr<Owned>()>;
+  std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
+  std::shared_ptr<Owned> arrive(Id id, ForkId fork, int holder, const Make& make);
+  std::shared_ptr<weft::detail::Home> home() const;
+  [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
+  void bury(ForkId fork);
+  void expire(Id id);
+
+  rpc::AgentCore& core_;
+  std::atomic<std::uint64_t> next_{1};
+  std::atomic<int> pending_users_{0};
+  mutable std::mutex mutex_;  // of the rest
+  std::unordered_map<Id, Entry> entries_;
+  struct Parent {
+    std::shared_ptr<Handle> handle;
+    int receiver = -1;
+  };
+  std::unordered_map<ForkId, Parent> parents_;
+  // Forks that have ended: a message about one that was retried, or late, changes nothing.
+  std::unordered_set<ForkId> buried_;
+  std::deque<ForkId> burials_;
+};
+
+// The references in one message that goes to a worker.
+class ForkWriter {
+ public:
+  ForkWriter(rpc::AgentCore& core, int to) : core_(core), to_(to) {}
+  void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
+  // The message will not go out: what was made for it ends.
+  void undo();
+
+ private:
+  rpc::AgentCore& core_;
+  const int to_;
+  std::vector<std::pair<Id, ForkId>> forks_;  // of values that are owned here
+  std::vector<ForkId> children_;
+};
+
+// Those in one message that came from a worker.
+class ForkReader {
+ public:
+  ForkReader(rpc::AgentCore& core, int from) : core_(core), from_(from) {}
+  // `own` finds the value where this worker is the owner. Null for an empty RRef.
+  std::shared_ptr<Handle> unpack(const msgpack::object& object, std::uint64_t type,
+                                 const std::function<std::shared_ptr<Owned>(References&, Id)>& own);
+  // Done when the owners know all the references that have come; a function starts then.
+  std::vector<Future<void>> take_unconfirmed() { return std::move(unconfirmed_); }
+
+ private:
+  rpc::AgentCore& core_;
+  const int from_;
+  std::vector<Future<void>> unconfirmed_;
+};
+
+}  // namespace weft::rref

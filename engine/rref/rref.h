@@ -1,0 +1,278 @@
+// RRef<T>: a reference to a T that lives on one worker, its owner, and may be held by any. References travel in calls; the
+// value stays, until the last reference has gone. It may be passed on and called on before the value exists.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include <weft/engine/rpc/calls.h>
+#include <weft/engine/rref/references.h>
+
+namespace weft {
+
+// The agent's own limit.
+constexpr std::chrono::milliseconds kAgentTimeout{-1};
+
+namespace rref {
+
+// A copy of the value, sent to whoever asks. The argument is the RRef's id.
+template <class T>
+struct FetchBody {
+  using Arguments = std::tuple<Id>;
+  using Result = T;
+  using Signature = T(RRef<T>);
+
+  static std::string name() { return "weft::RRef::fetch"; }
+  static std::vector<std::byte> value() { return {}; }
+  static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
+    return rpc::detail::references_of(core).owned<T>(std::get<0>(arguments))->created();
+  }
+  template <class Done, class Fail>
+  static void run(rpc::AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+    try {
+      const auto value = rpc::detail::references_of(core).owned<T>(std::get<0>(*arguments))->value();
+      if constexpr (std::is_void_v<T>) {
+        done(std::monostate(), weft::detail::DeviceWorkRef());
+      } else {
+        done(T(*value), weft::detail::DeviceWorkRef());
+      }
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+};
+
+}  // namespace rref
+
+template <class T>
+class RRef;
+
+namespace rref {
+
+// Calls on the value, with a time limit of their own.
+template <class T>
+class Timed {
+ public:
+  Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit) : reference_(std::move(reference)), limit_(limit) {}
+
+  template <auto F, class... A>
+  auto sync(A&&... arguments) const {
+    return async<F>(std::forward<A>(arguments)...).get();
+  }
+  template <auto F, class... A>
+  auto async(A&&... arguments) const {
+    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = rpc::detail::MethodBody<Naming::function, T>;
+    const auto core = reference_.usable();
+    return rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+  }
+  template <auto F, class... A>
+  auto remote(A&&... arguments) const {
+    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = rpc::detail::MethodBody<Naming::function, T>;
+    const auto core = reference_.usable();
+    return RRef<typename Body::Result>(
+        rpc::create<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
+  }
+
+ private:
+  rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
+    return {reference_.owner().rank, rpc::detail::CoreCalls::limit(core, limit_), rpc::MessageKind::Call, on_loop};
+  }
+  template <class Body, class... A>
+  typename Body::Arguments tuple_of(A&&... arguments) const {
+    using Arguments = typename Body::Arguments;
+    static_assert(sizeof...(A) + 1 == std::tuple_size_v<Arguments>,
+                  "the method takes another number of arguments (defaults are not known to remote calls: give all)");
+    static_assert(std::is_constructible_v<Arguments, Id, A&&...>,
+                  "an argument cannot be converted to the type that the method takes");
+    return Arguments(reference_.handle()->id(), std::forward<A>(arguments)...);
+  }
+
+  RRef<T> reference_;
+  std::optional<std::chrono::milliseconds> limit_;
+};
+
+}  // namespace rref
+
+// Cheap to copy; copies on one worker are one reference. Usable from every thread.
+template <class T>
+class RRef {
+ public:
+  using value_type = T;
+
+  // Refers to nothing: only assignment and travelling are allowed.
+  RRef() = default;
+  // A value that this worker owns.
+  template <class U = T>
+  requires(!std::is_void_v<U>) RRef(const rpc::Agent& agent, std::type_identity_t<U> value)
+      : RRef(own(rpc::detail::CoreCalls::of(agent), std::move(value))) {}
+  // Inside a called function, for the agent that runs it; a Caller error elsewhere.
+  template <class U = T>
+  requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
+      : RRef(own(rpc::detail::CoreCalls::ambient("RRef(value)"), std::move(value))) {}
+  explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
+
+  // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
+  // a limit unless it gives one.
+  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
+    if (is_owner() && timeout.count() > 0) handle_->owned()->created().wait(timeout);
+    return fetch(timeout).get();
+  }
+  Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
+    const auto core = usable();
+    const auto limit = rpc::detail::CoreCalls::limit(
+        *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
+    if (is_owner()) return fetch_here(core);
+    auto fetched = rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()});
+    if (!handle_->created() || handle_->created()->done()) return fetched;
+    // Whichever comes first: the value, or the news that there will be none.
+    struct Race {
+      std::atomic<bool> over{false};
+    };
+    auto race = std::make_shared<Race>();
+    Promise<T> promise(rpc::detail::CoreCalls::home(*core));
+    auto result = promise.future();
+    handle_->created()->on_done_light([race, promise, handle = handle_](const Future<void>& created) {
+      if (!created.failed() || race->over.exchange(true)) return;
+      try {
+        handle->require_created();
+      } catch (...) {
+        promise.set_error(std::current_exception());
+      }
+    });
+    fetched.on_done_light([race, promise](const Future<T>& ended) {
+      if (race->over.exchange(true)) return;
+      if (const auto error = ended.error()) return promise.set_error(error);
+      promise.set_with(ended.device_work(), ended.value());
+    });
+    return result;
+  }
+  // When the value exists, or its creation has failed.
+  Future<void> created() const {
+    if (handle().get() != nullptr && handle_->created()) return *handle_->created();
+    if (is_owner()) return handle_->owned()->created();
+    if constexpr (std::is_void_v<T>) {
+      return fetch();
+    } else {
+      return rref::Timed<T>(*this, std::nullopt).template async<&RRef::exists>();
+    }
+  }
+
+  // The value itself, on its owner; waits until it has been created. Throws Caller elsewhere.
+  template <class U = T>
+  requires(!std::is_void_v<U>) U& local_value() const {
+    if (!handle()->is_owner()) {
+      throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) + " (fork " + rref::to_text(handle_->fork()) +
+                                     ") on a worker that does not own it: its owner is " + describe(owner()) +
+                                     "; use to_here(), or call a method on it");
+    }
+    return *std::static_pointer_cast<rref::OwnedValue<U>>(handle_->owned())->value();
+  }
+  const rpc::WorkerInfo& owner() const { return handle()->owner(); }
+  bool is_owner() const { return handle()->is_owner(); }
+  // Whether the owner knows of this reference; always true on the owner.
+  bool confirmed() const { return handle()->confirmed(); }
+  explicit operator bool() const { return handle_ != nullptr; }
+
+  // Methods of the value, run where it lives once it exists: &M::method, or a function that takes M& first.
+  template <auto F, class... A>
+  auto sync(A&&... arguments) const {
+    return timed().template sync<F>(std::forward<A>(arguments)...);
+  }
+  template <auto F, class... A>
+  auto async(A&&... arguments) const {
+    return timed().template async<F>(std::forward<A>(arguments)...);
+  }
+  template <auto F, class... A>
+  auto remote(A&&... arguments) const {
+    return timed().template remote<F>(std::forward<A>(arguments)...);
+  }
+  rref::Timed<T> timeout(std::chrono::milliseconds limit) const { return {*this, limit}; }
+
+  // For Weft's own use.
+  const std::shared_ptr<rref::Handle>& handle() const {
+    if (!handle_) throw Error(Blame::Caller, "this RRef is empty: it was default-constructed or moved from");
+    return handle_;
+  }
+  const std::shared_ptr<rref::Handle>& handle_or_null() const { return handle_; }
+  // The agent, if the reference can be used at all. Throws Caller after shutdown, CreationError.
+  std::shared_ptr<rpc::AgentCore> usable() const {
+    auto core = handle()->core();
+    handle_->require_created();
+    return core;
+  }
+
+ private:
+  static void exists(const std::conditional_t<std::is_void_v<T>, int, T>&) {}
+  rref::Timed<T> timed() const { return {*this, std::nullopt}; }
+
+  template <class U>
+  static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
+    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core));
+    owned->set(std::make_shared<U>(std::move(value)));
+    return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
+  }
+
+  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core) const {
+    auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
+    Promise<T> promise(rpc::detail::CoreCalls::home(*core));
+    auto result = promise.future();
+    owned->created().on_done_light([promise, owned](const Future<void>& created) {
+      if (const auto error = created.error()) return promise.set_error(error);
+      if constexpr (std::is_void_v<T>) {
+        promise.set();
+      } else {
+        promise.set(T(*owned->value()));
+      }
+    });
+    return result;
+  }
+
+  std::shared_ptr<rref::Handle> handle_;
+};
+
+template <class T>
+RRef(const rpc::Agent&, T) -> RRef<T>;
+template <class T>
+RRef(T) -> RRef<T>;
+
+}  // namespace weft
+
+namespace msgpack {
+MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
+namespace adaptor {
+
+template <class T>
+struct pack<weft::RRef<T>> {
+  weft::codec::Packer& operator()(weft::codec::Packer& packer, const weft::RRef<T>& reference) const {
+    auto* forks = weft::codec::Writer::current().forks();
+    if (forks == nullptr) {
+      throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be encoded on its own");
+    }
+    static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+    forks->pack(packer, reference.handle_or_null(), type);
+    return packer;
+  }
+};
+template <class T>
+struct convert<weft::RRef<T>> {
+  const msgpack::object& operator()(const msgpack::object& object, weft::RRef<T>& reference) const {
+    auto* forks = weft::codec::Reader::current().forks();
+    if (forks == nullptr) {
+      throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be decoded on its own");
+    }
+    static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+    reference = weft::RRef<T>(forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
+      return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
+    }));
+    return object;
+  }
+};
+
+}  // namespace adaptor
+}
+}  // namespace msgpack

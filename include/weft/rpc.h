@@ -1,0 +1,6 @@
+// Remote procedure calls: rpc::init, Agent, RemoteError, expose.
+#pragma once
+
+#include <weft/engine/rpc/agent.h>
+#include <weft/codec.h>
+#include <weft/future.h>

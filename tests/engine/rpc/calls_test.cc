@@ -1,0 +1,303 @@
+// Calls that work: group RB of the behaviours.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include <torch/torch.h>
+
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace calls {
+
+using namespace weft;
+using std::chrono::seconds;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+at::Tensor twice(const at::Tensor& a) { return a * 2; }
+int plus(int a, int b) { return a + b; }
+std::string joined(std::string a, std::vector<std::string> more) {
+  for (const auto& text : more) a += text;
+  return a;
+}
+void nothing() {}
+at::Tensor nonzero(at::Tensor a) { return a.nonzero(); }
+rpc::WorkerInfo same(rpc::WorkerInfo worker) { return worker; }
+std::map<std::string, std::vector<at::Tensor>> nested(std::map<std::string, std::vector<at::Tensor>> tensors) {
+  for (auto& [name, list] : tensors) list.push_back(list.front() + 1);
+  return tensors;
+}
+at::Tensor heavy(at::Tensor a) {
+  for (int i = 0; i < 200; ++i) a.add_(0.001);
+  return a;
+}
+int whoami() { return rpc::this_agent().self().rank; }
+std::string caller() { return rpc::this_call().caller.name; }
+
+// Calls on: me -> to -> … until hops are used up.
+int relay(int hops) {
+  auto& agent = rpc::this_agent();
+  if (hops == 0) return agent.self().rank;
+  const int workers = static_cast<int>(agent.workers().size());
+  return agent.sync<&relay>((agent.self().rank + 1) % workers, hops - 1);
+}
+
+// Calls its caller back, to a depth.
+int ping_pong(int depth) {
+  if (depth == 0) return 0;
+  return 1 + rpc::this_agent().sync<&ping_pong>(rpc::this_call().caller, depth - 1);
+}
+
+Future<at::Tensor> add_later(at::Tensor a, at::Tensor b, rpc::WorkerInfo by) {
+  return rpc::this_agent().async<&add>(by, a, b).then([](at::Tensor sum) { return sum + 1; });
+}
+Future<at::Tensor> add_by_coroutine(at::Tensor a, at::Tensor b, rpc::WorkerInfo by) {
+  const at::Tensor sum = co_await rpc::this_agent().async<&add>(by, a, b);
+  const at::Tensor more = co_await rpc::this_agent().async<&add>(by, sum, a);
+  co_return more;
+}
+Future<int> chained(int start) {
+  Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < 20; ++i) future = future.then([](int value) { return value + 1; });
+  promise.set(start);
+  return future;
+}
+
+struct Counter {
+  static int twice_static(int a) { return 2 * a; }
+};
+
+}  // namespace calls
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::run_workers;
+using harness::Setting;
+
+class Calls : public testing::TestWithParam<Setting> {};
+
+rpc::WorkerInfo next_of(rpc::Agent& agent) {
+  const int workers = static_cast<int>(agent.workers().size());
+  return agent.worker((agent.self().rank + 1) % workers);
+}
+
+TEST_P(Calls, RB001_002_WorkersKnowEachOtherByNameAndRank) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto workers = agent.workers();
+    for (int rank = 0; rank < static_cast<int>(workers.size()); ++rank) {
+      EXPECT_EQ(workers[static_cast<std::size_t>(rank)], (rpc::WorkerInfo{"worker" + std::to_string(rank), rank}));
+      EXPECT_EQ(agent.worker("worker" + std::to_string(rank)), agent.worker(rank));
+    }
+    EXPECT_EQ(agent.worker(agent.self().rank), agent.self());
+  });
+}
+
+TEST_P(Calls, RB003_ToOneselfGiveTheLocalResult) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})), at::full({2, 2}, 2.0)));
+    EXPECT_TRUE(at::equal(agent.async<&calls::add>(agent.self().name, at::ones({2, 2}), at::ones({2, 2})).get(),
+                          at::full({2, 2}, 2.0)));
+    const auto mine = at::zeros({3});
+    EXPECT_EQ(agent.sync<&calls::heavy>(agent.self(), mine).data_ptr(), mine.data_ptr()) << "no copy to oneself";
+  });
+}
+
+TEST_P(Calls, RB004_005_TakeNamesRanksAndHandles) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    const auto size = agent.self().rank + 2;
+    const auto sum = at::full({size, size}, 2.0);
+    const auto one = at::ones({size, size});
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, one, one), sum));
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.name, one, one), sum));
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.rank, one, one), sum));
+    EXPECT_TRUE(at::equal(agent.async<&calls::add>(rpc::to(to.name), one, one).get(), sum));
+    EXPECT_EQ(agent.sync<&calls::plus>(to, 40, 2), 42);
+    EXPECT_EQ(agent.sync<&calls::joined>(to, "a", std::vector<std::string>{"b", "c"}), "abc");
+    EXPECT_EQ(agent.sync<&calls::Counter::twice_static>(to, 4), 8);
+    agent.sync<&calls::nothing>(to);
+  });
+}
+
+TEST_P(Calls, RB006_TheShapeOfAResultMayDependOnTheData) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    auto matrix = at::ones({3, 3});
+    matrix[1][1] = 0;
+    EXPECT_TRUE(at::equal(agent.sync<&calls::nonzero>(next_of(agent), matrix), matrix.nonzero()));
+  });
+}
+
+TEST_P(Calls, RB009_ReachTheirDestinationAndNobodyElse) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& worker : agent.workers()) {
+      EXPECT_EQ(agent.sync<&calls::whoami>(worker), worker.rank);
+      EXPECT_EQ(agent.sync<&calls::caller>(worker), agent.self().name);
+    }
+  });
+}
+
+TEST_P(Calls, RB011_SeveralInFlightDoNotMix) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    std::vector<Future<int>> sums;
+    std::vector<Future<at::Tensor>> tensors;
+    for (int i = 0; i < 100; ++i) {
+      sums.push_back(agent.async<&calls::plus>(to, i, i));
+      tensors.push_back(agent.async<&calls::twice>(to, at::full({i % 7 + 1}, i, at::kFloat)));
+    }
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_EQ(sums[static_cast<std::size_t>(i)].get(), 2 * i);
+      EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)].get(), at::full({i % 7 + 1}, 2 * i, at::kFloat)));
+    }
+  });
+}
+
+TEST_P(Calls, RB014_CarryDeepContainersAndHandles) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    EXPECT_EQ(agent.sync<&calls::same>(to, to), to);
+    const auto got = agent.sync<&calls::nested>(to, std::map<std::string, std::vector<at::Tensor>>{{"a", {at::ones({2})}}});
+    ASSERT_EQ(got.at("a").size(), 2U);
+    EXPECT_TRUE(at::equal(got.at("a")[1], at::full({2}, 2.0)));
+  });
+}
+
+TEST_P(Calls, RB017_AThousandOutstandingAllReturn) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<Future<void>> calls;
+    for (int i = 0; i < 1000; ++i) calls.push_back(agent.async<&calls::nothing>(next_of(agent)));
+    when_all(calls).get();
+  });
+}
+
+TEST_P(Calls, RB018_TwentyHeavyCallsAtOnceReturn) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<Future<at::Tensor>> calls;
+    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::heavy>(next_of(agent), at::zeros({100, 100})));
+    for (auto& call : calls) EXPECT_NEAR(call.get()[0][0].item<float>(), 0.2, 1e-3);
+  });
+}
+
+TEST_P(Calls, RB019_020_KeepStridesAndSparseness) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    const auto view = at::arange(12, at::kFloat).reshape({3, 4}).t();
+    const auto got = agent.sync<&calls::add>(to, view, view);
+    EXPECT_FALSE(got.is_contiguous());
+    EXPECT_TRUE(at::equal(got, view * 2));
+    const auto sparse = at::sparse_coo_tensor(at::tensor({0, 1, 1, 0}, at::kLong).reshape({2, 2}), at::ones({2}), {2, 2});
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, sparse, sparse).to_dense(), (sparse + sparse).to_dense()));
+  });
+}
+
+TEST_P(Calls, LargeTensorsAndLargeValuesArriveWhole) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    const auto large = at::arange(1 << 20, at::kFloat);
+    EXPECT_TRUE(at::equal(agent.sync<&calls::twice>(to, large), large * 2));
+    const std::string text(3 << 20, 'x');
+    EXPECT_EQ(agent.sync<&calls::joined>(to, text, std::vector<std::string>{"y"}), text + "y");
+  });
+}
+
+TEST_P(Calls, RB022_ContinuationsRunOnceWithTheValue) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    auto call = agent.async<&calls::plus>(next_of(agent), 1, 2);
+    std::vector<Future<int>> more;
+    for (int i = 0; i < 10; ++i) more.push_back(call.then([i](int sum) { return sum + i; }));
+    for (int i = 0; i < 10; ++i) EXPECT_EQ(more[static_cast<std::size_t>(i)].get(), 3 + i);
+    EXPECT_EQ(call.get(), 3);
+  });
+}
+
+TEST_P(Calls, RB023_ContinuationsMayCallAndWait) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    auto call = agent.async<&calls::plus>(to, 0, 0);
+    for (int i = 0; i < 20; ++i) {
+      call = call.then([agent, to](int sum) { return agent.sync<&calls::plus>(to, sum, 1); });
+    }
+    EXPECT_EQ(call.get(), 20);
+  });
+}
+
+TEST_P(Calls, NestToAnyDepthAndBackToTheCaller) {
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        const int workers = static_cast<int>(agent.workers().size());
+        EXPECT_EQ(agent.sync<&calls::relay>(next_of(agent), 3 * workers - 1), agent.self().rank);
+        EXPECT_EQ(agent.sync<&calls::ping_pong>(next_of(agent), 40), 40);
+      },
+      {.worker_threads = 2});
+}
+
+TEST_P(Calls, RB028_to_032_DeferredRepliesComeWhenTheirFutureIsDone) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    const auto third = agent.worker((to.rank + 1) % static_cast<int>(agent.workers().size()));
+    const auto one = at::ones({2});
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add_later>(to, one, one, third), one * 3));
+    EXPECT_TRUE(at::equal(agent.async<&calls::add_later>(to, one, one, agent.self()).get(), one * 3));
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add_by_coroutine>(to, one, one, third), one * 3));
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add_by_coroutine>(agent.self(), one, one, third), one * 3));
+    EXPECT_EQ(agent.sync<&calls::chained>(to, 1), 21);
+  });
+}
+
+TEST_P(Calls, OnTheLoopAnswerAsWell) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<rpc::inline_<&calls::plus>>(next_of(agent), 2, 3), 5);
+    EXPECT_EQ(agent.async<rpc::inline_<&calls::whoami>>(agent.self()).get(), agent.self().rank);
+  });
+}
+
+TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&agent, t] {
+        for (int i = 0; i < 50; ++i) EXPECT_EQ(agent.sync<&calls::plus>(next_of(agent), 100 * t, i), 100 * t + i);
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  });
+}
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const char* transport : {"inproc", "shm", "tcp"}) {
+    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
+  }
+  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
+  all.push_back({As::Processes, "shm", 4});
+  all.push_back({As::Threads, "shm", 8});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(settings()),
+                         [](const auto& setting) { return harness::name(setting.param); });
+
+TEST(Agent, RB008_AWorldOfOneCallsItself) {
+  run_workers({As::Threads, "shm", 1}, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&calls::plus>(0, 1, 2), 3);
+    EXPECT_EQ(agent.async<&calls::plus>("worker0", 1, 2).get(), 3);
+  });
+}
+
+TEST(Agent, RB042_OptionsAreKept) {
+  run_workers(
+      {As::Threads, "inproc", 1},
+      [](rpc::Agent& agent) {
+        EXPECT_EQ(agent.timeout(), std::chrono::milliseconds(500));
+        agent.set_timeout(std::chrono::seconds(100));
+        EXPECT_EQ(agent.timeout(), std::chrono::seconds(100));
+      },
+      {.timeout = std::chrono::milliseconds(500)});
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,115 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include <weft/engine/future/future.h>
+#include <weft/engine/rpc/crew.h>
+
+namespace weft::rpc {
+namespace {
+
+std::shared_ptr<EventLoop> loop() { return std::make_shared<EventLoop>("crew", EventLoop::Thread::Given); }
+
+TEST(Crew, RunsTasksOfAnyThread) {
+  const auto crew = Crew::make("crew", 2, loop());
+  std::atomic<int> ran{0};
+  Promise<void> all(crew);
+  for (int i = 0; i < 1000; ++i) {
+    crew->run(Task([&, all] {
+      if (++ran == 1000) all.set();
+    }));
+  }
+  all.future().wait(std::chrono::seconds(20));
+  crew->stop();
+}
+
+TEST(Crew, TurnsTheLoopWhileNobodyDrivesIt) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 2, turned);
+  Promise<void> posted;  // without a home: nobody drives
+  turned->post(Task([&] { posted.set(); }));
+  posted.future().wait(std::chrono::seconds(20));
+  crew->stop();
+}
+
+TEST(Crew, TurnsTheLoopWhileAllItsThreadsRunTasks) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 2, turned);
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool may_end = false;
+  for (int i = 0; i < 2; ++i) {
+    crew->run(Task([&] {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return may_end; });
+    }));
+  }
+  Promise<void> posted;
+  turned->post(Task([&] { posted.set(); }));
+  posted.future().wait(std::chrono::seconds(20));
+  {
+    std::lock_guard lock(mutex);
+    may_end = true;
+  }
+  changed.notify_all();
+  crew->stop();
+}
+
+// A task that waits for one behind it, to a depth far beyond the number of threads.
+TEST(Crew, TasksThatWaitForTasksDoNotStarve) {
+  const auto crew = Crew::make("crew", 2, loop());
+  std::function<Future<int>(int)> descend = [&](int depth) {
+    Promise<int> promise(crew);
+    crew->run(Task([&, promise, depth] { promise.set(depth == 0 ? 0 : 1 + descend(depth - 1).get()); }));
+    return promise.future();
+  };
+  EXPECT_EQ(descend(100).get(), 100);
+  crew->stop();
+}
+
+TEST(Crew, RunsWhatATurnBrings) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 2, turned);
+  for (int i = 0; i < 200; ++i) {
+    Promise<bool> promise(crew);
+    turned->post(Task([&, promise] { crew->run(Task([&, promise] { promise.set(turned->inside()); })); }));
+    EXPECT_FALSE(promise.future().get()) << "it may block";
+  }
+  crew->stop();
+}
+
+TEST(Crew, BlockingInsideATurnIsTheCallersError) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 2, turned);
+  Promise<Blame> seen(crew);
+  turned->post(Task([&, seen] {
+    Promise<int> never(crew);
+    try {
+      never.future().get();
+    } catch (const Error& error) {
+      seen.set(error.blame());
+    }
+  }));
+  EXPECT_EQ(seen.future().get(), Blame::Caller);
+  crew->stop();
+}
+
+TEST(Crew, StopDropsWhatWaitsAndWaitsForWhatRuns) {
+  const auto crew = Crew::make("crew", 1, loop());
+  std::atomic<bool> ended{false};
+  Promise<void> started;
+  crew->run(Task([&, started] {
+    started.set();
+    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+    ended = true;
+  }));
+  started.future().wait(std::chrono::seconds(20));
+  crew->stop();
+  EXPECT_TRUE(ended);
+  crew->run(Task([] { FAIL() << "after stop"; }));
+}
+
+}  // namespace
+}  // namespace weft::rpc

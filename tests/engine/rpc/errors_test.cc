@@ -1,0 +1,245 @@
+// Calls that fail: group RE of the behaviours.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace wrong {
+
+using namespace weft;
+
+int plus(int a, int b) { return a + b; }
+int throws(std::string text) { throw std::runtime_error(text); }
+int throws_odd() { throw 7; }
+Future<int> throws_early() { throw std::runtime_error("early"); }
+Future<int> fails_late() {
+  Promise<int> promise;
+  promise.set_error(std::make_exception_ptr(std::runtime_error("late")));
+  return promise.future();
+}
+
+// Runs until it is cancelled, or the limit.
+int slow(int milliseconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  while (std::chrono::steady_clock::now() < end && !rpc::this_call().cancelled) std::this_thread::yield();
+  return rpc::this_call().cancelled ? 1 : 0;
+}
+std::atomic<int> come{0};
+void i_have_come() { ++come; }
+at::Tensor quantized() { return at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8); }
+int takes_tensor(at::Tensor) { return 0; }
+
+}  // namespace wrong
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_alone;
+using harness::run_workers;
+using harness::Setting;
+using namespace std::chrono_literals;
+
+class Errors : public testing::TestWithParam<Setting> {};
+
+TEST_P(Errors, RE001_ADestinationThatIsNotThereIsTheCallersError) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const int rank : {-1, 99}) {
+      EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rank, 1, 2); }).blame(), Blame::Caller);
+      EXPECT_EQ(error_of([&] { agent.async<&wrong::plus>(rank, 1, 2).get(); }).blame(), Blame::Caller);
+    }
+    const auto error = error_of([&] { agent.sync<&wrong::plus>("nobody", 1, 2); });
+    EXPECT_NE(error.text().find("'nobody' cannot be found"), std::string::npos) << error.what();
+  });
+}
+
+TEST_P(Errors, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const int to : {0, 1}) {
+      try {
+        agent.sync<&wrong::throws>(to, "first\nsecond");
+        ADD_FAILURE() << "no error";
+      } catch (const rpc::RemoteError& error) {
+        if (to != agent.self().rank) {
+          EXPECT_EQ(error.worker(), "worker" + std::to_string(to));
+          EXPECT_EQ(error.function(), "wrong::throws");
+          EXPECT_EQ(error.text(), "first\nsecond");
+        }
+        EXPECT_EQ(error.blame(), Blame::Remote);
+        EXPECT_NE(std::string(error.what()).find("first\nsecond"), std::string::npos);
+      }
+    }
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(1 - agent.self().rank); }).blame(), Blame::Remote);
+  });
+}
+
+TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<Future<int>> calls;
+    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&wrong::throws>(1 - agent.self().rank, "no"));
+    EXPECT_EQ(error_of([&] { when_all(calls).get(); }).blame(), Blame::Remote);
+    for (int again = 0; again < 2; ++again) {
+      for (auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Remote);
+    }
+  });
+}
+
+TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const int to : {0, 1}) {
+      EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_early>(to); }).text().find("early"), std::string::npos);
+      EXPECT_NE(error_of([&] { agent.sync<&wrong::fails_late>(to); }).text().find("late"), std::string::npos);
+    }
+  });
+}
+
+TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int to = 1 - agent.self().rank;
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(), Blame::Timeout);
+    auto late = agent.async<&wrong::slow>(rpc::to(to).timeout(50ms), 60000);
+    EXPECT_EQ(error_of([&] { late.get(); }).blame(), Blame::Timeout);
+    agent.set_timeout(1ms);
+    EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(5s), 20), 0);
+    EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(0ms), 20), 0);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(to, 60000); }).blame(), Blame::Timeout);
+    agent.set_timeout(0ms);
+    EXPECT_EQ(agent.sync<&wrong::slow>(to, 20), 0);
+    agent.set_timeout(60s);
+  });
+}
+
+TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    auto call = agent.async<&wrong::slow>(1 - agent.self().rank, 200);
+    EXPECT_EQ(error_of([&] { call.wait(5ms); }).blame(), Blame::Timeout);
+    EXPECT_EQ(call.get(), 0);
+  });
+}
+
+TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int to = 1 - agent.self().rank;
+    EXPECT_EQ(error_of([&] { agent.async<&wrong::takes_tensor>(to, wrong::quantized()).get(); }).blame(), Blame::Caller);
+    const auto error = error_of([&] { agent.sync<&wrong::quantized>(to); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("the result of wrong::quantized cannot be sent"), std::string::npos) << error.what();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Errors,
+                         testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 2},
+                                         Setting{As::Threads, "tcp", 2}, Setting{As::Processes, "shm", 2},
+                                         Setting{As::Processes, "tcp", 2}),
+                         [](const auto& setting) { return harness::name(setting.param); });
+
+TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
+  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
+    const auto error = error_of([&] { rpc::init(*options.rank == 2 ? "other" : "same", options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
+  });
+}
+
+TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
+  const rpc::Options options{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
+  for (const std::string name : {"abc*", " ", "", "a b"}) {
+    EXPECT_EQ(error_of([&] { rpc::init(name, options); }).blame(), Blame::Caller) << name;
+  }
+  EXPECT_EQ(error_of([&] { rpc::init(std::string(500, 'a'), options); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_of([&] { rpc::init(std::string(128, 'a'), options); }).blame(), Blame::Caller);
+  rpc::Agent agent = rpc::init("Az09_:-" + std::string(120, 'a'), options);
+  agent.shutdown();
+}
+
+TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    agent.shutdown({.timeout = 30s});
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { agent.async<&wrong::plus>(agent.self(), 1, 2).get(); }).blame(), Blame::Caller);
+  });
+}
+
+TEST(AgentLife, ThisAgentOutsideOfACallIsTheCallersError) {
+  EXPECT_EQ(error_of([] { rpc::this_agent(); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_of([] { rpc::this_call(); }).blame(), Blame::Caller);
+}
+
+TEST(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        const int to = 1 - agent.self().rank;
+        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(), Blame::Timeout);
+        EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3);
+        EXPECT_EQ(agent.sync<&wrong::plus>(rpc::to(to).timeout(0ms), 1, 2), 3);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Call, 150ms}}}});
+}
+
+TEST(AgentFaults, DroppedCallsTimeOutAndRefusedOnesFailAtOnce) {
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        const int to = 1 - agent.self().rank;
+        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
+        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(), Blame::Timeout);
+      },
+      {.faults = {.fail_first = {{rpc::MessageKind::Call, 1}}, .drop = {rpc::MessageKind::Call}}});
+  EXPECT_EQ(error_of([] {
+              rpc::init("a", {.rank = 0,
+                              .world_size = 1,
+                              .store = c10::make_intrusive<c10d::HashStore>(),
+                              .faults = {.delay = {{rpc::MessageKind::Call, -1ms}}}});
+            }).blame(),
+            Blame::Caller);
+}
+
+// The callee sees that nobody waits any more.
+TEST(AgentLife, ATimeoutIsSeenByTheFunctionAsCancellation) {
+  run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    error_of([&] { agent.sync<&wrong::slow>(rpc::to(1).timeout(20ms), 600'000); });
+    while (agent.sync<&wrong::plus>(1, 1, 1) != 2) {
+    }
+  });  // the graceful shutdown ends, though the function was to run for ten minutes
+}
+
+class KilledWorker : public testing::TestWithParam<std::string> {};
+
+TEST_P(KilledWorker, FailsEveryCallThatWaitsForItAtOnce) {
+  const std::string transport = GetParam();
+  harness::Processes workers(3, [&](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
+    if (rank == 1) {
+      harness::Processes::say("up");
+      agent.sync<&wrong::slow>(1, 600'000);
+    }
+    auto slow = agent.async<&wrong::slow>(1, 600'000);
+    EXPECT_EQ(agent.sync<&wrong::plus>(1, 1, 2), 3);
+    harness::Processes::say("calling");
+    EXPECT_EQ(error_of([&] { slow.get(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
+    agent.sync<&wrong::i_have_come>(2 - rank);
+    while (wrong::come == 0) std::this_thread::yield();
+    agent.leave();
+  });
+  workers.wait_for(1, "up");
+  workers.wait_for(0, "calling");
+  workers.wait_for(2, "calling");
+  workers.signal(1, SIGKILL);
+  workers.expect_success({1});
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledWorker, testing::Values("shm", "tcp"), [](const auto& transport) { return transport.param; });
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,72 @@
+#include <gtest/gtest.h>
+
+#include <weft/rpc.h>
+
+namespace named {
+
+int plain(int, std::string) { return 0; }
+template <class T>
+T generic(std::vector<T>) {
+  return T();
+}
+struct Thing {
+  static double fixed(int) { return 0; }
+};
+namespace {
+int hidden(int) { return 0; }
+}  // namespace
+int overloaded(int) { return 0; }
+int overloaded(double) { return 0; }
+
+}  // namespace named
+
+static int local(int) { return 0; }
+
+namespace weft::rpc {
+namespace {
+
+template <auto F>
+const Function& of() {
+  return detail::Called<detail::FunctionBody<F>>::entered;
+}
+
+TEST(FunctionNames, AreQualifiedWithTemplateArguments) {
+  EXPECT_EQ(of<&named::plain>().name, "named::plain");
+  EXPECT_EQ(of<&named::generic<int>>().name, "named::generic<int>");
+  EXPECT_EQ(of<&named::Thing::fixed>().name, "named::Thing::fixed");
+  EXPECT_EQ(of<&named::hidden>().name, "named::(anonymous namespace)::hidden");
+  EXPECT_EQ(of<&local>().name, "local");
+}
+
+TEST(FunctionNames, SignaturesAreThoseOfTheDecayedTypes) {
+  EXPECT_EQ(of<&named::plain>().signature, "int (int, std::string)");
+  EXPECT_EQ(of<&named::Thing::fixed>().signature, "double (int)");
+}
+
+TEST(FunctionNames, OverloadsShareANameAndDifferInSignature) {
+  const auto& one = of<static_cast<int (*)(int)>(&named::overloaded)>();
+  const auto& other = of<static_cast<int (*)(double)>(&named::overloaded)>();
+  EXPECT_EQ(one.name, other.name);
+  EXPECT_EQ(one.id.name, other.id.name);
+  EXPECT_NE(one.id.signature, other.id.signature);
+  EXPECT_EQ(named(one.id.name).size(), 2U);
+}
+
+TEST(FunctionTable, FindsWhatWasEnteredAndNothingElse) {
+  EXPECT_EQ(find(of<&named::plain>().id), &of<&named::plain>());
+  EXPECT_EQ(find({1, 2}), nullptr);
+  EXPECT_TRUE(named(1).empty());
+}
+
+TEST(FunctionTableDeathTest, TwoFunctionsOfOneIdentityAbort) {
+  EXPECT_DEATH(
+      {
+        Function other = of<&named::plain>();
+        other.value[0] ^= std::byte{1};
+        enter(other);
+      },
+      "two functions of this program are called named::plain");
+}
+
+}  // namespace
+}  // namespace weft::rpc

@@ -1,0 +1,28 @@
+// Workers for tests of RPC: one body, run by N threads of this process or by N forked processes, over one transport.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <weft/rpc.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft::harness {
+
+struct Setting {
+  As as = As::Threads;
+  std::string transport = "inproc";
+  int workers = 4;
+};
+
+inline std::string name(const Setting& setting) {
+  return setting.transport + name(setting.as) + std::to_string(setting.workers);
+}
+inline void PrintTo(const Setting& setting, std::ostream* out) { *out << name(setting); }
+
+// Runs body on each worker, "worker0" … ; then, where it has not, the worker shuts down gracefully.
+void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {});
+// For bodies that join by themselves, with options that are complete but for what the test adds.
+void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& options = {});
+
+}  // namespace weft::harness
