@@ -46,6 +46,44 @@ def p2p():
     expect(lines(output) == wanted, "p2p printed something else", output)
 
 
+def rpc_add():
+    output = run(2)
+    wanted = [
+        "a registered operator: [6, 6]",
+        "async: [4, 4]",
+        "remote: [5, 5]",
+        "remote: the result is on worker1",
+        "sync: [3, 3]",
+    ]
+    expect(lines(output) == wanted, "rpc_add printed something else", output)
+
+
+def async_execution():
+    output = run(3)
+    wanted = ["a chained call: [3, 3]", "a coroutine: [4, 4]", "a promise: [2, 2]"]
+    expect(lines(output) == wanted, "async_execution printed something else", output)
+
+
+def batch_rpc():
+    output = run(3)
+    found = re.search(r"speed-up +([0-9.]+)x with batches of 32", output)
+    expect(found and len(lines(output)) == 3, "batch_rpc printed something else", output)
+
+
+def parameter_server():
+    output = run(3)
+    losses = re.findall(r"trainer\d: loss ([0-9.]+) at the first step, ([0-9.]+) at the last", output)
+    expect(len(losses) == 2, "parameter_server printed something else", output)
+    for first, last in losses:
+        expect(float(last) < 0.7 * float(first), "the loss did not fall", output)
+
+
+def reinforcement_learning():
+    output = run(3)
+    found = re.search(r"solved: mean reward ([0-9.]+) after", output)
+    expect(found and float(found.group(1)) > 150, "the pole was not balanced", output)
+
+
 def collectives():
     output = run(3)
     wanted = """\

@@ -1,0 +1,64 @@
+// Deferred replies: a called function that returns a future answers when the future is done, and holds no thread until
+// then. Three ways to make one: by a call of its own, by a continuation, by a promise; and the same as a coroutine.
+//
+//   weft-run --nproc-per-node 3 async_execution
+#include <cstdio>
+#include <cstdlib>
+
+#include <torch/torch.h>
+
+#include <weft/weft.h>
+
+namespace {
+
+using weft::Future;
+using weft::rpc::this_agent;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+
+// Another worker adds, then this one does.
+Future<at::Tensor> add_chained(std::string by, at::Tensor x, at::Tensor y, at::Tensor z) {
+  return this_agent().async<&add>(by, x, y).then([z](at::Tensor sum) { return sum + z; });
+}
+
+// The future that the caller waits for is one that this function set up itself.
+Future<at::Tensor> add_promised(std::string by, at::Tensor x, at::Tensor y) {
+  weft::Promise<at::Tensor> promise;
+  this_agent().async<&add>(by, x, y).on_done([promise](Future<at::Tensor> sum) {
+    try {
+      promise.set(sum.get());
+    } catch (...) {
+      promise.set_error(std::current_exception());
+    }
+  });
+  return promise.future();
+}
+
+// Two steps, one after the other, each on the other worker.
+Future<at::Tensor> add_twice(std::string by, at::Tensor x, at::Tensor y, at::Tensor z) {
+  const at::Tensor sum = co_await this_agent().async<&add>(by, x, y);
+  co_return co_await this_agent().async<&add>(by, sum, z);
+}
+
+void show(const char* how, const at::Tensor& sum) {
+  std::printf("%s: [%g, %g]\n", how, sum[0].item<double>(), sum[1].item<double>());
+}
+
+}  // namespace
+
+int main() {
+  try {
+    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
+    auto agent = weft::rpc::init("worker" + rank);
+    if (agent.self().rank == 0) {
+      const auto one = torch::ones({2});
+      show("a chained call", agent.sync<&add_chained>("worker1", "worker2", one, one, one));
+      show("a promise", agent.sync<&add_promised>("worker1", "worker2", one, one));
+      show("a coroutine", agent.sync<&add_twice>("worker1", "worker2", one, one, one * 2));
+    }
+    agent.shutdown();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "async_execution: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,105 @@
+// A callee that gathers requests and answers all of a batch at once. Several workers ask a server to multiply vectors by
+// its large matrix: one by one each request reads the whole matrix; in a batch it is read once for all.
+//
+//   weft-run --nproc-per-node 3 batch_rpc
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#include <torch/torch.h>
+
+#include <weft/weft.h>
+
+namespace {
+
+using weft::Future;
+using weft::Promise;
+
+constexpr int kWidth = 2048;
+constexpr int kRequests = 64;  // of each worker
+constexpr int kAtOnce = 16;    // requests that each worker has under way
+
+class Server {
+ public:
+  explicit Server(int batch) : batch_(static_cast<std::size_t>(batch)), matrix_(torch::ones({kWidth, kWidth}) / kWidth) {}
+
+  at::Tensor multiply(at::Tensor vector) { return torch::mv(matrix_, vector); }
+
+  // Answers when enough requests have come.
+  Future<at::Tensor> multiply_batched(at::Tensor vector) {
+    std::vector<Request> full;
+    Promise<at::Tensor> promise;
+    auto future = promise.future();
+    {
+      std::lock_guard lock(mutex_);
+      waiting_.push_back({vector, promise});
+      if (waiting_.size() == batch_) full.swap(waiting_);
+    }
+    if (full.empty()) return future;
+    std::vector<at::Tensor> columns;
+    for (const auto& request : full) columns.push_back(request.vector);
+    const auto products = torch::mm(matrix_, torch::stack(columns, 1));
+    for (std::size_t i = 0; i < full.size(); ++i) full[i].promise.set(products.select(1, static_cast<std::int64_t>(i)));
+    return future;
+  }
+
+ private:
+  struct Request {
+    at::Tensor vector;
+    Promise<at::Tensor> promise;
+  };
+  const std::size_t batch_;
+  const at::Tensor matrix_;
+  std::mutex mutex_;
+  std::vector<Request> waiting_;
+};
+
+// Sends all requests, some at a time; returns their rate.
+template <auto Method>
+double ask(const weft::RRef<Server>& server) {
+  const auto vector = torch::ones({kWidth});
+  const auto start = std::chrono::steady_clock::now();
+  for (int sent = 0; sent < kRequests; sent += kAtOnce) {
+    std::vector<Future<at::Tensor>> answers;
+    for (int i = 0; i < kAtOnce; ++i) answers.push_back(server.async<Method>(vector));
+    for (auto& answer : answers) {
+      if (!torch::allclose(answer.get(), vector)) throw std::runtime_error("a wrong product");
+    }
+  }
+  return kRequests / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double ask_one_by_one(weft::RRef<Server> server) { return ask<&Server::multiply>(server); }
+double ask_in_batches(weft::RRef<Server> server) { return ask<&Server::multiply_batched>(server); }
+
+}  // namespace
+
+int main() {
+  try {
+    torch::set_num_threads(1);
+    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
+    auto agent = weft::rpc::init("worker" + rank);
+    if (agent.self().rank == 0) {
+      const int clients = static_cast<int>(agent.workers().size()) - 1;
+      if (clients < 1) throw std::runtime_error("it takes a server and clients: weft-run --nproc-per-node 3 batch_rpc");
+      const weft::RRef<Server> server = agent.remote<Server>(0, clients * kAtOnce);
+      const auto rate_of = [&](auto run) {
+        std::vector<Future<double>> rates;
+        for (int client = 1; client <= clients; ++client) rates.push_back(run(client));
+        double sum = 0;
+        for (auto& rate : rates) sum += rate.get();
+        return sum;
+      };
+      const double single = rate_of([&](int client) { return agent.async<&ask_one_by_one>(client, server); });
+      const double batched = rate_of([&](int client) { return agent.async<&ask_in_batches>(client, server); });
+      std::printf("one by one   %.0f requests/s\n", single);
+      std::printf("in batches   %.0f requests/s\n", batched);
+      std::printf("speed-up     %.1fx with batches of %d\n", batched / single, clients * kAtOnce);
+    }
+    agent.shutdown();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "batch_rpc: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,167 @@
+// Policy-gradient learning with one agent and several observers. Each observer has a world of its own, a pole on a cart
+// that must be kept upright; it asks the agent, through a reference that it was given, what to do. The agent holds the
+// policy, and learns when all observers have reported the rewards of an episode.
+//
+//   weft-run --nproc-per-node 3 reinforcement_learning [episodes] [goal]
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+
+#include <torch/torch.h>
+
+#include <weft/weft.h>
+
+namespace {
+
+using weft::Future;
+using weft::RRef;
+
+constexpr int kMostSteps = 200;  // of an episode
+constexpr double kDiscount = 0.99;
+
+// A cart of 1 kg with a pole of 0.1 kg and 1 m, pushed left or right by 10 N fifty times a second. (Barto, Sutton and
+// Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems", 1983.)
+class CartPole {
+ public:
+  explicit CartPole(unsigned seed) : random_(seed) {}
+
+  std::vector<float> reset() {
+    std::uniform_real_distribution<double> small(-0.05, 0.05);
+    x_ = small(random_);
+    speed_ = small(random_);
+    angle_ = small(random_);
+    turn_ = small(random_);
+    return state();
+  }
+  // Whether the pole still stands.
+  bool push(bool right) {
+    const double force = right ? 10 : -10;
+    const double mass = 1.1;
+    const double pole = 0.1 * 0.5;  // its mass times half its length
+    const double common = (force + pole * turn_ * turn_ * std::sin(angle_)) / mass;
+    const double turning = (9.8 * std::sin(angle_) - std::cos(angle_) * common) /
+                           (0.5 * (4.0 / 3 - 0.1 * std::cos(angle_) * std::cos(angle_) / mass));
+    const double pushing = common - pole * turning * std::cos(angle_) / mass;
+    constexpr double kStep = 0.02;
+    x_ += kStep * speed_;
+    speed_ += kStep * pushing;
+    angle_ += kStep * turn_;
+    turn_ += kStep * turning;
+    return std::abs(x_) < 2.4 && std::abs(angle_) < 12 * 2 * M_PI / 360;
+  }
+  std::vector<float> state() const {
+    return {static_cast<float>(x_), static_cast<float>(speed_), static_cast<float>(angle_), static_cast<float>(turn_)};
+  }
+
+ private:
+  std::mt19937 random_;
+  double x_ = 0, speed_ = 0, angle_ = 0, turn_ = 0;
+};
+
+class Policy {
+ public:
+  Policy()
+      : net_(torch::nn::Linear(4, 64), torch::nn::ReLU(), torch::nn::Linear(64, 2)),
+        optimizer_(net_->parameters(), torch::optim::AdamOptions(1e-2)) {}
+
+  // An action for an observer's state. Asked by all observers at once.
+  bool act(int observer, std::vector<float> state) {
+    std::lock_guard lock(mutex_);
+    const auto logits = net_->forward(torch::tensor(state));
+    const auto chances = torch::softmax(logits, 0);
+    const bool right = torch::bernoulli(chances[1].detach()).item<float>() > 0.5F;
+    logs_[observer].push_back(torch::log(chances[right ? 1 : 0]));
+    return right;
+  }
+
+  // The rewards are the numbers of steps that each observer's pole stood.
+  void learn() {
+    std::lock_guard lock(mutex_);
+    std::vector<at::Tensor> losses;
+    std::vector<float> returns;
+    std::vector<at::Tensor> logs;
+    for (auto& [observer, steps] : logs_) {
+      double future = 0;
+      std::vector<float> own(steps.size());
+      for (std::size_t i = steps.size(); i-- > 0;) own[i] = static_cast<float>(future = 1 + kDiscount * future);
+      returns.insert(returns.end(), own.begin(), own.end());
+      logs.insert(logs.end(), steps.begin(), steps.end());
+    }
+    auto worth = torch::tensor(returns);
+    worth = (worth - worth.mean()) / (worth.std() + 1e-6);
+    optimizer_.zero_grad();
+    (-(torch::stack(logs) * worth).sum()).backward();
+    optimizer_.step();
+    logs_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  torch::nn::Sequential net_;
+  torch::optim::Adam optimizer_;
+  std::map<int, std::vector<at::Tensor>> logs_;  // log-probabilities of what was done
+};
+
+class Observer {
+ public:
+  explicit Observer(int number) : number_(number), world_(static_cast<unsigned>(number)) {}
+
+  // One episode; returns how many steps the pole stood.
+  int run(RRef<Policy> policy) {
+    auto state = world_.reset();
+    for (int step = 1; step <= kMostSteps; ++step) {
+      if (!world_.push(policy.sync<&Policy::act>(number_, state))) return step;
+      state = world_.state();
+    }
+    return kMostSteps;
+  }
+
+ private:
+  const int number_;
+  CartPole world_;
+};
+
+void drive(weft::rpc::Agent& agent, int episodes, double goal) {
+  const int observers = static_cast<int>(agent.workers().size()) - 1;
+  if (observers < 1) throw std::runtime_error("it takes an agent and observers: weft-run --nproc-per-node 3 reinforcement_learning");
+  const RRef<Policy> policy = agent.remote<Policy>(0);
+  std::vector<RRef<Observer>> all;
+  for (int observer = 1; observer <= observers; ++observer) all.push_back(agent.remote<Observer>(observer, observer));
+  double mean = 0;
+  for (int episode = 1; episode <= episodes; ++episode) {
+    std::vector<Future<int>> runs;
+    for (const auto& observer : all) runs.push_back(observer.async<&Observer::run>(policy));
+    double reward = 0;
+    for (const auto& run : runs) reward += run.get() / static_cast<double>(observers);
+    policy.sync<&Policy::learn>();
+    mean = episode == 1 ? reward : 0.9 * mean + 0.1 * reward;
+    if (episode % 10 == 0) std::printf("episode %3d: reward %5.1f, mean of the last ones %5.1f\n", episode, reward, mean);
+    if (mean > goal) {
+      std::printf("solved: mean reward %.1f after %d episodes\n", mean, episode);
+      return;
+    }
+  }
+  throw std::runtime_error("the mean reward came to " + std::to_string(mean) + " only");
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    torch::set_num_threads(1);
+    torch::manual_seed(1);
+    const int episodes = count > 1 ? std::atoi(arguments[1]) : 500;
+    const double goal = count > 2 ? std::atof(arguments[2]) : 150;
+    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
+    auto agent = weft::rpc::init(rank == "0" ? "agent" : "observer" + rank);
+    if (agent.self().rank == 0) drive(agent, episodes, goal);
+    agent.shutdown();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "reinforcement_learning: %s\n", error.what());
+    return 1;
+  }
+}
