@@ -71,7 +71,7 @@ struct EventLoop::Mailbox {
   bool resting = false;            // it has
   std::vector<Task> posted;
   bool sleeping = false;  // somebody is, or is about to be, inside epoll
-  bool recalled = false;  // whoever is about to sleep should look again first
+  bool recalled = false;  // whoever turns should look again before it sleeps
   bool closed = false;
 };
 
@@ -401,7 +401,7 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
 // each other would cost both a wake-up. Posted work ends the rest where nobody else does it.
 void EventLoop::Inner::rest() {
   std::unique_lock lock(mailbox->mutex);
-  if (mailbox->closed || std::exchange(mailbox->recalled, false)) return;
+  if (mailbox->closed) return;
   mailbox->resting = true;
   mailbox->rested.wait_for(lock, kGiveWay);
   mailbox->resting = false;

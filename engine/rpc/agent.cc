@@ -26,6 +26,9 @@ void CoreCalls::call_here(AgentCore& core, const Function& function, const Going
 void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how) {
   core.complete_here(id, how);
 }
+std::exception_ptr CoreCalls::thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error) {
+  return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+}
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
   auto timer = std::make_shared<EventLoop::Registration>();

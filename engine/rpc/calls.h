@@ -34,6 +34,8 @@ struct CoreCalls {
   static void call_here(AgentCore& core, const Function& function, const Going& going, const std::optional<Future<void>>& first,
                         std::unique_ptr<PendingCall> pending, const std::function<Task(std::uint64_t)>& make);
   static void complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how);
+  // What a function threw on this worker itself, as its caller sees it: the same as from another.
+  static std::exception_ptr thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error);
   static void hold_activity(AgentCore& core, int change);
   static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
@@ -144,7 +146,7 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const
   }
   auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
   detail::CoreCalls::call_here(*core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t id) {
-    return Task([core, kept, id] {
+    return Task([core, &function, kept, id] {
       Body::run(
           *core, kept,
           [core, id](weft::detail::Stored<Result> value, weft::detail::DeviceWorkRef work) {
@@ -152,8 +154,9 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const
               static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(work));
             });
           },
-          [core, id](const std::exception_ptr& error) {
-            detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) { call.fail(error); });
+          [core, &function, id](const std::exception_ptr& error) {
+            const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
+            detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) { call.fail(thrown); });
           });
     });
   });
@@ -190,7 +193,7 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
   });
   auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
   detail::CoreCalls::call_here(*core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t call) {
-    return Task([core, kept, value, call] {
+    return Task([core, &function, kept, value, call] {
       Created::make(
           *core, kept, value,
           [core, call] {
@@ -198,8 +201,9 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
               static_cast<PendingResult<void>&>(waiting).set({}, nullptr);
             });
           },
-          [core, call](const std::exception_ptr& error) {
-            detail::CoreCalls::complete_here(*core, call, [&](PendingCall& waiting) { waiting.fail(error); });
+          [core, &function, call](const std::exception_ptr& error) {
+            const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
+            detail::CoreCalls::complete_here(*core, call, [&](PendingCall& waiting) { waiting.fail(thrown); });
           });
     });
   });

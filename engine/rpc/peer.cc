@@ -55,17 +55,6 @@ class RemoteServed final : public Served {
   }
 
  private:
-  static std::string text_of(const std::exception_ptr& error) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Error& caught) {
-      return caught.what();
-    } catch (const std::exception& caught) {
-      return tensor::text_of(caught);
-    } catch (...) {
-      return "something that is no std::exception";
-    }
-  }
   const std::weak_ptr<Inbound> inbound_;
   const std::uint64_t call_;
 };

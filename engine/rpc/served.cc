@@ -1,6 +1,7 @@
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/served.h>
+#include <weft/engine/tensor/tensor.h>
 
 namespace weft::rpc {
 
@@ -29,6 +30,18 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
   if (!on_loop) return core->crew()->run(std::move(run));
   if (core->loop()->inside()) return run();
   core->loop()->post(std::move(run));
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& caught) {
+    return caught.what();
+  } catch (const std::exception& caught) {
+    return tensor::text_of(caught);
+  } catch (...) {
+    return "something that is no std::exception";
+  }
 }
 
 void Served::give_up(const std::exception_ptr& error) noexcept {

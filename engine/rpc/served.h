@@ -47,6 +47,9 @@ const CallAmbient& current_call(const char* what);
 // Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew.
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task);
 
+// what() of whatever a function threw, without libtorch's stack traces.
+std::string text_of(const std::exception_ptr& error);
+
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
 class Served : public std::enable_shared_from_this<Served> {
  public:
