@@ -44,7 +44,7 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
     direct_.registration.reset();
   } else {
     if (immediate == 0 || immediate > kRingBytes - (head_ - tail_)) return "more bytes than there was room for";
-    if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing) return "bytes behind a piece that waits";
+    if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "bytes behind a piece that waits";
     head_ += immediate;
   }
   tell_room();
@@ -63,9 +63,10 @@ const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
 const char* RingReader::take(const Note& note) {
   switch (note.kind) {
     case Note::Kind::Waits:
-      if (direct_.phase != Phase::None || finished_) return "a second piece that waits";
-      if (note.position != head_ || note.bytes == 0) return "a piece that waits elsewhere";
-      direct_ = {.phase = Phase::Waits, .position = note.position, .bytes = note.bytes};
+      if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "a second piece that waits";
+      if (note.position != head_ || note.bytes == 0 || finished_) return "a piece that waits elsewhere";
+      next_ = note;
+      if (direct_.phase == Phase::None) go_on();
       break;
     case Note::Kind::Finished: finished_ = true; break;
     default: return writer_.heard(note);
@@ -97,7 +98,9 @@ std::size_t RingReader::read(std::span<std::byte> to) noexcept {
     }
     if (direct_.phase == Phase::Placing) return 0;
     if (to.data() != direct_.place) broken("read() was called with other memory than before");
-    return static_cast<std::size_t>(std::exchange(direct_, {}).bytes);
+    const auto bytes = static_cast<std::size_t>(direct_.bytes);
+    go_on();
+    return bytes;
   }
   const std::size_t bytes = std::min(readable(), to.size());
   if (bytes == 0) return 0;
@@ -129,7 +132,14 @@ void RingReader::name_place(std::span<std::byte> to) noexcept {
 void RingReader::send_through_ring() noexcept {
   told_granted_ = granted_;
   writer_.tell({.kind = Note::Kind::Place, .granted = granted_, .position = direct_.position});
+  go_on();
+}
+
+void RingReader::go_on() noexcept {
   direct_ = {};
+  if (!next_) return;
+  direct_ = {.phase = Phase::Waits, .position = next_->position, .bytes = next_->bytes};
+  next_.reset();
 }
 
 void RingReader::tell_room() noexcept {
@@ -142,7 +152,7 @@ void RingReader::tell_room() noexcept {
 
 void RingReader::withdraw() noexcept {
   if (direct_.phase == Phase::Placing) pair_.cut();
-  if (direct_.phase != Phase::Waits) direct_ = {};  // who throws away what comes gets that piece as well
+  if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
 }
 
 }  // namespace weft::transport::verbs

@@ -52,6 +52,8 @@ class RingReader {
   bool is_at_piece() const { return direct_.phase != Phase::None && tail_ == direct_.position; }
   void name_place(std::span<std::byte> to) noexcept;
   void send_through_ring() noexcept;
+  // To the piece behind the one that was the first.
+  void go_on() noexcept;
   void tell_room() noexcept;
 
   QueuePair& pair_;
@@ -69,6 +71,7 @@ class RingReader {
   std::uint32_t granted_ = 0;
   std::uint32_t told_granted_ = 0;
   Direct direct_;
+  std::optional<Note> next_;  // the piece behind that; it waits while read() has not taken one that is in its place
   bool finished_ = false;
 };
 
