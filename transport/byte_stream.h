@@ -42,8 +42,8 @@ class ByteStream {
   // The most that one peek() can show.
   virtual std::size_t window() const = 0;
   // A stream may move what is long without a copy, and after a read() or write() that took less than all be at work on that
-  // memory; the next such call then begins with the same. Once this has returned, on the loop, it is not: the memory may go,
-  // and what was in the middle of it is cut.
+  // memory; the next such call then begins with the same. Once this has returned, on the loop, it is not: the memory may
+  // go, and what was in the middle of it is cut.
   virtual void withdraw() noexcept {}
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.

@@ -18,7 +18,8 @@ Mirror::Mirror(std::size_t bytes) : bytes_(bytes) {
   }
   void* second = MAP_FAILED;
   if (whole != MAP_FAILED) {
-    second = ::mmap(static_cast<std::byte*>(whole) + bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory, 0);
+    second =
+        ::mmap(static_cast<std::byte*>(whole) + bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory, 0);
   }
   const int number = errno;
   ::close(memory);

@@ -16,8 +16,8 @@ std::string_view name(GidType type) {
   }
 }
 
-// The order in which the addresses of a port are preferred; lower is better. Version 2 can be routed, and IPv4 addresses are
-// those that people give to such networks. Link-local ones reach the neighbours only.
+// The order in which the addresses of a port are preferred; lower is better. Version 2 can be routed, and IPv4 addresses
+// are those that people give to such networks. Link-local ones reach the neighbours only.
 int rank_of(const Gid& gid) {
   if (gid.type == GidType::InfiniBand) return gid.index;
   return (gid.type == GidType::RoceV2 ? 0 : 4) + (gid.is_link_local() ? 2 : 0) + (gid.is_ipv4() ? 0 : 1);
@@ -93,8 +93,8 @@ Result<Choice> choose(const std::vector<PortReport>& ports, const Wishes& wishes
       reasons += (reasons.empty() ? "" : "; ") + port.name() + " " + *why;
       continue;
     }
-    const bool is_nearer = chosen != nullptr && belongs_to(port, wishes.interface_address) &&
-                           !belongs_to(*chosen, wishes.interface_address);
+    const bool is_nearer =
+        chosen != nullptr && belongs_to(port, wishes.interface_address) && !belongs_to(*chosen, wishes.interface_address);
     if (chosen == nullptr || is_nearer) chosen = &port;
   }
   if (chosen != nullptr) return Choice{*chosen, *gid_for(*chosen, wishes)};

@@ -100,9 +100,9 @@ void QueuePair::join(const Hello& peer) {
     attributes.retry_cnt = kRetries;
     attributes.rnr_retry = kNotReadyRetries;
     attributes.sq_psn = first_packet_;
-    failed = library.modify_qp(pair_, &attributes,
-                               IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                   IBV_QP_MAX_QP_RD_ATOMIC);
+    failed = library.modify_qp(
+        pair_, &attributes,
+        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
   }
   if (failed != 0) {
     const Gid theirs{0, peer.gid, GidType::RoceV2, {}};

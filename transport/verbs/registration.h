@@ -1,9 +1,9 @@
 // Memory that a device may read and write. A registration is an object: destroying it deregisters, and once that has
 // returned the device touches the memory no more.
 //
-// Registering pins pages and takes 10 µs and more, so what is in use already is not registered again: a part of a range that
-// somebody else holds a registration of shares it. Nothing is kept beyond its last user, as nobody tells when memory is
-// given back to the system: an address that was mapped anew would still lead to the old pages.
+// Registering pins pages and takes 10 µs and more, so what is in use already is not registered again: a part of a range
+// that somebody else holds a registration of shares it. Nothing is kept beyond its last user, as nobody tells when memory
+// is given back to the system: an address that was mapped anew would still lead to the old pages.
 #pragma once
 
 #include <map>

@@ -1,5 +1,5 @@
-// The receiving half of a lane: the ring that the peer writes to, and the place for a large piece that read() has named. What
-// the peer says is checked: it can spoil its own bytes, nothing else. For the loop.
+// The receiving half of a lane: the ring that the peer writes to, and the place for a large piece that read() has named.
+// What the peer says is checked: it can spoil its own bytes, nothing else. For the loop.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
 // The sending half of a lane. Small pieces are copied into a ring of the peer's by RDMA writes that tell how many bytes are
-// new. A large piece is not: the peer is told that it waits, answers with the place where it belongs, and it is written there
-// from where it lies. Everything that is posted to the queue pair's send queue is posted here, within the grants that the
-// peer has given. Usable from every thread.
+// new. A large piece is not: the peer is told that it waits, answers with the place where it belongs, and it is written
+// there from where it lies. Everything that is posted to the queue pair's send queue is posted here, within the grants that
+// the peer has given. Usable from every thread.
 #pragma once
 
 #include <deque>

@@ -86,8 +86,8 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted) throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
   const Way way = way_from(options.interface_address);
   ListenOptions meeting = options;
-  meeting.accepted = [way, weak = std::weak_ptr(options.loop), accepted = options.accepted](
-                         std::shared_ptr<Connection> guest) {
+  meeting.accepted = [way, weak = std::weak_ptr(options.loop),
+                      accepted = options.accepted](std::shared_ptr<Connection> guest) {
     const auto loop = weak.lock();
     if (!loop) return;
     std::shared_ptr<Connection> connection;
@@ -121,7 +121,8 @@ Result<std::shared_ptr<Transport>> open() {
     // Peers meet over TCP. Asked of the table, in which this backend stands as well: so whoever links one links the other.
     const auto table = backends();
     const auto tcp = std::ranges::find(table, "tcp", &Backend::name);
-    if (tcp == table.end()) return Error(Blame::Unsupported, "peers of verbs meet over tcp, which this build does not have");
+    if (tcp == table.end())
+      return Error(Blame::Unsupported, "peers of verbs meet over tcp, which this build does not have");
     auto meeting = tcp->open();
     if (!meeting) return meeting.error().within("peers of verbs meet over tcp, which cannot be used");
     return std::shared_ptr<Transport>(std::make_shared<Verbs>(std::move(devices), config(), std::move(meeting).value()));

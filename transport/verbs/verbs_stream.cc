@@ -4,8 +4,10 @@
 #include <mutex>
 
 #include <endian.h>
+
 #include <sys/epoll.h>
 
+#include <weft/base/log.h>
 #include <weft/transport/verbs/ring_reader.h>
 #include <weft/transport/verbs/verbs_stream.h>
 
@@ -98,18 +100,6 @@ void VerbsStream::start(EventLoop& loop, std::function<void()> readable, std::fu
 }
 
 void VerbsStream::Shared::meet(Connection& lane) {
-  const std::weak_ptr<Shared> weak = weak_from_this();
-  lane.receive({[weak, on = &lane](const Arrival& arrival) {
-                  if (const auto self = weak.lock()) self->hear(*on, arrival);
-                },
-                [weak](const Error& why) {
-                  const auto self = weak.lock();
-                  if (!self) return;
-                  if (!self->is_open) self->fail(why);
-                  std::lock_guard lock(self->mutex);
-                  self->why_hung_up = why;
-                  self->hung_up = true;  // look() tells of it, after what has come
-                }});
   const Path& path = pair.path();
   Hello mine;
   mine.fabric = *path.choice.port.fabric;
@@ -123,7 +113,19 @@ void VerbsStream::Shared::meet(Connection& lane) {
   mine.ring_key = reader.ring_key();
   mine.ring_address = reader.ring_address();
   mine.max_write_bytes = path.choice.port.max_message;
-  lane.send(encode(mine), {}, nullptr, {});
+  lane.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's
+  const std::weak_ptr<Shared> weak = weak_from_this();
+  lane.receive({[weak, on = &lane](const Arrival& arrival) {
+                  if (const auto self = weak.lock()) self->hear(*on, arrival);
+                },
+                [weak](const Error& why) {
+                  const auto self = weak.lock();
+                  if (!self) return;
+                  if (!self->is_open) self->fail(why);
+                  std::lock_guard lock(self->mutex);
+                  self->why_hung_up = why;
+                  self->hung_up = true;  // look() tells of it, after what has come
+                }});
 }
 
 // First a hello, then that it is ready. Nothing else is ever said here.
@@ -240,6 +242,7 @@ void VerbsStream::Shared::fail(const Error& why) {
     if (failure) return;
     failure = why;
   }
+  log::debug(why.text());
   pair.cut();
 }
 

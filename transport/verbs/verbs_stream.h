@@ -1,5 +1,5 @@
-// A lane's bytes over a queue pair. The two ends meet over a lane of TCP, which they keep: they say hello there, and its end
-// is how the death of the other process is noticed, as a queue pair that has nothing to send notices nothing.
+// A lane's bytes over a queue pair. The two ends meet over a lane of TCP, which they keep: they say hello there, and its
+// end is how the death of the other process is noticed, as a queue pair that has nothing to send notices nothing.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ class VerbsStream final : public ByteStream {
  public:
   // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said hello by the deadline.
   // Throws Busy.
-  VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations, std::shared_ptr<Connection> meeting,
-              Deadline deadline);
+  VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
+              std::shared_ptr<Connection> meeting, Deadline deadline);
   ~VerbsStream() override;
 
   std::string peer() const override;

@@ -1,6 +1,6 @@
 // What the two ends of a lane tell each other beside the bytes of docs/wire.md, as docs/rdma.md describes it: a hello over
-// TCP, then notes and immediates on the queue pair. Pure functions over bytes that a stranger may have sent. All numbers are
-// little-endian.
+// TCP, then notes and immediates on the queue pair. Pure functions over bytes that a stranger may have sent. All numbers
+// are little-endian.
 #pragma once
 
 #include <array>
@@ -23,11 +23,11 @@ struct Hello {
   Fabric fabric = Fabric::Roce;
   GidBytes gid{};
   std::uint16_t lid = 0;
-  std::uint32_t queue_pair = 0;       // 24 bits
-  std::uint32_t packet = 0;           // number of the first one, 24 bits
-  std::uint32_t mtu_bytes = 0;        // a power of two from 256 to 4096
-  std::uint32_t receives = 0;         // how many notes and immediates fit until some are granted back
-  std::uint32_t ring_bytes = 0;       // a power of two from 4 KiB to 1 GiB
+  std::uint32_t queue_pair = 0;  // 24 bits
+  std::uint32_t packet = 0;      // number of the first one, 24 bits
+  std::uint32_t mtu_bytes = 0;   // a power of two from 256 to 4096
+  std::uint32_t receives = 0;    // how many notes and immediates fit until some are granted back
+  std::uint32_t ring_bytes = 0;  // a power of two from 4 KiB to 1 GiB
   std::uint32_t ring_key = 0;
   std::uint64_t ring_address = 0;
   std::uint32_t max_write_bytes = 0;  // of one RDMA write to it

@@ -1,8 +1,7 @@
 // Which port and which of its addresses a lane uses, on machines that are made up.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <arpa/inet.h>
 
 #include <weft/transport/verbs/ports.h>
 
@@ -41,9 +40,10 @@ std::string why_not(const std::vector<PortReport>& ports, const Wishes& wishes =
 }
 
 TEST(VerbsPorts, RoceVersionTwoWithAnIpv4AddressIsPreferred) {
-  const std::vector<PortReport> ports{roce("mlx5_0", {gid(0, "fe80::1", GidType::RoceV1), gid(1, "fe80::1", GidType::RoceV2),
-                                                      gid(2, "10.1.2.3", GidType::RoceV1), gid(3, "10.1.2.3", GidType::RoceV2),
-                                                      gid(4, "2001:db8::7", GidType::RoceV2)})};
+  const std::vector<PortReport> ports{
+      roce("mlx5_0",
+           {gid(0, "fe80::1", GidType::RoceV1), gid(1, "fe80::1", GidType::RoceV2), gid(2, "10.1.2.3", GidType::RoceV1),
+            gid(3, "10.1.2.3", GidType::RoceV2), gid(4, "2001:db8::7", GidType::RoceV2)})};
   EXPECT_EQ(choose(ports, {}).value().gid.index, 3);
   EXPECT_EQ(choose(ports, {}).value().gid.text(), "10.1.2.3");
 }
@@ -55,15 +55,16 @@ TEST(VerbsPorts, ARoutableAddressGoesBeforeALinkLocalOne) {
 }
 
 TEST(VerbsPorts, TheFirstAddressOfAnInfiniBandPortIsUsed) {
-  PortReport port = roce("mlx5_0", {gid(0, "fe80::1", GidType::InfiniBand, ""), gid(1, "fe80::2", GidType::InfiniBand, "")});
+  PortReport port =
+      roce("mlx5_0", {gid(0, "fe80::1", GidType::InfiniBand, ""), gid(1, "fe80::2", GidType::InfiniBand, "")});
   port.fabric = Fabric::InfiniBand;
   EXPECT_EQ(choose({port}, {}).value().gid.index, 0);
 }
 
 TEST(VerbsPorts, TheInterfaceThatWasGivenDecidesByItsNameAndByItsAddress) {
-  const std::vector<PortReport> ports{roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2, "eth0")}),
-                                      roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2, "eth1"),
-                                                      gid(1, "10.0.1.2", GidType::RoceV2, "eth1.7")})};
+  const std::vector<PortReport> ports{
+      roce("mlx5_0", {gid(0, "10.0.0.1", GidType::RoceV2, "eth0")}),
+      roce("mlx5_1", {gid(0, "10.0.0.2", GidType::RoceV2, "eth1"), gid(1, "10.0.1.2", GidType::RoceV2, "eth1.7")})};
   EXPECT_EQ(choose(ports, {}).value().port.device, "mlx5_0");
   EXPECT_EQ(choose(ports, {.interface_address = "eth1"}).value().port.device, "mlx5_1");
   EXPECT_EQ(choose(ports, {.interface_address = "10.0.1.2"}).value().gid.index, 1);
