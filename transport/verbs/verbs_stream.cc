@@ -58,6 +58,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   EventLoop::Registration watch;
   EventLoop::Registration patience;
   std::optional<Error> failure;
+  bool was_flushed = false;  // which is all that is known of the failure
   std::optional<Error> why_hung_up;
 
   void meet(Connection& lane);
@@ -223,7 +224,12 @@ bool VerbsStream::Shared::drain() {
 
 void VerbsStream::Shared::take(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS) {
-    fail(error_of(pair.path().device->library(), completion, peer));
+    const Error error = error_of(pair.path().device->library(), completion, peer);
+    if (completion.status != IBV_WC_WR_FLUSH_ERR) return fail(error);
+    // A consequence. What it is the consequence of may stand behind it in the queue.
+    std::lock_guard lock(mutex);
+    if (!failure) was_flushed = true;
+    if (!failure) failure = error;
     return;
   }
   const char* why = nullptr;
@@ -239,8 +245,9 @@ void VerbsStream::Shared::take(const ibv_wc& completion) {
 void VerbsStream::Shared::fail(const Error& why) {
   {
     std::lock_guard lock(mutex);
-    if (failure) return;
+    if (failure && !was_flushed) return;
     failure = why;
+    was_flushed = false;
   }
   log::debug(why.text());
   pair.cut();
