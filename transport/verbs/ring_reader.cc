@@ -150,9 +150,11 @@ void RingReader::tell_room() noexcept {
   writer_.tell({.kind = Note::Kind::Room, .granted = granted_, .position = tail_});
 }
 
-void RingReader::withdraw() noexcept {
-  if (direct_.phase == Phase::Placing) pair_.cut();
+bool RingReader::withdraw() noexcept {
+  const bool must_cut = direct_.phase == Phase::Placing;
+  if (must_cut) pair_.cut();
   if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
+  return must_cut;
 }
 
 }  // namespace weft::transport::verbs

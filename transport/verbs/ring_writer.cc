@@ -248,11 +248,13 @@ bool RingWriter::has_failed() const noexcept {
   return failed_;
 }
 
-void RingWriter::withdraw() noexcept {
+bool RingWriter::withdraw() noexcept {
   std::lock_guard lock(mutex_);
   withdrawn_ = true;
-  if (direct_.phase == Phase::Writing) pair_.cut();
+  const bool must_cut = direct_.phase == Phase::Writing;
+  if (must_cut) pair_.cut();
   direct_ = {};
+  return must_cut;
 }
 
 }  // namespace weft::transport::verbs

@@ -46,8 +46,9 @@ class RingWriter {
   bool has_room() const noexcept;
   // The device took no more, which cannot be while it is well.
   bool has_failed() const noexcept;
-  // The pieces that write() did not take are not read any more; cuts the queue pair where one is being written.
-  void withdraw() noexcept;
+  // The pieces that write() did not take are not read any more; cuts the queue pair, and returns true,
+  // where one is being written.
+  bool withdraw() noexcept;
 
  private:
   enum class Phase { None, Waits, Writing, Written };

@@ -160,7 +160,7 @@ void VerbsStream::Shared::join(Connection& lane, const Hello& theirs) {
 void VerbsStream::stop() noexcept {
   Shared& shared = *shared_;
   if (shared.stopped.exchange(true)) return;
-  withdraw();
+  withdraw(Error(Blame::Cancelled, "the lane ended"));
   std::shared_ptr<Connection> meeting;
   {
     std::lock_guard lock(shared.mutex);
@@ -282,9 +282,10 @@ std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_
 
 std::size_t VerbsStream::window() const { return kDirectBytes; }
 
-void VerbsStream::withdraw() noexcept {
-  shared_->writer.withdraw();
-  shared_->reader.withdraw();
+void VerbsStream::withdraw(const Error& why) noexcept {
+  bool was_cut = shared_->writer.withdraw();
+  was_cut |= shared_->reader.withdraw();
+  if (was_cut) shared_->fail(why);  // the peer hears of it over TCP
 }
 
 std::optional<Error> VerbsStream::end() const noexcept { return shared_->why_ended(); }

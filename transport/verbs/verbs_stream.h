@@ -27,7 +27,7 @@ class VerbsStream final : public ByteStream {
   void consume(std::size_t bytes) noexcept override;
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override;
-  void withdraw() noexcept override;
+  void withdraw(const Error& why) noexcept override;
   std::optional<Error> end() const noexcept override;
   std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
