@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs programs of the build in a small Linux guest with RDMA in software, so that real verbs are tested without a NIC.
 
-usage: guest.py --cache DIR --share DIR --task SCRIPT [--limit SECONDS] PROGRAM ...
+usage: guest.py --cache DIR --share DIR --task SCRIPT [--limit SECONDS] [--arguments TEXT] PROGRAM ...
 
 QEMU emulates the machine (no KVM, no root), Debian's kernel brings rdma_rxe, and an initramfs made here holds modules, tools
 and the libraries that the programs need. The guest sees the share as /mnt: programs in /mnt/bin, the task beside them. Ends
@@ -237,6 +237,7 @@ def main():
     parser.add_argument("--share", required=True, type=Path)
     parser.add_argument("--task", required=True, type=Path)
     parser.add_argument("--limit", type=float, default=600)
+    parser.add_argument("--arguments", default="", help="for the task, in /mnt/arguments")
     parser.add_argument("programs", nargs="+", type=Path)
     options = parser.parse_args()
     for tool in [QEMU, "busybox", *TOOLS]:
@@ -247,6 +248,7 @@ def main():
     for program in options.programs:
         shutil.copy(program, options.share / "bin")
     shutil.copy(options.task, options.share / "task.sh")
+    (options.share / "arguments").write_text(options.arguments)
     initramfs = Path(str(options.share) + ".initramfs")
     build_initramfs(folder, options.programs, initramfs)
     return run_guest(options, folder, initramfs)
