@@ -96,7 +96,10 @@ std::vector<PortReport> Device::ports() const {
 std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Library>& library) {
   int count = 0;
   ibv_device** const list = library->get_device_list(&count);
-  if (list == nullptr) throw system_error(Blame::Unsupported, "libibverbs finds no RDMA devices", errno);
+  if (list == nullptr)
+    throw system_error(Blame::Unsupported,
+                       "libibverbs finds no RDMA devices (are there any, and is the kernel module ib_uverbs loaded?)",
+                       errno);
   std::vector<std::shared_ptr<Device>> devices;
   std::string reasons;
   for (int i = 0; i < count; ++i) {

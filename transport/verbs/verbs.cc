@@ -59,8 +59,12 @@ std::vector<std::string> Verbs::describe() const {
   for (const auto& device : devices_) {
     for (const PortReport& port : device->ports()) lines.push_back(verbs::describe(port));
   }
-  const Choice choice = way_from("").path.choice;
-  lines.push_back("used: " + choice.port.name() + ", GID " + std::to_string(choice.gid.index) + " " + choice.gid.text());
+  try {
+    const Choice choice = way_from("").path.choice;
+    lines.push_back("used: " + choice.port.name() + ", GID " + std::to_string(choice.gid.index) + " " + choice.gid.text());
+  } catch (const Error& error) {
+    lines.push_back(error.text());
+  }
   return lines;
 }
 

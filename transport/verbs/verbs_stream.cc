@@ -17,9 +17,9 @@ namespace {
 
 constexpr int kSends = 128;
 constexpr int kReceives = 256;
-constexpr int kInlineBytes = 64;
-constexpr int kBatches = 16;      // of completions that one turn takes
-constexpr std::byte kReady{'R'};  // what is said over TCP once the queue pair receives
+constexpr int kInlineBytes = Note::kBytes;  // the least that a device must carry in a request
+constexpr int kBatches = 16;                // of completions that one turn takes
+constexpr std::byte kReady{'R'};            // what is said over TCP once the queue pair receives
 
 }  // namespace
 
