@@ -12,6 +12,7 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr auto kHello = std::chrono::seconds(20);  // for a peer that has connected to say hello
+constexpr long kGuests = 256;                      // of a listener, that have not
 
 Capabilities capabilities_of_rings() {
   Capabilities capabilities;
@@ -90,13 +91,17 @@ std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted) throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
   const Way way = way_from(options.interface_address);
   ListenOptions meeting = options;
-  meeting.accepted = [way, weak = std::weak_ptr(options.loop),
+  // Shared by each guest that has not said hello: it has a queue pair and locked memory already.
+  const auto unmet = std::make_shared<const int>();
+  meeting.accepted = [way, unmet, weak = std::weak_ptr(options.loop),
                       accepted = options.accepted](std::shared_ptr<Connection> guest) {
     const auto loop = weak.lock();
     if (!loop) return;
+    if (unmet.use_count() > kGuests) return log::warn("verbs: too many connect at once and say nothing");
     std::shared_ptr<Connection> connection;
     try {
-      auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(guest), Deadline::in(kHello));
+      auto stream =
+          std::make_unique<VerbsStream>(way.path, way.registrations, std::move(guest), Deadline::in(kHello), unmet);
       connection = connect_over(std::move(stream), capabilities_of_rings(), "verbs", loop);
     } catch (const Error& error) {
       return log::warn("verbs: a connection was accepted and dropped: " + error.text());

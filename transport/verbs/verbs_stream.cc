@@ -25,12 +25,13 @@ constexpr std::byte kReady{'R'};            // what is said over TCP once the qu
 
 struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   Shared(const Path& path, const std::shared_ptr<RegistrationCache>& registrations, std::shared_ptr<Connection> lane,
-         Deadline until)
+         Deadline until, Pin ticket)
       : completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
         writer(pair, registrations),
         reader(pair, registrations, writer),
         deadline(until),
+        until_met(std::move(ticket)),
         peer(lane->peer()),
         meeting(std::move(lane)) {}
   ~Shared() { pair.cut(); }
@@ -42,6 +43,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   std::optional<Hello> hello;
   bool has_news = false;  // for who reads
   const Deadline deadline;
+  Pin until_met;
   const std::string peer;
 
   std::function<void()> readable;
@@ -74,8 +76,8 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
 };
 
 VerbsStream::VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
-                         std::shared_ptr<Connection> meeting, Deadline deadline)
-    : shared_(std::make_shared<Shared>(path, registrations, std::move(meeting), deadline)) {}
+                         std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met)
+    : shared_(std::make_shared<Shared>(path, registrations, std::move(meeting), deadline, std::move(until_met))) {}
 
 VerbsStream::~VerbsStream() { stop(); }
 
@@ -139,6 +141,7 @@ void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
     }
     if (is_ready) {
       writer.open(*hello);
+      until_met.reset();
       is_open = true;
     } else {
       const auto theirs = decode_hello(arrival.header);

@@ -13,10 +13,10 @@ namespace weft::transport::verbs {
 
 class VerbsStream final : public ByteStream {
  public:
-  // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said hello by the deadline.
-  // Throws Busy.
+  // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said hello by the deadline;
+  // `until_met` is held until it has, or until the stream goes. Throws Busy.
   VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
-              std::shared_ptr<Connection> meeting, Deadline deadline);
+              std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met = {});
   ~VerbsStream() override;
 
   std::string peer() const override;
