@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <utility>
 
@@ -34,6 +36,18 @@ std::vector<std::string> list(const char* text) {
   return items;
 }
 
+std::optional<int> number(const char* variable, const char* text, int least, int most) {
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  int value = 0;
+  const char* const end = text + std::strlen(text);
+  const auto [stopped, failure] = std::from_chars(text, end, value);
+  if (failure != std::errc() || stopped != end || value < least || value > most) {
+    throw Error(Blame::Caller, std::string(variable) + " is '" + text + "'; it takes a number from " +
+                                   std::to_string(least) + " to " + std::to_string(most));
+  }
+  return value;
+}
+
 }  // namespace
 
 Config Config::from(const std::function<const char*(const char*)>& variable) {
@@ -50,6 +64,10 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
                                     config.debug);
   config.socket_interfaces = list(variable("WEFT_SOCKET_IFNAME"));
   config.ib_devices = list(variable("WEFT_IB_HCA"));
+  config.ib_gid_index = number("WEFT_IB_GID_INDEX", variable("WEFT_IB_GID_INDEX"), 0, 1023);
+  config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);
+  config.ib_traffic_class = number("WEFT_IB_TC", variable("WEFT_IB_TC"), 0, 255);
+  config.ib_timeout = number("WEFT_IB_TIMEOUT", variable("WEFT_IB_TIMEOUT"), 1, 31);
   if (const char* file = variable("WEFT_TIMELINE")) config.timeline_file = file;
   return config;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,11 @@ struct Config {
   LogLevel log = LogLevel::Warn;               // WEFT_LOG
   DebugLevel debug = DebugLevel::Off;          // WEFT_DEBUG
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
-  std::vector<std::string> ib_devices;         // WEFT_IB_HCA, comma-separated
+  std::vector<std::string> ib_devices;         // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
+  std::optional<int> ib_gid_index;             // WEFT_IB_GID_INDEX
+  std::optional<int> ib_service_level;         // WEFT_IB_SL
+  std::optional<int> ib_traffic_class;         // WEFT_IB_TC
+  std::optional<int> ib_timeout;               // WEFT_IB_TIMEOUT
   std::string timeline_file;                   // WEFT_TIMELINE
 
   // Reads the variables through `variable` (null = not set). A value that is none of the allowed ones is a Caller error

@@ -8,7 +8,7 @@ set(WEFT_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: addres
 set(WEFT_CUDA_ARCHITECTURES "80-real;90-real;100-real;90-virtual" CACHE STRING "GPU architectures of the kernels")
 set(WEFT_TORCH_ROOT "" CACHE PATH "Folder of a torch wheel or libtorch (holds include/ and lib/)")
 
-foreach(option CUDA NCCL GLOO TRACE)
+foreach(option CUDA NCCL GLOO VERBS TRACE)
   set(WEFT_${option} AUTO CACHE STRING "AUTO, ON or OFF")
   set_property(CACHE WEFT_${option} PROPERTY STRINGS AUTO ON OFF)
   string(TOUPPER "${WEFT_${option}}" WEFT_${option})
@@ -88,6 +88,16 @@ if(NOT Libtorch_FOUND)
   message(FATAL_ERROR "no libtorch: give -DWEFT_TORCH_ROOT=<folder of the torch wheel>, or use ./dev build, which installs torch")
 endif()
 weft_decide(GLOO ${Libtorch_HAS_GLOO} "this libtorch was built without c10d's Gloo")
+
+# --- RDMA: the header of libibverbs only; the library is opened at run time.
+set(verbs_found FALSE)
+if(NOT WEFT_VERBS STREQUAL "OFF")
+  find_path(WEFT_VERBS_INCLUDE_DIR infiniband/verbs.h)
+  if(WEFT_VERBS_INCLUDE_DIR)
+    set(verbs_found TRUE)
+  endif()
+endif()
+weft_decide(VERBS ${verbs_found} "no infiniband/verbs.h; install libibverbs-dev")
 
 # --- NVTX ranges
 set(nvtx_found FALSE)

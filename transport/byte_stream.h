@@ -41,6 +41,10 @@ class ByteStream {
   virtual std::size_t read(std::span<std::byte> to) noexcept = 0;
   // The most that one peek() can show.
   virtual std::size_t window() const = 0;
+  // A stream may move what is long without a copy, and after a read() or write() that took less than all be at work on that
+  // memory; the next such call then begins with the same. Once this has returned, on the loop, it is not: the memory may
+  // go, and what was in the middle of it is cut.
+  virtual void withdraw(const Error& /*why*/) noexcept {}
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
   virtual std::optional<Error> end() const noexcept = 0;

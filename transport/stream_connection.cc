@@ -149,6 +149,7 @@ void StreamConnection::write() {
 
 void StreamConnection::end(const Error& why, const std::optional<std::string>& reason) {
   ended_ = why;
+  stream_->withdraw(why);  // before the pins go
   inbox_.end();
   const bool is_heard = outbox_.end(reason);
   tell_closed();

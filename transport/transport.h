@@ -82,6 +82,8 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
+  // What it found on this machine (devices, ports), a line each; for people.
+  virtual std::vector<std::string> describe() const { return {}; }
   // Null where the backend has collectives only.
   virtual Connector* connector() { return nullptr; }
   // Whether join() takes slices on such a device.

@@ -24,6 +24,7 @@ nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
   row["device_memory"] = transport.reaches(DeviceType::Cuda);
   transport::Connector* connector = transport.connector();
   row["point_to_point"] = connector != nullptr;
+  if (const auto lines = transport.describe(); !lines.empty()) row["found"] = lines;
   if (connector == nullptr) return row;
   const transport::Capabilities can = connector->capabilities();
   row["preference"] = connector->preference();
@@ -50,6 +51,8 @@ void print_row(const nlohmann::ordered_json& row) {
     text += "; collectives only";
   }
   std::printf("%-10s usable: %s\n", name.c_str(), text.c_str());
+  if (!row.contains("found")) return;
+  for (const auto& line : row["found"]) std::printf("%-10s   %s\n", "", line.get<std::string>().c_str());
 }
 
 int show(bool as_json) {

@@ -44,5 +44,19 @@ TEST(Config, SplitsLists) {
   EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces, testing::ElementsAre("eth0", "lo"));
 }
 
+TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {
+  EXPECT_EQ(from({}).ib_gid_index, std::nullopt);
+  EXPECT_EQ(from({{"WEFT_IB_GID_INDEX", "3"}}).ib_gid_index, 3);
+  for (const char* text : {"16", "-1", "4x", "0x4", " 4"}) {
+    try {
+      from({{"WEFT_IB_SL", text}});
+      FAIL() << "no error for '" << text << "'";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), testing::HasSubstr("it takes a number from 0 to 15"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft

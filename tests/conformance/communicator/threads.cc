@@ -1,4 +1,5 @@
 #include <weft/tests/conformance/communicator/threads.h>
+#include <weft/tests/harness/interface.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 
 namespace weft::conformance {
@@ -11,7 +12,7 @@ transport::JoinOptions Threads::options_for(const Rank& rank, std::chrono::milli
   options.store = rank.store;
   options.timeout = timeout;
   options.loop = rank.loop;
-  options.interface_address = "127.0.0.1";
+  options.interface_address = harness::interface_or("127.0.0.1");
   return options;
 }
 

@@ -1,0 +1,50 @@
+# Runs in the guest, see guest.py. First one device that reaches itself, with all claims; then two devices joined by a cable
+# that loses one packet in a hundred each way.
+failed=0
+check() { # check TITLE COMMAND…
+  title=$1; shift
+  echo "== $title"
+  "$@" || { echo "== $title: failed with $?"; failed=1; }
+}
+
+/bin/ip link add d0 type dummy
+/bin/ip addr add 10.7.0.1/24 dev d0
+/bin/ip link set d0 mtu 4200 up # room for an RDMA packet of 4096 bytes
+/bin/rdma link add rxe0 type rxe netdev d0
+# Ranks as threads and as processes; every number of them would take minutes more.
+all='*Claims.*/verbs:*/VerbsThreads2:*/VerbsProcesses3:Rdma*'
+check 'weft-info' /mnt/bin/guest_info
+check 'one device' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$all"
+
+/bin/rdma link delete rxe0
+/bin/ip link add va type veth peer name vb
+/bin/ip link set va mtu 4200 up
+/bin/ip link set vb mtu 4200 up
+/bin/ip addr add 10.9.0.1/24 dev va
+/bin/ip addr add 10.9.0.2/24 dev vb
+for interface in all va vb; do
+  settings=/proc/sys/net/ipv4/conf/$interface
+  echo 1 > $settings/accept_local; echo 0 > $settings/rp_filter; echo 1 > $settings/arp_ignore
+done
+# Both ends are this machine's, so the kernel must be told that the way between them is the cable.
+/bin/ip rule add pref 10 iif lo to 10.9.0.2 table 102
+/bin/ip rule add pref 11 iif lo to 10.9.0.1 table 101
+/bin/ip rule add pref 100 table local
+/bin/ip rule del pref 0
+/bin/ip route add 10.9.0.2 dev va src 10.9.0.1 table 102
+/bin/ip route add 10.9.0.1 dev vb src 10.9.0.2 table 101
+/bin/rdma link add rxea type rxe netdev va
+/bin/rdma link add rxeb type rxe netdev vb
+/bin/tc qdisc add dev va root netem loss 1%
+/bin/tc qdisc add dev vb root netem loss 1%
+# Lost packets are asked for after a quarter of a second, not after the second that suits a cluster.
+export WEFT_IB_TIMEOUT=16 WEFT_TEST_INTERFACE=10.9.0.2
+some='*.CarriesAMessageEachWay/verbs:*.PayloadsLand*/verbs:*.SizesThatWrap*/verbs:*.CarriesALotBothWaysAtOnce/verbs'
+some="$some:*.WhatWasSentArrives*/verbs:*.CarriesMessagesOfAllSizes*/verbs:*.AKilledPeerEndsALaneThatIsIdle/verbs"
+some="$some:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
+check 'two devices, one packet in a hundred lost' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$some"
+for interface in va vb; do
+  /bin/tc -s qdisc show dev $interface | grep -o 'dropped [0-9]*' | sed "s/^/$interface: /"
+  /bin/tc -s qdisc show dev $interface | grep -q 'dropped [1-9]' || { echo "== $interface lost nothing"; failed=1; }
+done
+exit $failed

@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <endian.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <weft/tests/harness/fake_verbs.h>
+
+namespace weft::harness {
+
+using transport::verbs::Library;
+
+namespace {
+
+struct Region : ibv_mr {
+  bool covers(std::uint64_t address, std::uint64_t bytes) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(addr);
+    return address >= begin && bytes <= length && address - begin <= length - bytes;
+  }
+};
+
+struct Queue : ibv_cq {
+  std::deque<ibv_wc> waiting;
+};
+
+struct Pair : ibv_qp {
+  std::deque<ibv_recv_wr> receives;
+  std::vector<ibv_sge> receive_pieces;
+  std::uint32_t peer = 0;
+  bool is_cut = false;
+
+  void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode, std::uint32_t bytes = 0,
+                std::uint32_t immediate = 0) const {
+    ibv_wc completion{};
+    completion.wr_id = number;
+    completion.status = status;
+    completion.opcode = opcode;
+    completion.byte_len = bytes;
+    completion.imm_data = htobe32(immediate);
+    completion.qp_num = qp_num;
+    static_cast<Queue*>(queue)->waiting.push_back(completion);
+  }
+};
+
+}  // namespace
+
+struct FakeVerbs::World {
+  ibv_device device{};
+  ibv_context context{};
+  std::shared_ptr<Library> library = std::make_shared<Library>();
+  std::map<std::uint32_t, std::unique_ptr<Region>> regions;
+  std::map<std::uint32_t, Pair*> pairs;
+  std::uint32_t next = 1;
+  bool is_limited = false;
+};
+
+namespace {
+
+using World = FakeVerbs::World;
+World* the_world = nullptr;  // of the test that runs: the table's functions are plain ones
+
+bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t count, std::uint32_t immediate) {
+  if (to.receives.empty()) return false;
+  const ibv_recv_wr receive = to.receives.front();
+  const ibv_sge piece = to.receive_pieces.front();
+  to.receives.pop_front();
+  to.receive_pieces.erase(to.receive_pieces.begin());
+  if (count > piece.length) return false;
+  if (count > 0) std::memcpy(reinterpret_cast<void*>(piece.addr), bytes, count);
+  to.complete(to.recv_cq, receive.wr_id, IBV_WC_SUCCESS, opcode, count, immediate);
+  return true;
+}
+
+int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
+  auto& pair = *static_cast<Pair*>(qp);
+  const auto peer = the_world->pairs.find(pair.peer);
+  const ibv_sge& piece = *request->sg_list;
+  const auto* const from = reinterpret_cast<const std::byte*>(piece.addr);
+  const auto finish = [&](ibv_wc_status status) {
+    pair.complete(pair.send_cq, request->wr_id, status, IBV_WC_SEND);
+    pair.is_cut |= status != IBV_WC_SUCCESS;
+    return 0;
+  };
+  if (pair.is_cut) return finish(IBV_WC_WR_FLUSH_ERR);
+  if (peer == the_world->pairs.end() || peer->second->is_cut) return finish(IBV_WC_RETRY_EXC_ERR);
+  if ((request->send_flags & IBV_SEND_INLINE) == 0) {
+    const auto local = the_world->regions.find(piece.lkey);
+    if (local == the_world->regions.end() || !local->second->covers(piece.addr, piece.length)) {
+      return finish(IBV_WC_LOC_PROT_ERR);
+    }
+  }
+  if (request->opcode == IBV_WR_SEND) {
+    return finish(deliver(*peer->second, IBV_WC_RECV, from, piece.length, 0) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR);
+  }
+  const auto remote = the_world->regions.find(request->wr.rdma.rkey);
+  if (remote == the_world->regions.end() || !remote->second->covers(request->wr.rdma.remote_addr, piece.length)) {
+    return finish(IBV_WC_REM_ACCESS_ERR);
+  }
+  std::memcpy(reinterpret_cast<void*>(request->wr.rdma.remote_addr), from, piece.length);
+  const bool tells = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  if (tells && !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
+    return finish(IBV_WC_RNR_RETRY_EXC_ERR);
+  }
+  return finish(IBV_WC_SUCCESS);
+}
+
+int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr**) {
+  auto& pair = *static_cast<Pair*>(qp);
+  pair.receives.push_back(*request);
+  pair.receive_pieces.push_back(*request->sg_list);
+  return 0;
+}
+
+int poll_cq(ibv_cq* queue, int count, ibv_wc* to) {
+  auto& waiting = static_cast<Queue*>(queue)->waiting;
+  int taken = 0;
+  for (; taken < count && !waiting.empty(); ++taken) {
+    to[taken] = waiting.front();
+    waiting.pop_front();
+  }
+  return taken;
+}
+
+ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
+  auto* const pair = new Pair{};
+  pair->context = domain->context;
+  pair->send_cq = attributes->send_cq;
+  pair->recv_cq = attributes->recv_cq;
+  pair->qp_num = the_world->next++;
+  the_world->pairs[pair->qp_num] = pair;
+  return pair;
+}
+
+int destroy_qp(ibv_qp* qp) {
+  the_world->pairs.erase(qp->qp_num);
+  delete static_cast<Pair*>(qp);
+  return 0;
+}
+
+int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int) {
+  auto& pair = *static_cast<Pair*>(qp);
+  if (attributes->qp_state == IBV_QPS_RTR) pair.peer = attributes->dest_qp_num;
+  if (attributes->qp_state == IBV_QPS_ERR) pair.is_cut = true;
+  return 0;
+}
+
+ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int) {
+  if (the_world->is_limited) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  auto region = std::make_unique<Region>();
+  region->addr = address;
+  region->length = bytes;
+  region->lkey = region->rkey = the_world->next++;
+  auto* const made = region.get();
+  the_world->regions[made->lkey] = std::move(region);
+  return made;
+}
+
+int dereg_mr(ibv_mr* region) {
+  the_world->regions.erase(region->lkey);
+  return 0;
+}
+
+ibv_comp_channel* create_channel(ibv_context*) {
+  auto* const channel = new ibv_comp_channel{};
+  channel->fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  return channel;
+}
+
+int destroy_channel(ibv_comp_channel* channel) {
+  ::close(channel->fd);
+  delete channel;
+  return 0;
+}
+
+void fill(Library& library) {
+  library.get_device_name = [](ibv_device*) -> const char* { return "fake0"; };
+  library.open_device = [](ibv_device*) { return &the_world->context; };
+  library.close_device = [](ibv_context*) { return 0; };
+  library.query_device = [](ibv_context*, ibv_device_attr* limits) {
+    limits->max_qp_wr = 1024;
+    limits->phys_port_cnt = 1;
+    return 0;
+  };
+  library.alloc_pd = [](ibv_context* context) {
+    auto* const domain = new ibv_pd{};
+    domain->context = context;
+    return domain;
+  };
+  library.dealloc_pd = [](ibv_pd* domain) {
+    delete domain;
+    return 0;
+  };
+  library.reg_mr = reg_mr;
+  library.dereg_mr = dereg_mr;
+  library.create_comp_channel = create_channel;
+  library.destroy_comp_channel = destroy_channel;
+  library.create_cq = [](ibv_context* context, int, void*, ibv_comp_channel*, int) -> ibv_cq* {
+    auto* const queue = new Queue{};
+    queue->context = context;
+    return queue;
+  };
+  library.destroy_cq = [](ibv_cq* queue) {
+    delete static_cast<Queue*>(queue);
+    return 0;
+  };
+  library.create_qp = create_qp;
+  library.destroy_qp = destroy_qp;
+  library.modify_qp = modify_qp;
+  library.wc_status_str = [](ibv_wc_status) -> const char* { return "a status"; };
+}
+
+}  // namespace
+
+FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
+  the_world = world_.get();
+  fill(*world_->library);
+  world_->context.device = &world_->device;
+  world_->context.ops.post_send = post_send;
+  world_->context.ops.post_recv = post_recv;
+  world_->context.ops.poll_cq = poll_cq;
+}
+
+FakeVerbs::~FakeVerbs() { the_world = nullptr; }
+
+std::shared_ptr<transport::verbs::Device> FakeVerbs::open() const {
+  return std::make_shared<transport::verbs::Device>(world_->library, &world_->device);
+}
+
+transport::verbs::Path FakeVerbs::path() const {
+  transport::verbs::Path path;
+  path.device = open();
+  path.choice.port.device = "fake0";
+  path.choice.port.active = true;
+  path.choice.port.fabric = transport::verbs::Fabric::Roce;
+  path.choice.port.mtu_bytes = 4096;
+  path.choice.port.max_message = 1 << 30;
+  return path;
+}
+
+std::size_t FakeVerbs::registrations() const { return world_->regions.size(); }
+
+void FakeVerbs::limit_locked_memory(bool is_limited) { world_->is_limited = is_limited; }
+
+std::size_t FakeVerbs::receives_of(std::uint32_t queue_pair) const { return world_->pairs.at(queue_pair)->receives.size(); }
+
+bool FakeVerbs::send_to(std::uint32_t queue_pair, const void* bytes, std::size_t count) const {
+  return deliver(*world_->pairs.at(queue_pair), IBV_WC_RECV, bytes, static_cast<std::uint32_t>(count), 0);
+}
+
+bool FakeVerbs::write_to(std::uint32_t queue_pair, std::uint32_t immediate) const {
+  return deliver(*world_->pairs.at(queue_pair), IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, immediate);
+}
+
+}  // namespace weft::harness

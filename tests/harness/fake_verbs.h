@@ -1,0 +1,45 @@
+// RDMA devices that exist in this process only, for tests of what stands on libibverbs: queue pairs carry out at once what
+// is posted, by copying, once they are joined; a completion waits in its queue. Registrations are checked as a device does:
+// who writes where nothing is registered gets an error and nothing is written. For one thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <weft/transport/verbs/device.h>
+
+namespace weft::harness {
+
+class FakeVerbs {
+ public:
+  FakeVerbs();
+  ~FakeVerbs();
+  FakeVerbs(const FakeVerbs&) = delete;
+  FakeVerbs& operator=(const FakeVerbs&) = delete;
+
+  // One device with one active RoCE port.
+  std::shared_ptr<transport::verbs::Device> open() const;
+  transport::verbs::Path path() const;
+
+  std::size_t registrations() const;
+  // From now on registering fails like where the limit of locked memory is reached.
+  void limit_locked_memory(bool is_limited);
+  // Posted receives that nothing has come for, of the queue pair with that number.
+  std::size_t receives_of(std::uint32_t queue_pair) const;
+
+  // A peer that says what it likes, to a queue pair of ours: a message as SEND, a write with an immediate, both without
+  // bytes checked by anybody but us. False where there was no receive for it.
+  bool send_to(std::uint32_t queue_pair, const void* bytes, std::size_t count) const;
+  bool write_to(std::uint32_t queue_pair, std::uint32_t immediate) const;
+
+  struct World;
+
+ private:
+  std::unique_ptr<World> world_;
+};
+
+}  // namespace weft::harness

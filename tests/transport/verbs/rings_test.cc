@@ -1,0 +1,288 @@
+// Both halves of a lane over a queue pair, step by step.
+#include <algorithm>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/log.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/tests/transport/verbs/ends.h>
+
+namespace weft::transport::verbs {
+namespace {
+
+using harness::bytes_of;
+using harness::pattern;
+
+std::size_t write(End& end, std::span<const std::byte> bytes) { return end.writer.write(std::array{Bytes(bytes)}); }
+
+TEST(VerbsRings, BytesComeThroughInOrderHoweverTheyAreCut) {
+  Ends ends;
+  std::mt19937 random(1);
+  const auto sent = pattern(1, 3 << 20);
+  std::vector<std::byte> got(sent.size());
+  std::size_t written = 0;
+  std::size_t read = 0;
+  while (read < got.size()) {
+    const std::size_t piece = std::min<std::size_t>(random() % 100'000, sent.size() - written);
+    written += write(ends.a, std::span(sent).subspan(written, piece));
+    ends.settle();
+    if (random() % 2 == 0) {
+      read += ends.b.reader.read(std::span(got).subspan(read, std::min<std::size_t>(random() % 90'000, got.size() - read)));
+    } else {
+      const Bytes seen = ends.b.reader.peek();
+      ASSERT_LE(read + seen.size(), got.size());
+      std::ranges::copy(seen, got.begin() + static_cast<std::ptrdiff_t>(read));
+      ends.b.reader.consume(seen.size());
+      read += seen.size();
+    }
+    ends.settle();
+  }
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(ends.a.refused + ends.b.refused, "");
+}
+
+TEST(VerbsRings, ALargePieceIsWrittenToTheMemoryThatReadNames) {
+  Ends ends;
+  const auto piece = pattern(2, 5 << 20);
+  std::vector<std::byte> place(piece.size());
+  const std::size_t before = ends.fake.registrations();
+  EXPECT_EQ(write(ends.a, piece), 0u);
+  ends.settle();
+  EXPECT_EQ(ends.b.reader.read(place), 0u);
+  EXPECT_EQ(ends.fake.registrations(), before + 2);
+  ends.settle();
+  EXPECT_EQ(place, piece) << "it is there before anybody copies";
+  EXPECT_TRUE(ends.a.writer.take_room());
+  EXPECT_EQ(write(ends.a, piece), piece.size());
+  EXPECT_EQ(ends.b.reader.read(place), place.size());
+  EXPECT_EQ(ends.fake.registrations(), before) << "nothing stays registered";
+}
+
+TEST(VerbsRings, ASmallerPlaceTakesAPartAndTheRestFollows) {
+  Ends ends;
+  const auto piece = pattern(3, 1 << 20);
+  std::vector<std::byte> got(piece.size());
+  write(ends.a, piece);
+  ends.settle();
+  EXPECT_EQ(ends.b.reader.read(std::span(got).first(300'000)), 0u);
+  ends.settle();
+  EXPECT_EQ(ends.b.reader.read(std::span(got).first(300'000)), 300'000u);
+  std::size_t written = 300'000;
+  EXPECT_EQ(write(ends.a, piece), written) << "the rest waits for a place of its own";
+  ends.settle();
+  EXPECT_EQ(ends.b.reader.read(std::span(got).subspan(300'000)), 0u);
+  ends.settle();
+  EXPECT_EQ(write(ends.a, std::span(piece).subspan(300'000)), piece.size() - written);
+  EXPECT_EQ(ends.b.reader.read(std::span(got).subspan(300'000)), piece.size() - written);
+  EXPECT_EQ(got, piece);
+}
+
+TEST(VerbsRings, WhoLooksWithoutAPlaceGetsALargePieceThroughTheRing) {
+  Ends ends;
+  const auto piece = pattern(4, 1 << 20);
+  std::vector<std::byte> got;
+  std::size_t written = 0;
+  while (got.size() < piece.size()) {
+    written += write(ends.a, std::span(piece).subspan(written));
+    ends.settle();
+    const Bytes seen = ends.b.reader.peek();
+    got.insert(got.end(), seen.begin(), seen.end());
+    ends.b.reader.consume(seen.size());
+    ends.settle();
+  }
+  EXPECT_EQ(got, piece);
+}
+
+TEST(VerbsRings, APieceMayBeAnnouncedWhileTheOneBeforeIsNotTaken) {
+  Ends ends;
+  const auto first = pattern(5, 200 << 10);
+  const auto second = pattern(6, 300 << 10);
+  std::vector<std::byte> got_first(first.size());
+  std::vector<std::byte> got_second(second.size());
+  write(ends.a, first);
+  ends.settle();
+  ends.b.reader.read(got_first);
+  ends.settle();
+  EXPECT_EQ(ends.a.writer.write(std::array{Bytes(first), Bytes(bytes_of("between")), Bytes(second)}), first.size() + 7);
+  ends.settle();
+  EXPECT_EQ(ends.b.reader.read(got_first), first.size());
+  std::array<std::byte, 7> between;
+  EXPECT_EQ(ends.b.reader.read(between), between.size());
+  EXPECT_EQ(ends.b.reader.read(got_second), 0u);
+  ends.settle();
+  EXPECT_EQ(write(ends.a, second), second.size());
+  EXPECT_EQ(ends.b.reader.read(got_second), second.size());
+  EXPECT_EQ(got_first, first);
+  EXPECT_EQ(got_second, second);
+}
+
+TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenTo) {
+  Ends ends;
+  const auto piece = pattern(7, 1 << 20);
+  std::vector<std::byte> place(piece.size());
+  const std::vector<std::byte> before = place;
+  write(ends.a, piece);
+  ends.settle();
+  ends.b.reader.read(place);
+  const std::size_t registered = ends.fake.registrations();
+  ends.b.reader.withdraw();
+  EXPECT_EQ(ends.fake.registrations(), registered - 1);
+  ends.settle();
+  EXPECT_EQ(place, before);
+  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
+}
+
+TEST(VerbsRings, APieceThatIsWithdrawnIsNotRead) {
+  Ends ends;
+  const auto piece = pattern(8, 1 << 20);
+  std::vector<std::byte> place(piece.size());
+  const std::size_t before = ends.fake.registrations();
+  write(ends.a, piece);
+  ends.settle();
+  ends.a.writer.withdraw();
+  EXPECT_EQ(ends.fake.registrations(), before);
+  ends.b.reader.read(place);  // the answer finds nothing that waits
+  ends.settle();
+  EXPECT_EQ(ends.a.refused, "");
+  EXPECT_EQ(place, std::vector<std::byte>(place.size()));
+}
+
+TEST(VerbsRings, WhatCannotBeRegisteredIsCopiedAndThatIsSaid) {
+  Ends ends;
+  std::vector<std::string> said;
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Warn) said.emplace_back(text);
+  });
+  const auto piece = pattern(9, 600 << 10);
+  for (const bool at_sender : {true, false}) {
+    std::vector<std::byte> got(piece.size());
+    std::size_t written = 0;
+    ends.fake.limit_locked_memory(at_sender);
+    written += write(ends.a, piece);
+    ends.fake.limit_locked_memory(!at_sender);
+    for (std::size_t read = 0; read < got.size();) {
+      ends.settle();
+      read += ends.b.reader.read(std::span(got).subspan(read));
+      ends.settle();
+      if (written < piece.size()) written += write(ends.a, std::span(piece).subspan(written));
+    }
+    EXPECT_EQ(got, piece);
+    ends.fake.limit_locked_memory(false);
+  }
+  ASSERT_GE(said.size(), 2u);
+  EXPECT_THAT(said.front(), testing::HasSubstr("ulimit -l unlimited"));
+}
+
+TEST(VerbsRings, AReaderThatTakesNothingHoldsTheWriterBackUntilItDoes) {
+  Ends ends;
+  const auto block = pattern(10, 1000);
+  std::size_t written = 0;
+  for (int i = 0; i < 1000; ++i) {
+    written += write(ends.a, block);
+    ends.settle();
+  }
+  EXPECT_LE(written, kRingBytes);
+  EXPECT_FALSE(ends.a.writer.take_room());
+  std::vector<std::byte> got(written);
+  EXPECT_EQ(ends.b.reader.read(got), written);
+  ends.settle();
+  EXPECT_TRUE(ends.a.writer.take_room());
+  EXPECT_EQ(write(ends.a, block), block.size());
+  EXPECT_EQ(ends.a.failed, IBV_WC_SUCCESS) << "no receive was missing";
+}
+
+// Neither end takes anything from its queue while the other writes: what is posted stays within what was granted.
+TEST(VerbsRings, ManySmallWritesNeverMissAReceive) {
+  Ends ends;
+  const auto byte = pattern(11, 1);
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < 300; ++i) {
+      write(ends.a, byte);
+      write(ends.b, byte);
+    }
+    ends.settle();
+    for (End* end : {&ends.a, &ends.b}) end->reader.consume(end->reader.peek().size());
+    ends.settle();
+    ASSERT_EQ(ends.a.failed, IBV_WC_SUCCESS);
+    ASSERT_EQ(ends.b.failed, IBV_WC_SUCCESS);
+    ASSERT_EQ(write(ends.a, byte), 1u) << round;
+    ASSERT_EQ(write(ends.b, byte), 1u) << round;
+  }
+}
+
+TEST(VerbsRings, TheEndComesBehindEverything) {
+  Ends ends;
+  const auto bytes = pattern(12, 1000);
+  write(ends.a, bytes);
+  ends.a.writer.finish();
+  ends.settle();
+  EXPECT_TRUE(ends.b.reader.has_finished());
+  EXPECT_EQ(ends.b.reader.peek().size(), 1000u);
+}
+
+// A peer that says what cannot be: the reason comes back, and nothing of ours changes.
+TEST(VerbsRings, WhatAPeerCannotMeanIsRefused) {
+  const auto refusal = [](const std::function<void(Ends&)>& say) {
+    Ends ends;
+    say(ends);
+    ends.settle();
+    return ends.b.refused;
+  };
+  const auto note = [&](const Note& said) {
+    return refusal([&](Ends& ends) {
+      const auto bytes = encode(said);
+      ends.fake.send_to(ends.b.pair.number(), bytes.data(), bytes.size());
+    });
+  };
+  const auto immediate = [&](std::uint32_t value) {
+    return refusal([&](Ends& ends) { ends.fake.write_to(ends.b.pair.number(), value); });
+  };
+  EXPECT_EQ(immediate(0), "more bytes than there was room for");
+  EXPECT_EQ(immediate(kRingBytes + 1), "more bytes than there was room for");
+  EXPECT_EQ(immediate(0x7fffffff), "more bytes than there was room for");
+  EXPECT_EQ(immediate(kPlaced), "a piece in a place that it was not given");
+  EXPECT_EQ(note({.kind = Note::Kind::Room, .position = 1}), "room that it cannot have");
+  EXPECT_EQ(note({.kind = Note::Kind::Room, .granted = 1}), "grants of more than was taken");
+  EXPECT_EQ(note({.kind = Note::Kind::Place, .bytes = 1}), "a place for nothing");
+  EXPECT_EQ(note({.kind = Note::Kind::Waits, .position = 7, .bytes = 1}), "a piece that waits elsewhere");
+  EXPECT_EQ(note({.kind = Note::Kind::Waits}), "a piece that waits elsewhere");
+  EXPECT_EQ(refusal([](Ends& ends) { ends.fake.send_to(ends.b.pair.number(), "short", 5); }), "a note that is none");
+  EXPECT_EQ(immediate(kRingBytes), "");
+  EXPECT_EQ(note({.kind = Note::Kind::Waits, .bytes = ~std::uint64_t{0}}), "") << "a size alone reserves nothing";
+}
+
+TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
+  const harness::FakeVerbs fake;
+  RegistrationCache cache(fake.open());
+  std::vector<std::byte> memory(10'000);
+  const Slice whole = harness::slice_of(memory);
+  auto first = cache.of(whole);
+  auto part = cache.of(whole.part(5000, 5000));
+  EXPECT_EQ(first, part);
+  auto beyond = cache.of({memory.data() + 1, memory.size(), weft::Device::host()});
+  EXPECT_NE(beyond, first);
+  EXPECT_EQ(fake.registrations(), 2u);
+  first.reset();
+  EXPECT_EQ(fake.registrations(), 2u);
+  part.reset();
+  beyond.reset();
+  EXPECT_EQ(fake.registrations(), 0u);
+  EXPECT_EQ(cache.in_use(), 0u);
+}
+
+TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
+  const harness::FakeVerbs fake;
+  RegistrationCache cache(fake.open());
+  try {
+    cache.of({&cache, 8, weft::Device::cuda(3)});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Unsupported);
+    EXPECT_THAT(error.text(), testing::HasSubstr("cuda:3"));
+  }
+}
+
+}  // namespace
+}  // namespace weft::transport::verbs

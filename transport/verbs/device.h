@@ -1,0 +1,58 @@
+// An opened RDMA device with its protection domain: what all lanes on it share. Usable from every thread; its functions are
+// system calls of some microseconds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <weft/transport/verbs/library.h>
+#include <weft/transport/verbs/ports.h>
+
+namespace weft::transport::verbs {
+
+class Device {
+ public:
+  // Throws Unsupported, Busy.
+  Device(std::shared_ptr<const Library> library, ibv_device* device);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Library& library() const { return *library_; }
+  const std::string& name() const { return name_; }
+  const ibv_device_attr& limits() const { return limits_; }
+  ibv_context* context() const { return context_; }
+  ibv_pd* domain() const { return domain_; }
+  std::vector<PortReport> ports() const;
+
+ private:
+  PortReport report(int port) const;
+
+  const std::shared_ptr<const Library> library_;
+  const std::string name_;
+  ibv_context* context_ = nullptr;
+  ibv_pd* domain_ = nullptr;
+  ibv_device_attr limits_{};
+};
+
+// All devices of this machine that can be opened. Throws Unsupported with the reason where there is none that can be.
+std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Library>& library);
+
+// A port that was chosen for a lane, on its device.
+struct Path {
+  std::shared_ptr<Device> device;
+  Choice choice;
+  std::uint8_t service_level = 0;
+  std::uint8_t traffic_class = 0;
+  std::uint8_t timeout = 18;
+
+  // "mlx5_0:1".
+  std::string name() const { return choice.port.name(); }
+};
+
+// Throws Unsupported as choose().
+Path find_path(const std::vector<std::shared_ptr<Device>>& devices, const Config& config,
+               const std::string& interface_address);
+
+}  // namespace weft::transport::verbs

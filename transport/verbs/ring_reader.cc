@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <cstring>
+
+#include <weft/base/log.h>
+#include <weft/transport/verbs/ring_reader.h>
+
+namespace weft::transport::verbs {
+
+namespace {
+
+constexpr std::size_t kLeastPlace = 4 << 10;  // for less the ring is as good
+
+}  // namespace
+
+RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, RingWriter& writer)
+    : pair_(pair),
+      registrations_(std::move(registrations)),
+      writer_(writer),
+      ring_(kRingBytes),
+      ring_registration_(pair.path().device, ring_.whole()),
+      receives_(static_cast<std::uint32_t>(pair.depths().receives)),
+      notes_(receives_ * Note::kBytes),
+      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()}) {
+  for (std::uint32_t i = 0; i < receives_; ++i) post_receive(i);
+}
+
+void RingReader::post_receive(std::uint64_t number) {
+  if (!pair_.post_receive(number, &notes_[number * Note::kBytes], Note::kBytes, notes_registration_.local_key())) {
+    throw Error(Blame::Device, pair_.path().name() + ": a receive cannot be posted");
+  }
+}
+
+void RingReader::received(std::uint64_t number) {
+  post_receive(number);
+  ++granted_;
+}
+
+const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
+  received(number);
+  if (finished_) return "bytes behind the end";
+  if (immediate == kPlaced) {
+    if (direct_.phase != Phase::Placing) return "a piece in a place that it was not given";
+    direct_.phase = Phase::Placed;
+    direct_.registration.reset();
+  } else {
+    if (immediate == 0 || immediate > kRingBytes - (head_ - tail_)) return "more bytes than there was room for";
+    if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "bytes behind a piece that waits";
+    head_ += immediate;
+  }
+  tell_room();
+  return nullptr;
+}
+
+const char* RingReader::noted(std::uint64_t number, std::uint32_t bytes) {
+  const auto note = decode_note(Bytes(notes_).subspan(number * Note::kBytes, std::min<std::size_t>(bytes, Note::kBytes)));
+  received(number);
+  if (!note) return "a note that is none";
+  if (const char* why = take(*note)) return why;
+  tell_room();
+  return nullptr;
+}
+
+const char* RingReader::take(const Note& note) {
+  switch (note.kind) {
+    case Note::Kind::Waits:
+      if (direct_.phase == Phase::Waits || direct_.phase == Phase::Placing || next_) return "a second piece that waits";
+      if (note.position != head_ || note.bytes == 0 || finished_) return "a piece that waits elsewhere";
+      next_ = note;
+      if (direct_.phase == Phase::None) go_on();
+      break;
+    case Note::Kind::Finished: finished_ = true; break;
+    default: return writer_.heard(note);
+  }
+  return writer_.granted(note.granted);
+}
+
+std::size_t RingReader::readable() const {
+  const std::uint64_t end = direct_.phase == Phase::None ? head_ : direct_.position;
+  return static_cast<std::size_t>(end - tail_);
+}
+
+Bytes RingReader::peek() noexcept {
+  // Who looks without a place of its own gets the piece through the ring.
+  if (direct_.phase == Phase::Waits && is_at_piece()) send_through_ring();
+  return {ring_.at(tail_), readable()};
+}
+
+void RingReader::consume(std::size_t bytes) noexcept {
+  tail_ += bytes;
+  tell_room();
+}
+
+std::size_t RingReader::read(std::span<std::byte> to) noexcept {
+  if (is_at_piece()) {
+    if (direct_.phase == Phase::Waits) {
+      to.size() >= kLeastPlace ? name_place(to) : send_through_ring();
+      return 0;
+    }
+    if (direct_.phase == Phase::Placing) return 0;
+    if (to.data() != direct_.place) broken("read() was called with other memory than before");
+    const auto bytes = static_cast<std::size_t>(direct_.bytes);
+    go_on();
+    return bytes;
+  }
+  const std::size_t bytes = std::min(readable(), to.size());
+  if (bytes == 0) return 0;
+  std::memcpy(to.data(), ring_.at(tail_), bytes);
+  consume(bytes);
+  return bytes;
+}
+
+void RingReader::name_place(std::span<std::byte> to) noexcept {
+  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(to.size(), direct_.bytes));
+  try {
+    direct_.registration = registrations_->of({to.data(), bytes, weft::Device::host()});
+  } catch (const Error& error) {
+    log::warn("verbs: " + error.text() + "; it is copied instead");
+    return send_through_ring();
+  }
+  direct_.phase = Phase::Placing;
+  direct_.bytes = bytes;
+  direct_.place = to.data();
+  told_granted_ = granted_;
+  writer_.tell({.kind = Note::Kind::Place,
+                .granted = granted_,
+                .key = direct_.registration->remote_key(),
+                .position = direct_.position,
+                .bytes = bytes,
+                .address = reinterpret_cast<std::uintptr_t>(to.data())});
+}
+
+void RingReader::send_through_ring() noexcept {
+  told_granted_ = granted_;
+  writer_.tell({.kind = Note::Kind::Place, .granted = granted_, .position = direct_.position});
+  go_on();
+}
+
+void RingReader::go_on() noexcept {
+  direct_ = {};
+  if (!next_) return;
+  direct_ = {.phase = Phase::Waits, .position = next_->position, .bytes = next_->bytes};
+  next_.reset();
+}
+
+void RingReader::tell_room() noexcept {
+  const bool is_due = tail_ - told_ >= kRingBytes / 4 || granted_ - told_granted_ >= receives_ / 4;
+  if (!is_due) return;
+  told_ = tail_;
+  told_granted_ = granted_;
+  writer_.tell({.kind = Note::Kind::Room, .granted = granted_, .position = tail_});
+}
+
+bool RingReader::withdraw() noexcept {
+  const bool must_cut = direct_.phase == Phase::Placing;
+  if (must_cut) pair_.cut();
+  if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
+  return must_cut;
+}
+
+}  // namespace weft::transport::verbs

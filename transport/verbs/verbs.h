@@ -1,0 +1,51 @@
+// RDMA between processes of hosts that are joined by InfiniBand or RoCE. docs/rdma.md says what a cluster needs.
+#pragma once
+
+#include <map>
+
+#include <weft/transport/transport.h>
+#include <weft/transport/verbs/registration.h>
+
+namespace weft::transport::verbs {
+
+// "roce/192.0.2.1:4711#…": which fabric, then where the peers meet, as tcp's addresses.
+struct Address {
+  Fabric fabric = Fabric::Roce;
+  std::string meeting;
+  std::string text() const;
+  // Throws Caller where the text is none.
+  static Address parse(const std::string& text);
+};
+
+class Verbs final : public Transport, public Connector {
+ public:
+  // `meeting` makes the lanes on which two ends meet. Throws Unsupported where no port can be used.
+  Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config, std::shared_ptr<Transport> meeting);
+
+  std::string_view name() const override { return "verbs"; }
+  Connector* connector() override { return this; }
+  bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
+  std::vector<std::string> describe() const override;
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override;
+
+  Capabilities capabilities() const override;
+  int preference() const override { return 200; }
+  std::optional<std::string> why_unreachable(const std::string& address) const override;
+  std::unique_ptr<Listener> listen(const ListenOptions& options) override;
+  std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
+
+ private:
+  // A port and what is registered with its device.
+  struct Way {
+    Path path;
+    std::shared_ptr<RegistrationCache> registrations;
+  };
+  Way way_from(const std::string& interface_address) const;
+
+  const std::vector<std::shared_ptr<Device>> devices_;
+  const Config config_;
+  const std::shared_ptr<Transport> meeting_;
+  std::map<const Device*, std::shared_ptr<RegistrationCache>> registrations_;
+};
+
+}  // namespace weft::transport::verbs

@@ -1,0 +1,302 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include <endian.h>
+
+#include <sys/epoll.h>
+
+#include <weft/base/log.h>
+#include <weft/transport/verbs/ring_reader.h>
+#include <weft/transport/verbs/verbs_stream.h>
+
+namespace weft::transport::verbs {
+
+namespace {
+
+constexpr int kSends = 128;
+constexpr int kReceives = 256;
+constexpr int kInlineBytes = Note::kBytes;  // the least that a device must carry in a request
+constexpr int kBatches = 16;                // of completions that one turn takes
+constexpr std::byte kReady{'R'};            // what is said over TCP once the queue pair receives
+
+}  // namespace
+
+struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
+  Shared(const Path& path, const std::shared_ptr<RegistrationCache>& registrations, std::shared_ptr<Connection> lane,
+         Deadline until, Pin ticket)
+      : completions(path.device, kSends + kReceives),
+        pair(path, completions, {kSends, kReceives, kInlineBytes}),
+        writer(pair, registrations),
+        reader(pair, registrations, writer),
+        deadline(until),
+        until_met(std::move(ticket)),
+        peer(lane->peer()),
+        meeting(std::move(lane)) {}
+  ~Shared() { pair.cut(); }
+
+  Completions completions;
+  QueuePair pair;
+  RingWriter writer;
+  RingReader reader;  // the loop's, as the next two
+  std::optional<Hello> hello;
+  bool has_news = false;  // for who reads
+  const Deadline deadline;
+  Pin until_met;
+  const std::string peer;
+
+  std::function<void()> readable;
+  std::function<void()> writable;
+  // What is known of the lane's end, and what has been told of it.
+  enum class Ending { None, Finished, Over };
+  std::atomic<Ending> told{Ending::None};
+  std::atomic<bool> is_open{false};
+  std::atomic<bool> hung_up{false};  // the lane on which the two met has ended
+  std::atomic<bool> stopped{false};
+  mutable std::mutex mutex;  // of the rest
+  std::shared_ptr<Connection> meeting;
+  EventLoop::Registration poller;
+  EventLoop::Registration watch;
+  EventLoop::Registration patience;
+  std::optional<Error> failure;
+  bool was_flushed = false;  // which is all that is known of the failure
+  std::optional<Error> why_hung_up;
+
+  void meet(Connection& lane);
+  void hear(Connection& lane, const Arrival& arrival);
+  void join(Connection& lane, const Hello& theirs);
+  void fail(const Error& why);
+  bool look();
+  bool park();
+  bool drain();
+  void take(const ibv_wc& completion);
+  Ending ending() const;
+  std::optional<Error> why_ended() const;
+};
+
+VerbsStream::VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
+                         std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met)
+    : shared_(std::make_shared<Shared>(path, registrations, std::move(meeting), deadline, std::move(until_met))) {}
+
+VerbsStream::~VerbsStream() { stop(); }
+
+std::string VerbsStream::peer() const { return shared_->peer; }
+
+// --- meeting ---------------------------------------------------------------------------------------------------------
+
+void VerbsStream::start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) {
+  shared_->readable = std::move(readable);
+  shared_->writable = std::move(writable);
+  std::lock_guard lock(shared_->mutex);
+  shared_->watch = loop.watch(shared_->completions.descriptor(), EPOLLIN,
+                              [shared = shared_](std::uint32_t) { shared->completions.take_event(); });
+  shared_->poller = loop.poll([shared = shared_] { return shared->look(); }, [shared = shared_] { return shared->park(); });
+  if (!shared_->deadline.is_never()) {
+    shared_->patience = loop.at(shared_->deadline, [shared = shared_] {
+      if (!shared->is_open) {
+        shared->fail(Error(Blame::Timeout, "verbs: " + shared->peer + " did not say hello in time"));
+      }
+    });
+  }
+  shared_->meet(*shared_->meeting);
+}
+
+void VerbsStream::Shared::meet(Connection& lane) {
+  const Path& path = pair.path();
+  Hello mine;
+  mine.fabric = *path.choice.port.fabric;
+  mine.gid = path.choice.gid.bytes;
+  mine.lid = path.choice.port.lid;
+  mine.queue_pair = pair.number();
+  mine.packet = pair.first_packet();
+  mine.mtu_bytes = static_cast<std::uint32_t>(path.choice.port.mtu_bytes);
+  mine.receives = reader.receives();
+  mine.ring_bytes = kRingBytes;
+  mine.ring_key = reader.ring_key();
+  mine.ring_address = reader.ring_address();
+  mine.max_write_bytes = path.choice.port.max_message;
+  lane.send(encode(mine), {}, nullptr, {});  // before the loop can answer the peer's
+  const std::weak_ptr<Shared> weak = weak_from_this();
+  lane.receive({[weak, on = &lane](const Arrival& arrival) {
+                  if (const auto self = weak.lock()) self->hear(*on, arrival);
+                },
+                [weak](const Error& why) {
+                  const auto self = weak.lock();
+                  if (!self) return;
+                  if (!self->is_open) self->fail(why);
+                  std::lock_guard lock(self->mutex);
+                  self->why_hung_up = why;
+                  self->hung_up = true;  // look() tells of it, after what has come
+                }});
+}
+
+// First a hello, then that it is ready. Nothing else is ever said here.
+void VerbsStream::Shared::hear(Connection& lane, const Arrival& arrival) {
+  if (stopped) return;
+  const bool is_ready = hello && !is_open && arrival.header.size() == 1 && arrival.header[0] == kReady;
+  try {
+    if (!arrival.sizes.empty() || (hello && !is_ready)) {
+      throw Error(Blame::PeerLost, "verbs: " + peer + " said over TCP what it should not");
+    }
+    if (is_ready) {
+      writer.open(*hello);
+      until_met.reset();
+      is_open = true;
+    } else {
+      const auto theirs = decode_hello(arrival.header);
+      if (!theirs) throw theirs.error().within(peer);
+      join(lane, theirs.value());
+    }
+  } catch (const Error& error) {
+    fail(error);
+  }
+  lane.accept({}, nullptr, {});
+}
+
+void VerbsStream::Shared::join(Connection& lane, const Hello& theirs) {
+  pair.join(theirs);
+  hello = theirs;
+  lane.send({&kReady, 1}, {}, nullptr, {});
+}
+
+void VerbsStream::stop() noexcept {
+  Shared& shared = *shared_;
+  if (shared.stopped.exchange(true)) return;
+  withdraw(Error(Blame::Cancelled, "the lane ended"));
+  std::shared_ptr<Connection> meeting;
+  {
+    std::lock_guard lock(shared.mutex);
+    shared.poller.reset();
+    shared.watch.reset();
+    shared.patience.reset();
+    meeting.swap(shared.meeting);
+  }
+  if (meeting) meeting->close(shared.why_ended().value_or(Error(Blame::Cancelled, "the lane of verbs ended")));
+}
+
+// --- what has come ---------------------------------------------------------------------------------------------------
+
+bool VerbsStream::Shared::look() {
+  if (stopped) return false;
+  const bool hears_last = hung_up;  // what came before that is in the queue by now
+  bool found = drain();
+  while (hears_last && drain()) {
+  }
+  if (std::exchange(has_news, false) && !stopped) {
+    found = true;
+    readable();
+  }
+  if (!stopped && writer.take_room()) {
+    found = true;
+    writable();
+  }
+  const Ending known = hung_up && !hears_last ? Ending::None : ending();
+  if (!stopped && known > told) {
+    told = known;
+    found = true;
+    readable();
+    if (!stopped) writable();
+  }
+  return found;
+}
+
+// From here on the descriptor tells of what comes. Something may have come just before, so look once more.
+bool VerbsStream::Shared::park() {
+  if (stopped) return true;
+  if (!completions.arm() || drain()) return false;
+  return !has_news && !writer.has_room() && ending() <= told;
+}
+
+bool VerbsStream::Shared::drain() {
+  std::array<ibv_wc, 32> room;
+  bool found = false;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    try {
+      const auto come = completions.poll(room);
+      for (const ibv_wc& completion : come) take(completion);
+      found |= !come.empty();
+      if (come.size() < room.size()) break;
+    } catch (const Error& error) {
+      fail(error);
+      break;
+    }
+  }
+  return found;
+}
+
+void VerbsStream::Shared::take(const ibv_wc& completion) {
+  if (completion.status != IBV_WC_SUCCESS) {
+    const Error error = error_of(pair.path().device->library(), completion, peer);
+    if (completion.status != IBV_WC_WR_FLUSH_ERR) return fail(error);
+    // A consequence. What it is the consequence of may stand behind it in the queue.
+    std::lock_guard lock(mutex);
+    if (!failure) was_flushed = true;
+    if (!failure) failure = error;
+    return;
+  }
+  const char* why = nullptr;
+  switch (completion.opcode) {
+    case IBV_WC_RECV_RDMA_WITH_IMM: why = reader.wrote(completion.wr_id, be32toh(completion.imm_data)); break;
+    case IBV_WC_RECV: why = reader.noted(completion.wr_id, completion.byte_len); break;
+    default: writer.sent(); return;
+  }
+  has_news = true;
+  if (why != nullptr) fail(Error(Blame::PeerLost, "verbs: " + peer + " sent " + why));
+}
+
+void VerbsStream::Shared::fail(const Error& why) {
+  {
+    std::lock_guard lock(mutex);
+    if (failure && !was_flushed) return;
+    failure = why;
+    was_flushed = false;
+  }
+  log::debug(why.text());
+  pair.cut();
+}
+
+VerbsStream::Shared::Ending VerbsStream::Shared::ending() const {
+  std::lock_guard lock(mutex);
+  if (hung_up || failure || writer.has_failed()) return Ending::Over;
+  return reader.has_finished() ? Ending::Finished : Ending::None;
+}
+
+std::optional<Error> VerbsStream::Shared::why_ended() const {
+  std::lock_guard lock(mutex);
+  if (failure) return failure;
+  if (writer.has_failed()) return Error(Blame::Device, "verbs: " + pair.path().name() + " takes no more work");
+  if (stopped || told == Ending::Finished) return Error(Blame::PeerLost, "verbs: " + peer + " closed the connection");
+  if (told == Ending::Over) return Error(Blame::PeerLost, "verbs: " + peer + " is gone: " + why_hung_up->text());
+  return std::nullopt;
+}
+
+// --- bytes -----------------------------------------------------------------------------------------------------------
+
+std::size_t VerbsStream::write(std::span<const Bytes> pieces) noexcept {
+  return shared_->stopped || shared_->hung_up ? 0 : shared_->writer.write(pieces);
+}
+
+ByteStream::Bytes VerbsStream::peek(std::size_t) noexcept { return shared_->reader.peek(); }
+
+void VerbsStream::consume(std::size_t bytes) noexcept { shared_->reader.consume(bytes); }
+
+std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_->reader.read(to); }
+
+std::size_t VerbsStream::window() const { return kDirectBytes; }
+
+void VerbsStream::withdraw(const Error& why) noexcept {
+  bool was_cut = shared_->writer.withdraw();
+  was_cut |= shared_->reader.withdraw();
+  if (was_cut) shared_->fail(why);  // the peer hears of it over TCP
+}
+
+std::optional<Error> VerbsStream::end() const noexcept { return shared_->why_ended(); }
+
+std::optional<Error> VerbsStream::write_end() const noexcept {
+  return shared_->told == Shared::Ending::Over ? shared_->why_ended() : std::nullopt;
+}
+
+void VerbsStream::finish_writing() noexcept { shared_->writer.finish(); }
+
+}  // namespace weft::transport::verbs
