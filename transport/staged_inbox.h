@@ -1,0 +1,93 @@
+// The receiving half of a staged connection: what comes from the lane below it shows to the handler, and moves the payloads
+// where accept() says; those for device memory land in a pinned chunk first, and a stream copies them on.
+//
+// accept() is for every thread, the rest for the loop.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <weft/transport/connection.h>
+#include <weft/transport/staged_frame.h>
+#include <weft/transport/staging.h>
+
+namespace weft::transport::staged {
+
+class Inbox : public std::enable_shared_from_this<Inbox> {
+ public:
+  using Arrived = std::function<void(const Arrival&)>;
+
+  // `limits` stay the caller's.
+  Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
+        const std::shared_ptr<EventLoop>& loop);
+
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
+  // What the lane below shows. Returns in words why the peer is none of ours, if so.
+  std::optional<std::string> take(const Arrival& below, const Arrived& arrived);
+  // From now on accept() fails with this. False where it does already.
+  bool refuse(const Error& why);
+  // After refuse(): fails the message that was accepted and has not come whole.
+  void end() noexcept;
+
+ private:
+  // What becomes of an accepted message: done when all of it has come and all copies are made.
+  class Landing;
+
+  std::optional<Error> why_refused(std::span<const Slice> destinations) const;
+  CopyStream& stream_of(int device);
+  std::string name() const { return "accept from " + below_->peer(); }
+  Chunks::Lease take_chunk();
+
+  // What the lane below was told to put somewhere, and what comes after that.
+  struct Taken {
+    Op op;
+    std::vector<CopyStream::Copy> copies;
+    Pin held;
+    std::shared_ptr<Landing> landing;
+    Fence ready;
+    bool is_last = false;
+  };
+  // Under the mutex. What they return goes to when_landed() outside it.
+  std::optional<Taken> take_whole();
+  std::optional<Taken> take_part();
+  std::optional<std::string> why_wrong(std::uint64_t bytes);
+  void forget();
+
+  void when_landed(Taken taken);
+  void land(Taken taken);
+  // A chunk has come back.
+  void go_on();
+
+  const std::shared_ptr<Connection> below_;
+  const std::shared_ptr<Stage> stage_;
+  const Capabilities& limits_;
+  const std::weak_ptr<EventLoop> loop_;
+  const std::shared_ptr<Chunks> chunks_;
+  std::vector<std::unique_ptr<CopyStream>> streams_;
+
+  // Where a message stands.
+  enum class Stand { None, Shown, Accepted };
+
+  std::mutex mutex_;  // of what follows
+  std::optional<Error> failure_;
+  Stand stand_ = Stand::None;
+  Kind kind_ = Kind::Whole;
+  std::vector<std::uint64_t> sizes_;          // steady until the next message
+  std::vector<std::uint64_t> decoded_sizes_;  // scratch
+  std::uint64_t total_ = 0;
+  std::vector<Slice> destinations_;
+  Pin pin_;
+  Fence ready_;
+  std::shared_ptr<Landing> landing_;
+  std::size_t index_ = 0;      // of the payload that comes next
+  std::uint64_t offset_ = 0;   // in it
+  std::uint64_t come_ = 0;     // bytes, of all payloads
+  std::uint64_t waiting_ = 0;  // bytes of the chunk that has been shown and not taken
+};
+
+}  // namespace weft::transport::staged

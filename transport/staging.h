@@ -1,0 +1,101 @@
+// What staging through pinned memory is made of: the GPUs of a process with what lanes share there (Stage), the pinned
+// chunks of one lane's direction (Chunks), and a stream that copies between those and a GPU (CopyStream). Usable from every
+// thread.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weft/base/event_loop.h>
+#include <weft/base/op.h>
+#include <weft/base/task.h>
+#include <weft/cuda/device.h>
+#include <weft/cuda/flag_pool.h>
+#include <weft/cuda/pinned.h>
+#include <weft/cuda/stream.h>
+#include <weft/transport/in_flight.h>
+
+namespace weft::transport::staged {
+
+// The GPUs whose memory lanes of this process carry; one for all lanes. Without a GPU it carries nothing, but its lanes
+// understand those of a peer that has one.
+class Stage {
+ public:
+  // Blocks for a moment: takes pinned memory and makes the first copies, for which the driver loads kernels of its own.
+  // Throws Device, Unsupported (a GPU without stream memory operations), Busy, Timeout.
+  explicit Stage(std::vector<std::shared_ptr<cuda::Device>> devices);
+
+  const std::vector<std::shared_ptr<cuda::Device>>& devices() const { return devices_; }
+  // Why this memory cannot be carried; nothing where it can.
+  std::optional<std::string> why_not(const Slice& slice) const;
+  // Only where there is a GPU.
+  cuda::PinnedPool& pinned() { return *pinned_; }
+  cuda::FlagPool& flags() { return *flags_; }
+
+ private:
+  void warm_up(cuda::Device& device);
+
+  std::vector<std::shared_ptr<cuda::Device>> devices_;
+  std::optional<cuda::PinnedPool> pinned_;  // portable: all GPUs see it
+  std::optional<cuda::FlagPool> flags_;
+};
+
+// Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for the whole device.
+class Chunks : public std::enable_shared_from_this<Chunks> {
+ public:
+  // Given back with its last reference.
+  using Lease = std::shared_ptr<const Slice>;
+
+  Chunks(Stage& stage, std::size_t chunks);
+  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that brings it. One who waits at
+  // a time.
+  Lease take(Task again);
+
+ private:
+  void give_back(std::size_t index) noexcept;
+
+  std::vector<cuda::PinnedMemory> blocks_;
+  std::mutex mutex_;  // of what follows
+  std::vector<std::size_t> free_;
+  Task again_;
+};
+
+// A Completion that fails with its last reference if nobody has ended it: the loop that was to do so has ended.
+std::shared_ptr<Completion> ending_of(Completion completion, std::string name);
+
+// One lane's copies to or from one GPU, in order.
+class CopyStream {
+ public:
+  struct Copy {
+    Slice to;
+    Slice from;
+  };
+
+  CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop);
+
+  int device() const { return device_->index(); }
+  // Enqueues the copies behind `ready`. The Op ends on the loop when they are made, or with the error of the GPU; where
+  // they cannot be enqueued it is a failed one. The pin is held as long as the GPU may touch the memory, also when the Op
+  // has failed before. `owner` has this object as a part.
+  Op run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
+         const std::shared_ptr<const void>& owner) noexcept;
+  // Fails what is under way.
+  void fail(const Error& why) noexcept { in_flight_.fail(why); }
+
+ private:
+  Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
+             const std::shared_ptr<const void>& owner);
+  bool waits_for(const Fence& ready);
+
+  std::shared_ptr<cuda::Device> device_;
+  cuda::FlagPool& flags_;
+  std::weak_ptr<EventLoop> loop_;
+  std::mutex mutex_;  // of the order on the stream
+  cuda::Stream stream_;
+  InFlight in_flight_;
+};
+
+}  // namespace weft::transport::staged
