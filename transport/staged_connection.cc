@@ -16,6 +16,7 @@ class StagedConnection final : public Connection, public std::enable_shared_from
                    const std::shared_ptr<EventLoop>& loop)
       : below_(below),
         loop_(loop),
+        loop_address_(loop.get()),
         capabilities_(capabilities_over(below->capabilities())),
         outbox_(std::make_shared<Outbox>(below, stage, capabilities_, loop)),
         inbox_(std::make_shared<Inbox>(below, stage, capabilities_, loop)) {}
@@ -43,6 +44,7 @@ class StagedConnection final : public Connection, public std::enable_shared_from
 
   const std::shared_ptr<Connection> below_;
   const std::weak_ptr<EventLoop> loop_;
+  EventLoop* const loop_address_;  // without a share in it, see Outbox::loop()
   const Capabilities capabilities_;
   const std::shared_ptr<Outbox> outbox_;
   const std::shared_ptr<Inbox> inbox_;
@@ -69,7 +71,7 @@ void StagedConnection::close(const Error& why) noexcept {
   inbox_->refuse(reason);
   below_->close(why);
   // Behind what the lane below ends, which was sent earlier.
-  if (const auto loop = loop_.lock()) loop->post([self = shared_from_this()] { self->end(); });
+  if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
 }
 
 void StagedConnection::drop() noexcept {

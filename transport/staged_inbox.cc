@@ -42,6 +42,7 @@ Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, co
       stage_(std::move(stage)),
       limits_(limits),
       loop_(loop),
+      loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)) {
   for (const auto& device : stage_->devices()) {
     streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
@@ -56,11 +57,12 @@ CopyStream& Inbox::stream_of(int device) {
 }
 
 Chunks::Lease Inbox::take_chunk() {
-  return chunks_->take([weak = weak_from_this(), loop = loop_] {
-    const auto here = loop.lock();
+  return chunks_->take([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    auto* const here = self ? self->loop() : nullptr;
     if (here)
       here->post([weak] {
-        if (const auto self = weak.lock()) self->go_on();
+        if (const auto again = weak.lock()) again->go_on();
       });
   });
 }
@@ -126,6 +128,7 @@ bool Inbox::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_ = why;
+  for (const auto& stream : streams_) stream->close(why);
   return true;
 }
 

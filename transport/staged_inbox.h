@@ -40,6 +40,9 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
   CopyStream& stream_of(int device);
+  // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
+  // Whoever calls this holds it, or is inside its turn.
+  EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + below_->peer(); }
   Chunks::Lease take_chunk();
 
@@ -67,6 +70,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
+  EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
   std::vector<std::unique_ptr<CopyStream>> streams_;
 

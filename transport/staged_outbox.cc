@@ -26,6 +26,7 @@ Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, 
       stage_(std::move(stage)),
       limits_(limits),
       loop_(loop),
+      loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)) {
   for (const auto& device : stage_->devices()) {
     streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
@@ -94,13 +95,14 @@ bool Outbox::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_ = why;
+  for (const auto& stream : streams_) stream->close(why);
   return true;
 }
 
 // --- cutting, on any thread ---------------------------------------------------------------------------------------------
 
 void Outbox::cut() {
-  while (!line_.empty() && under_way_ < kMaxPieces) {
+  while (!line_.empty() && under_way_ < kMaxPieces && !failure_) {
     const auto item = line_.front();
     if (!item->failure && !cut_piece(item)) return;
     if (item->is_cut_up || item->failure) line_.pop_front();
@@ -116,11 +118,12 @@ bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
   const bool needs_chunk = item->is_whole() ? !is_host(item->payloads) : !item->payloads[item->index].device.is_host();
   Chunks::Lease chunk;
   if (needs_chunk) {
-    chunk = chunks_->take([weak = weak_from_this(), loop = loop_] {
-      const auto here = loop.lock();
+    chunk = chunks_->take([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      auto* const here = self ? self->loop() : nullptr;
       if (here)
         here->post([weak] {
-          if (const auto self = weak.lock()) self->cut_more();
+          if (const auto again = weak.lock()) again->cut_more();
         });
     });
     if (!chunk) return false;
@@ -174,23 +177,24 @@ void Outbox::fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::L
 
 // Has made() called on the loop when the copies are made; or, without any, when the bytes are ready.
 void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held) {
-  const auto loop = loop_.lock();
-  if (!loop) return;
+  auto* const here = loop();
+  if (!here) return;
   const Fence& ready = piece->item->ready;
   piece->copies = std::max<std::size_t>(copies.size(), 1);
   if (copies.empty()) {
-    return loop->when(ready, [weak = weak_from_this(), piece] {
+    return here->when(ready, [weak = weak_from_this(), piece] {
       if (const auto self = weak.lock()) self->made(*piece, std::nullopt);
     });
   }
   for (const auto& [device, of_device] : copies) {
     const Op op = stream_of(device).run(name() + " through pinned memory", of_device, held, ready, shared_from_this());
     // Posted: where the copy could not be enqueued it has ended already, and the mutex is held.
-    op.on_ended([weak = weak_from_this(), loop = loop_, piece, op] {
-      const auto here = loop.lock();
-      if (here)
-        here->post([weak, piece, op] {
-          if (const auto self = weak.lock()) self->made(*piece, op.error());
+    op.on_ended([weak = weak_from_this(), piece, op] {
+      const auto self = weak.lock();
+      auto* const still_here = self ? self->loop() : nullptr;
+      if (still_here)
+        still_here->post([weak, piece, op] {
+          if (const auto again = weak.lock()) again->made(*piece, op.error());
         });
     });
   }

@@ -107,10 +107,16 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
                    const std::shared_ptr<const void>& owner) noexcept {
   try {
     std::lock_guard lock(mutex_);
+    if (closed_) return Op::failed(*closed_);
     if (waits_for(ready)) return enqueue(name, copies, pin, owner);
+    return enqueue_later(name, std::move(copies), pin, ready, owner);
   } catch (...) {
     return Op::failed(to_error(std::current_exception(), Blame::Device).within(name));
   }
+}
+
+Op CopyStream::enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
+                             const std::shared_ptr<const void>& owner) {
   const auto later = ending_of(Completion(pin), name);
   const Op op = later->op();
   if (const auto loop = loop_.lock()) {
@@ -126,6 +132,11 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
     });
   }
   return op;
+}
+
+void CopyStream::close(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (!closed_) closed_ = why;
 }
 
 Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,

@@ -82,18 +82,23 @@ class CopyStream {
   // has failed before. `owner` has this object as a part.
   Op run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
          const std::shared_ptr<const void>& owner) noexcept;
+  // From now on run() fails with this; does not return while another thread is inside of it.
+  void close(const Error& why);
   // Fails what is under way.
   void fail(const Error& why) noexcept { in_flight_.fail(why); }
 
  private:
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
              const std::shared_ptr<const void>& owner);
+  Op enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
+                   const std::shared_ptr<const void>& owner);
   bool waits_for(const Fence& ready);
 
   std::shared_ptr<cuda::Device> device_;
   cuda::FlagPool& flags_;
   std::weak_ptr<EventLoop> loop_;
   std::mutex mutex_;  // of the order on the stream
+  std::optional<Error> closed_;
   cuda::Stream stream_;
   InFlight in_flight_;
 };
