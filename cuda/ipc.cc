@@ -31,22 +31,33 @@ Native native_of(const IpcHandle& handle) {
   return native;
 }
 
-}  // namespace
-
-Uuid uuid_of(Device& device) {
-  CUuuid native{};
-  device.check(device.driver().device_get_uuid(&native, native_of(device)), "cuDeviceGetUuid");
+Uuid uuid_of(Device& device, CUdevice native) {
+  CUuuid bytes{};
+  device.check(device.driver().device_get_uuid(&bytes, native), "cuDeviceGetUuid");
   Uuid uuid;
-  static_assert(sizeof native == sizeof uuid);
-  std::memcpy(uuid.data(), &native, sizeof native);
+  static_assert(sizeof bytes == sizeof uuid);
+  std::memcpy(uuid.data(), &bytes, sizeof bytes);
   return uuid;
 }
 
-bool can_reach(Device& from, Device& to) {
-  if (&from == &to) return true;
-  int can = 0;
-  from.check(from.driver().device_can_access_peer(&can, native_of(from), native_of(to)), "cuDeviceCanAccessPeer");
-  return can != 0;
+}  // namespace
+
+Uuid uuid_of(Device& device) { return uuid_of(device, native_of(device)); }
+
+bool can_read(Device& reader, const Uuid& uuid) {
+  const Driver& driver = reader.driver();
+  const CUdevice own = native_of(reader);
+  int count = 0;
+  reader.check(driver.device_get_count(&count), "cuDeviceGetCount");
+  for (int index = 0; index < count; ++index) {
+    CUdevice other = 0;
+    reader.check(driver.device_get(&other, index), "cuDeviceGet");
+    if (uuid_of(reader, other) != uuid) continue;
+    int can = 1;
+    if (other != own) reader.check(driver.device_can_access_peer(&can, own, other), "cuDeviceCanAccessPeer");
+    return can != 0;
+  }
+  return false;
 }
 
 ShareableMemory::ShareableMemory(Device& device, std::size_t bytes) : device_(device.shared_from_this()), bytes_(bytes) {

@@ -22,8 +22,8 @@ using IpcHandle = std::array<std::byte, 64>;
 
 // Names the GPU alike in all processes, whatever each may see.
 Uuid uuid_of(Device& device);
-// Whether what runs on one can read the memory of the other; true for one and the same.
-bool can_reach(Device& from, Device& to);
+// Whether what runs on this one can read the memory of that one: the same, or a peer that this process sees.
+bool can_read(Device& reader, const Uuid& uuid);
 
 // Device memory that other processes may open. Allocating and freeing may wait for the device.
 class ShareableMemory {

@@ -15,14 +15,16 @@ class StagedConnection final : public Connection, public std::enable_shared_from
   StagedConnection(const std::shared_ptr<Connection>& below, const std::shared_ptr<Stage>& stage,
                    const std::shared_ptr<EventLoop>& loop)
       : below_(below),
+        transport_(below->transport()),
+        peer_(below->peer()),
         loop_(loop),
         loop_address_(loop.get()),
         capabilities_(capabilities_over(below->capabilities())),
         outbox_(std::make_shared<Outbox>(below, stage, capabilities_, loop)),
         inbox_(std::make_shared<Inbox>(below, stage, capabilities_, loop)) {}
 
-  std::string_view transport() const override { return below_->transport(); }
-  std::string peer() const override { return below_->peer(); }
+  std::string_view transport() const override { return transport_; }
+  std::string peer() const override { return peer_; }
   const Capabilities& capabilities() const override { return capabilities_; }
 
   void receive(Handlers handlers) override;
@@ -42,7 +44,9 @@ class StagedConnection final : public Connection, public std::enable_shared_from
   void closed(const Handlers& handlers, const Error& why);
   void end() noexcept;
 
-  const std::shared_ptr<Connection> below_;
+  std::shared_ptr<Connection> below_;  // callers' only, who hold this
+  const std::string transport_;
+  const std::string peer_;
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;  // without a share in it, see Outbox::loop()
   const Capabilities capabilities_;
@@ -77,6 +81,10 @@ void StagedConnection::close(const Error& why) noexcept {
 void StagedConnection::drop() noexcept {
   dropped_ = true;
   close(Error(Blame::Cancelled, "nobody holds it any more"));
+  // Here, and not in some later turn of the loop: it has a share in that.
+  outbox_->let_go();
+  inbox_->let_go();
+  below_.reset();
 }
 
 void StagedConnection::end() noexcept {
@@ -89,9 +97,8 @@ void StagedConnection::arrived(const Handlers& handlers, const Arrival& below) {
   const auto wrong = inbox_->take(below, handlers.arrived);
   if (!wrong || lost_) return;
   lost_ = Error(Blame::PeerLost, "the lane to " + peer() + " is lost: the peer sent what is not allowed, " + *wrong);
-  outbox_->refuse(*lost_);
   inbox_->refuse(*lost_);
-  below_->close(*lost_);  // and closed() follows
+  outbox_->lose(*lost_);  // and closed() follows
 }
 
 void StagedConnection::closed(const Handlers& handlers, const Error& why) {

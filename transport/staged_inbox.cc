@@ -18,32 +18,15 @@ Slice nothing() { return {nullptr, 0, Device::host()}; }
 
 }  // namespace
 
-// Counts the parts of a message that have not landed, and one for those that are still to come.
-class Inbox::Landing {
- public:
-  explicit Landing(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
-
-  Op op() const { return completion_->op(); }
-  void begin_part() { parts_.fetch_add(1, std::memory_order_relaxed); }
-  void end_part(const std::optional<Error>& error) {
-    if (error) completion_->fail(*error);
-    if (parts_.fetch_sub(1, std::memory_order_acq_rel) == 1) completion_->finish();
-  }
-  void fail(const Error& why) { completion_->fail(why); }
-
- private:
-  std::shared_ptr<Completion> completion_;
-  std::atomic<std::size_t> parts_{1};
-};
-
 Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
              const std::shared_ptr<EventLoop>& loop)
-    : below_(std::move(below)),
+    : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
       loop_(loop),
       loop_address_(loop.get()),
-      chunks_(std::make_shared<Chunks>(*stage_, kChunks)) {
+      chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
+      below_(std::move(below)) {
   for (const auto& device : stage_->devices()) {
     streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
   }
@@ -230,7 +213,7 @@ void Inbox::go_on() {
   std::optional<Taken> taken;
   {
     std::lock_guard lock(mutex_);
-    if (stand_ != Stand::Accepted || waiting_ == 0) return;
+    if (failure_ || stand_ != Stand::Accepted || waiting_ == 0) return;
     taken = kind_ == Kind::Whole ? take_whole() : take_part();
   }
   if (taken) when_landed(std::move(*taken));
@@ -260,6 +243,11 @@ void Inbox::land(Taken taken) {
   taken.held.reset();
   taken.landing->end_part(error);
   if (taken.is_last) taken.landing->end_part(std::nullopt);
+}
+
+std::shared_ptr<Connection> Inbox::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(below_, nullptr);
 }
 
 void Inbox::end() noexcept {

@@ -33,17 +33,17 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   bool refuse(const Error& why);
   // After refuse(): fails the message that was accepted and has not come whole.
   void end() noexcept;
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
+  // inside.)
+  std::shared_ptr<Connection> let_go() noexcept;
 
  private:
-  // What becomes of an accepted message: done when all of it has come and all copies are made.
-  class Landing;
-
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
   CopyStream& stream_of(int device);
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
-  std::string name() const { return "accept from " + below_->peer(); }
+  std::string name() const { return "accept from " + peer_; }
   Chunks::Lease take_chunk();
 
   // What the lane below was told to put somewhere, and what comes after that.
@@ -66,7 +66,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   // A chunk has come back.
   void go_on();
 
-  const std::shared_ptr<Connection> below_;
+  const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
@@ -79,6 +79,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   std::mutex mutex_;  // of what follows
   std::optional<Error> failure_;
+  std::shared_ptr<Connection> below_;  // not touched once there is a failure
   Stand stand_ = Stand::None;
   Kind kind_ = Kind::Whole;
   std::vector<std::uint64_t> sizes_;          // steady until the next message

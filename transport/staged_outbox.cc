@@ -22,12 +22,13 @@ bool is_host(std::span<const Slice> slices) {
 
 Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
                const std::shared_ptr<EventLoop>& loop)
-    : below_(std::move(below)),
+    : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
       loop_(loop),
       loop_address_(loop.get()),
-      chunks_(std::make_shared<Chunks>(*stage_, kChunks)) {
+      chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
+      below_(std::move(below)) {
   for (const auto& device : stage_->devices()) {
     streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
   }
@@ -97,6 +98,12 @@ bool Outbox::refuse(const Error& why) {
   failure_ = why;
   for (const auto& stream : streams_) stream->close(why);
   return true;
+}
+
+void Outbox::lose(const Error& why) {
+  const bool is_first = refuse(why);
+  std::lock_guard lock(mutex_);
+  if (is_first && below_) below_->close(why);
 }
 
 // --- cutting, on any thread ---------------------------------------------------------------------------------------------
@@ -236,6 +243,7 @@ void Outbox::forward() {
 
 Op Outbox::hand_over(Piece& piece) {
   Item& item = *piece.item;
+  if (failure_) return Op::failed(*failure_);
   if (item.failure) piece.error = item.failure;
   if (piece.error) {
     item.failure = piece.error;
@@ -266,9 +274,13 @@ void Outbox::ended(Piece& piece, const std::optional<Error>& error) {
   }
   item.completion->fail(*error);
   if (piece.error && !item.is_led) return;  // nobody has heard of this message
-  if (!refuse(*error)) return;
-  below_->close(*error);
+  lose(*error);
   end();
+}
+
+std::shared_ptr<Connection> Outbox::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(below_, nullptr);
 }
 
 void Outbox::end() noexcept {

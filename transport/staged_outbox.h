@@ -31,8 +31,13 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
   // From now on send() fails with this. False where it does already.
   bool refuse(const Error& why);
+  // The same, and ends the lane below.
+  void lose(const Error& why);
   // After refuse(): fails what has not gone to the lane below, in order. (That ends what has.)
   void end() noexcept;
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
+  // inside.)
+  std::shared_ptr<Connection> let_go() noexcept;
 
  private:
   // A message that is cut up, until all its pieces have ended.
@@ -71,7 +76,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
-  std::string name() const { return "send to " + below_->peer(); }
+  std::string name() const { return "send to " + peer_; }
 
   // Under the mutex.
   Op pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready);
@@ -88,7 +93,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   void forward();
   void ended(Piece& piece, const std::optional<Error>& error);
 
-  const std::shared_ptr<Connection> below_;
+  const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
   const std::weak_ptr<EventLoop> loop_;
@@ -100,6 +105,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
 
   std::mutex mutex_;  // of what follows
   std::optional<Error> failure_;
+  std::shared_ptr<Connection> below_;          // not touched once there is a failure
   std::vector<std::byte> front_;               // scratch; keeps its memory
   std::deque<std::shared_ptr<Item>> line_;     // not cut up yet
   std::deque<std::shared_ptr<Piece>> pieces_;  // not with the lane below yet

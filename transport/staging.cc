@@ -104,24 +104,25 @@ bool CopyStream::waits_for(const Fence& ready) {
 }
 
 Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
-                   const std::shared_ptr<const void>& owner) noexcept {
+                   const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after) noexcept {
   try {
     std::lock_guard lock(mutex_);
     if (closed_) return Op::failed(*closed_);
-    if (waits_for(ready)) return enqueue(name, copies, pin, owner);
-    return enqueue_later(name, std::move(copies), pin, ready, owner);
+    if (!waits_for(ready)) return enqueue_later(name, std::move(copies), pin, ready, owner, after);
+    if (after) after->wait(stream_);
+    return enqueue(name, copies, pin, owner);
   } catch (...) {
     return Op::failed(to_error(std::current_exception(), Blame::Device).within(name));
   }
 }
 
 Op CopyStream::enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
-                             const std::shared_ptr<const void>& owner) {
+                             const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after) {
   const auto later = ending_of(Completion(pin), name);
   const Op op = later->op();
   if (const auto loop = loop_.lock()) {
-    loop->when(ready, [this, name, copies = std::move(copies), pin, owner, later] {
-      const Op made = run(name, copies, pin, Fence(), owner);
+    loop->when(ready, [this, name, copies = std::move(copies), pin, owner, after, later] {
+      const Op made = run(name, copies, pin, Fence(), owner, after);
       made.on_ended([made, later] {
         if (const auto error = made.error()) {
           later->fail(*error);

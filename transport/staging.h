@@ -3,6 +3,7 @@
 // thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <weft/base/op.h>
 #include <weft/base/task.h>
 #include <weft/cuda/device.h>
+#include <weft/cuda/event.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/stream.h>
@@ -66,6 +68,25 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
 // A Completion that fails with its last reference if nobody has ended it: the loop that was to do so has ended.
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name);
 
+// An operation of several parts: counts those that have not ended, and one for those that are still to begin. The first
+// error fails it at once.
+class Landing {
+ public:
+  explicit Landing(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
+
+  Op op() const { return completion_->op(); }
+  void begin_part() { parts_.fetch_add(1, std::memory_order_relaxed); }
+  void end_part(const std::optional<Error>& error) {
+    if (error) completion_->fail(*error);
+    if (parts_.fetch_sub(1, std::memory_order_acq_rel) == 1) completion_->finish();
+  }
+  void fail(const Error& why) { completion_->fail(why); }
+
+ private:
+  std::shared_ptr<Completion> completion_;
+  std::atomic<std::size_t> parts_{1};
+};
+
 // One lane's copies to or from one GPU, in order.
 class CopyStream {
  public:
@@ -79,9 +100,9 @@ class CopyStream {
   int device() const { return device_->index(); }
   // Enqueues the copies behind `ready`. The Op ends on the loop when they are made, or with the error of the GPU; where
   // they cannot be enqueued it is a failed one. The pin is held as long as the GPU may touch the memory, also when the Op
-  // has failed before. `owner` has this object as a part.
+  // has failed before. `owner` has this object as a part. The stream waits for the event as well, where one is given.
   Op run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
-         const std::shared_ptr<const void>& owner) noexcept;
+         const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after = std::nullopt) noexcept;
   // From now on run() fails with this; does not return while another thread is inside of it.
   void close(const Error& why);
   // Fails what is under way.
@@ -91,7 +112,7 @@ class CopyStream {
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
              const std::shared_ptr<const void>& owner);
   Op enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
-                   const std::shared_ptr<const void>& owner);
+                   const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after);
   bool waits_for(const Fence& ready);
 
   std::shared_ptr<cuda::Device> device_;
