@@ -189,8 +189,11 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
   const Fence& ready = piece->item->ready;
   piece->copies = std::max<std::size_t>(copies.size(), 1);
   if (copies.empty()) {
-    return here->when(ready, [weak = weak_from_this(), piece] {
-      if (const auto self = weak.lock()) self->made(*piece, std::nullopt);
+    // Both weak: the fence is somebody's who may keep it for ever.
+    return here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(piece)] {
+      const auto self = weak.lock();
+      const auto still = waiting.lock();
+      if (self && still) self->made(*still, std::nullopt);
     });
   }
   for (const auto& [device, of_device] : copies) {

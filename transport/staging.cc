@@ -108,7 +108,7 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
   try {
     std::lock_guard lock(mutex_);
     if (closed_) return Op::failed(*closed_);
-    if (!waits_for(ready)) return enqueue_later(name, std::move(copies), pin, ready, owner, after);
+    if (!waits_for(ready)) return enqueue_later({name, std::move(copies), pin, after, nullptr}, ready, owner);
     if (after) after->wait(stream_);
     return enqueue(name, copies, pin, owner);
   } catch (...) {
@@ -116,23 +116,47 @@ Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, c
   }
 }
 
-Op CopyStream::enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
-                             const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after) {
-  const auto later = ending_of(Completion(pin), name);
-  const Op op = later->op();
+// What waits for a flag is this object's: the flag is somebody's who may keep it for ever.
+Op CopyStream::enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner) {
+  later.completion = ending_of(Completion(later.pin), later.name);
+  const Op op = later.completion->op();
+  const std::uint64_t key = next_later_++;
+  later_.emplace(key, std::move(later));
   if (const auto loop = loop_.lock()) {
-    loop->when(ready, [this, name, copies = std::move(copies), pin, owner, after, later] {
-      const Op made = run(name, copies, pin, Fence(), owner, after);
-      made.on_ended([made, later] {
-        if (const auto error = made.error()) {
-          later->fail(*error);
-        } else {
-          later->finish();
-        }
-      });
+    loop->when(ready, [this, weak = std::weak_ptr(owner), key] {
+      if (const auto alive = weak.lock()) run_later(key, alive);
     });
   }
   return op;
+}
+
+void CopyStream::run_later(std::uint64_t key, const std::shared_ptr<const void>& owner) {
+  std::optional<Later> later;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = later_.find(key);
+    if (found == later_.end()) return;
+    later = std::move(found->second);
+    later_.erase(found);
+  }
+  const Op made = run(later->name, std::move(later->copies), later->pin, Fence(), owner, later->after);
+  made.on_ended([made, completion = later->completion] {
+    if (const auto error = made.error()) {
+      completion->fail(*error);
+    } else {
+      completion->finish();
+    }
+  });
+}
+
+void CopyStream::fail(const Error& why) noexcept {
+  std::map<std::uint64_t, Later> later;
+  {
+    std::lock_guard lock(mutex_);
+    later.swap(later_);
+  }
+  in_flight_.fail(why);
+  for (auto& [key, waiting] : later) waiting.completion->fail(why);
 }
 
 void CopyStream::close(const Error& why) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -106,20 +107,30 @@ class CopyStream {
   // From now on run() fails with this; does not return while another thread is inside of it.
   void close(const Error& why);
   // Fails what is under way.
-  void fail(const Error& why) noexcept { in_flight_.fail(why); }
+  void fail(const Error& why) noexcept;
 
  private:
   Op enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
              const std::shared_ptr<const void>& owner);
-  Op enqueue_later(const std::string& name, std::vector<Copy> copies, const Pin& pin, const Fence& ready,
-                   const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after);
+  // Under the mutex.
+  struct Later {
+    std::string name;
+    std::vector<Copy> copies;
+    Pin pin;
+    std::optional<cuda::EventRef> after;
+    std::shared_ptr<Completion> completion;
+  };
+  Op enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner);
   bool waits_for(const Fence& ready);
+  void run_later(std::uint64_t key, const std::shared_ptr<const void>& owner);
 
   std::shared_ptr<cuda::Device> device_;
   cuda::FlagPool& flags_;
   std::weak_ptr<EventLoop> loop_;
   std::mutex mutex_;  // of the order on the stream
   std::optional<Error> closed_;
+  std::map<std::uint64_t, Later> later_;  // what waits for flags that no stream can see
+  std::uint64_t next_later_ = 0;
   cuda::Stream stream_;
   InFlight in_flight_;
 };

@@ -198,8 +198,12 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
     landing->begin_part();
     auto work = std::make_shared<HostCopies>();
     *work = {std::move(to_host), source.stream, after, held, landing};
-    here->when(ready, [weak = weak_from_this(), work] {
-      if (const auto self = weak.lock()) self->go_on(work);
+    to_host_.push_back(work);
+    // Both weak: the fence is somebody's who may keep it for ever.
+    here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(work)] {
+      const auto self = weak.lock();
+      const auto still = waiting.lock();
+      if (self && still) self->go_on(still);
     });
   }
   landing->end_part(std::nullopt);
@@ -240,6 +244,10 @@ cuda::EventRef Receiver::event_of(Source& source) {
 
 void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
   if (work->index == work->copies.size()) {
+    {
+      std::lock_guard lock(mutex_);
+      std::erase(to_host_, work);
+    }
     work->held.reset();
     return work->landing->end_part(std::nullopt);
   }
@@ -288,13 +296,16 @@ std::shared_ptr<Connection> Receiver::let_go() noexcept {
 
 void Receiver::end() noexcept {
   std::optional<Error> why;
+  std::vector<std::shared_ptr<HostCopies>> to_host;
   std::shared_ptr<Reading> last;  // but for what streams are reading at this moment
   {
     std::lock_guard lock(mutex_);
     why = failure_;
     stand_ = Stand::None;
     last = std::exchange(reading_, nullptr);
+    to_host.swap(to_host_);
   }
+  for (const auto& work : to_host) work->landing->fail(*why);
   for (const auto& stream : streams_) stream->fail(*why);
 }
 

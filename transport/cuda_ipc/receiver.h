@@ -85,6 +85,7 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   std::shared_ptr<Reading> reading_;
   enum class Stand { None, Plain, Shared };  // the message that has been shown
   Stand stand_ = Stand::None;
+  std::vector<std::shared_ptr<HostCopies>> to_host_;
   Shared message_;                    // without its header
   std::vector<std::uint64_t> sizes_;  // of all payloads; steady until the next message
 };
