@@ -8,7 +8,7 @@ set(WEFT_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: addres
 set(WEFT_CUDA_ARCHITECTURES "80-real;90-real;100-real;90-virtual" CACHE STRING "GPU architectures of the kernels")
 set(WEFT_TORCH_ROOT "" CACHE PATH "Folder of a torch wheel or libtorch (holds include/ and lib/)")
 
-foreach(option CUDA NCCL GLOO VERBS TRACE)
+foreach(option CUDA NCCL GLOO VERBS MPI TRACE)
   set(WEFT_${option} AUTO CACHE STRING "AUTO, ON or OFF")
   set_property(CACHE WEFT_${option} PROPERTY STRINGS AUTO ON OFF)
   string(TOUPPER "${WEFT_${option}}" WEFT_${option})
@@ -81,6 +81,21 @@ if(WEFT_CUDA AND NOT WEFT_NCCL STREQUAL "OFF")
   endif()
 endif()
 weft_decide(NCCL ${nccl_found} "it needs CUDA and nccl.h; install libnccl-dev or the nvidia-nccl-cu13 wheel and give -DNCCL_ROOT")
+
+# --- MPI: Open MPI's headers only; libmpi.so.40 is opened at run time. No other MPI has the same handles.
+set(mpi_found FALSE)
+if(NOT WEFT_MPI STREQUAL "OFF")
+  find_path(WEFT_MPI_INCLUDE_DIR mpi-ext.h HINTS ${MPI_ROOT}/include
+    PATH_SUFFIXES openmpi openmpi/include ${CMAKE_LIBRARY_ARCHITECTURE}/openmpi
+    PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openmpi/include /usr/lib/openmpi/include)
+  if(WEFT_MPI_INCLUDE_DIR)
+    file(STRINGS "${WEFT_MPI_INCLUDE_DIR}/mpi.h" mpi_version REGEX "define OMPI_MAJOR_VERSION [4-9]")
+    if(mpi_version)
+      set(mpi_found TRUE)
+    endif()
+  endif()
+endif()
+weft_decide(MPI ${mpi_found} "no mpi.h of Open MPI 4 or newer; install libopenmpi-dev, or give -DMPI_ROOT")
 
 # --- libtorch
 find_package(Libtorch)

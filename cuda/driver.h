@@ -15,10 +15,26 @@
 
 namespace weft::cuda {
 
+// Sharing memory between processes (ipc.h). mem_free and ipc_close_mem_handle block the host until the device is idle.
+// clang-format off
+#define WEFT_CUDA_IPC_FUNCTIONS(function)                      \
+  function(device_get_uuid, cuDeviceGetUuid)                   \
+  function(device_can_access_peer, cuDeviceCanAccessPeer)      \
+  function(mem_alloc, cuMemAlloc)                              \
+  function(mem_free, cuMemFree)                                \
+  function(mem_get_address_range, cuMemGetAddressRange)        \
+  function(ipc_get_mem_handle, cuIpcGetMemHandle)              \
+  function(ipc_open_mem_handle, cuIpcOpenMemHandle)            \
+  function(ipc_close_mem_handle, cuIpcCloseMemHandle)          \
+  function(ipc_get_event_handle, cuIpcGetEventHandle)          \
+  function(ipc_open_event_handle, cuIpcOpenEventHandle)
+// clang-format on
+
 // function(member, symbol): cuda.h's macros turn each symbol into the versioned one that its prototype belongs to
 // (cuStreamDestroy is cuStreamDestroy_v2), for the pointer's type and for the name that is looked up alike. The last three
 // block the host without a limit: they are for benches and for places that may block, never for a data path.
 #define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
+  WEFT_CUDA_IPC_FUNCTIONS(function)                                                                                        \
   function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(get_error_name, cuGetErrorName)         \
       function(get_error_string, cuGetErrorString) function(device_get_count, cuDeviceGetCount)                            \
           function(device_get, cuDeviceGet) function(device_get_name, cuDeviceGetName) function(                           \

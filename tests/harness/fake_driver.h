@@ -44,6 +44,9 @@ class FakeDriver {
     bool stream_mem_ops = true;
     bool flush_remote_writes = true;
     bool memory_pools = true;
+    bool peer_access = true;  // between the devices
+    // Whether this process may open the handles that it made itself, as if it were another process; the driver refuses.
+    bool is_two_processes = false;
     // A call that makes the host wait longer than this counts as one that waits for ever.
     std::chrono::milliseconds longest_block = std::chrono::seconds(20);
   };

@@ -31,7 +31,7 @@ Allocation* FakeState::allocate(Allocation::Kind kind, Allocation::State state, 
   std::byte* const data = static_cast<std::byte*>(mapping) + usable - room;
   std::memset(data, kNobodyWroteThis, room);
   const auto base = reinterpret_cast<std::uintptr_t>(data);
-  return &(allocations[base] = {kind, state, context, base, bytes, false, mapping, usable + page});
+  return &(allocations[base] = {kind, state, context, base, bytes, false, mapping, usable + page, ++allocated});
 }
 
 // The addresses stay taken until the driver ends, so that they are recognised.
@@ -115,11 +115,15 @@ CUresult FakeState::mem_host_get_device_pointer(CUdeviceptr* address, void* memo
 CUresult FakeState::pointer_get_attribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
-  if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+  if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE && attribute != CU_POINTER_ATTRIBUTE_BUFFER_ID) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "the fake driver knows no pointer attribute " + std::to_string(attribute));
   }
   const Allocation* const found = allocation_of(address);
   if (found == nullptr || found->state == Allocation::State::Freed) return CUDA_ERROR_INVALID_VALUE;
+  if (attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID) {
+    std::memcpy(value, &found->id, sizeof found->id);
+    return CUDA_SUCCESS;
+  }
   const unsigned type = found->kind == Allocation::Kind::Device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   std::memcpy(value, &type, sizeof type);
   return CUDA_SUCCESS;

@@ -71,6 +71,8 @@ struct FakeEvent {
   FakeContext* context = nullptr;
   std::shared_ptr<Record> last;  // null: never recorded
   bool destroyed = false;
+  bool interprocess = false;
+  FakeEvent* original = nullptr;  // of one that was opened by its handle
 };
 
 struct Allocation {
@@ -84,6 +86,9 @@ struct Allocation {
   bool freeing = false;  // the freeing is enqueued
   void* mapping;
   std::size_t mapping_bytes;
+  std::uint64_t id = 0;    // never given twice
+  bool shareable = false;  // by cuMemAlloc; what comes from a pool is not
+  int opened = 0;          // by "other processes"
 };
 
 struct FakePool {
@@ -163,6 +168,16 @@ class FakeState {
   CUresult mem_pool_destroy(CUmemoryPool pool);
   CUresult mem_pool_set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value);
   CUresult pointer_get_attribute(void* value, CUpointer_attribute attribute, CUdeviceptr address);
+  CUresult device_get_uuid(CUuuid* uuid, CUdevice device);
+  CUresult device_can_access_peer(int* can, CUdevice device, CUdevice peer);
+  CUresult mem_alloc(CUdeviceptr* address, std::size_t bytes);
+  CUresult mem_free(CUdeviceptr address);
+  CUresult mem_get_address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address);
+  CUresult ipc_get_mem_handle(CUipcMemHandle* handle, CUdeviceptr address);
+  CUresult ipc_open_mem_handle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags);
+  CUresult ipc_close_mem_handle(CUdeviceptr address);
+  CUresult ipc_get_event_handle(CUipcEventHandle* handle, CUevent event);
+  CUresult ipc_open_event_handle(CUevent* event, CUipcEventHandle handle);
   CUresult memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);
   CUresult memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream);
   CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
@@ -247,6 +262,7 @@ class FakeState {
   std::map<FakeContext*, FakeStream*> legacy_streams;
   std::vector<std::unique_ptr<FakeEvent>> events;
   std::map<std::uintptr_t, Allocation> allocations;  // by base
+  std::uint64_t allocated = 0;
   std::vector<std::unique_ptr<FakePool>> pools;
   std::map<std::string, KernelDefinition> definitions;
   std::vector<std::unique_ptr<FakeLibrary>> libraries;

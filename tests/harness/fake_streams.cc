@@ -229,12 +229,13 @@ CUresult FakeState::launch_host_func(CUstream stream, CUhostFn function, void* d
 
 // --- events --------------------------------------------------------------------------------------------------------------
 
-CUresult FakeState::event_create(CUevent* event, unsigned) {
+CUresult FakeState::event_create(CUevent* event, unsigned flags) {
   CUresult error = CUDA_SUCCESS;
   FakeContext* const context = current(error);
   if (context == nullptr) return error;
   auto& made = events.emplace_back(std::make_unique<FakeEvent>());
   made->context = context;
+  made->interprocess = (flags & CU_EVENT_INTERPROCESS) != 0;
   *event = handle_of<CUevent>(made.get());
   return CUDA_SUCCESS;
 }
@@ -267,9 +268,10 @@ CUresult FakeState::event_record(CUevent handle, CUstream stream_handle) {
 CUresult FakeState::event_query(CUevent handle) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
-  const FakeEvent* const event = find(handle, error);
+  const FakeEvent* event = find(handle, error);
   if (event == nullptr) return error;
   if (event->context->lost != CUDA_SUCCESS) return event->context->lost;
+  if (event->original != nullptr) event = event->original;
   return !event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -285,8 +287,9 @@ CUresult FakeState::event_synchronize(CUevent handle) {
 CUresult FakeState::stream_wait_event(CUstream stream, CUevent handle, unsigned) {
   CUresult error = CUDA_SUCCESS;
   if (find(stream, error) == nullptr) return error;
-  const FakeEvent* const event = find(handle, error);
+  const FakeEvent* event = find(handle, error);
   if (event == nullptr) return error;
+  if (event->original != nullptr) event = event->original;
   if (!event->last) return CUDA_SUCCESS;  // an empty set of work
   return enqueue(stream, {Function::stream_wait_event, name(Function::stream_wait_event), nullptr,
                           [record = event->last] { return record->done || record->context->lost != CUDA_SUCCESS; }});

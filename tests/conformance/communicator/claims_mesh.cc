@@ -68,7 +68,7 @@ std::vector<std::shared_ptr<Setting>> settings() {
   for (const transport::Backend& backend : transport::backends()) {
     const auto opened = backend.open();
     if (opened && opened.value()->connector() == nullptr) continue;
-    if (!opened && (backend.name == "gloo" || backend.name == "nccl")) continue;
+    if (!opened && (backend.name == "gloo" || backend.name == "mpi" || backend.name == "nccl")) continue;
     for (const int ranks : {1, 2, 3, 4}) all.push_back(std::make_shared<MeshThreads>(backend, ranks));
     if (backend.name == "inproc") continue;  // within a process by its nature
     for (const int ranks : {2, 3, 4}) all.push_back(std::make_shared<MeshProcesses>(backend, ranks));

@@ -52,12 +52,12 @@ std::shared_ptr<Connection> Harbour::next() {
   return first;
 }
 
-Lane ConnectionClaims::open() {
+Lane open_lane(transport::Connector& connector) {
   Lane lane;
   lane.near_loop = std::make_shared<EventLoop>("near");
   lane.far_loop = std::make_shared<EventLoop>("far");
-  Harbour harbour(connector_, lane.far_loop);
-  lane.near = connect(harbour.address(), lane.near_loop);
+  Harbour harbour(connector, lane.far_loop);
+  lane.near = connector.connect(harbour.address(), {lane.near_loop, patience()});
   lane.far = harbour.next();
   return lane;
 }

@@ -30,6 +30,9 @@ std::vector<std::string> connecting_backends();
 // Those of this build that cannot be opened here, each with the reason.
 std::vector<std::pair<std::string, std::string>> unusable_backends();
 
+// Opens a backend as this program tests it: as it is, or with lanes that carry device memory over it.
+std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend);
+
 // An end for as long as a test needs both: `near` connected, `far` was accepted.
 struct Lane {
   std::shared_ptr<EventLoop> near_loop;
@@ -54,11 +57,13 @@ class Harbour {
   std::unique_ptr<transport::Listener> listener_;
 };
 
+Lane open_lane(transport::Connector& connector);
+
 class ConnectionClaims : public testing::TestWithParam<std::string> {
  protected:
-  ConnectionClaims() : transport_(transport::open(GetParam())), connector_(*transport_->connector()) {}
+  ConnectionClaims() : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
 
-  Lane open();
+  Lane open() { return open_lane(connector_); }
   std::shared_ptr<Connection> connect(const std::string& address, const std::shared_ptr<EventLoop>& loop,
                                       Deadline deadline = patience()) {
     return connector_.connect(address, {loop, deadline});

@@ -10,7 +10,7 @@ namespace {
 // What the process of a test's other end works with. It listens; the test connects.
 struct Far {
   Far(Child& self, const std::string& backend)
-      : transport(transport::open(backend)), harbour(*transport->connector(), loop), wire(self) {
+      : transport(open_for_claims(backend)), harbour(*transport->connector(), loop), wire(self) {
     wire.say(harbour.address());
     connection = harbour.next();
     if (!connection) throw Error(Blame::PeerLost, "the test does not connect");
@@ -41,7 +41,7 @@ class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
     });
     const std::string address = child->hear();
     ASSERT_FALSE(address.empty()) << "the child has ended";
-    transport = transport::open(GetParam());
+    transport = open_for_claims(GetParam());
     if (const auto why = transport->connector()->why_unreachable(address)) {
       child->kill();
       GTEST_SKIP() << GetParam() << " does not reach another process: " << *why;

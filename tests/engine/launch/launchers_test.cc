@@ -45,6 +45,13 @@ TEST_F(Mpirun, StartsRanksThatAreGivenAnAddress) {
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1));
 }
 
+TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
+  const auto outcome = start("-x WEFT_TEST_BACKEND=mpi");
+  if (outcome.err.find("no backend 'mpi' in this build") != std::string::npos) GTEST_SKIP() << outcome.err;
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
+}
+
 // One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
 Outcome mixed(int python) {
   return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " + std::to_string(python) +

@@ -1,0 +1,89 @@
+// Device memory and events that other processes of this host open. (reference: the CUDA driver API, "IPC".)
+//
+// The driver's rules: memory of cuMemAlloc only, as libtorch's allocator takes it (not that of stream-ordered pools, nor of
+// virtual addresses); a handle stands for the whole allocation; the process that made it cannot open it; opening takes long
+// and closing waits for the device, so both are done once for an allocation.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <weft/base/slice.h>
+#include <weft/cuda/device.h>
+#include <weft/cuda/event.h>
+
+namespace weft::cuda {
+
+using Uuid = std::array<std::byte, 16>;
+using IpcHandle = std::array<std::byte, 64>;
+
+// Names the GPU alike in all processes, whatever each may see.
+Uuid uuid_of(Device& device);
+// Whether what runs on this one can read the memory of that one: the same, or a peer that this process sees.
+bool can_read(Device& reader, const Uuid& uuid);
+
+// Device memory that other processes may open. Allocating and freeing may wait for the device.
+class ShareableMemory {
+ public:
+  ShareableMemory(Device& device, std::size_t bytes);
+  // Handed to the device's retirement. Nothing may still be using it.
+  ~ShareableMemory();
+  ShareableMemory(const ShareableMemory&) = delete;
+  ShareableMemory& operator=(const ShareableMemory&) = delete;
+
+  Slice slice() const;
+
+ private:
+  std::shared_ptr<Device> device_;
+  CUdeviceptr address_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// The allocation that an address of the device lies in.
+struct AllocationRange {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  std::uint64_t id = 0;  // not given to another one, as an address is
+};
+// Throws Caller where nothing is allocated there.
+AllocationRange allocation_of(Device& device, CUdeviceptr address);
+
+// Nothing where the driver does not share this kind of memory.
+std::optional<IpcHandle> share_memory(Device& device, CUdeviceptr base);
+
+// Another process's allocation. Usable from every thread.
+class OpenedMemory {
+ public:
+  // On a device that reaches the allocation's. May wait for the device. Throws Caller (freed, or of this very process).
+  OpenedMemory(Device& device, const IpcHandle& handle);
+  // Handed to the device's retirement. Nothing may still be using it.
+  ~OpenedMemory();
+  OpenedMemory(const OpenedMemory&) = delete;
+  OpenedMemory& operator=(const OpenedMemory&) = delete;
+
+  CUdeviceptr base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  CUdeviceptr base_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+// An event that streams of other processes wait for, or theirs. Recorded anew while a stream of theirs has yet to be told
+// to wait, it says something else: whoever records it knows that nobody is. The device must outlive it.
+class SharedEvent : public EventRef {
+ public:
+  explicit SharedEvent(Device& device);
+  SharedEvent(Device& device, const IpcHandle& theirs);
+  ~SharedEvent();
+  SharedEvent(SharedEvent&& other) noexcept;
+  SharedEvent& operator=(SharedEvent&&) = delete;
+
+  IpcHandle handle() const;
+};
+
+}  // namespace weft::cuda

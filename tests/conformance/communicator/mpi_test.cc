@@ -1,0 +1,72 @@
+// Starts the claims about MPI below mpirun, with two ranks and with four.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <weft/transport/registry.h>
+
+namespace weft::conformance {
+namespace {
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+};
+
+Outcome run(const std::string& command) {
+  Outcome outcome;
+  FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    outcome.out.append(buffer.data(), count);
+  const int status = ::pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
+class Mpi : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const Outcome version = run("mpirun --version");
+    if (version.code != 0) GTEST_SKIP() << "no mpirun: install openmpi-bin";
+    if (version.out.find("Open MPI") == std::string::npos) GTEST_SKIP() << "mpirun is not Open MPI's: " << version.out;
+  }
+};
+
+TEST_P(Mpi, KeepsTheClaimsBelowMpirun) {
+  std::string folder = std::filesystem::temp_directory_path() / "weft-mpi-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const Outcome outcome =
+      run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout 170 -n " +
+          std::to_string(GetParam()) + " -x WEFT_TEST_FOLDER=" + folder + " " + WEFT_MPI_RANKS + " --gtest_brief=1");
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  // Every rank ran all of them.
+  std::size_t passed = 0;
+  for (std::size_t at = outcome.out.find("[  PASSED  ]"); at != std::string::npos;
+       at = outcome.out.find("[  PASSED  ]", at + 1)) {
+    ++passed;
+  }
+  EXPECT_EQ(passed, static_cast<std::size_t>(GetParam())) << outcome.out;
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, Mpi, testing::Values(2, 4));
+
+TEST(MpiTransport, SaysWhyItCannotBeUsedWithoutMpirun) {
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) GTEST_SKIP() << "this test itself runs below mpirun";
+  try {
+    transport::open("mpi");
+    FAIL() << "it was opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Unsupported);
+    EXPECT_NE(error.text().find("mpirun -n RANKS"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace weft::conformance

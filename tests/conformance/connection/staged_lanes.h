@@ -1,0 +1,36 @@
+// A backend whose lanes carry device memory through pinned memory, on a fake GPU or a real one.
+#pragma once
+
+#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/harness/fake_driver.h>
+#include <weft/transport/staged_connection.h>
+
+namespace weft::conformance {
+
+class StagedTransport final : public transport::Transport {
+ public:
+  // `fake` may be null: then the device is a real one's.
+  StagedTransport(const std::string& backend, std::unique_ptr<harness::FakeDriver> fake,
+                  std::shared_ptr<cuda::Device> device);
+  // What lanes retired is reclaimed; the device must be nobody else's by then.
+  ~StagedTransport() override;
+
+  std::string_view name() const override { return below_->name(); }
+  transport::Connector* connector() override { return connector_.get(); }
+  bool reaches(DeviceType) const override { return true; }
+  std::shared_ptr<transport::Communicator> join(const transport::JoinOptions& options) override {
+    return below_->join(options);
+  }
+  const std::shared_ptr<cuda::Device>& device() const { return device_; }
+  harness::FakeDriver* fake() const { return fake_.get(); }
+
+ private:
+  std::unique_ptr<harness::FakeDriver> fake_;
+  std::shared_ptr<cuda::Device> device_;
+  std::shared_ptr<transport::Transport> below_;
+  std::unique_ptr<transport::Connector> connector_;
+};
+
+std::shared_ptr<StagedTransport> open_on_fake(const std::string& backend);
+
+}  // namespace weft::conformance

@@ -1,0 +1,360 @@
+#include <weft/tests/transport/cuda_ipc/lanes.h>
+
+namespace weft::transport::cuda_ipc {
+namespace {
+
+class CudaIpc : public Lanes {};
+
+TEST_F(CudaIpc, OneCopyCarriesDeviceMemoryFromWhereItLies) {
+  open();
+  receive();
+  const auto from = shareable(5 << 20, 1), to = shareable(3 << 20);
+  const int copies = fake.calls(&cuda::Driver::memcpy_async);
+  const Op sent = near->send(bytes_of("x"), std::array{from->slice().part(1001, 3 << 20)}, from, {});
+  EXPECT_EQ(next(), "x");
+  EXPECT_EQ(arrived->sizes, std::vector<std::uint64_t>{3 << 20});
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
+  EXPECT_EQ(read(to->slice()), read(from->slice().part(1001, 3 << 20)));
+  EXPECT_EQ(fake.calls(&cuda::Driver::memcpy_async), copies + 1);
+}
+
+TEST_F(CudaIpc, NoHostWaitsBetweenTheSendersStreamAndTheReceivers) {
+  open();
+  receive();
+  const auto from = shareable(1 << 20, 1), to = shareable(1 << 20), copy = shareable(1 << 20);
+  expect_good([&] {  // opens the allocation, which waits
+    near->send({}, std::array{from->slice()}, from, {});
+    next();
+    return far->accept(std::array{to->slice()}, to, {});
+  }());
+  const auto kernel = stage->flags().make();  // stands for one that writes `from`
+  kernel->wait(stream);
+  const int blocks = fake.host_blocks();
+  const Op sent = near->send(bytes_of("x"), std::array{from->slice()}, from, cuda::record(stream));
+  EXPECT_EQ(next(), "x") << "the message waits for the sender's stream";
+  const Op accepted = far->accept(std::array{to->slice()}, to, {});
+  cuda::Stream theirs(*device);
+  accepted.done().wait(theirs);
+  cuda::copy(theirs, copy->slice(), to->slice());
+  const Fence behind = cuda::record(theirs);
+  EXPECT_FALSE(behind.query() || accepted.done().query() || sent.done().query());
+  const auto final = pattern(7, 1 << 20);
+  write(from->slice(), final);
+  kernel->raise();
+  EXPECT_TRUE(behind.synchronize(patience()));
+  EXPECT_EQ(read(copy->slice()), final);
+  expect_good(accepted);
+  expect_good(sent);
+  EXPECT_EQ(fake.host_blocks(), blocks) << "the host was made to wait";
+}
+
+TEST_F(CudaIpc, AnAllocationIsOpenedOnceAndItsSuccessorAtTheSameAddressAnew) {
+  open();
+  receive();
+  const auto to = shareable(1000);
+  auto from = shareable(4000, 1);
+  const auto other = shareable(100, 2);
+  for (int i = 0; i < 5; ++i) {
+    near->send({}, std::array{from->slice().part(static_cast<std::size_t>(i) * 100, 1000)}, from, {});
+    next();
+    expect_good(far->accept(std::array{to->slice()}, to, {}));
+    EXPECT_EQ(read(to->slice()), read(from->slice().part(static_cast<std::size_t>(i) * 100, 1000)));
+  }
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 1);
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_get_mem_handle), 1);
+  near->send({}, std::array{other->slice()}, other, {});
+  next();
+  expect_good(far->accept(std::array{to->slice().part(0, 100)}, to, {}));
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 2);
+}
+
+TEST_F(CudaIpc, MoreMessagesThanSlotsWaitTheirTurnAndKeepTheirOrder) {
+  open();
+  receive();
+  const auto from = shareable(100 * 64, 1), to = shareable(64);
+  std::vector<Op> sent;
+  for (std::size_t i = 0; i < 100; ++i) {
+    sent.push_back(near->send(bytes_of(std::to_string(2 * i)), std::array{from->slice().part(i * 64, 64)}, from, {}));
+    sent.push_back(near->send(bytes_of(std::to_string(2 * i + 1)), {}, nullptr, {}));
+  }
+  for (std::size_t i = 0; i < 200; ++i) {
+    ASSERT_EQ(next(), std::to_string(i));
+    const std::vector<Slice> places(i % 2 == 0 ? 1 : 0, to->slice());
+    expect_good(far->accept(places, to, {}));
+    ASSERT_TRUE(i % 2 == 1 || read(to->slice()) == read(from->slice().part(i / 2 * 64, 64)));
+  }
+  for (const Op& op : sent) expect_good(op);
+}
+
+TEST_F(CudaIpc, EitherSideMayUseTheHostForAnyPayload) {
+  open();
+  receive();
+  const std::size_t bytes = 2 * staged::kChunkBytes + 7;
+  const auto first = shareable(bytes, 1), third = shareable(5, 3);
+  const auto second = pattern(2, 1000);
+  std::vector<std::byte> first_to(bytes), second_to(1000);
+  const auto third_to = shareable(5);
+  const std::array payloads{first->slice(), slice_of(second), Slice{nullptr, 0, device->id()}, third->slice()};
+  const Op sent = near->send(bytes_of("mixed"), payloads, nullptr, {});
+  EXPECT_EQ(next(), "mixed");
+  EXPECT_EQ(arrived->sizes, (std::vector<std::uint64_t>{bytes, 1000, 0, 5}));
+  const std::array places{slice_of(first_to), slice_of(second_to), Slice{nullptr, 0, device->id()}, third_to->slice()};
+  expect_good(far->accept(places, nullptr, {}));
+  expect_good(sent);
+  EXPECT_EQ(first_to, pattern(1, bytes));
+  EXPECT_EQ(second_to, second);
+  EXPECT_EQ(read(third_to->slice()), pattern(3, 5));
+}
+
+TEST_F(CudaIpc, DestinationsAreOverwrittenOnlyWhenTheirFenceHasPassed) {
+  open();
+  receive();
+  const auto from = shareable(100, 1), to = shareable(100, 2);
+  const auto gate = stage->flags().make();
+  gate->wait(stream);
+  near->send({}, std::array{from->slice()}, from, {});
+  next();
+  const Op on_stream = far->accept(std::array{to->slice()}, to, cuda::record(stream));
+  for (int i = 0; i < 10; ++i) far_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
+  EXPECT_FALSE(on_stream.ended());
+  EXPECT_EQ(read(to->slice()), pattern(2, 100));
+  gate->raise();
+  expect_good(on_stream);
+  EXPECT_EQ(read(to->slice()), pattern(1, 100));
+  // And where only the host sees it, on both sides.
+  write(from->slice(), pattern(3, 100));
+  const auto sends = std::make_shared<HostFlag>(), accepts = std::make_shared<HostFlag>();
+  const Op sent = near->send({}, std::array{from->slice()}, from, Fence(sends));
+  sends->raise();
+  next();
+  const Op on_host = far->accept(std::array{to->slice()}, to, Fence(accepts));
+  EXPECT_FALSE(on_host.done().query());
+  accepts->raise();
+  expect_good(on_host);
+  expect_good(sent);
+  EXPECT_EQ(read(to->slice()), pattern(3, 100));
+}
+
+TEST_F(CudaIpc, MemoryStaysPinnedUntilThePeerHasReadItAlsoWhenTheLaneIsClosed) {
+  open();
+  receive();
+  auto from = shareable(100, 1);
+  const std::weak_ptr<cuda::ShareableMemory> watch = from;
+  const Slice slice = from->slice();
+  const auto to = shareable(100);
+  fake.hold(&cuda::Driver::memcpy_async);
+  const Op sent = near->send({}, std::array{slice}, std::move(from), {});
+  next();
+  const Op accepted = far->accept(std::array{to->slice()}, to, {});
+  near->close(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
+  EXPECT_FALSE(watch.expired()) << "the peer's stream reads it";
+  fake.release(&cuda::Driver::memcpy_async);
+  EXPECT_TRUE(near_loop->drive([&] { return watch.expired(); }, patience()));
+  EXPECT_TRUE(accepted.done().synchronize(patience()));
+  if (!accepted.error()) {
+    EXPECT_EQ(read(to->slice()), pattern(1, 100));
+  }
+}
+
+TEST_F(CudaIpc, WhatIsNotWantedIsLetGo) {
+  open();
+  receive();
+  const auto from = shareable(100, 1);
+  const Op sent = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept({}, nullptr, {}));
+  expect_good(sent);
+}
+
+TEST_F(CudaIpc, APeerThatGoesFailsWhatItHasNotReadAndPassesItsFence) {
+  open();
+  receive();
+  auto from = shareable(100, 1);
+  const std::weak_ptr<cuda::ShareableMemory> watch = from;
+  const Slice slice = from->slice();
+  const Op sent = near->send({}, std::array{slice}, std::move(from), {});
+  next();
+  sent.done().wait(stream);
+  const Fence behind = cuda::record(stream);
+  far.reset();
+  EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
+  EXPECT_TRUE(behind.synchronize(patience()));
+  EXPECT_TRUE(near_loop->drive([&] { return watch.expired(); }, patience()));
+}
+
+TEST_F(CudaIpc, MemoryThatCannotBeSharedIsRefusedByName) {
+  open();
+  receive();
+  const cuda::DeviceMemory pooled(stream, 100);
+  EXPECT_TRUE(cuda::record(stream).synchronize(patience()));
+  const Error error = failure_of(near->send({}, std::array{pooled.slice()}, nullptr, {}));
+  EXPECT_EQ(error.blame(), Blame::Unsupported);
+  EXPECT_THAT(error.text(), HasSubstr("not of cuMemAlloc"));
+  near->send(bytes_of("the lane goes on"), {}, nullptr, {});
+  EXPECT_EQ(next(), "the lane goes on");
+}
+
+TEST_F(CudaIpc, MemoryThatCannotBeSharedGoesByTheLaneBelowIfThatCan) {
+  open([this](std::shared_ptr<Connection> below, const std::shared_ptr<EventLoop>& loop) {
+    return staged::over(std::move(below), stage, loop);
+  });
+  receive();
+  const std::size_t bytes = 3 * staged::kChunkBytes;
+  const cuda::DeviceMemory pooled(stream, bytes);
+  EXPECT_TRUE(cuda::record(stream).synchronize(patience()));
+  write(pooled.slice(), pattern(4, bytes));
+  const auto shared = shareable(100, 5), shared_to = shareable(100), to = shareable(bytes);
+  const Op sent = near->send({}, std::array{pooled.slice(), shared->slice()}, shared, {});
+  next();
+  expect_good(far->accept(std::array{to->slice(), shared_to->slice()}, to, {}));
+  expect_good(sent);
+  EXPECT_EQ(read(to->slice()), pattern(4, bytes));
+  EXPECT_EQ(read(shared_to->slice()), pattern(5, 100));
+}
+
+TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
+  const auto refusal = [&] {
+    arrived = std::make_shared<Kept>();
+    seen = 0;
+    open();
+    receive();
+    const auto from = shareable(100);
+    const Error error = failure_of(near->send({}, std::array{from->slice()}, from, {}));
+    EXPECT_EQ(error.blame(), Blame::Unsupported);
+    near->send(bytes_of("from the host"), {}, nullptr, {});
+    EXPECT_EQ(next(), "from the host");
+    return error.text();
+  };
+  there = here;
+  EXPECT_THAT(refusal(), HasSubstr("in this very process"));
+  there.host = "elsewhere";
+  EXPECT_THAT(refusal(), HasSubstr("on another host"));
+  there = here;
+  there.processes = "4711";
+  EXPECT_THAT(refusal(), HasSubstr("in another container"));
+}
+
+TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
+  const Hello hello{there, 3, {}};
+  auto cut = encode(hello), late = encode_plain({});
+  cut.pop_back();
+  Hello stranger = hello;
+  stranger.identity.process = here.process;  // and its page is no page
+  for (const auto& [first, text] : {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"},
+                                    std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"}}) {
+    SCOPED_TRACE(text);
+    auto streams = inproc::make_streams(64 << 10);
+    const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
+    const auto end =
+        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
+    Mailbox mail(*end, far_loop);
+    raw->send(first, {}, nullptr, {});
+    const Error why = mail.wait_closed();
+    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_THAT(why.text(), HasSubstr(text));
+  }
+}
+
+TEST_F(CudaIpc, AMessageThatIsNoneIsRefused) {
+  const Capabilities limits = capabilities_over(inproc::capabilities());
+  Shared message;
+  message.payloads = {{100, Named{1, 0, 5, cuda::IpcHandle{}}}, {7, std::nullopt}};
+  const auto header = bytes_of("header");
+  message.header = header;
+  const std::vector<std::byte> good = encode(message);
+  const std::uint64_t size = 7, other = 8;
+  const auto decoded = decode_shared(good, {&size, 1}, limits);
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded.value().payloads[0].named->offset, 5u);
+  EXPECT_EQ(decoded.value().header.size(), header.size());
+  EXPECT_FALSE(decode_shared(good, {&other, 1}, limits));
+  EXPECT_FALSE(decode_shared(good, {}, limits));
+  for (std::size_t bytes = 0; bytes + header.size() < good.size(); ++bytes) {
+    EXPECT_FALSE(decode_shared(Bytes(good).first(bytes), {&size, 1}, limits)) << bytes;
+  }
+  message.slot = kSlots;
+  EXPECT_FALSE(decode_shared(encode(message), {&size, 1}, limits));
+  message.slot = 0;
+  message.payloads[0].bytes = limits.max_message + 1;
+  EXPECT_FALSE(decode_shared(encode(message), {&size, 1}, limits));
+}
+
+// --- several GPUs, and one process as the driver sees it ---------------------------------------------------------------
+
+class CudaIpcOfTwoGpus : public Lanes {
+ protected:
+  explicit CudaIpcOfTwoGpus(bool peers)
+      : Lanes({.devices = 2, .threads = true, .peer_access = peers, .is_two_processes = true}) {}
+  CudaIpcOfTwoGpus() : CudaIpcOfTwoGpus(true) {}
+
+  // The far end has the second GPU alone.
+  void open_apart() {
+    auto streams = inproc::make_streams(64 << 10);
+    near = over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop), stage, near_loop, here);
+    far =
+        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), other_stage, far_loop, there);
+  }
+  void TearDown() override {
+    near.reset();
+    far.reset();
+    near_loop.reset();
+    far_loop.reset();
+    other_stage.reset();
+    EXPECT_TRUE(other->retirement().reclaim_all(patience()));
+    other.reset();
+    Lanes::TearDown();
+  }
+
+  std::shared_ptr<cuda::Device> other = cuda::Device::open(fake.driver(), 1);
+  std::shared_ptr<staged::Stage> other_stage = std::make_shared<staged::Stage>(std::vector{other});
+};
+
+TEST_F(CudaIpcOfTwoGpus, AStreamOfTheReceiversGpuReadsTheSenders) {
+  open_apart();
+  receive();
+  const auto from = shareable(1000, 1);
+  auto to = std::make_shared<cuda::ShareableMemory>(*other, 1000);
+  const Op sent = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
+  EXPECT_EQ(read(to->slice()), pattern(1, 1000));
+}
+
+class CudaIpcWithoutPeers : public CudaIpcOfTwoGpus {
+ protected:
+  CudaIpcWithoutPeers() : CudaIpcOfTwoGpus(false) {}
+};
+
+TEST_F(CudaIpcWithoutPeers, IsRefusedByName) {
+  open_apart();
+  receive();
+  const auto from = shareable(1000, 1);
+  const Error error = failure_of(near->send({}, std::array{from->slice()}, from, {}));
+  EXPECT_EQ(error.blame(), Blame::Unsupported);
+  EXPECT_THAT(error.text(), HasSubstr("no peer-to-peer access"));
+}
+
+class CudaIpcInOneProcess : public Lanes {
+ protected:
+  CudaIpcInOneProcess() : Lanes({.threads = true, .is_two_processes = false}) {}
+};
+
+// The ends believe to be two processes; the driver knows better.
+TEST_F(CudaIpcInOneProcess, WhatCannotBeOpenedFailsTheAcceptAndTheLaneGoesOn) {
+  open();
+  receive();
+  const auto from = shareable(100, 1), to = shareable(100);
+  const Op sent = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  const Error error = failure_of(far->accept(std::array{to->slice()}, to, {}));
+  EXPECT_THAT(error.text(), HasSubstr("cuIpcOpenMemHandle"));
+  expect_good(sent);  // nobody reads it any more
+  near->send(bytes_of("on"), {}, nullptr, {});
+  EXPECT_EQ(next(), "on");
+}
+
+}  // namespace
+}  // namespace weft::transport::cuda_ipc

@@ -1,0 +1,229 @@
+// Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is in
+// tests/conformance/connection.
+#include <array>
+#include <cstring>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/memory.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/transport/inproc/faults.h>
+#include <weft/transport/staged_connection.h>
+#include <weft/transport/staged_frame.h>
+#include <weft/transport/stream_connection.h>
+
+namespace weft::transport {
+namespace {
+
+using harness::bytes_of;
+using harness::expect_good;
+using harness::failure_of;
+using harness::Letter;
+using harness::Mailbox;
+using harness::patience;
+using harness::pattern;
+using harness::slice_of;
+using staged::kChunkBytes;
+using testing::HasSubstr;
+
+class StagedConnectionTest : public cuda::ThreadedCuda {
+ protected:
+  StagedConnectionTest() {
+    auto streams = inproc::make_streams(64 << 10);
+    raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", raw_loop);
+    far = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop), stage, loop);
+  }
+  // The near end as the far one's peer should be.
+  void stage_near() { near = staged::over(std::move(raw), stage, raw_loop); }
+
+  std::shared_ptr<cuda::DeviceMemory> on_device(std::size_t bytes) {
+    auto memory = std::make_shared<cuda::DeviceMemory>(stream, bytes);
+    EXPECT_TRUE(cuda::record(stream).synchronize(patience()));
+    const auto content = pattern(1, bytes);
+    std::memcpy(memory->slice().data, content.data(), bytes);
+    return memory;
+  }
+  int copies() const { return fake.calls(&cuda::Driver::memcpy_async); }
+
+  void TearDown() override {
+    near.reset();
+    far.reset();
+    raw.reset();
+    raw_loop.reset();
+    loop.reset();
+    stage.reset();
+    EXPECT_TRUE(device->retirement().reclaim_all(patience()));
+    ThreadedCuda::TearDown();
+  }
+
+  cuda::Stream stream{*device};
+  std::shared_ptr<staged::Stage> stage = std::make_shared<staged::Stage>(std::vector{device});
+  std::shared_ptr<EventLoop> raw_loop = std::make_shared<EventLoop>("near");
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("far");
+  std::shared_ptr<Connection> raw;
+  std::shared_ptr<Connection> near;
+  std::shared_ptr<Connection> far;
+};
+
+TEST_F(StagedConnectionTest, CopiesNoFurtherAheadThanItHasChunks) {
+  stage_near();
+  const auto pinned = stage->pinned().usage().used_bytes;
+  const int before = copies();
+  const auto a = on_device(64 * kChunkBytes);
+  const Op sent = near->send({}, std::array{a->slice()}, a, {});
+  const int at_once = copies() - before;
+  EXPECT_GE(at_once, 3) << "nothing is copied while the first chunk is sent";
+  for (int i = 0; i < 20; ++i) raw_loop->drive([] { return false; }, Deadline::in(std::chrono::milliseconds(1)));
+  EXPECT_LE(copies() - before, at_once + 1) << "nobody has taken a chunk";
+  Mailbox mail(*far, loop);
+  EXPECT_EQ(mail.next().payloads.at(0), pattern(1, 64 * kChunkBytes));
+  expect_good(sent);
+  EXPECT_EQ(copies() - before, 64);
+  EXPECT_EQ(stage->pinned().usage().used_bytes, pinned);
+}
+
+TEST_F(StagedConnectionTest, ACopyThatIsRefusedAtOnceFailsItsMessageAlone) {
+  stage_near();
+  Mailbox mail(*far, loop);
+  for (const std::size_t bytes : {std::size_t{100}, 3 * kChunkBytes}) {
+    const auto a = on_device(bytes);
+    fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE);
+    const Error refused = failure_of(near->send(bytes_of("bad"), std::array{a->slice()}, a, {}));
+    EXPECT_EQ(refused.blame(), Blame::Caller);
+    EXPECT_THAT(refused.text(), HasSubstr("through pinned memory"));
+    expect_good(near->send(bytes_of("good"), std::array{a->slice()}, a, {}));
+    EXPECT_EQ(mail.next().header, "good");
+  }
+}
+
+TEST_F(StagedConnectionTest, ACopyThatIsRefusedLaterEndsTheLane) {
+  stage_near();
+  Mailbox mail(*far, loop);
+  const auto a = on_device(20 * kChunkBytes);
+  fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, 15);
+  const Op sent = near->send(bytes_of("cut"), std::array{a->slice()}, a, {});
+  EXPECT_EQ(failure_of(sent).blame(), Blame::Caller);
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(mail.count(), 0u) << "half a message was taken for a whole one";
+  EXPECT_EQ(failure_of(near->send({}, {}, nullptr, {})).blame(), Blame::Caller);
+}
+
+TEST_F(StagedConnectionTest, ACopyToADestinationThatIsRefusedFailsTheAcceptAlone) {
+  stage_near();
+  const auto to = on_device(100);
+  std::atomic<int> arrived{0};
+  far->receive({[&](const Arrival&) { ++arrived; }, [](const Error&) {}});
+  const auto payload = pattern(2, 100);
+  near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  near->send({}, std::array{slice_of(payload)}, nullptr, {});
+  ASSERT_TRUE(loop->drive([&] { return arrived == 1; }, patience()));
+  fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(failure_of(far->accept(std::array{to->slice()}, to, {})).blame(), Blame::Caller);
+  ASSERT_TRUE(loop->drive([&] { return arrived == 2; }, patience()));
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+}
+
+TEST_F(StagedConnectionTest, ALostDeviceSendsNothingThatWasNotCopied) {
+  stage_near();
+  Mailbox mail(*far, loop);
+  const auto a = on_device(100);
+  const auto gate = stage->flags().make();
+  gate->wait(stream);
+  const Op sent = near->send(bytes_of("garbage"), std::array{a->slice()}, a, cuda::record(stream));
+  fake.lose_context(0);
+  EXPECT_EQ(failure_of(sent).blame(), Blame::Device);
+  near->send(bytes_of("from the host"), {}, nullptr, {});
+  EXPECT_EQ(mail.next().header, "from the host");
+  EXPECT_EQ(failure_of(near->send({}, std::array{a->slice()}, a, {})).blame(), Blame::Device);
+  EXPECT_THAT(take_logged(), testing::Contains(HasSubstr("is lost")));
+  gate->raise();
+}
+
+TEST_F(StagedConnectionTest, AnEndedLoopFailsWhatIsUnderWay) {
+  stage_near();
+  const auto a = on_device(3 * kChunkBytes);
+  const auto gate = stage->flags().make();
+  gate->wait(stream);
+  const Op device_memory = near->send({}, std::array{a->slice()}, a, cuda::record(stream));
+  const auto flag = std::make_shared<HostFlag>();
+  const Op behind = near->send({}, std::array{a->slice()}, a, Fence(flag));
+  near.reset();
+  raw_loop.reset();
+  EXPECT_EQ(failure_of(device_memory).blame(), Blame::Cancelled);
+  EXPECT_EQ(failure_of(behind).blame(), Blame::Cancelled);
+  gate->raise();
+}
+
+TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMemory) {
+  near =
+      staged::over(std::move(raw), std::make_shared<staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>()), raw_loop);
+  Mailbox mail(*near, raw_loop);
+  const auto a = on_device(3 * kChunkBytes + 1);
+  far->send(bytes_of("chunks"), std::array{a->slice()}, a, {});
+  EXPECT_EQ(mail.next().payloads.at(0), pattern(1, 3 * kChunkBytes + 1));
+  const Error refused = failure_of(near->send({}, std::array{a->slice()}, a, {}));
+  EXPECT_EQ(refused.blame(), Blame::Caller);
+  EXPECT_THAT(refused.text(), HasSubstr("without a GPU"));
+}
+
+TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
+  const auto lead = staged::encode_lead(bytes_of("x"), std::array{Slice{nullptr, 2 * kChunkBytes, Device::host()}});
+  const auto chunk = pattern(1, kChunkBytes + 1);
+  const auto kind = [](int number) { return std::vector{static_cast<std::byte>(number)}; };
+  struct Case {
+    std::vector<std::vector<std::byte>> headers;
+    std::size_t payload;  // of the last
+    const char* text;
+  };
+  auto cut = lead, many = lead, small = lead;
+  cut.resize(10);
+  many[4] = std::byte{0xff};
+  small[7] = std::byte{0};
+  const std::vector<Case> cases{{{{}}, 0, "without a kind"},
+                                {{kind(9)}, 0, "kind 9"},
+                                {{kind(3)}, 5, "without a lead"},
+                                {{kind(3)}, 0, "no single payload"},
+                                {{cut}, 0, "cut"},
+                                {{many}, 0, "payloads"},
+                                {{small}, 0, "fits into one piece"},
+                                {{lead}, 7, "wrong shape"},
+                                {{lead, kind(1)}, 0, "inside another"},
+                                {{kind(1)}, kChunkBytes + 1, "chunks are due"},
+                                {{lead, kind(3)}, kChunkBytes + 1, "a chunk of"}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.text);
+    auto streams = inproc::make_streams(64 << 10);
+    const auto stranger = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", raw_loop);
+    const auto end = staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", loop), stage, loop);
+    Mailbox mail(*end, loop);
+    for (std::size_t i = 0; i < one.headers.size(); ++i) {
+      const bool is_last = i + 1 == one.headers.size();
+      const std::vector<Slice> payloads(is_last && one.payload > 0 ? 1 : 0, slice_of(chunk).part(0, one.payload));
+      stranger->send(one.headers[i], payloads, nullptr, {});
+    }
+    const Error why = mail.wait_closed();
+    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_THAT(why.text(), HasSubstr(one.text));
+    EXPECT_EQ(failure_of(end->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
+  }
+}
+
+TEST(StagedFrame, LimitsLeaveRoomForItsOwnBytes) {
+  const Capabilities below = inproc::capabilities();
+  const Capabilities own = staged::capabilities_over(below);
+  EXPECT_TRUE(own.device_memory);
+  const std::vector<Slice> most(own.max_payloads, Slice{nullptr, kChunkBytes, Device::host()});
+  const std::vector<std::byte> header(own.max_header);
+  const auto lead = staged::encode_lead(header, most);
+  EXPECT_LE(lead.size(), below.max_header);
+  std::vector<std::uint64_t> sizes;
+  const auto decoded = staged::decode({.header = lead}, own, sizes);
+  EXPECT_FALSE(decoded.wrong) << *decoded.wrong;
+  EXPECT_EQ(decoded.kind, staged::Kind::Lead);
+  EXPECT_EQ(decoded.header.size(), header.size());
+  EXPECT_EQ(decoded.total, most.size() * kChunkBytes);
+  EXPECT_EQ(sizes.size(), most.size());
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -1,0 +1,230 @@
+#include <atomic>
+#include <utility>
+
+#include <weft/transport/cuda_ipc/cuda_ipc.h>
+#include <weft/transport/cuda_ipc/receiver.h>
+#include <weft/transport/cuda_ipc/sender.h>
+
+namespace weft::transport::cuda_ipc {
+
+namespace {
+
+class CudaIpcConnection final : public Connection, public std::enable_shared_from_this<CudaIpcConnection> {
+ public:
+  CudaIpcConnection(const std::shared_ptr<Connection>& below, const std::shared_ptr<staged::Stage>& stage,
+                    const std::shared_ptr<EventLoop>& loop, Identity here)
+      : below_(below),
+        peer_(below->peer()),
+        loop_(loop),
+        loop_address_(loop.get()),
+        here_(std::move(here)),
+        capabilities_(capabilities_over(below->capabilities())),
+        sender_(std::make_shared<Sender>(below, stage, capabilities_, loop)),
+        receiver_(std::make_shared<Receiver>(below, stage, capabilities_, loop)) {}
+
+  // Says hello, and begins to receive: the peer's hello comes before anybody may want messages.
+  void start();
+  // The last reference that somebody else held is gone.
+  void drop() noexcept;
+
+  std::string_view transport() const override { return "cuda_ipc"; }
+  std::string peer() const override { return peer_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+
+  void receive(Handlers handlers) override;
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+    return sender_->send(header, payloads, std::move(pin), std::move(ready));
+  }
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
+    return receiver_->accept(destinations, std::move(pin), std::move(ready));
+  }
+  void close(const Error& why) noexcept override;
+
+ private:
+  enum class Phase { Hello, Reach, Messages };
+  // A message that came before anybody receives.
+  struct Kept {
+    std::vector<std::byte> header;
+    std::vector<std::uint64_t> sizes;
+    Bytes in_place;  // stays until it is accepted
+  };
+
+  // On the loop.
+  void arrived(const Arrival& below);
+  std::optional<Error> meet(const Arrival& below);
+  std::optional<Error> learn_reach(const Arrival& below);
+  std::optional<Error> show(const Arrival& below);
+  void lose(const Error& why);
+  void closed(const Error& why);
+  void end() noexcept;
+
+  std::shared_ptr<Connection> below_;  // callers' only, who hold this
+  const std::string peer_;
+  const std::weak_ptr<EventLoop> loop_;
+  EventLoop* const loop_address_;  // without a share in it, see Sender
+  const Identity here_;
+  const Capabilities capabilities_;
+  const std::shared_ptr<Sender> sender_;
+  const std::shared_ptr<Receiver> receiver_;
+  std::atomic<bool> receives_{false};
+  std::atomic<bool> dropped_{false};
+
+  // The loop's.
+  Phase phase_ = Phase::Hello;
+  std::shared_ptr<Process> process_;
+  std::optional<std::string> why_not_;
+  std::optional<Handlers> handlers_;
+  std::optional<Kept> kept_;
+  std::optional<Error> lost_;    // why we ended it, where the peer is to blame
+  std::optional<Error> closed_;  // and nobody was there to be told
+};
+
+void CudaIpcConnection::start() {
+  sender_->introduce(encode(Hello{here_, sender_->page()->descriptor(), sender_->gpus()}));
+  below_->receive({[weak = weak_from_this()](const Arrival& below) {
+                     if (const auto self = weak.lock()) self->arrived(below);
+                   },
+                   [weak = weak_from_this()](const Error& why) {
+                     if (const auto self = weak.lock()) self->closed(why);
+                   }});
+}
+
+void CudaIpcConnection::receive(Handlers handlers) {
+  if (!handlers.arrived || !handlers.closed) {
+    throw Error(Blame::Caller, "receive from " + peer() + ": both handlers must be given");
+  }
+  if (receives_.exchange(true)) throw Error(Blame::Caller, "receive from " + peer() + " was called before; once only");
+  if (loop_.expired()) return;
+  loop_address_->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
+    self->handlers_ = std::move(handlers);
+    if (const auto kept = std::exchange(self->kept_, std::nullopt)) {
+      if (const auto wrong = self->show({kept->header, kept->sizes, kept->in_place})) self->lose(*wrong);
+    }
+    if (self->closed_ && !self->dropped_) self->handlers_->closed(*self->closed_);
+  });
+}
+
+void CudaIpcConnection::close(const Error& why) noexcept {
+  const Error reason = why.within("the lane to " + peer() + " was closed here");
+  if (!sender_->refuse(reason)) return;
+  receiver_->refuse(reason);
+  below_->close(why);
+  // Behind what the lane below ends, which was sent earlier.
+  if (!loop_.expired()) loop_address_->post([self = shared_from_this()] { self->end(); });
+}
+
+void CudaIpcConnection::drop() noexcept {
+  dropped_ = true;
+  close(Error(Blame::Cancelled, "nobody holds it any more"));
+  // Here, and not in some later turn of the loop: it has a share in that.
+  sender_->let_go();
+  receiver_->let_go();
+  below_.reset();
+}
+
+void CudaIpcConnection::end() noexcept {
+  receiver_->end();
+  sender_->end();
+}
+
+void CudaIpcConnection::arrived(const Arrival& below) {
+  if (dropped_ || lost_) return;
+  std::optional<Error> wrong;
+  switch (phase_) {
+    case Phase::Hello: wrong = meet(below); break;
+    case Phase::Reach: wrong = learn_reach(below); break;
+    case Phase::Messages: wrong = show(below); break;
+  }
+  if (wrong) lose(*wrong);
+}
+
+std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
+  auto hello = decode_hello(below.header);
+  if (!hello) return hello.error();
+  if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its hello");
+  receiver_->take_introduction();
+  phase_ = Phase::Reach;
+  const Identity there = hello.value().identity;
+  const std::uint32_t number = hello.value().page;
+  std::uint32_t reached = 0;
+  why_not_ = why_unreachable(here_, there);
+  try {
+    // Of another host it would be some other process.
+    if (!why_not_) {
+      process_ = std::make_shared<Process>(there.process);
+      reached = receiver_->meet(std::move(hello).value(), Page::open(there.process, number));
+    }
+  } catch (const Error& error) {
+    return error;
+  }
+  sender_->introduce(encode_reach(reached));
+  return std::nullopt;
+}
+
+std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
+  const auto reached = decode_reach(below.header);
+  if (!reached) return reached.error();
+  if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its reach");
+  receiver_->take_introduction();
+  phase_ = Phase::Messages;
+  // A peer that we cannot read may not read us: its page is none of ours.
+  sender_->meet(
+      process_, why_not_ ? 0 : reached.value(),
+      why_not_ ? peer() + " cannot open it: " + *why_not_
+               : "it is not of cuMemAlloc, of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
+  return std::nullopt;
+}
+
+std::optional<Error> CudaIpcConnection::show(const Arrival& below) {
+  if (handlers_) return receiver_->take(below, handlers_->arrived);
+  kept_.emplace();
+  kept_->header.assign(below.header.begin(), below.header.end());
+  kept_->sizes.assign(below.sizes.begin(), below.sizes.end());
+  kept_->in_place = below.in_place;
+  return std::nullopt;
+}
+
+void CudaIpcConnection::lose(const Error& why) {
+  lost_ = why.within("the lane to " + peer() + " is lost");
+  receiver_->refuse(*lost_);
+  sender_->lose(*lost_);  // and closed() follows
+}
+
+void CudaIpcConnection::closed(const Error& why) {
+  const Error reason = lost_.value_or(why);
+  sender_->refuse(reason);
+  receiver_->refuse(reason);
+  end();
+  if (!handlers_) {
+    closed_ = reason;
+  } else if (!dropped_) {
+    handlers_->closed(reason);
+  }
+}
+
+// What callers hold; see the one of StreamConnection.
+struct Holder {
+  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<CudaIpcConnection> connection;
+  ~Holder() {
+    connection->drop();
+    if (loop->inside()) loop->post([last = loop] {});
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+                                 const std::shared_ptr<EventLoop>& loop, const Identity& here) {
+  if (stage->devices().size() > kMaxGpus) {
+    throw Error(Blame::Unsupported, "cuda_ipc: " + std::to_string(stage->devices().size()) + " GPUs, and a lane takes " +
+                                        std::to_string(kMaxGpus));
+  }
+  auto connection = std::make_shared<CudaIpcConnection>(below, stage, loop, here);
+  connection->start();
+  auto* const seen = connection.get();
+  const auto holder = std::shared_ptr<Holder>(new Holder{loop, std::move(connection)});
+  return {holder, seen};
+}
+
+}  // namespace weft::transport::cuda_ipc

@@ -1,0 +1,37 @@
+// Lanes that carry device memory between processes of one host by letting the receiver's stream read it where it is, over
+// lanes that carry everything else (shm). Both ends are made so.
+//
+//   auto stage = std::make_shared<staged::Stage>(devices);  // one for all lanes of the process
+//   auto lane = cuda_ipc::over(connector->connect(…), stage, loop);
+//
+// A send records an event behind `ready` and goes at once: only the names of the memory travel. accept() has a stream of
+// the receiver's wait for that event and for its own `ready`, and copy; so no host waits between the sender's kernel and
+// the receiver's, and done() of the accept is a flag that the copying stream raises. done() of the send passes when the
+// copy is made and both loops have seen it.
+//
+// What cannot be shared goes by the lane below, if that carries device memory (over staged::over()), else its send fails
+// with Unsupported and the reason: the peer is on another host, in another container, or this very process; no peer-to-peer
+// access between the GPUs; memory that is not of cuMemAlloc (stream-ordered pools, virtual addresses); memory of a second
+// GPU in one message.
+//
+// Where connection.h leaves a choice:
+// - A `ready` that no stream can see (a HostFlag) is awaited by the loop instead.
+// - A destination on the host is filled through a pinned chunk.
+// - An operation that fails keeps its memory pinned until the peer does not read it any more.
+// - Opening an allocation, at its first message, may wait for the device.
+#pragma once
+
+#include <memory>
+
+#include <weft/transport/cuda_ipc/wire.h>
+#include <weft/transport/staging.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::cuda_ipc {
+
+// The lane is the result's alone from then on; receive() has not been called on it. `loop` is its loop. `here` is what the
+// peer is told of this process. Throws Busy, Device, Unsupported (more than kMaxGpus).
+std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
+                                 const std::shared_ptr<EventLoop>& loop, const Identity& here = Identity::here());
+
+}  // namespace weft::transport::cuda_ipc

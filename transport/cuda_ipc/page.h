@@ -1,0 +1,72 @@
+// A page of words that two processes see. Each end of a lane has its own; the other one raises words in it: "the payloads
+// of the message with this slot have been read". Words only count up. And a last one: "nothing of yours is read any more".
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include <weft/base/fence.h>
+#include <weft/transport/cuda_ipc/wire.h>
+
+namespace weft::transport::cuda_ipc {
+
+class Page {
+ public:
+  // Throws Busy.
+  static std::shared_ptr<Page> make();
+  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is no such page.
+  static std::shared_ptr<Page> open(std::uint64_t process, std::uint32_t descriptor);
+  ~Page();
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+
+  // How others open it.
+  std::uint32_t descriptor() const { return static_cast<std::uint32_t>(descriptor_); }
+  std::atomic<std::uint32_t>& word(std::size_t gpu, std::size_t slot) const;
+  std::atomic<std::uint32_t>& closed() const;
+
+ private:
+  Page(int descriptor, void* memory) : descriptor_(descriptor), memory_(static_cast<std::byte*>(memory)) {}
+  int descriptor_;
+  std::byte* memory_;
+};
+
+// Whether a process still lives. (Its number alone would not tell: numbers come back.)
+class Process {
+ public:
+  explicit Process(std::uint64_t number);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  bool has_ended() const noexcept;
+
+ private:
+  int descriptor_ = -1;
+};
+
+// Passes when a word of our page has reached the value: nobody reads the message's payloads any more. Or nobody can: the
+// peer has closed the lane, or is gone.
+class ReadFence final : public Fence::Source {
+ public:
+  ReadFence(std::shared_ptr<Page> page, std::shared_ptr<Process> peer, std::size_t gpu, std::size_t slot,
+            std::uint32_t value)
+      : page_(std::move(page)), peer_(std::move(peer)), word_(page_->word(gpu, slot)), value_(value) {}
+
+  bool was_read() const noexcept { return static_cast<std::int32_t>(word_.load(std::memory_order_acquire) - value_) >= 0; }
+  bool query() const noexcept override;
+  bool synchronize(Deadline deadline) const noexcept override;
+  // Unsupported: nothing waits for it but the loop.
+  void wait(const cuda::StreamRef& stream) const override;
+  bool on_passed(Task&) const override { return false; }
+
+ private:
+  std::shared_ptr<Page> page_;
+  std::shared_ptr<Process> peer_;
+  std::atomic<std::uint32_t>& word_;
+  std::uint32_t value_;
+  mutable std::atomic<std::uint32_t> asked_{0};
+  mutable std::atomic<bool> is_gone_{false};
+};
+
+}  // namespace weft::transport::cuda_ipc

@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <weft/transport/cuda_ipc/receiver.h>
+
+namespace weft::transport::cuda_ipc {
+
+using staged::CopyStream;
+using staged::Landing;
+
+namespace {
+
+constexpr std::size_t kChunks = 4;  // pinned, for destinations on the host
+
+Slice nothing() { return {nullptr, 0, Device::host()}; }
+
+CopyStream::Copy part_of(const CopyStream::Copy& copy, std::size_t offset, std::size_t bytes) {
+  return {copy.to.part(offset, bytes), copy.from.part(offset, bytes)};
+}
+
+}  // namespace
+
+struct Receiver::Reading {
+  explicit Reading(std::shared_ptr<Page> of) : page(std::move(of)) {}
+  ~Reading() { page->closed().store(1, std::memory_order_release); }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  std::shared_ptr<Page> page;  // the peer's
+};
+
+struct Receiver::Read {
+  Read(std::shared_ptr<Reading> of, const Shared& message)
+      : reading(std::move(of)), word(reading->page->word(message.gpu, message.slot)), value(message.value) {}
+  ~Read() { word.store(value, std::memory_order_release); }
+  Read(const Read&) = delete;
+  Read& operator=(const Read&) = delete;
+
+  std::shared_ptr<Reading> reading;
+  std::atomic<std::uint32_t>& word;
+  std::uint32_t value;
+};
+
+struct Receiver::HostCopies {
+  std::vector<CopyStream::Copy> copies;
+  CopyStream* stream = nullptr;
+  std::optional<cuda::EventRef> after;
+  Pin held;
+  std::shared_ptr<Landing> landing;
+  std::size_t index = 0;
+  std::size_t offset = 0;
+};
+
+Receiver::Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
+                   const std::shared_ptr<EventLoop>& loop)
+    : peer_(below->peer()),
+      stage_(std::move(stage)),
+      limits_(limits),
+      loop_(loop),
+      loop_address_(loop.get()),
+      chunks_(std::make_shared<staged::Chunks>(*stage_, kChunks)),
+      below_(std::move(below)) {
+  for (const auto& device : stage_->devices()) {
+    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
+  }
+}
+
+Receiver::~Receiver() = default;
+
+std::uint32_t Receiver::meet(Hello theirs, std::shared_ptr<Page> page) {
+  std::lock_guard lock(mutex_);
+  theirs_ = std::move(theirs);
+  reading_ = std::make_shared<Reading>(std::move(page));
+  sources_.resize(theirs_.gpus.size());
+  std::uint32_t reached = 0;
+  for (std::size_t gpu = 0; gpu < sources_.size(); ++gpu) {
+    Source& source = sources_[gpu];
+    for (std::size_t own = 0; own < streams_.size(); ++own) {
+      cuda::Device& device = *stage_->devices()[own];
+      const bool is_same = cuda::uuid_of(device) == theirs_.gpus[gpu].uuid;
+      if (!is_same && (source.stream != nullptr || !cuda::can_read(device, theirs_.gpus[gpu].uuid))) continue;
+      source.stream = streams_[own].get();
+      source.device = &device;
+    }
+    source.events.resize(kSlots);
+    if (source.stream != nullptr) reached |= std::uint32_t{1} << gpu;
+  }
+  return reached;
+}
+
+// --- arriving ---------------------------------------------------------------------------------------------------------
+
+std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived) {
+  Bytes header;
+  Stand stand = Stand::Plain;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return std::nullopt;
+    const auto kind = below.header.empty() ? 0 : std::to_integer<int>(below.header[0]);
+    if (kind == static_cast<int>(Kind::Plain)) {
+      header = below.header.subspan(1);
+      sizes_.assign(below.sizes.begin(), below.sizes.end());
+    } else if (kind == static_cast<int>(Kind::Shared)) {
+      auto decoded = decode_shared(below.header, below.sizes, limits_);
+      if (!decoded) return decoded.error();
+      message_ = std::move(decoded).value();
+      if (message_.gpu >= sources_.size() || sources_[message_.gpu].stream == nullptr) {
+        return Error(Blame::PeerLost, "the peer named memory of a GPU that it was told cannot be read");
+      }
+      header = std::exchange(message_.header, {});
+      sizes_.clear();
+      for (const Payload& payload : message_.payloads) sizes_.push_back(payload.bytes);
+      stand = Stand::Shared;
+    } else {
+      return Error(Blame::PeerLost, "the peer sent what is not allowed, a message of kind " + std::to_string(kind));
+    }
+    stand_ = stand;
+  }
+  arrived({header, sizes_, stand == Stand::Plain ? below.in_place : Bytes()});
+  return std::nullopt;
+}
+
+// --- accepting, on any thread -----------------------------------------------------------------------------------------
+
+std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) const {
+  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
+  if (stand_ == Stand::None) return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  if (destinations.empty()) return std::nullopt;
+  if (destinations.size() != sizes_.size()) {
+    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
+                 " payloads; name one for each, or none to throw them away");
+  }
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    const std::string which = "destination " + std::to_string(i);
+    if (destinations[i].bytes != sizes_[i]) {
+      return wrong(which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " +
+                   std::to_string(sizes_[i]));
+    }
+    if (const auto why = stage_->why_not(destinations[i])) return wrong(which + " is " + *why);
+  }
+  return std::nullopt;
+}
+
+Op Receiver::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
+  std::lock_guard lock(mutex_);
+  if (failure_) return Op::failed(*failure_);
+  if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
+  if (stand_ == Stand::Shared) return accept_shared(destinations, std::move(pin), std::move(ready));
+  std::vector<Slice> places(destinations.begin(), destinations.end());
+  for (Slice& place : places) place = place.bytes > 0 ? place : nothing();
+  // The lane below may still refuse: device memory, where it carries none.
+  const Op op = below_->accept(places, std::move(pin), std::move(ready));
+  if (const auto error = op.ended() ? op.error() : std::nullopt; !error || error->blame() != Blame::Caller) {
+    stand_ = Stand::None;
+  }
+  return op;
+}
+
+Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready) {
+  stand_ = Stand::None;
+  Source& source = sources_[message_.gpu];
+  const auto read = std::make_shared<Read>(reading_, message_);
+  std::vector<Slice> others;  // destinations of what the lane below carries
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    if (!message_.payloads[i].named) others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
+  }
+  if (destinations.empty()) return below_->accept({}, nullptr, {});
+  std::vector<Pin> pins{pin, read};
+  std::vector<CopyStream::Copy> copies;
+  std::optional<cuda::EventRef> after;
+  try {
+    copies = copies_to(destinations, source, pins);
+    after = event_of(source);
+  } catch (const Error& error) {
+    below_->accept({}, nullptr, {});  // the lane goes on
+    return Op::failed(error.within(name()));
+  }
+  const Pin held = std::make_shared<std::vector<Pin>>(std::move(pins));
+  const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
+  const auto on_host = std::stable_partition(copies.begin(), copies.end(),
+                                             [](const CopyStream::Copy& copy) { return !copy.to.device.is_host(); });
+  std::vector<CopyStream::Copy> to_host(on_host, copies.end());
+  copies.erase(on_host, copies.end());
+  if (!has_others && to_host.empty()) {
+    below_->accept(others, nullptr, {});
+    return source.stream->run(name(), std::move(copies), held, ready, shared_from_this(), after);
+  }
+  auto landing = std::make_shared<Landing>(staged::ending_of(Completion(pin, stage_->flags().make()), name()));
+  const Op op = landing->op();
+  const auto follow = [&](const Op& part) {
+    landing->begin_part();
+    part.on_ended([landing, part] { landing->end_part(part.error()); });
+  };
+  follow(below_->accept(others, pin, has_others ? ready : Fence()));
+  if (!copies.empty()) follow(source.stream->run(name(), std::move(copies), held, ready, shared_from_this(), after));
+  if (auto* const here = loop(); here && !to_host.empty()) {
+    landing->begin_part();
+    auto work = std::make_shared<HostCopies>();
+    *work = {std::move(to_host), source.stream, after, held, landing};
+    to_host_.push_back(work);
+    // Both weak: the fence is somebody's who may keep it for ever.
+    here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(work)] {
+      const auto self = weak.lock();
+      const auto still = waiting.lock();
+      if (self && still) self->go_on(still);
+    });
+  }
+  landing->end_part(std::nullopt);
+  return op;
+}
+
+std::vector<CopyStream::Copy> Receiver::copies_to(std::span<const Slice> destinations, Source& source,
+                                                  std::vector<Pin>& pins) {
+  std::vector<CopyStream::Copy> copies;
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    const Payload& payload = message_.payloads[i];
+    if (!payload.named) continue;
+    const Named& named = *payload.named;
+    source.opened.erase(named.replaces);  // what is being copied from it has a share
+    if (named.handle) {
+      source.opened[named.allocation] = std::make_shared<cuda::OpenedMemory>(*source.device, *named.handle);
+    }
+    const auto found = source.opened.find(named.allocation);
+    const auto opened = found == source.opened.end() ? nullptr : found->second;
+    if (!opened || named.offset > opened->bytes() || payload.bytes > opened->bytes() - named.offset) {
+      throw Error(Blame::PeerLost, "the peer named memory that lies in no allocation of its own");
+    }
+    const Slice from{reinterpret_cast<void*>(opened->base() + named.offset), static_cast<std::size_t>(payload.bytes),
+                     source.device->id()};
+    copies.push_back({destinations[i], from});
+    pins.push_back(opened);
+  }
+  return copies;
+}
+
+cuda::EventRef Receiver::event_of(Source& source) {
+  auto& event = source.events[message_.slot];
+  if (!event) event.emplace(*source.device, theirs_.gpus[message_.gpu].events[message_.slot]);
+  return *event;
+}
+
+// --- to the host, on the loop -----------------------------------------------------------------------------------------
+
+void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
+  if (work->index == work->copies.size()) {
+    {
+      std::lock_guard lock(mutex_);
+      std::erase(to_host_, work);
+    }
+    work->held.reset();
+    return work->landing->end_part(std::nullopt);
+  }
+  const auto again = [weak = weak_from_this(), work] {
+    if (const auto self = weak.lock()) self->go_on(work);
+  };
+  const auto chunk = chunks_->take([weak = weak_from_this(), again] {
+    const auto self = weak.lock();
+    if (auto* const here = self ? self->loop() : nullptr) here->post(again);
+  });
+  if (!chunk) return;
+  const CopyStream::Copy& copy = work->copies[work->index];
+  const CopyStream::Copy part = part_of(copy, work->offset, std::min(copy.to.bytes - work->offset, chunk->bytes));
+  const Slice here = chunk->part(0, part.to.bytes);
+  const Op op =
+      work->stream->run(name() + " to the host", {{here, part.from}}, work->held, Fence(), shared_from_this(), work->after);
+  op.on_ended([work, op, here, to = part.to, chunk, again] {
+    if (const auto error = op.error()) return work->landing->end_part(error);
+    std::memcpy(to.data, here.data, to.bytes);
+    work->offset += to.bytes;
+    if (work->offset == work->copies[work->index].to.bytes) {
+      ++work->index;
+      work->offset = 0;
+    }
+    again();
+  });
+}
+
+void Receiver::take_introduction() {
+  std::lock_guard lock(mutex_);
+  if (!failure_) below_->accept({}, nullptr, {});
+}
+
+bool Receiver::refuse(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = why;
+  for (const auto& stream : streams_) stream->close(why);
+  return true;
+}
+
+std::shared_ptr<Connection> Receiver::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(below_, nullptr);
+}
+
+void Receiver::end() noexcept {
+  std::optional<Error> why;
+  std::vector<std::shared_ptr<HostCopies>> to_host;
+  std::shared_ptr<Reading> last;  // but for what streams are reading at this moment
+  {
+    std::lock_guard lock(mutex_);
+    why = failure_;
+    stand_ = Stand::None;
+    last = std::exchange(reading_, nullptr);
+    to_host.swap(to_host_);
+  }
+  for (const auto& work : to_host) work->landing->fail(*why);
+  for (const auto& stream : streams_) stream->fail(*why);
+}
+
+}  // namespace weft::transport::cuda_ipc

@@ -1,0 +1,93 @@
+// The receiving half of a cuda_ipc lane: opens what the peer names, once for an allocation, and copies it to where accept()
+// says, by a stream of ours that waits for the peer's event.
+//
+// accept() and refuse() are for every thread, the rest for the loop.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <weft/transport/connection.h>
+#include <weft/transport/cuda_ipc/page.h>
+#include <weft/transport/cuda_ipc/wire.h>
+#include <weft/transport/staging.h>
+
+namespace weft::transport::cuda_ipc {
+
+class Receiver : public std::enable_shared_from_this<Receiver> {
+ public:
+  using Arrived = std::function<void(const Arrival&)>;
+
+  Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage, const Capabilities& limits,
+           const std::shared_ptr<EventLoop>& loop);
+  ~Receiver();
+
+  // Who is at the other end, and its page. Returns which of its GPUs can be read: a bit for each.
+  std::uint32_t meet(Hello theirs, std::shared_ptr<Page> page);
+  // The message that the lane below shows was for the lane itself.
+  void take_introduction();
+  // What the lane below shows. Returns why the lane ends, if so.
+  std::optional<Error> take(const Arrival& below, const Arrived& arrived);
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
+  // From now on accept() fails with this. False where it does already.
+  bool refuse(const Error& why);
+  // After refuse(): fails what is being copied, and tells the peer that its memory is not read any more.
+  void end() noexcept;
+  // After refuse(), for every thread: gives up the lane below. (It has a share in the loop, which must not end from
+  // inside.)
+  std::shared_ptr<Connection> let_go() noexcept;
+
+ private:
+  // One of the peer's GPUs, as we read it.
+  struct Source {
+    staged::CopyStream* stream = nullptr;  // null: it cannot be read
+    cuda::Device* device = nullptr;
+    std::vector<std::optional<cuda::SharedEvent>> events;  // opened when first named
+    std::map<std::uint64_t, std::shared_ptr<cuda::OpenedMemory>> opened;
+  };
+  // A message that is being copied to the host, chunk by chunk: what no stream may write (pageable memory) takes the way
+  // over a pinned chunk.
+  struct HostCopies;
+  // Both tell the peer with their last reference: the message has been read, or never will be; nothing is read any more.
+  struct Read;
+  struct Reading;
+
+  EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
+  std::string name() const { return "accept from " + peer_; }
+  std::optional<Error> why_refused(std::span<const Slice> destinations) const;
+  // Under the mutex.
+  Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
+  std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations, Source& source,
+                                                  std::vector<Pin>& pins);
+  cuda::EventRef event_of(Source& source);
+  // On the loop.
+  void go_on(const std::shared_ptr<HostCopies>& copies);
+
+  const std::string peer_;
+  const std::shared_ptr<staged::Stage> stage_;
+  const Capabilities& limits_;
+  const std::weak_ptr<EventLoop> loop_;
+  EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end it from inside
+  const std::shared_ptr<staged::Chunks> chunks_;
+  std::vector<std::unique_ptr<staged::CopyStream>> streams_;
+  Hello theirs_;
+  std::vector<Source> sources_;  // by place in their hello
+
+  std::mutex mutex_;  // of what follows, and of what is in sources_
+  std::optional<Error> failure_;
+  std::shared_ptr<Connection> below_;  // not touched once there is a failure
+  std::shared_ptr<Reading> reading_;
+  enum class Stand { None, Plain, Shared };  // the message that has been shown
+  Stand stand_ = Stand::None;
+  std::vector<std::shared_ptr<HostCopies>> to_host_;
+  Shared message_;                    // without its header
+  std::vector<std::uint64_t> sizes_;  // of all payloads; steady until the next message
+};
+
+}  // namespace weft::transport::cuda_ipc

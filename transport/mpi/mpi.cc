@@ -1,0 +1,46 @@
+#include <cstdlib>
+
+#include <weft/transport/mpi/mpi_communicator.h>
+#include <weft/transport/registry.h>
+
+namespace weft::transport::mpi {
+
+namespace {
+
+class Mpi final : public Transport {
+ public:
+  explicit Mpi(std::shared_ptr<const Library> library) : library_(std::move(library)) {}
+
+  std::string_view name() const override { return "mpi"; }
+  // Device memory is staged through pinned memory (transport/staged.h): MPI knows no streams, so that it would have to be
+  // waited for either way.
+  bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override {
+    if (!options.device.is_host()) {
+      throw Error(Blame::Unsupported,
+                  "joining " + place_of(options, name()) + ": no memory of " + describe(options.device) + "; " +
+                      library_->version() +
+                      (library_->is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams; stage it"
+                                                 : " was built without CUDA; stage it") +
+                      " (transport/staged.h)");
+    }
+    return std::make_shared<MpiCommunicator>(options, World::of_process(library_));
+  }
+
+ private:
+  const std::shared_ptr<const Library> library_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Transport>> open() {
+  auto library = Library::open();
+  if (!library) return library.error();
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
+    return Error(Blame::Unsupported,
+                 "this process was not started by Open MPI (no OMPI_COMM_WORLD_SIZE); use mpirun -n RANKS PROGRAM");
+  }
+  return std::shared_ptr<Transport>(std::make_shared<Mpi>(std::move(library).value()));
+}
+
+}  // namespace weft::transport::mpi

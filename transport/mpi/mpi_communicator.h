@@ -1,0 +1,70 @@
+// Collectives and messages by MPI's non-blocking calls, on host memory. Operations are issued in order once their bytes are
+// ready, by the caller's thread or the loop, and asked after by the loop (requests.h).
+//
+// Sums and products of 16-bit floats are made in fp32 and rounded once. An operation that fails or is late ends the group:
+// MPI cannot withdraw it.
+#pragma once
+
+#include <functional>
+
+#include <weft/transport/fenced_queue.h>
+#include <weft/transport/mpi/requests.h>
+#include <weft/transport/transport.h>
+
+namespace weft::transport::mpi {
+
+class MpiCommunicator final : public Communicator, public PointToPoint {
+ public:
+  // Collective: tells the ranks of the group who they are among those of mpirun, and makes a communicator of them. Throws
+  // Timeout, and Unsupported where a rank is of another mpirun or two are one process.
+  MpiCommunicator(const JoinOptions& options, std::shared_ptr<World> world);
+  // Fails what is pending. Frees MPI's communicator where nothing is left with it.
+  ~MpiCommunicator() override;
+
+  std::string_view backend() const override { return "mpi"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }
+  PointToPoint* point_to_point() override { return this; }
+
+  Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
+  Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override;
+  Op all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept override;
+  Op gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept override;
+  Op scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept override;
+  Op reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
+                    Fence ready) noexcept override;
+  Op all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
+                Fence ready) noexcept override;
+  Op barrier(Fence ready) noexcept override;
+  void abort(const Error& why) noexcept override { requests_->abort(why); }
+
+  bool has_tags() const override { return true; }
+  bool has_any_source() const override { return true; }
+  Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept override;
+  Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
+
+ private:
+  // MPI's call on these, when its turn has come.
+  using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;
+
+  // `before` runs when the bytes are ready, right before `start`.
+  Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before, Start start) noexcept;
+  std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const;
+  std::optional<Error> why_refused(const std::string& what, const Elements& data, int tag) const;
+  MPI_Datatype type_of(Dtype dtype) const { return world_->elements(size_of(dtype)); }
+
+  const std::shared_ptr<World> world_;
+  const int rank_;
+  const int size_;
+  const std::string place_;
+  const std::weak_ptr<EventLoop> loop_;
+  MPI_Comm native_ = nullptr;
+  std::shared_ptr<Requests> requests_;
+  std::shared_ptr<FencedQueue> collectives_;
+  std::shared_ptr<FencedQueue> sends_;
+  std::shared_ptr<FencedQueue> receives_;
+};
+
+}  // namespace weft::transport::mpi

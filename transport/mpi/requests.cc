@@ -1,0 +1,163 @@
+#include <utility>
+
+#include <weft/transport/mpi/requests.h>
+
+namespace weft::transport::mpi {
+
+Requests::Requests(std::shared_ptr<World> world, const std::shared_ptr<EventLoop>& loop, std::string place,
+                   std::chrono::milliseconds timeout)
+    : world_(std::move(world)), loop_(loop), loop_address_(loop.get()), place_(std::move(place)), timeout_(timeout) {}
+
+Requests::~Requests() { abort(Error(Blame::Cancelled, "the communicator " + place_ + " was destroyed")); }
+
+std::uint64_t Requests::expect(const Completion& completion) {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t key = next_key_++;
+  if (!aborted_) {
+    expected_.emplace(key, completion);
+    return key;
+  }
+  const Error why = *aborted_;
+  lock.unlock();
+  Completion(completion).fail(why);
+  return key;
+}
+
+void Requests::start(std::uint64_t key, Call call) noexcept {
+  std::optional<Error> refused;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = expected_.find(key);
+    if (found == expected_.end()) return;
+    MPI_Request native = nullptr;
+    int code = MPI_SUCCESS;
+    try {
+      const auto turn = world_->turn();
+      code = call.start(&native);
+    } catch (const Error& error) {
+      refused = error.within(call.name + " " + place_);
+    }
+    if (!refused && code == MPI_SUCCESS) {
+      entries_.push_back({std::move(call), std::move(found->second), std::chrono::steady_clock::now()});
+      natives_.push_back(native);
+      expected_.erase(found);
+      if (!watch_ && !loop_.expired()) watch_ = loop_address_->poll([self = shared_from_this()] { return self->turn(); });
+      return;
+    }
+    if (!refused) refused = error_of(world_->library(), code, call.name + " " + place_);
+  }
+  abort(*refused);  // the other ranks will be in it
+}
+
+void Requests::settle(Entry& entry, const MPI_Status& status) {
+  entry.has_ended = true;
+  if (status.MPI_ERROR != MPI_SUCCESS) {
+    entry.error = error_of(world_->library(), status.MPI_ERROR, entry.call.name + " " + place_);
+    return;
+  }
+  if (!entry.call.receives) return;
+  entry.completion->set_source_rank(status.MPI_SOURCE);
+  int bytes = 0;
+  world_->library().get_count(&status, world_->library().byte, &bytes);
+  if (static_cast<std::size_t>(bytes) == *entry.call.receives) return;
+  entry.error = Error(Blame::Caller, entry.call.name + " " + place_ + ": " + std::to_string(bytes) + " bytes came where " +
+                                         std::to_string(*entry.call.receives) + " were expected");
+}
+
+std::vector<Requests::Entry> Requests::take_ended() {
+  std::vector<Entry> ended;
+  bool all_before = true;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].has_ended && (all_before || !entries_[i].call.is_barrier)) {
+      ended.push_back(std::move(entries_[i]));
+      continue;
+    }
+    all_before = false;
+    if (kept != i) {
+      entries_[kept] = std::move(entries_[i]);
+      natives_[kept] = natives_[i];
+    }
+    ++kept;
+  }
+  entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(kept), entries_.end());
+  natives_.resize(kept);
+  if (entries_.empty()) watch_.reset();
+  return ended;
+}
+
+std::optional<Error> Requests::why_late() const {
+  const auto now = std::chrono::steady_clock::now();
+  for (const Entry& entry : entries_) {
+    if (now - entry.since < timeout_) continue;
+    return Error(Blame::Timeout, entry.call.name + " " + place_ + " was not done within " + describe(timeout_) +
+                                     "; MPI cannot withdraw it, so the group ends here");
+  }
+  return std::nullopt;
+}
+
+bool Requests::turn() {
+  std::vector<Entry> ended;
+  std::optional<Error> broken_by;
+  {
+    std::lock_guard lock(mutex_);
+    if (entries_.empty()) return false;
+    indices_.resize(natives_.size());
+    statuses_.resize(natives_.size());
+    int count = 0;
+    int code = MPI_SUCCESS;
+    {
+      const auto turn = world_->turn();
+      code = world_->library().testsome(static_cast<int>(natives_.size()), natives_.data(), &count, indices_.data(),
+                                        statuses_.data());
+    }
+    const bool has_errors = code == MPI_ERR_IN_STATUS;
+    if (code != MPI_SUCCESS && !has_errors) broken_by = error_of(world_->library(), code, "MPI_Testsome " + place_);
+    for (int i = 0; !broken_by && count != MPI_UNDEFINED && i < count; ++i) {
+      const auto which = static_cast<std::size_t>(i);
+      if (!has_errors) statuses_[which].MPI_ERROR = MPI_SUCCESS;  // set only with MPI_ERR_IN_STATUS
+      settle(entries_[static_cast<std::size_t>(indices_[which])], statuses_[which]);
+    }
+    ended = take_ended();
+    if (!broken_by) broken_by = why_late();
+  }
+  for (Entry& entry : ended) {
+    if (entry.error) {
+      entry.completion->fail(*entry.error);
+      if (!broken_by) broken_by = entry.error;
+      continue;
+    }
+    if (entry.call.finish) entry.call.finish();
+    entry.call = {};
+    entry.completion->finish();
+  }
+  if (broken_by) abort(*broken_by);
+  return !ended.empty();
+}
+
+void Requests::abort(const Error& why) noexcept {
+  std::map<std::uint64_t, Completion> expected;
+  std::vector<Entry> entries;
+  {
+    std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = why;
+    expected.swap(expected_);
+    entries.swap(entries_);
+    natives_.clear();
+    is_clean_ = entries.empty();
+    watch_.reset();
+  }
+  for (Entry& entry : entries) {
+    world_->keep_for_ever(entry.call.pin);
+    entry.completion->fail(why);
+  }
+  for (auto& [key, completion] : expected) completion.fail(why);
+}
+
+bool Requests::is_clean() const {
+  std::lock_guard lock(mutex_);
+  return is_clean_ && entries_.empty();
+}
+
+}  // namespace weft::transport::mpi

@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <weft/base/loop_flag.h>
+#include <weft/transport/staged_inbox.h>
+
+namespace weft::transport::staged {
+
+namespace {
+
+constexpr std::size_t kChunks = 8;  // pinned, per lane
+
+using Held = std::pair<Pin, Chunks::Lease>;
+
+bool is_on_device(const Slice& slice) { return !slice.device.is_host() && slice.bytes > 0; }
+Slice nothing() { return {nullptr, 0, Device::host()}; }
+
+}  // namespace
+
+Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
+             const std::shared_ptr<EventLoop>& loop)
+    : peer_(below->peer()),
+      stage_(std::move(stage)),
+      limits_(limits),
+      loop_(loop),
+      loop_address_(loop.get()),
+      chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
+      below_(std::move(below)) {
+  for (const auto& device : stage_->devices()) {
+    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
+  }
+}
+
+CopyStream& Inbox::stream_of(int device) {
+  for (const auto& stream : streams_) {
+    if (stream->device() == device) return *stream;
+  }
+  broken("a destination lies on a device that the lane was not opened with");
+}
+
+Chunks::Lease Inbox::take_chunk() {
+  return chunks_->take([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    auto* const here = self ? self->loop() : nullptr;
+    if (here)
+      here->post([weak] {
+        if (const auto again = weak.lock()) again->go_on();
+      });
+  });
+}
+
+// --- accepting, on any thread
+// ---------------------------------------------------------------------------------------------
+
+std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
+  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
+  if (stand_ != Stand::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  if (destinations.empty()) return std::nullopt;
+  if (destinations.size() != sizes_.size()) {
+    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
+                 " payloads; name one for each, or none to throw them away");
+  }
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    const std::string which = "destination " + std::to_string(i);
+    if (destinations[i].bytes != sizes_[i]) {
+      return wrong(which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " +
+                   std::to_string(sizes_[i]));
+    }
+    if (const auto why = stage_->why_not(destinations[i])) return wrong(which + " is " + *why);
+  }
+  return std::nullopt;
+}
+
+Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
+  std::optional<Taken> taken;
+  Op op;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return Op::failed(*failure_);
+    if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
+    const bool has_device = std::any_of(destinations.begin(), destinations.end(), is_on_device);
+    if (kind_ == Kind::Whole && !has_device) {
+      stand_ = Stand::None;
+      std::vector<Slice> on_host(destinations.begin(), destinations.end());
+      for (Slice& slice : on_host) slice.device = Device::host();  // those of no bytes
+      return below_->accept(on_host, std::move(pin), std::move(ready));
+    }
+    // A stream can wait for what comes to its device's memory.
+    auto flag = has_device ? stage_->flags().make() : std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_));
+    landing_ = std::make_shared<Landing>(ending_of(Completion(pin, std::move(flag)), name()));
+    op = landing_->op();
+    destinations_.assign(destinations.begin(), destinations.end());
+    pin_ = std::move(pin);
+    ready_ = std::move(ready);
+    stand_ = Stand::Accepted;
+    index_ = 0;
+    offset_ = come_ = waiting_ = 0;
+    if (kind_ == Kind::Whole) {
+      waiting_ = total_;
+      taken = take_whole();
+    } else {
+      below_->accept({}, nullptr, {});  // the lead; its chunks come now
+    }
+  }
+  if (taken) when_landed(std::move(*taken));
+  return op;
+}
+
+bool Inbox::refuse(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = why;
+  for (const auto& stream : streams_) stream->close(why);
+  return true;
+}
+
+// --- taking -------------------------------------------------------------------------------------------------------------
+
+// Nothing where there is no chunk, here and in take_part().
+std::optional<Inbox::Taken> Inbox::take_whole() {
+  const Chunks::Lease chunk = take_chunk();
+  if (!chunk) return std::nullopt;
+  Taken taken{.held = std::make_shared<Held>(pin_, chunk), .landing = landing_, .ready = ready_, .is_last = true};
+  std::vector<Slice> slices;
+  std::size_t offset = 0;
+  bool has_host = false;
+  for (const Slice& to : destinations_) {
+    if (is_on_device(to)) {
+      slices.push_back(chunk->part(offset, to.bytes));
+      taken.copies.push_back({to, slices.back()});
+      offset += to.bytes;
+    } else {
+      slices.push_back(to.bytes > 0 ? to : nothing());
+      has_host = has_host || to.bytes > 0;
+    }
+  }
+  landing_->begin_part();
+  taken.op = below_->accept(slices, taken.held, has_host ? ready_ : Fence());
+  forget();
+  return taken;
+}
+
+std::optional<Inbox::Taken> Inbox::take_part() {
+  const auto bytes = static_cast<std::size_t>(waiting_);
+  Taken taken{.landing = landing_, .ready = ready_};
+  if (destinations_.empty()) {
+    taken.op = below_->accept({}, nullptr, {});
+  } else if (const Slice to = destinations_[index_].part(static_cast<std::size_t>(offset_), bytes); to.device.is_host()) {
+    taken.op = below_->accept({&to, 1}, pin_, ready_);
+  } else {
+    const Chunks::Lease chunk = take_chunk();
+    if (!chunk) return std::nullopt;
+    const Slice piece = chunk->part(0, bytes);
+    taken.held = std::make_shared<Held>(pin_, chunk);
+    taken.copies.push_back({to, piece});
+    taken.op = below_->accept({&piece, 1}, taken.held, {});
+  }
+  landing_->begin_part();
+  waiting_ = 0;
+  offset_ += bytes;
+  come_ += bytes;
+  taken.is_last = come_ == total_;
+  if (taken.is_last) forget();
+  return taken;
+}
+
+// The rest of the message is no longer up to this object.
+void Inbox::forget() {
+  stand_ = Stand::None;
+  waiting_ = 0;
+  landing_.reset();
+  pin_.reset();
+  ready_ = {};
+}
+
+std::optional<std::string> Inbox::why_wrong(std::uint64_t bytes) {
+  if (stand_ != Stand::Accepted || kind_ != Kind::Lead) return "a chunk without a lead";
+  while (index_ < sizes_.size() && offset_ == sizes_[index_]) {
+    ++index_;
+    offset_ = 0;
+  }
+  if (index_ == sizes_.size() || bytes > sizes_[index_] - offset_) return "a chunk that goes past its payload's end";
+  return std::nullopt;
+}
+
+std::optional<std::string> Inbox::take(const Arrival& below, const Arrived& arrived) {
+  std::optional<Taken> taken;
+  Decoded decoded;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_) return std::nullopt;
+    decoded = decode(below, limits_, decoded_sizes_);
+    if (decoded.wrong) return decoded.wrong;
+    if (decoded.kind == Kind::Chunk) {
+      if (auto wrong = why_wrong(decoded.total)) return wrong;
+      waiting_ = decoded.total;
+      taken = take_part();
+    } else {
+      if (stand_ != Stand::None) return "a message inside another one";
+      stand_ = Stand::Shown;
+      kind_ = decoded.kind;
+      total_ = decoded.total;
+      sizes_.swap(decoded_sizes_);
+    }
+  }
+  if (taken) when_landed(std::move(*taken));
+  if (decoded.kind != Kind::Chunk) arrived({decoded.header, sizes_, below.in_place});
+  return std::nullopt;
+}
+
+void Inbox::go_on() {
+  std::optional<Taken> taken;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || stand_ != Stand::Accepted || waiting_ == 0) return;
+    taken = kind_ == Kind::Whole ? take_whole() : take_part();
+  }
+  if (taken) when_landed(std::move(*taken));
+}
+
+// --- landing ------------------------------------------------------------------------------------------------------------
+
+void Inbox::when_landed(Taken taken) {
+  const Op op = taken.op;
+  op.on_ended([weak = weak_from_this(), taken = std::move(taken)]() mutable {
+    if (const auto self = weak.lock()) self->land(std::move(taken));
+  });
+}
+
+void Inbox::land(Taken taken) {
+  const auto error = taken.op.error();
+  if (!error) {
+    std::map<int, std::vector<CopyStream::Copy>> copies;
+    for (const auto& copy : taken.copies) copies[copy.to.device.index].push_back(copy);
+    for (auto& [device, of_device] : copies) {
+      taken.landing->begin_part();
+      const Op made = stream_of(device).run(name() + " through pinned memory", std::move(of_device), taken.held,
+                                            taken.ready, shared_from_this());
+      made.on_ended([landing = taken.landing, made] { landing->end_part(made.error()); });
+    }
+  }
+  taken.held.reset();
+  taken.landing->end_part(error);
+  if (taken.is_last) taken.landing->end_part(std::nullopt);
+}
+
+std::shared_ptr<Connection> Inbox::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(below_, nullptr);
+}
+
+void Inbox::end() noexcept {
+  std::shared_ptr<Landing> landing;
+  std::optional<Error> why;
+  {
+    std::lock_guard lock(mutex_);
+    landing = landing_;
+    why = failure_;
+    forget();
+  }
+  if (landing) landing->fail(*why);
+  for (const auto& stream : streams_) stream->fail(*why);
+}
+
+}  // namespace weft::transport::staged

@@ -1,0 +1,305 @@
+#include <algorithm>
+
+#include <weft/base/loop_flag.h>
+#include <weft/transport/frame.h>
+#include <weft/transport/staged_outbox.h>
+
+namespace weft::transport::staged {
+
+namespace {
+
+// Pinned, per lane: enough for the GPU's copies, the lane below and what lies between them to be busy all the time.
+constexpr std::size_t kChunks = 8;
+constexpr std::size_t kMaxPieces = 16;  // with the lane below or on their way there
+
+const std::byte kChunkHeader[] = {static_cast<std::byte>(Kind::Chunk)};
+
+bool is_host(std::span<const Slice> slices) {
+  return std::all_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.device.is_host(); });
+}
+
+}  // namespace
+
+Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, const Capabilities& limits,
+               const std::shared_ptr<EventLoop>& loop)
+    : peer_(below->peer()),
+      stage_(std::move(stage)),
+      limits_(limits),
+      loop_(loop),
+      loop_address_(loop.get()),
+      chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
+      below_(std::move(below)) {
+  for (const auto& device : stage_->devices()) {
+    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
+  }
+}
+
+std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
+  const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
+  if (auto limit = frame::why_too_large(header.size(), payloads.size(), frame::total_of(payloads), limits_)) {
+    return wrong(*limit);
+  }
+  for (std::size_t i = 0; i < payloads.size(); ++i) {
+    if (const auto why = stage_->why_not(payloads[i])) return wrong("payload " + std::to_string(i) + " is " + *why);
+  }
+  return std::nullopt;
+}
+
+CopyStream& Outbox::stream_of(int device) {
+  for (const auto& stream : streams_) {
+    if (stream->device() == device) return *stream;
+  }
+  broken("a payload lies on a device that the lane was not opened with");
+}
+
+// --- from the caller
+// ------------------------------------------------------------------------------------------------------
+
+Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
+  if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
+  const std::uint64_t total = *frame::total_of(payloads);
+  std::lock_guard lock(mutex_);
+  if (failure_) return Op::failed(*failure_);
+  if (passed_->load(std::memory_order_relaxed) + line_.size() >= limits_.max_queued) {
+    return Op::failed(Error(Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
+                                             " messages wait already (max_queued); send again when some are done"));
+  }
+  const bool is_all_host = is_host(payloads);
+  if (is_all_host && total <= kChunkBytes && line_.empty() && pieces_.empty()) {
+    return pass(header, payloads, std::move(pin), std::move(ready));
+  }
+  auto item = std::make_shared<Item>();
+  item->header.assign(header.begin(), header.end());
+  item->payloads.assign(payloads.begin(), payloads.end());
+  item->total = total;
+  item->ready = std::move(ready);
+  item->pin = pin;
+  // A stream can wait for what concerns its device's memory.
+  auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
+  item->completion = ending_of(Completion(std::move(pin), std::move(flag)), name());
+  const Op op = item->completion->op();
+  line_.push_back(std::move(item));
+  cut();
+  return op;
+}
+
+Op Outbox::pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) {
+  encode_whole(header, front_);
+  Op op = below_->send(front_, payloads, std::move(pin), std::move(ready));
+  if (op.ended()) return op;
+  passed_->fetch_add(1, std::memory_order_relaxed);
+  op.on_ended([passed = passed_] { passed->fetch_sub(1, std::memory_order_relaxed); });
+  return op;
+}
+
+bool Outbox::refuse(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = why;
+  for (const auto& stream : streams_) stream->close(why);
+  return true;
+}
+
+void Outbox::lose(const Error& why) {
+  const bool is_first = refuse(why);
+  std::lock_guard lock(mutex_);
+  if (is_first && below_) below_->close(why);
+}
+
+// --- cutting, on any thread ---------------------------------------------------------------------------------------------
+
+void Outbox::cut() {
+  while (!line_.empty() && under_way_ < kMaxPieces && !failure_) {
+    const auto item = line_.front();
+    if (!item->failure && !cut_piece(item)) return;
+    if (item->is_cut_up || item->failure) line_.pop_front();
+  }
+}
+
+// False where it needs a chunk and there is none.
+bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
+  while (!item->is_whole() && item->offset == item->payloads[item->index].bytes) {
+    ++item->index;
+    item->offset = 0;
+  }
+  const bool needs_chunk = item->is_whole() ? !is_host(item->payloads) : !item->payloads[item->index].device.is_host();
+  Chunks::Lease chunk;
+  if (needs_chunk) {
+    chunk = chunks_->take([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      auto* const here = self ? self->loop() : nullptr;
+      if (here)
+        here->post([weak] {
+          if (const auto again = weak.lock()) again->cut_more();
+        });
+    });
+    if (!chunk) return false;
+  }
+  const auto piece = std::make_shared<Piece>();
+  const auto held = std::make_shared<Held>(item->pin, chunk);
+  Copies copies;
+  piece->item = item;
+  piece->pin = held;
+  if (item->is_whole()) {
+    fill_whole(*piece, *item, copies, chunk);
+  } else {
+    fill_next(*piece, *item, copies, chunk);
+  }
+  ++item->pieces;
+  ++under_way_;
+  pieces_.push_back(piece);
+  await(piece, copies, held);
+  if (item->is_cut_up) item->pin.reset();
+  return true;
+}
+
+// Payloads of the host go from where they are, the others from one chunk.
+void Outbox::fill_whole(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk) {
+  encode_whole(item.header, piece.header);
+  std::size_t offset = 0;
+  for (const Slice& payload : item.payloads) {
+    if (payload.device.is_host() || payload.bytes == 0) {
+      piece.slices.push_back({payload.device.is_host() ? payload.data : nullptr, payload.bytes, Device::host()});
+      continue;
+    }
+    piece.slices.push_back(chunk->part(offset, payload.bytes));
+    copies[payload.device.index].push_back({piece.slices.back(), payload});
+    offset += payload.bytes;
+  }
+  item.is_cut_up = true;
+}
+
+void Outbox::fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk) {
+  if (item.cut == 0) piece.lead = encode_lead(item.header, item.payloads);
+  piece.header.assign(std::begin(kChunkHeader), std::end(kChunkHeader));
+  const Slice& payload = item.payloads[item.index];
+  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(payload.bytes - item.offset, kChunkBytes));
+  const Slice part = payload.part(static_cast<std::size_t>(item.offset), bytes);
+  piece.slices.push_back(chunk ? chunk->part(0, bytes) : part);
+  if (chunk) copies[part.device.index].push_back({piece.slices.back(), part});
+  item.offset += bytes;
+  item.cut += bytes;
+  item.is_cut_up = item.cut == item.total;
+}
+
+// Has made() called on the loop when the copies are made; or, without any, when the bytes are ready.
+void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, const Pin& held) {
+  auto* const here = loop();
+  if (!here) return;
+  const Fence& ready = piece->item->ready;
+  piece->copies = std::max<std::size_t>(copies.size(), 1);
+  if (copies.empty()) {
+    // Both weak: the fence is somebody's who may keep it for ever.
+    return here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(piece)] {
+      const auto self = weak.lock();
+      const auto still = waiting.lock();
+      if (self && still) self->made(*still, std::nullopt);
+    });
+  }
+  for (const auto& [device, of_device] : copies) {
+    const Op op = stream_of(device).run(name() + " through pinned memory", of_device, held, ready, shared_from_this());
+    // Posted: where the copy could not be enqueued it has ended already, and the mutex is held.
+    op.on_ended([weak = weak_from_this(), piece, op] {
+      const auto self = weak.lock();
+      auto* const still_here = self ? self->loop() : nullptr;
+      if (still_here)
+        still_here->post([weak, piece, op] {
+          if (const auto again = weak.lock()) again->made(*piece, op.error());
+        });
+    });
+  }
+}
+
+void Outbox::cut_more() {
+  std::lock_guard lock(mutex_);
+  cut();
+}
+
+// --- handing over, on the loop
+// --------------------------------------------------------------------------------------------
+
+void Outbox::made(Piece& piece, const std::optional<Error>& error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (error && !piece.error) piece.error = error;
+    if (--piece.copies > 0) return;
+  }
+  forward();
+}
+
+void Outbox::forward() {
+  for (;;) {
+    std::shared_ptr<Piece> piece;
+    Op sent;
+    {
+      std::lock_guard lock(mutex_);
+      if (pieces_.empty() || pieces_.front()->copies > 0) return;
+      piece = std::move(pieces_.front());
+      pieces_.pop_front();
+      sent = hand_over(*piece);
+    }
+    sent.on_ended([weak = weak_from_this(), piece, sent] {
+      if (const auto self = weak.lock()) self->ended(*piece, sent.error());
+    });
+  }
+}
+
+Op Outbox::hand_over(Piece& piece) {
+  Item& item = *piece.item;
+  if (failure_) return Op::failed(*failure_);
+  if (item.failure) piece.error = item.failure;
+  if (piece.error) {
+    item.failure = piece.error;
+    return Op::failed(*piece.error);
+  }
+  if (!piece.lead.empty()) {
+    item.is_led = true;
+    below_->send(piece.lead, {}, nullptr, {});  // where that fails the next does as well
+  }
+  return below_->send(piece.header, piece.slices, piece.pin, {});
+}
+
+void Outbox::ended(Piece& piece, const std::optional<Error>& error) {
+  piece.pin.reset();
+  Item& item = *piece.item;
+  bool is_over = false;
+  {
+    std::lock_guard lock(mutex_);
+    --under_way_;
+    --item.pieces;
+    if (error && !item.failure) item.failure = error;
+    is_over = item.is_cut_up && item.pieces == 0;
+    cut();
+  }
+  if (!error) {
+    if (is_over) item.completion->finish();
+    return;
+  }
+  item.completion->fail(*error);
+  if (piece.error && !item.is_led) return;  // nobody has heard of this message
+  lose(*error);
+  end();
+}
+
+std::shared_ptr<Connection> Outbox::let_go() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(below_, nullptr);
+}
+
+void Outbox::end() noexcept {
+  std::deque<std::shared_ptr<Item>> line;
+  std::deque<std::shared_ptr<Piece>> pieces;
+  std::optional<Error> why;
+  {
+    std::lock_guard lock(mutex_);
+    line.swap(line_);
+    pieces.swap(pieces_);
+    under_way_ -= pieces.size();
+    why = failure_;
+  }
+  for (const auto& piece : pieces) piece->item->completion->fail(*why);
+  for (const auto& item : line) item->completion->fail(*why);
+  for (const auto& stream : streams_) stream->fail(*why);
+}
+
+}  // namespace weft::transport::staged

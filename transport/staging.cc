@@ -1,0 +1,186 @@
+#include <utility>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/memory.h>
+#include <weft/transport/staged_frame.h>
+#include <weft/transport/staging.h>
+
+namespace weft::transport::staged {
+
+namespace {
+
+constexpr auto kSetUp = std::chrono::seconds(60);
+
+}  // namespace
+
+Stage::Stage(std::vector<std::shared_ptr<cuda::Device>> devices) : devices_(std::move(devices)) {
+  if (devices_.empty()) return;
+  pinned_.emplace(*devices_.front());
+  flags_.emplace(*devices_.front());
+  for (const auto& device : devices_) warm_up(*device);
+}
+
+void Stage::warm_up(cuda::Device& device) {
+  constexpr std::size_t kBytes = 64;
+  const cuda::Stream stream(device);
+  const cuda::PinnedMemory host = pinned_->allocate(kBytes);
+  const cuda::DeviceMemory memory(stream, kBytes);
+  cuda::copy(stream, memory.slice(), host.slice());
+  cuda::copy(stream, host.slice(), memory.slice());
+  const bool in_time = flags_->signal(stream).synchronize(Deadline::in(kSetUp));
+  if (const auto lost = device.lost()) throw *lost;
+  if (!in_time) throw Error(Blame::Timeout, "staging on " + describe(device.id()) + ": the first copy did not end");
+}
+
+std::optional<std::string> Stage::why_not(const Slice& slice) const {
+  if (slice.bytes > 0 && slice.data == nullptr) return std::to_string(slice.bytes) + " bytes without an address";
+  if (slice.device.is_host()) return std::nullopt;
+  for (const auto& device : devices_) {
+    if (device->id() == slice.device) return std::nullopt;
+  }
+  return "memory of " + describe(slice.device) +
+         (devices_.empty() ? ", and this process opened the lane without a GPU" : ", which the lane was not opened with");
+}
+
+// --- chunks -------------------------------------------------------------------------------------------------------------
+
+Chunks::Chunks(Stage& stage, std::size_t chunks) {
+  if (stage.devices().empty()) return;
+  for (std::size_t i = 0; i < chunks; ++i) {
+    blocks_.push_back(stage.pinned().allocate(kChunkBytes));
+    free_.push_back(i);
+  }
+}
+
+Chunks::Lease Chunks::take(Task again) {
+  std::lock_guard lock(mutex_);
+  if (free_.empty()) {
+    again_ = std::move(again);
+    return nullptr;
+  }
+  const std::size_t index = free_.back();
+  free_.pop_back();
+  return {new Slice(blocks_[index].slice()), [self = shared_from_this(), index](const Slice* chunk) {
+            delete chunk;
+            self->give_back(index);
+          }};
+}
+
+void Chunks::give_back(std::size_t index) noexcept {
+  Task again;
+  {
+    std::lock_guard lock(mutex_);
+    free_.push_back(index);
+    again = std::exchange(again_, Task());
+  }
+  if (again) again();
+}
+
+std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
+  return {new Completion(std::move(completion)), [name = std::move(name)](Completion* last) {
+            if (!last->finished()) last->fail(Error(Blame::Cancelled, name + ": the loop that was to end it is gone"));
+            delete last;
+          }};
+}
+
+// --- copying ------------------------------------------------------------------------------------------------------------
+
+CopyStream::CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop)
+    : device_(std::move(device)),
+      flags_(flags),
+      loop_(loop),
+      stream_(*device_, cuda::Priority::High),  // shares no hardware queue with streams that wait for us
+      in_flight_(device_, loop) {}
+
+// False where the host must, because no stream can see the flag.
+bool CopyStream::waits_for(const Fence& ready) {
+  try {
+    ready.wait(stream_);
+    return true;
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Unsupported) throw;
+    return false;
+  }
+}
+
+Op CopyStream::run(const std::string& name, std::vector<Copy> copies, Pin pin, const Fence& ready,
+                   const std::shared_ptr<const void>& owner, std::optional<cuda::EventRef> after) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    if (closed_) return Op::failed(*closed_);
+    if (!waits_for(ready)) return enqueue_later({name, std::move(copies), pin, after, nullptr}, ready, owner);
+    if (after) after->wait(stream_);
+    return enqueue(name, copies, pin, owner);
+  } catch (...) {
+    return Op::failed(to_error(std::current_exception(), Blame::Device).within(name));
+  }
+}
+
+// What waits for a flag is this object's: the flag is somebody's who may keep it for ever.
+Op CopyStream::enqueue_later(Later later, const Fence& ready, const std::shared_ptr<const void>& owner) {
+  later.completion = ending_of(Completion(later.pin), later.name);
+  const Op op = later.completion->op();
+  const std::uint64_t key = next_later_++;
+  later_.emplace(key, std::move(later));
+  if (const auto loop = loop_.lock()) {
+    loop->when(ready, [this, weak = std::weak_ptr(owner), key] {
+      if (const auto alive = weak.lock()) run_later(key, alive);
+    });
+  }
+  return op;
+}
+
+void CopyStream::run_later(std::uint64_t key, const std::shared_ptr<const void>& owner) {
+  std::optional<Later> later;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = later_.find(key);
+    if (found == later_.end()) return;
+    later = std::move(found->second);
+    later_.erase(found);
+  }
+  const Op made = run(later->name, std::move(later->copies), later->pin, Fence(), owner, later->after);
+  made.on_ended([made, completion = later->completion] {
+    if (const auto error = made.error()) {
+      completion->fail(*error);
+    } else {
+      completion->finish();
+    }
+  });
+}
+
+void CopyStream::fail(const Error& why) noexcept {
+  std::map<std::uint64_t, Later> later;
+  {
+    std::lock_guard lock(mutex_);
+    later.swap(later_);
+  }
+  in_flight_.fail(why);
+  for (auto& [key, waiting] : later) waiting.completion->fail(why);
+}
+
+void CopyStream::close(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (!closed_) closed_ = why;
+}
+
+Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
+                       const std::shared_ptr<const void>& owner) {
+  if (const auto lost = device_->lost()) throw *lost;
+  std::size_t enqueued = 0;
+  try {
+    for (; enqueued < copies.size(); ++enqueued) cuda::copy(stream_, copies[enqueued].to, copies[enqueued].from);
+    const Fence made = flags_.signal(stream_);
+    const Completion completion(pin, made);
+    in_flight_.add({name, completion, pin, Fence(), made}, owner);
+    return completion.op();
+  } catch (const Error& error) {
+    if (enqueued == 0 || device_->lost()) throw;
+    // Those that were enqueued are made all the same.
+    const Fence made = cuda::record(stream_);
+    in_flight_.add({name, Completion(pin, made), pin, Fence(), made}, owner);
+    throw;
+  }
+}
+
+}  // namespace weft::transport::staged
