@@ -28,6 +28,7 @@ using std::chrono::nanoseconds;
 constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
 constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
+constexpr auto kBurst = std::chrono::microseconds(50);      // between two callers that follow each other
 constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
@@ -112,7 +113,7 @@ struct EventLoop::Inner {
   void own_turns();
   void rest();
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
-  void hand_over();
+  void hand_over(bool is_burst);
   bool turn();
   void sweep();
   bool run_posted();
@@ -312,8 +313,8 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   }
   const bool was_last = --callers == 0;
   if (was_last && !turning) {
-    callers_left = now;
-    hand_over();
+    const bool is_burst = now - std::exchange(callers_left, now) < kBurst;
+    hand_over(is_burst);
   }
   lock.unlock();
   if (!was_last) turns_changed.notify_all();
@@ -342,12 +343,17 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
   turning = false;
 }
 
-// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
-void EventLoop::Inner::hand_over() {
+// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile. Arranging for its wake-up
+// takes longer than a short call: where calls follow each other it is woken once, to give way to them as long as they do.
+void EventLoop::Inner::hand_over(bool is_burst) {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
     if (!mailbox->posted.empty()) mailbox->rested.notify_one();
     return;
+  }
+  if (is_burst) {
+    standing_by = false;
+    return mailbox->wake();
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
   if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
