@@ -41,6 +41,9 @@ class ByteStream {
   virtual std::size_t read(std::span<std::byte> to) noexcept = 0;
   // The most that one peek() can show.
   virtual std::size_t window() const = 0;
+  // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both ends. More than 1 where
+  // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
+  virtual std::size_t unit() const { return 1; }
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
   virtual std::optional<Error> end() const noexcept = 0;

@@ -213,8 +213,8 @@ std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   return written;
 }
 
-ByteStream::Bytes ShmStream::peek(std::size_t) noexcept {
-  const Bytes bytes = shared_->reader.peek();
+ByteStream::Bytes ShmStream::peek(std::size_t wanted) noexcept {
+  const Bytes bytes = shared_->reader.peek(wanted);
   if (shared_->reader.broken()) shared_->broken = true;
   return bytes;
 }
