@@ -1,6 +1,7 @@
 // The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left behind. 20 000 messages
 // each way by default; WEFT_SOAK_MESSAGES says another number, `./dev soak transport` a million.
 #include <array>
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -150,17 +151,23 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
   EXPECT_EQ(checker.wrong(), 0u);
 }
 
-// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow.
-void run_end(Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs) {
+// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow. `meet` waits for the
+// other end where it is in this process, and has what is counted here.
+void run_end(Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
+             const std::function<void()>& meet) {
   const Script sent(mine), expected(theirs);
   Checker checker(connection, expected);
   const std::uint64_t first = messages() / 10;
   exchange(connection, loop, sent, checker, 0, first);
+  meet();
   const auto descriptors = open_descriptors();
   const std::size_t bytes = live_bytes();
+  meet();
   exchange(connection, loop, sent, checker, first, messages());
+  meet();
   EXPECT_EQ(open_descriptors(), descriptors);
   EXPECT_LE(live_bytes(), bytes + (1 << 20)) << "memory grows with the number of messages";
+  meet();
   // Nobody leaves while the other still measures.
   expect_good(connection.send({}, {}, {}, {}));
   EXPECT_TRUE(loop.drive([&] { return checker.checked() > messages() || checker.ended(); }, patience()));
@@ -170,9 +177,9 @@ using ConnectionSoak = ConnectionProcessClaims;
 
 TEST_P(ConnectionSoak, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
   lifetime = std::chrono::hours(1);
-  const bool is_started = start([](Far& far) { run_end(*far.connection, *far.loop, 1, 2); });
+  const bool is_started = start([](Far& far) { run_end(*far.connection, *far.loop, 1, 2, [] {}); });
   if (!is_started) return;
-  run_end(*near, *loop, 2, 1);
+  run_end(*near, *loop, 2, 1, [] {});
   child->expect_success();
 }
 
@@ -185,8 +192,10 @@ class ConnectionSoakOfThreads : public ConnectionClaims {};
 TEST_P(ConnectionSoakOfThreads, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
   if (GetParam() != "inproc") GTEST_SKIP() << GetParam() << " has the same between processes";
   Lane lane = open();
-  std::thread other([&] { run_end(*lane.far, *lane.far_loop, 1, 2); });
-  run_end(*lane.near, *lane.near_loop, 2, 1);
+  std::barrier both(2);
+  const auto meet = [&] { both.arrive_and_wait(); };
+  std::thread other([&] { run_end(*lane.far, *lane.far_loop, 1, 2, meet); });
+  run_end(*lane.near, *lane.near_loop, 2, 1, meet);
   other.join();
 }
 
