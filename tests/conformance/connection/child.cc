@@ -70,6 +70,10 @@ void Child::kill() {
   reap(/*must_be_well=*/false);
 }
 
+void Child::signal(int number) const {
+  if (process_ > 0) ::kill(process_, number);
+}
+
 void Child::expect_success() { reap(/*must_be_well=*/true); }
 
 void Child::reap(bool must_be_well) {

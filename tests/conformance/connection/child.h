@@ -23,6 +23,7 @@ class Child {
   std::string hear();
 
   void kill();
+  void signal(int number) const;
   // Blocks until it has ended; fails the test if it did not end well.
   void expect_success();
 
