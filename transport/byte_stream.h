@@ -41,6 +41,9 @@ class ByteStream {
   virtual std::size_t read(std::span<std::byte> to) noexcept = 0;
   // The most that one peek() can show.
   virtual std::size_t window() const = 0;
+  // Messages up to so many bytes, at most window(), are shown when all of them lies here: where the receiver can work on
+  // them in place, that is worth more than to begin early. Such a stream's end() is known as soon as nothing more comes.
+  virtual std::size_t shown_whole() const { return 0; }
   // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both ends. More than 1 where
   // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
   virtual std::size_t unit() const { return 1; }

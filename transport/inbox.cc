@@ -29,7 +29,8 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
       who_(std::move(who)),
       loop_(std::move(loop)),
       again_(std::move(again)),
-      unit_(stream.unit()) {}
+      unit_(stream.unit()),
+      whole_(stream.shown_whole()) {}
 
 // --- accepting, on any thread ---------------------------------------------------------------------------------------
 
@@ -178,9 +179,11 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   const auto total = frame::decode_sizes(table, limits_, sizes_);
   if (!total) return lose("it announced payloads of more than " + std::to_string(limits_.max_message) + " bytes");
   const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;  // of the front, by the stream
-  padding_ = frame::padding(front_bytes + *total, unit_);
   if (shown == 0) seen = {};
   const Bytes payloads = find_in_place(seen, shown, *total);
+  const bool is_worth_waiting = *total > 0 && payloads.empty() && shown > 0 && *total <= whole_ - std::min(whole_, shown);
+  if (is_worth_waiting && !stream_.end()) return Step::NeedBytes;
+  padding_ = frame::padding(front_bytes + *total, unit_);
   const Bytes whole_front = shown > 0 ? seen.first(front_bytes) : Bytes(gathered_).first(front_bytes);
   return show(*arrived, whole_front.subspan(said_bytes - head.header_bytes, head.header_bytes), payloads, shown, *total);
 }

@@ -67,7 +67,8 @@ class Inbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
-  const std::size_t unit_;  // of the stream
+  const std::size_t unit_;   // of the stream
+  const std::size_t whole_;  // bytes that it shows whole
 
   // The loop's.
   Phase phase_ = Phase::Preamble;

@@ -241,6 +241,7 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
 
 std::optional<Error> ShmStream::end() const noexcept {
   Shared& shared = *shared_;
+  if (!shared.stopped && !shared.has_ended()) return std::nullopt;  // asked after every message
   {
     std::lock_guard lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;
