@@ -534,7 +534,8 @@ bool EventLoop::Inner::run_descriptors() {
   const int count = epoll_wait(epoll, events, 64, 0);
   bool progressed = false;
   for (int i = 0; i < count; ++i) {
-    if (events[i].data.u64 == kWakeupKey) {
+    const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
+    if (key == kWakeupKey) {
       std::uint64_t ignored = 0;
       [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
       continue;
@@ -542,7 +543,7 @@ bool EventLoop::Inner::run_descriptors() {
     std::shared_ptr<Entry> entry;
     {
       std::lock_guard lock(mailbox->mutex);
-      const auto found = descriptors.find(events[i].data.u64);
+      const auto found = descriptors.find(key);
       if (found == descriptors.end() || !found->second->live) continue;
       entry = found->second;
     }

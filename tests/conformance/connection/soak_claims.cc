@@ -8,7 +8,16 @@
 #include <thread>
 
 #include <malloc.h>
+// g++ says it by a macro, clang by a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#ifdef WEFT_TEST_SANITIZED
 #include <sanitizer/allocator_interface.h>
 #endif
 
@@ -24,7 +33,7 @@ std::uint64_t messages() {
 
 // Bytes that the program has allocated and not given back. (Not the resident set: that of a sanitizer only grows.)
 std::size_t live_bytes() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef WEFT_TEST_SANITIZED
   return __sanitizer_get_current_allocated_bytes();
 #else
   const auto info = mallinfo2();
@@ -33,6 +42,8 @@ std::size_t live_bytes() {
 }
 
 std::ptrdiff_t open_descriptors() {
+  static std::mutex counting;  // takes a descriptor itself
+  std::lock_guard lock(counting);
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 
@@ -75,12 +86,18 @@ bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
-// Receives one direction. Every second message is read where it lies, if it lies there; the others land in memory.
+// Receives one direction. Every second message is read where it lies, if it lies there; the others land in memory. The lane
+// holds on to it.
 class Checker {
  public:
-  Checker(Connection& connection, const Script& script) : connection_(connection), script_(script) {
+  Checker(Connection& connection, std::uint32_t direction) : connection_(connection), script_(direction) {
     for (auto& piece : memory_) piece.resize(kLargest);
-    connection.receive({[this](const Arrival& arrival) { take(arrival); }, [this](const Error&) { ended_ = true; }});
+  }
+  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction) {
+    const auto self = std::make_shared<Checker>(connection, direction);
+    connection.receive(
+        {[self](const Arrival& arrival) { self->take(arrival); }, [self](const Error&) { self->ended_ = true; }});
+    return self;
   }
   std::uint64_t checked() const { return checked_; }
   std::uint64_t wrong() const { return wrong_; }
@@ -122,7 +139,7 @@ class Checker {
   }
 
   Connection& connection_;
-  const Script& script_;
+  const Script script_;
   std::array<std::vector<std::byte>, kMaxPayloads> memory_;
   std::atomic<std::uint64_t> checked_{0};
   std::atomic<std::uint64_t> wrong_{0};
@@ -155,8 +172,9 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
 // other end where it is in this process, and has what is counted here.
 void run_end(Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
              const std::function<void()>& meet) {
-  const Script sent(mine), expected(theirs);
-  Checker checker(connection, expected);
+  const Script sent(mine);
+  const auto kept = Checker::begin(connection, theirs);
+  const Checker& checker = *kept;
   const std::uint64_t first = messages() / 10;
   exchange(connection, loop, sent, checker, 0, first);
   meet();
