@@ -28,6 +28,7 @@ using std::chrono::nanoseconds;
 constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
 constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
+constexpr auto kBurst = std::chrono::microseconds(50);      // between two callers that follow each other
 constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
@@ -114,7 +115,7 @@ struct EventLoop::Inner {
   void own_turns(const std::function<bool()>& until);
   void rest();
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
-  void hand_over();
+  void hand_over(bool is_burst);
   bool turn();
   void sweep();
   bool run_posted();
@@ -323,8 +324,8 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   }
   const bool was_last = --callers == 0;
   if (was_last && !turning) {
-    callers_left = now;
-    hand_over();
+    const bool is_burst = now - std::exchange(callers_left, now) < kBurst;
+    hand_over(is_burst);
   }
   lock.unlock();
   if (!was_last) turns_changed.notify_all();
@@ -353,12 +354,17 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
   turning = false;
 }
 
-// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
-void EventLoop::Inner::hand_over() {
+// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile. Arranging for its wake-up
+// takes longer than a short call: where calls follow each other it is woken once, to give way to them as long as they do.
+void EventLoop::Inner::hand_over(bool is_burst) {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
     if (!mailbox->posted.empty()) mailbox->rested.notify_one();
     return;
+  }
+  if (is_burst) {
+    standing_by = false;
+    return mailbox->wake();
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
   if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
@@ -555,7 +561,8 @@ bool EventLoop::Inner::run_descriptors() {
   const int count = epoll_wait(epoll, events, 64, 0);
   bool progressed = false;
   for (int i = 0; i < count; ++i) {
-    if (events[i].data.u64 == kWakeupKey) {
+    const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
+    if (key == kWakeupKey) {
       std::uint64_t ignored = 0;
       [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
       continue;
@@ -563,7 +570,7 @@ bool EventLoop::Inner::run_descriptors() {
     std::shared_ptr<Entry> entry;
     {
       std::lock_guard lock(mailbox->mutex);
-      const auto found = descriptors.find(events[i].data.u64);
+      const auto found = descriptors.find(key);
       if (found == descriptors.end() || !found->second->live) continue;
       entry = found->second;
     }

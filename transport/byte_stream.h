@@ -45,6 +45,12 @@ class ByteStream {
   // memory; the next such call then begins with the same. Once this has returned, on the loop, it is not: the memory may
   // go, and what was in the middle of it is cut.
   virtual void withdraw(const Error& /*why*/) noexcept {}
+  // Messages up to so many bytes, at most window(), are shown when all of them lies here: where the receiver can work on
+  // them in place, that is worth more than to begin early. Such a stream's end() is known as soon as nothing more comes.
+  virtual std::size_t shown_whole() const { return 0; }
+  // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both ends. More than 1 where
+  // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
+  virtual std::size_t unit() const { return 1; }
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
   virtual std::optional<Error> end() const noexcept = 0;

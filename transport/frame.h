@@ -40,6 +40,14 @@ struct Head {
   }
 };
 
+// Zeros up to the next multiple of `unit`, a power of two.
+constexpr std::size_t padding(std::uint64_t bytes, std::size_t unit) {
+  return static_cast<std::size_t>(-bytes & (unit - 1));
+}
+constexpr std::size_t kMaxUnit = 64;
+// Where payloads begin behind the front, in a stream of that unit: fit for vectors, and for elements of every type.
+constexpr std::size_t payload_unit(std::size_t unit) { return unit < 16 ? unit : 16; }
+
 // Needs kHeadBytes of them.
 Head decode_head(Bytes bytes);
 // Which limit it exceeds, in words.

@@ -24,7 +24,13 @@ void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
 }  // namespace
 
 Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
-    : stream_(stream), limits_(limits), who_(std::move(who)), loop_(std::move(loop)), again_(std::move(again)) {}
+    : stream_(stream),
+      limits_(limits),
+      who_(std::move(who)),
+      loop_(std::move(loop)),
+      again_(std::move(again)),
+      unit_(stream.unit()),
+      whole_(stream.shown_whole()) {}
 
 // --- accepting, on any thread ---------------------------------------------------------------------------------------
 
@@ -132,23 +138,37 @@ Inbox::Bytes Inbox::front(std::size_t wanted) {
   return Bytes(gathered_).first(wanted);
 }
 
+bool Inbox::skip() {
+  while (padding_ > 0) {
+    const std::size_t count = std::min(stream_.peek(1).size(), padding_);
+    if (count == 0) return false;
+    stream_.consume(count);
+    padding_ -= count;
+  }
+  return true;
+}
+
 Inbox::Step Inbox::read_preamble() {
   const Bytes seen = front(frame::kPreambleBytes);
   const Bytes known = seen.empty() ? Bytes(gathered_).first(gathered_bytes_) : seen;
   if (const auto why = frame::why_stranger(known)) return lose(*why);
   if (seen.empty()) return Step::NeedBytes;
   if (std::exchange(gathered_bytes_, 0) == 0) stream_.consume(frame::kPreambleBytes);
+  padding_ = frame::padding(frame::kPreambleBytes, unit_);
   phase_ = Phase::Front;
   return Step::On;
 }
 
 Inbox::Step Inbox::read_front(const Arrived* arrived) {
+  if (padding_ > 0 && !skip()) return Step::NeedBytes;
   if (!arrived) return stream_.peek(1).empty() && gathered_bytes_ == 0 ? Step::NeedBytes : Step::Wait;
   Bytes seen = front(frame::kHeadBytes);
   if (seen.empty()) return Step::NeedBytes;
   const frame::Head head = frame::decode_head(seen);
   if (const auto why = frame::why_refused(head, limits_)) return lose("it announced what is not allowed, " + *why);
-  const std::size_t front_bytes = head.front_bytes();
+  const std::size_t said_bytes = head.front_bytes();  // and then zeros up to the payloads
+  const std::size_t front_bytes =
+      said_bytes + (head.is_goodbye() ? 0 : frame::padding(said_bytes, frame::payload_unit(unit_)));
   if (seen.size() < front_bytes) seen = front(front_bytes);
   if (seen.empty()) return Step::NeedBytes;
   if (head.is_goodbye()) {
@@ -161,8 +181,11 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   const std::size_t shown = gathered_bytes_ > 0 ? 0 : front_bytes;  // of the front, by the stream
   if (shown == 0) seen = {};
   const Bytes payloads = find_in_place(seen, shown, *total);
+  const bool is_worth_waiting = *total > 0 && payloads.empty() && shown > 0 && *total <= whole_ - std::min(whole_, shown);
+  if (is_worth_waiting && !stream_.end()) return Step::NeedBytes;
+  padding_ = frame::padding(front_bytes + *total, unit_);
   const Bytes whole_front = shown > 0 ? seen.first(front_bytes) : Bytes(gathered_).first(front_bytes);
-  return show(*arrived, whole_front.last(head.header_bytes), payloads, shown, *total);
+  return show(*arrived, whole_front.subspan(said_bytes - head.header_bytes, head.header_bytes), payloads, shown, *total);
 }
 
 // The payloads, if the stream can show them all behind `shown` bytes of the front; `seen` is what it shows, then and

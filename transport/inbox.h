@@ -44,6 +44,8 @@ class Inbox {
   enum class Offer { None, Shown, Taken, Copied };
   enum class Step { On, NeedBytes, Wait, End };
 
+  // Throws away the zeros between two messages; false where they have not come.
+  bool skip();
   Step read_preamble();
   Step read_front(const Arrived* arrived);
   Bytes find_in_place(Bytes& seen, std::size_t shown, std::uint64_t total);
@@ -65,9 +67,12 @@ class Inbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
+  const std::size_t unit_;   // of the stream
+  const std::size_t whole_;  // bytes that it shows whole
 
   // The loop's.
   Phase phase_ = Phase::Preamble;
+  std::size_t padding_ = 0;          // zeros that come before the next message
   std::vector<std::byte> gathered_;  // a message's front where the stream cannot show it in one piece
   std::size_t gathered_bytes_ = 0;
   std::size_t held_ = 0;  // bytes that peek() shows and the message needs until it is accepted

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <weft/base/loop_flag.h>
@@ -11,18 +12,29 @@ namespace {
 
 constexpr std::size_t kMaxPieces = 64;       // of one write() of the line; more messages wait for the next
 constexpr std::size_t kTurnBytes = 4 << 20;  // then the loop's other work has its turn
+constexpr std::size_t kOnePiece = 256;       // bytes of a message that is written as one piece
+constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 
 Outbox::Bytes bytes_of(const Slice& slice) { return {static_cast<const std::byte*>(slice.data), slice.bytes}; }
 
 }  // namespace
 
 Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
-    : stream_(stream), limits_(limits), who_(std::move(who)), loop_(std::move(loop)), again_(std::move(again)) {
-  Item first;
-  const auto preamble = frame::preamble();
-  first.front.assign(preamble.begin(), preamble.end());
-  first.bytes = first.front.size();
-  queue_.push_back(std::move(first));
+    : stream_(stream),
+      limits_(limits),
+      who_(std::move(who)),
+      loop_(std::move(loop)),
+      again_(std::move(again)),
+      unit_(stream.unit()) {
+  queue_own(frame::preamble());
+}
+
+void Outbox::queue_own(Bytes bytes) {
+  Item item;
+  item.front.assign(bytes.begin(), bytes.end());
+  item.padding = frame::padding(bytes.size(), unit_);
+  item.bytes = bytes.size() + item.padding;
+  queue_.push_back(std::move(item));
 }
 
 std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
@@ -50,33 +62,51 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
     return Op::failed(Error(Blame::Busy, "send to " + who_ + ": " + std::to_string(limits_.max_queued) +
                                              " messages wait already (max_queued); send again when some are done"));
   }
-  frame::encode_front(header.size(), payloads, front_);
-  std::uint64_t bytes = front_.size() + header.size();
+  std::uint64_t bytes = frame::kHeadBytes + payloads.size() * frame::kSizeBytes + header.size();
+  bytes += frame::padding(bytes, frame::payload_unit(unit_));
   for (const Slice& payload : payloads) bytes += payload.bytes;
+  const std::size_t padding = frame::padding(bytes, unit_);
+  bytes += padding;
   const bool is_first = queue_.empty();
   const bool must_await = is_first && !ready.query();
   std::uint64_t written = 0;
   if (is_first && !must_await) {
+    const bool is_whole = bytes <= kOnePiece;
+    begin(header, payloads, padding, is_whole);
     pieces_.clear();
     pieces_.push_back(front_);
-    pieces_.push_back(header);
-    for (const Slice& payload : payloads) pieces_.push_back(bytes_of(payload));
+    if (!is_whole) {
+      for (const Slice& payload : payloads) pieces_.push_back(bytes_of(payload));
+      pieces_.push_back(Bytes(kZeros).first(padding));
+    }
     written = stream_.write(pieces_);
     if (written == bytes) return {};
   }
-  const Op op = queue(header, payloads, std::move(pin), ready, bytes, written);
+  const Op op = queue(header, payloads, std::move(pin), ready, bytes, padding, written);
   queue_.back().awaited = must_await;
   lock.unlock();
   if (must_await) again_(ready);
   return op;
 }
 
+void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole) {
+  frame::encode_front(header.size(), payloads, front_);
+  front_.insert(front_.end(), header.begin(), header.end());
+  front_.resize(front_.size() + frame::padding(front_.size(), frame::payload_unit(unit_)));
+  if (!is_whole) return;
+  for (const Slice& payload : payloads) {
+    const Bytes bytes = bytes_of(payload);
+    front_.insert(front_.end(), bytes.begin(), bytes.end());
+  }
+  front_.resize(front_.size() + padding);
+}
+
 Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes,
-                 std::uint64_t written) {
+                 std::size_t padding, std::uint64_t written) {
   Item item;
-  item.front.reserve(front_.size() + header.size());
+  begin(header, payloads, 0, /*is_whole=*/false);
   item.front = front_;
-  item.front.insert(item.front.end(), header.begin(), header.end());
+  item.padding = padding;
   item.payloads.assign(payloads.begin(), payloads.end());
   item.bytes = bytes;
   item.written = written;
@@ -157,6 +187,7 @@ void Outbox::add_pieces(const Item& item) {
   };
   add(item.front);
   for (const Slice& payload : item.payloads) add(bytes_of(payload));
+  add(Bytes(kZeros).first(item.padding));
 }
 
 void Outbox::settle(std::size_t written) {
@@ -184,10 +215,7 @@ bool Outbox::end(const std::optional<std::string>& reason) noexcept {
     const bool is_cut = !pending.empty() && pending.front().written > 0;
     is_heard = preamble_ && !let_go_ && !unheard_;
     if (reason && is_heard && !is_cut) {
-      Item last;
-      last.front = frame::encode_goodbye(*reason);
-      last.bytes = last.front.size();
-      queue_.push_back(std::move(last));
+      queue_own(frame::encode_goodbye(*reason));
     }
     ending_ = !let_go_;
   }

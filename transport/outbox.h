@@ -41,9 +41,10 @@ class Outbox {
 
  private:
   struct Item {
-    std::vector<std::byte> front;  // head, table and header
+    std::vector<std::byte> front;  // head, table and header, and zeros up to the payloads
     std::vector<Slice> payloads;
-    std::uint64_t bytes = 0;  // of the whole message
+    std::uint64_t bytes = 0;  // of the whole message, with the zeros behind it
+    std::size_t padding = 0;  // these
     std::uint64_t written = 0;
     Fence ready;
     bool awaited = false;                  // somebody calls flush() when `ready` has passed
@@ -51,8 +52,13 @@ class Outbox {
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
+  // Writes a message to front_ up to its payloads; a small one all of it.
+  void begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole);
   // Queues what is not written yet of a message; returns its Op. Under the mutex.
-  Op queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes, std::uint64_t written);
+  Op queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes, std::size_t padding,
+           std::uint64_t written);
+  // The preamble or a goodbye.
+  void queue_own(Bytes bytes);
   // Under the mutex; returns what must be passed before there is more to do, if that is not the stream's to say.
   std::optional<Fence> write_line();
   // One call of write() for what may go of the line; returns whether all of that went.
@@ -65,6 +71,7 @@ class Outbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
+  const std::size_t unit_;  // of the stream
 
   std::mutex mutex_;  // of what follows, and of writing
   std::deque<Item> queue_;

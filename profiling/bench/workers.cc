@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <sched.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,22 @@ void pin_to_core(int rank) {
   sched_setaffinity(0, sizeof cores, &cores);
 }
 
+int rank_of_worker() { return std::atoi(std::getenv("RANK")); }
+
+void tell_other(const std::string& line) {
+  const std::string text = line + "\n";
+  if (write(std::atoi(std::getenv("WEFT_BENCH_OTHER")), text.data(), text.size()) < 0) std::exit(2);
+}
+
+std::string hear_other() {
+  std::string line;
+  for (char letter = 0; read(std::atoi(std::getenv("WEFT_BENCH_OTHER")), &letter, 1) == 1;) {
+    if (letter == '\n') return line;
+    line += letter;
+  }
+  std::exit(2);
+}
+
 std::string this_program() {
   char path[4096] = "";
   if (readlink("/proc/self/exe", path, sizeof path - 1) < 0) std::exit(2);
@@ -31,6 +48,8 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
                          const std::map<std::string, std::string>& environment) {
   int ends[2];
   if (pipe(ends) != 0) std::exit(2);
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) std::exit(2);
   const int port = launch::free_port();
   WorkerOutput output;
   output.launched = now();
@@ -41,6 +60,7 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
       children.add(process);
       continue;
     }
+    close(pair[rank == 0 ? 1 : 0]);
     dup2(rank == 0 ? ends[1] : STDERR_FILENO, STDOUT_FILENO);
     const auto set = [](const std::string& name, const std::string& value) { setenv(name.c_str(), value.c_str(), 1); };
     set("RANK", std::to_string(rank));
@@ -50,6 +70,7 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
     set("MASTER_ADDR", "127.0.0.1");
     set("MASTER_PORT", std::to_string(port));
     set("OMP_NUM_THREADS", "1");
+    set("WEFT_BENCH_OTHER", std::to_string(pair[rank == 0 ? 0 : 1]));
     for (const auto& [name, value] : environment) set(name, value);
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -57,7 +78,7 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
     execvp(arguments[0], arguments.data());
     std::_Exit(127);
   }
-  close(ends[1]);
+  for (const int end : {ends[1], pair[0], pair[1]}) close(end);
   char buffer[65536];
   for (ssize_t count = 0; (count = read(ends[0], buffer, sizeof buffer)) > 0;) {
     output.text.append(buffer, static_cast<std::size_t>(count));

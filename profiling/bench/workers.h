@@ -17,6 +17,12 @@ struct WorkerOutput {
 WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
                          const std::map<std::string, std::string>& environment = {});
 
+// In a worker: its rank, and a line from or to the other one where there are two. hear_other() blocks, and ends the worker
+// when the other one has ended. (A descriptor of each pair's socket stands in WEFT_BENCH_OTHER.)
+int rank_of_worker();
+void tell_other(const std::string& line);
+std::string hear_other();
+
 // In a worker: keeps this thread, and those it starts, on one core of its own (rank modulo the number of cores).
 void pin_to_core(int rank);
 

@@ -1,5 +1,6 @@
 // Whatever bytes a stranger sends, in whatever pieces, an inbox shows only messages within its limits, reads nothing it was
-// not given, and ends the lane or waits for more. The first byte of the input says how much each read moves.
+// not given, and ends the lane or waits for more. The first byte of the input says how much each read moves, and where it
+// is odd the stream has a unit.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +16,7 @@ namespace {
 // Bytes that have all come, then the end.
 class Given final : public ByteStream {
  public:
-  Given(Bytes bytes, std::size_t at_most) : bytes_(bytes), at_most_(at_most) {}
+  Given(Bytes bytes, std::size_t at_most, std::size_t unit) : bytes_(bytes), at_most_(at_most), unit_(unit) {}
   std::string peer() const override { return "stranger"; }
   void start(EventLoop&, std::function<void()>, std::function<void()>) override {}
   void stop() noexcept override {}
@@ -32,6 +33,7 @@ class Given final : public ByteStream {
     return count;
   }
   std::size_t window() const override { return at_most_; }
+  std::size_t unit() const override { return unit_; }
   std::optional<Error> end() const noexcept override {
     if (!bytes_.empty()) return std::nullopt;
     return Error(Blame::PeerLost, "no more bytes");
@@ -41,6 +43,7 @@ class Given final : public ByteStream {
  private:
   Bytes bytes_;
   std::size_t at_most_;
+  std::size_t unit_;
 };
 
 Capabilities small_limits() {
@@ -60,9 +63,10 @@ struct Outcome {
 Outcome run(ByteStream::Bytes input) {
   Outcome outcome;
   if (input.empty()) return outcome;
-  const std::size_t at_most = std::size_t{std::to_integer<std::uint8_t>(input[0])} * 8 + 1;
+  const auto first = std::to_integer<std::size_t>(input[0]);
+  const std::size_t at_most = first * 8 + 1;
   const Capabilities limits = small_limits();
-  Given stream(input.subspan(1), at_most);
+  Given stream(input.subspan(1), at_most, first % 2 == 0 ? 1 : 64);
   bool again = false;
   Inbox inbox(stream, limits, "stranger", {}, [&](const Fence&) { again = true; });
   std::vector<std::byte> memory(static_cast<std::size_t>(limits.max_message));

@@ -28,7 +28,7 @@ std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces
       if (free < piece.size()) free = room();
       const std::size_t count = std::min({piece.size(), free, kShownAtOnce});
       if (count == 0) break;
-      std::memcpy(data_ + head_ % capacity_, piece.data(), count);
+      std::memcpy(data_ + (head_ & (capacity_ - 1)), piece.data(), count);
       head_ += count;
       free -= count;
       written += count;
@@ -44,13 +44,15 @@ std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces
   return written;
 }
 
-std::span<const std::byte> RingReader::peek() noexcept {
+std::span<const std::byte> RingReader::peek(std::size_t wanted) noexcept {
+  const std::byte* const from = data_ + (tail_ & (capacity_ - 1));
+  if (!broken_ && wanted > 0 && head_ - tail_ >= wanted) return {from, static_cast<std::size_t>(head_ - tail_)};
   head_ = control_->head.load(std::memory_order_acquire);
   if (broken_ || head_ - tail_ > capacity_) {
     broken_ = true;
     return {};
   }
-  return {data_ + tail_ % capacity_, static_cast<std::size_t>(head_ - tail_)};
+  return {from, static_cast<std::size_t>(head_ - tail_)};
 }
 
 void RingReader::consume(std::size_t bytes) noexcept {

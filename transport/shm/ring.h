@@ -1,5 +1,5 @@
 // One direction of a lane: a ring of bytes in memory that two processes share. One writes, one reads. The bytes are mapped
-// twice in a row, so whatever is free or filled is contiguous. What the other process writes is checked before it is used:
+// twice in a row, so whatever is free or filled is contiguous. The capacity is a power of two. What the other process writes is checked before it is used:
 // a peer that has gone mad can spoil its own bytes, nothing else.
 #pragma once
 
@@ -46,8 +46,9 @@ class RingReader {
   RingReader(RingControl* control, std::byte* data, std::size_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
-  // What has come and has not been consumed.
-  std::span<const std::byte> peek() noexcept;
+  // What has come and has not been consumed. Asks the writer only where less than `wanted` is known of: the less the two
+  // look at each other's lines, the faster both are.
+  std::span<const std::byte> peek(std::size_t wanted) noexcept;
   // Frees the room. The writer sees it when a quarter of the ring has gathered or nothing is left.
   void consume(std::size_t bytes) noexcept;
   // How many bytes the writer has ever written. Not checked: for comparing only.

@@ -213,8 +213,8 @@ std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   return written;
 }
 
-ByteStream::Bytes ShmStream::peek(std::size_t) noexcept {
-  const Bytes bytes = shared_->reader.peek();
+ByteStream::Bytes ShmStream::peek(std::size_t wanted) noexcept {
+  const Bytes bytes = shared_->reader.peek(wanted);
   if (shared_->reader.broken()) shared_->broken = true;
   return bytes;
 }
@@ -241,6 +241,7 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
 
 std::optional<Error> ShmStream::end() const noexcept {
   Shared& shared = *shared_;
+  if (!shared.stopped && !shared.has_ended()) return std::nullopt;  // asked after every message
   {
     std::lock_guard lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;

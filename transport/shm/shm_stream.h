@@ -27,6 +27,8 @@ class ShmStream final : public ByteStream {
   void consume(std::size_t bytes) noexcept override;
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override { return kRingBytes; }
+  std::size_t shown_whole() const override { return kRingBytes / 4 + 4096; }  // a chunk of a collective, with its front
+  std::size_t unit() const override { return 64; }
   std::optional<Error> end() const noexcept override;
   std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;

@@ -13,7 +13,7 @@
 
 namespace weft::conformance {
 
-Child::Child(const std::function<void(Child& self)>& body) {
+Child::Child(const std::function<void(Child& self)>& body, std::chrono::seconds lifetime) : lifetime_(lifetime) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw system_error(Blame::Busy, "socketpair", errno);
   std::fflush(nullptr);
@@ -26,7 +26,7 @@ Child::Child(const std::function<void(Child& self)>& body) {
 
 void Child::live(const std::function<void(Child& self)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ::alarm(60);
+  ::alarm(static_cast<unsigned>(lifetime_.count()));
   int code = 0;
   try {
     body(*this);
@@ -68,6 +68,10 @@ void Child::kill() {
   if (process_ <= 0) return;
   ::kill(process_, SIGKILL);
   reap(/*must_be_well=*/false);
+}
+
+void Child::signal(int number) const {
+  if (process_ > 0) ::kill(process_, number);
 }
 
 void Child::expect_success() { reap(/*must_be_well=*/true); }

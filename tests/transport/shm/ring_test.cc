@@ -40,11 +40,11 @@ TEST(ShmRing, CarriesPiecesInOrderAndFreesWhatIsConsumed) {
   const std::string second = "two";
   const std::array<Bytes, 3> pieces{bytes_of(first), Bytes(), bytes_of(second)};
   EXPECT_EQ(pair.writer.write(pieces), 7u);
-  EXPECT_EQ(text_of(pair.reader.peek()), "one two");
+  EXPECT_EQ(text_of(pair.reader.peek(1)), "one two");
   pair.reader.consume(4);
-  EXPECT_EQ(text_of(pair.reader.peek()), "two");
+  EXPECT_EQ(text_of(pair.reader.peek(1)), "two");
   pair.reader.consume(3);
-  EXPECT_TRUE(pair.reader.peek().empty());
+  EXPECT_TRUE(pair.reader.peek(1).empty());
   EXPECT_EQ(pair.writer.room(), kRingBytes);
 }
 
@@ -53,7 +53,7 @@ TEST(ShmRing, TakesNoMoreThanItHolds) {
   const std::string large(kRingBytes + 1000, 'x');
   EXPECT_EQ(pair.write(large), kRingBytes);
   EXPECT_EQ(pair.write("more"), 0u);
-  EXPECT_EQ(pair.reader.peek().size(), kRingBytes);
+  EXPECT_EQ(pair.reader.peek(1).size(), kRingBytes);
   EXPECT_FALSE(pair.writer.has_more_room());
   pair.reader.consume(kRingBytes / 2);
   EXPECT_TRUE(pair.writer.has_more_room());
@@ -63,10 +63,10 @@ TEST(ShmRing, TakesNoMoreThanItHolds) {
 TEST(ShmRing, ShowsBytesThatWrapAroundItsEndInOnePiece) {
   Pair pair;
   pair.write(std::string(kRingBytes - 3, 'x'));
-  pair.reader.peek();
+  pair.reader.peek(1);
   pair.reader.consume(kRingBytes - 3);
   EXPECT_EQ(pair.write("around the end"), 14u);
-  EXPECT_EQ(text_of(pair.reader.peek()), "around the end");
+  EXPECT_EQ(text_of(pair.reader.peek(1)), "around the end");
 }
 
 TEST(ShmRing, GoesBothWaysAtOnce) {
@@ -77,8 +77,8 @@ TEST(ShmRing, GoesBothWaysAtOnce) {
   const Bytes piece = bytes_of(answer);
   back.write({&piece, 1});
   RingReader answers = pair.made.reader();
-  EXPECT_EQ(text_of(answers.peek()), "back again");
-  EXPECT_EQ(text_of(pair.reader.peek()), "there");
+  EXPECT_EQ(text_of(answers.peek(0)), "back again");
+  EXPECT_EQ(text_of(pair.reader.peek(1)), "there");
 }
 
 TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
@@ -87,7 +87,7 @@ TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
   ASSERT_NE(memory, MAP_FAILED);
   auto* control = static_cast<RingControl*>(memory);
   control->head.store(kRingBytes * 5);
-  EXPECT_TRUE(pair.reader.peek().empty());
+  EXPECT_TRUE(pair.reader.peek(1).empty());
   EXPECT_TRUE(pair.reader.broken());
   control->tail.store(kRingBytes * 9);
   EXPECT_EQ(pair.writer.room(), 0u);
@@ -139,7 +139,7 @@ TEST(ShmRing, CarriesAStreamBetweenTwoProcesses) {
   bool right = true;
   for (;;) {
     const bool was_closed = reader.closed();  // asked first: what was written before lies in the ring then
-    const Bytes come = reader.peek();
+    const Bytes come = reader.peek(1);
     const std::size_t whole = come.size() / sizeof next * sizeof next;
     for (std::size_t at = 0; at < whole; at += sizeof next, ++next) {
       std::uint32_t number = 0;

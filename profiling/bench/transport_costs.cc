@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/transport_participants.h>
 #include <weft/tests/harness/memory_stream.h>
 #include <weft/transport/frame.h>
 #include <weft/transport/stream_connection.h>
@@ -19,6 +19,7 @@ using transport::Connection;
 namespace frame = transport::frame;
 
 constexpr std::size_t kMessages = 2000;  // of one run
+constexpr int kRuns = 400;
 constexpr double kPerMessage = 1e9 / kMessages;
 
 struct End {
@@ -55,7 +56,7 @@ void send(Report& report, const std::string& name, std::size_t header_bytes, std
                                  [&] {
                                    for (std::size_t i = 0; i < kMessages; ++i) stream.write(pieces);
                                  }}},
-                               report.runs());
+                               kRuns);
   const std::size_t bytes = payloads.empty() ? 0 : payloads.front().bytes;
   report.add(time_row(name, "weft", bytes, samples[0], kPerMessage, "ns"));
   report.add(time_row(name, "stream", bytes, samples[1], kPerMessage, "ns"));
@@ -98,7 +99,7 @@ void receive(Report& report, const std::string& name, std::size_t header_bytes, 
                                        stream.consume(message.size());
                                    });
                                  }}},
-                               report.runs());
+                               kRuns);
   if (arrived % kMessages != 0) report.note("messages are missing: the figures are wrong");
   const std::size_t bytes = payloads.empty() ? 0 : payloads.front().bytes;
   report.add(time_row(name, "weft", bytes, samples[0], kPerMessage, "ns"));
@@ -106,11 +107,8 @@ void receive(Report& report, const std::string& name, std::size_t header_bytes, 
 }
 
 }  // namespace
-}  // namespace weft::bench
 
-int main(int argc, char** argv) {
-  using namespace weft;
-  bench::Report report("connection", argc, argv, 400);
+void measure_costs(Report& report) {
   std::vector<std::byte> memory(4096);
   const std::array small{Slice{memory.data(), 8, {}}};
   const std::array large{Slice{memory.data(), memory.size(), {}}};
@@ -118,8 +116,11 @@ int main(int argc, char** argv) {
        {std::tuple{"header of 8 B", std::size_t{8}, std::span<const Slice>()},
         std::tuple{"8 B", std::size_t{0}, std::span<const Slice>(small)},
         std::tuple{"header of 16 B and 4 KiB", std::size_t{16}, std::span<const Slice>(large)}}) {
-    if (report.wants(name)) bench::send(report, std::string("send, ") + name, header, payloads);
-    if (report.wants(name)) bench::receive(report, std::string("receive, ") + name, header, payloads);
+    const std::string to_send = std::string("cost of send, ") + name;
+    const std::string to_receive = std::string("cost of receive, ") + name;
+    if (report.wants(to_send)) send(report, to_send, header, payloads);
+    if (report.wants(to_receive)) receive(report, to_receive, header, payloads);
   }
-  return report.finish();
 }
+
+}  // namespace weft::bench

@@ -1,0 +1,169 @@
+// What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1: round trips of a polled
+// and of a blocked caller, one-way streams. Weft's backends against TensorPipe, UCX and Open MPI, and against what the
+// machine can do without a library. How each is measured: transport_rounds.h. Workers of all settings take turns, several
+// rounds. Then what a connection costs over its stream, by itself.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
+#include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/transport_participants.h>
+#include <weft/profiling/bench/transport_rounds.h>
+#include <weft/profiling/bench/workers.h>
+
+namespace {
+
+using weft::bench::Report;
+using weft::bench::Row;
+using weft::bench::Samples;
+
+struct Setting {
+  std::string name;
+  std::vector<std::string> command;
+  int ranks = 2;  // to be started here
+  std::map<std::size_t, Samples> times = {};
+};
+
+// A peer's program, built next to this one; "" with a note where that is not possible.
+std::string build_peer(const Report& report, const std::string& name, const std::string& compiler,
+                       const std::string& libraries) {
+  const std::string program = weft::bench::this_program() + "_" + name;
+  const std::string source = std::string(TRANSPORT_BENCH_SOURCES) + "/transport_" + name + ".cc";
+  const std::string command = compiler + " -O2 -std=c++17 -w " + source + " -o " + program + " " + libraries;
+  if (std::system((command + " 2>" + program + ".log").c_str()) == 0) return program;
+  report.note(name + " is not measured: it could not be built (" + program +
+              ".log); its packages are in cmake/requirements/apt-bench.txt");
+  return "";
+}
+
+// ucx_perftest prints one row for a size. It gives half a round trip, or the bandwidth and rate of a stream; here both are
+// turned into the seconds of a round trip or a message. The server ends with its client.
+std::string ucx_script(const std::string& tls, const std::string& name) {
+  const bool is_stream = name == "stream";
+  const auto& sizes = is_stream ? weft::bench::kStreamSizes : weft::bench::kRoundTripSizes;
+  std::string list;
+  for (const std::size_t bytes : sizes) list += " " + std::to_string(bytes);
+  const std::string environment =
+      "UCX_TLS=" + tls + (tls == "tcp,self" ? " UCX_NET_DEVICES=lo" : "") + " UCX_WARN_UNUSED_ENV_VARS=n";
+  const std::string column = is_stream ? "1/$NF" : "2e-6*$2";
+  return "export " + environment + "; export LC_ALL=C; for s in" + list +
+         "; do n=20000; [ $s -gt 1024 ] && n=2000; [ $s -gt 65536 ] && n=200; [ $s -gt 1048576 ] && n=20; "
+         "if [ $RANK = 1 ]; then ucx_perftest -c 1 -p $MASTER_PORT >/dev/null 2>&1; else "
+         "for try in $(seq 200); do r=$(ucx_perftest 127.0.0.1 -c 0 -p $MASTER_PORT -t " +
+         (is_stream ? "tag_bw -O 64" : "tag_lat") +
+         " -s $s -n $n -w $((n/10+1)) -f 2>/dev/null | awk '$1 ~ /^[0-9]+$/ {print " + column +
+         "}'); [ -n \"$r\" ] && break; sleep 0.05; done; echo \"$s $r\"; fi; done";
+}
+
+std::vector<Setting> settings_of(const std::string& wire, const std::string& name, const Report& report,
+                                 const std::string& mpi, const std::string& tensorpipe) {
+  const std::string self = weft::bench::this_program();
+  const bool is_shm = wire == "shm";
+  std::vector<Setting> settings{{"weft", {self, "--worker", wire, name}}};
+  if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
+  if (name != "blocked") {
+    // These two poll whoever waits.
+    if (std::system("command -v ucx_perftest >/dev/null") == 0) {
+      settings.push_back({"UCX", {"bash", "-c", ucx_script(is_shm ? "posix,cma,self" : "tcp,self", name)}});
+    } else {
+      report.note("UCX is not measured: no ucx_perftest (ucx-utils)");
+    }
+    if (!mpi.empty()) {
+      const std::vector<std::string> lane = is_shm
+                                                ? std::vector<std::string>{"vader,self"}
+                                                : std::vector<std::string>{"tcp,self", "--mca", "btl_tcp_if_include", "lo"};
+      std::vector<std::string> command{"mpirun",
+                                       "--allow-run-as-root",
+                                       "--oversubscribe",
+                                       "--bind-to",
+                                       "none",
+                                       "-n",
+                                       "2",
+                                       "--mca",
+                                       "pml",
+                                       "ob1",
+                                       "--mca",
+                                       "btl"};
+      command.insert(command.end(), lane.begin(), lane.end());
+      command.insert(command.end(), {mpi, name});
+      settings.push_back({"Open MPI", command, 1});
+    }
+  }
+  const auto floor = [&](const std::string& which) {
+    settings.push_back({"floor: " + which, {self, "--floor", which, name}, 1});
+  };
+  if (!is_shm) {
+    floor("raw socket");
+  } else if (name == "stream") {
+    floor("two-copy ring");
+    floor("memcpy");
+  } else {
+    floor("spinning flag");
+  }
+  return settings;
+}
+
+void run_once(Setting& setting) {
+  std::istringstream lines(weft::bench::run_workers(setting.command, setting.ranks).text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream numbers(line);
+    std::size_t bytes = 0;
+    numbers >> bytes;
+    for (double time = 0; numbers >> time;) setting.times[bytes].add(time);
+  }
+}
+
+// Small messages by their number, large ones by their bytes.
+Row stream_row(const std::string& name, const std::string& peer, std::size_t bytes, const Samples& seconds) {
+  const bool is_small = bytes <= 1 << 10;
+  const double amount = is_small ? 1e-6 : static_cast<double>(bytes) / (1 << 30);
+  return {name,
+          peer,
+          bytes,
+          is_small ? "rate" : "bandwidth",
+          is_small ? "M/s" : "GiB/s",
+          amount / seconds.quantile(0.5),
+          amount / seconds.quantile(0.99),
+          seconds.count()};
+}
+
+void measure(const std::string& wire, const std::string& name, Report& report, const std::string& mpi,
+             const std::string& tensorpipe) {
+  auto settings = settings_of(wire, name, report, mpi, tensorpipe);
+  for (int round = 0; round < report.runs(); ++round) {
+    for (Setting& setting : settings) run_once(setting);
+  }
+  const bool is_stream = name == "stream";
+  for (const std::size_t bytes : is_stream ? weft::bench::kStreamSizes : weft::bench::kRoundTripSizes) {
+    const std::string row = wire + " " + name + (is_stream ? " " : " round trip ") + std::to_string(bytes);
+    for (Setting& setting : settings) {
+      const auto found = setting.times.find(bytes);
+      if (found == setting.times.end() || found->second.count() == 0) {
+        // A floor that has one size only is meant so.
+        if (setting.name.rfind("floor", 0) != 0) report.note(row + ": " + setting.name + " gave no figure");
+        continue;
+      }
+      report.add(is_stream ? stream_row(row, setting.name, bytes, found->second)
+                           : weft::bench::time_row(row, setting.name, bytes, found->second, 1e6, "us"));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv, argv + argc);
+  if (argc == 4 && words[1] == "--worker") return weft::bench::be_weft(words[2], words[3]);
+  if (argc == 4 && words[1] == "--floor") return weft::bench::be_floor(words[2], words[3]);
+  Report report("transport", argc, argv, /*default_runs=*/5);
+  const std::string mpi = build_peer(report, "mpi", "mpicxx", "");
+  const std::string tensorpipe = build_peer(report, "tensorpipe", "c++", "-ltensorpipe -lpthread");
+  for (const std::string wire : {"shm", "tcp"}) {
+    for (const std::string name : {"polled", "blocked", "stream"}) {
+      if (report.wants(wire + " " + name)) measure(wire, name, report, mpi, tensorpipe);
+    }
+  }
+  weft::bench::measure_costs(report);
+  return report.finish();
+}

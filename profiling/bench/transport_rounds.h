@@ -1,0 +1,91 @@
+// How every participant of the transport bench is measured, Weft or peer: which sizes, how often, what is printed. Standard
+// library only: the peers' programs are compiled by themselves.
+//
+// Two processes, rank 0 on core 0 and rank 1 on core 1. Rank 0 measures and prints a line for each size: the bytes, then
+// seconds: of each round trip (a message there, and one of the same size back), or of a message in each batch of a stream
+// (one way, until the receiver has said that the last one is there).
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sched.h>
+
+namespace weft::bench {
+
+inline const std::vector<std::size_t> kRoundTripSizes{8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20};
+inline const std::vector<std::size_t> kStreamSizes{8, 64, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
+constexpr double kSecondsPerSize = 0.3;
+
+// What rank 0 can do. Both go on until all that they started has ended.
+struct Participant {
+  // The seconds of each of `count` round trips, one after the other.
+  std::function<std::vector<double>(std::size_t bytes, int count)> round_trips;
+  // The seconds that `count` messages took.
+  std::function<double(std::size_t bytes, int count)> stream;
+};
+
+inline double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline void pin_to_core_of(int rank) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<unsigned>(rank) % std::max(1u, std::thread::hardware_concurrency()), &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+// How many messages may be under way at once in a stream: enough to fill what lies between, and bounded memory.
+inline std::size_t window_of(std::size_t bytes) { return bytes <= 1 << 10 ? 64 : bytes <= 16 << 20 ? 16 : 4; }
+
+inline int count_for(double seconds_wanted, double one, int least) {
+  return std::clamp(static_cast<int>(seconds_wanted / std::max(one, 1e-8)), least, 1 << 20);
+}
+
+inline void print_line(std::size_t bytes, const std::vector<double>& times) {
+  std::printf("%zu", bytes);
+  for (const double time : times) std::printf(" %.10f", time);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+inline void measure_round_trips(const Participant& participant, const std::vector<std::size_t>& sizes = kRoundTripSizes) {
+  for (const std::size_t bytes : sizes) {
+    participant.round_trips(bytes, 3);
+    auto some = participant.round_trips(bytes, 9);
+    std::nth_element(some.begin(), some.begin() + 4, some.end());
+    const int count = std::min(20'000, count_for(kSecondsPerSize, some[4], 6));
+    participant.round_trips(bytes, count / 5);
+    print_line(bytes, participant.round_trips(bytes, count));
+  }
+}
+
+inline void measure_stream(const Participant& participant, const std::vector<std::size_t>& sizes = kStreamSizes) {
+  for (const std::size_t bytes : sizes) {
+    const int first = bytes <= 1 << 10 ? 2000 : 2;
+    participant.stream(bytes, first);
+    const double one = participant.stream(bytes, first) / first;
+    const int count = count_for(kSecondsPerSize / 5, one, 2);
+    std::vector<double> times;
+    for (int batch = 0; batch < 5; ++batch) times.push_back(participant.stream(bytes, count) / count);
+    print_line(bytes, times);
+  }
+}
+
+inline int measure_case(const Participant& participant, const std::string& name) {
+  if (name == "stream") {
+    measure_stream(participant);
+  } else {
+    measure_round_trips(participant);
+  }
+  return 0;
+}
+
+}  // namespace weft::bench

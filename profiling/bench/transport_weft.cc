@@ -1,0 +1,195 @@
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+
+#include <weft/profiling/bench/transport_participants.h>
+#include <weft/profiling/bench/transport_rounds.h>
+#include <weft/profiling/bench/workers.h>
+#include <weft/transport/registry.h>
+
+namespace weft::bench {
+
+namespace {
+
+using transport::Arrival;
+using transport::Connection;
+
+// What the other end does with a message, said by its header.
+enum class Wish : char { Echo = 'e', Swallow = 's', Acknowledge = 'a' };
+
+std::span<const std::byte> header_of(const Wish& wish) { return std::as_bytes(std::span(&wish, 1)); }
+
+[[noreturn]] void give_up(const Error& why) {
+  std::fprintf(stderr, "transport_bench: %s\n", why.what());
+  std::exit(3);
+}
+
+// Memory that payloads come from or go to, touched before it is used. Two pieces in turns, as a program would have them.
+class Buffers {
+ public:
+  Slice next(std::size_t bytes) {
+    if (memory_[0].size() < bytes) {
+      for (auto& piece : memory_) piece.assign(bytes, std::byte{1});
+    }
+    turn_ ^= 1;
+    return {memory_[turn_].data(), bytes, Device::host()};
+  }
+
+ private:
+  std::array<std::vector<std::byte>, 2> memory_;
+  std::size_t turn_ = 0;
+};
+
+// Rank 1: answers until the lane ends.
+class Server {
+ public:
+  Server(Connection& connection, const std::shared_ptr<EventLoop>& loop) : connection_(connection) {
+    connection.receive({[this](const Arrival& arrival) { take(arrival); }, [this](const Error&) { ended_ = true; }});
+    loop->drive([this] { return ended_; });
+  }
+
+ private:
+  void take(const Arrival& arrival) {
+    const auto wish = static_cast<Wish>(arrival.header[0]);
+    const Slice to = buffers_.next(static_cast<std::size_t>(arrival.sizes[0]));
+    const Op came = connection_.accept({&to, 1}, {}, {});
+    if (wish == Wish::Swallow) return;
+    const auto answer = [this, wish, to] {
+      connection_.send({}, {&to, wish == Wish::Echo ? std::size_t{1} : std::size_t{0}}, {}, {});
+    };
+    if (came.ended()) {
+      answer();
+    } else {
+      came.on_ended(answer);
+    }
+  }
+
+  Connection& connection_;
+  Buffers buffers_;
+  bool ended_ = false;
+};
+
+// Rank 0.
+class Client {
+ public:
+  Client(std::shared_ptr<Connection> connection, std::shared_ptr<EventLoop> loop, bool is_polled)
+      : connection_(std::move(connection)), loop_(std::move(loop)), is_polled_(is_polled) {
+    connection_->receive({[this](const Arrival& arrival) { take(arrival); }, [](const Error& why) { give_up(why); }});
+  }
+
+  Participant participant() {
+    return {[this](std::size_t bytes, int count) { return is_polled_ ? polled(bytes, count) : blocked(bytes, count); },
+            [this](std::size_t bytes, int count) { return stream(bytes, count); }};
+  }
+
+ private:
+  void take(const Arrival& arrival) {
+    if (arrival.sizes.empty()) {
+      connection_->accept({}, {}, {});
+      return answered();
+    }
+    const Slice to = buffers_.next(static_cast<std::size_t>(arrival.sizes[0]));
+    const Op came = connection_->accept({&to, 1}, {}, {});
+    if (came.ended()) return answered();
+    came.on_ended([this] { answered(); });
+  }
+
+  void answered() {
+    ++answers_;
+    if (then_) then_();
+  }
+
+  void send(Wish wish, std::size_t bytes) {
+    const Slice from = buffers_.next(bytes);
+    const Op op = connection_->send(header_of(wish), {&from, 1}, {}, {});
+    if (op.ended() && op.error()) give_up(*op.error());
+  }
+
+  // The caller stays on the loop and sends the next message as soon as the answer is there.
+  std::vector<double> polled(std::size_t bytes, int count) {
+    std::vector<double> times;
+    times.reserve(static_cast<std::size_t>(count));
+    double begin = seconds();
+    answers_ = 0;
+    then_ = [&] {
+      const double end = seconds();
+      times.push_back(end - begin);
+      begin = end;
+      if (answers_ < count) send(Wish::Echo, bytes);
+    };
+    send(Wish::Echo, bytes);
+    loop_->drive([&] { return answers_ == count; });
+    then_ = nullptr;
+    return times;
+  }
+
+  // The caller is a thread that blocks on each answer; as every blocked thread it turns the loop meanwhile.
+  std::vector<double> blocked(std::size_t bytes, int count) {
+    std::vector<double> times;
+    times.reserve(static_cast<std::size_t>(count));
+    answers_ = 0;
+    for (int i = 0; i < count; ++i) {
+      const double begin = seconds();
+      send(Wish::Echo, bytes);
+      loop_->drive([&] { return answers_ > i; });
+      times.push_back(seconds() - begin);
+    }
+    return times;
+  }
+
+  double stream(std::size_t bytes, int count) {
+    std::deque<Op> under_way;
+    answers_ = 0;
+    const double begin = seconds();
+    for (int i = 0; i < count; ++i) {
+      const Slice from = buffers_.next(bytes);
+      const bool is_last = i == count - 1;
+      const Op op = connection_->send(header_of(is_last ? Wish::Acknowledge : Wish::Swallow), {&from, 1}, {}, {});
+      if (op.ended()) continue;
+      under_way.push_back(op);
+      if (under_way.size() < window_of(bytes)) continue;
+      if (!under_way.front().done().synchronize()) give_up(Error(Blame::Timeout, "a message does not leave"));
+      under_way.pop_front();
+    }
+    loop_->drive([&] { return answers_ == 1; });
+    return seconds() - begin;
+  }
+
+  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<EventLoop> loop_;
+  const bool is_polled_;
+  Buffers buffers_;
+  std::function<void()> then_;
+  std::atomic<int> answers_{0};
+};
+
+}  // namespace
+
+int be_weft(const std::string& backend, const std::string& name) {
+  const int rank = rank_of_worker();
+  pin_to_core_of(rank);
+  const auto loop = std::make_shared<EventLoop>("bench");
+  const auto transport = transport::open(backend);
+  if (rank == 1) {
+    std::mutex mutex;
+    std::shared_ptr<Connection> accepted;
+    const auto listener = transport->connector()->listen({loop, "", [&](std::shared_ptr<Connection> connection) {
+                                                            std::lock_guard lock(mutex);
+                                                            accepted = std::move(connection);
+                                                          }});
+    tell_other(listener->address());
+    loop->drive([&] {
+      std::lock_guard lock(mutex);
+      return accepted != nullptr;
+    });
+    Server(*accepted, loop);
+    return 0;
+  }
+  const auto connection = transport->connector()->connect(hear_other(), {loop, Deadline::in(std::chrono::seconds(10))});
+  Client client(connection, loop, name != "blocked");
+  return measure_case(client.participant(), name);
+}
+
+}  // namespace weft::bench

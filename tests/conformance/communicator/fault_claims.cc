@@ -1,0 +1,146 @@
+// The fault matrix for communicators over connections (docs/faults.md): rank 1 is a process that is killed, or stopped,
+// while it joins, while large reductions run, while nothing happens. Rank 0 hears of it within the time it was given, its
+// error names rank 1, and every later operation fails at once.
+#include <csignal>
+#include <filesystem>
+
+#include <gmock/gmock.h>
+
+#include <weft/tests/conformance/connection/child.h>
+#include <weft/tests/harness/file_bootstrap.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/transport/registry.h>
+
+namespace weft::conformance {
+namespace {
+
+using harness::failure_of;
+using std::chrono::milliseconds;
+using transport::Communicator;
+
+std::vector<std::string> joining_backends() {
+  std::vector<std::string> names;
+  for (const transport::Backend& backend : transport::backends()) {
+    const auto opened = backend.open();
+    // Within one process there is nothing to kill.
+    if (opened.ok() && opened.value()->connector() != nullptr && backend.name != "inproc") names.emplace_back(backend.name);
+  }
+  return names;
+}
+
+class CommunicatorFaults : public testing::TestWithParam<std::string> {
+ protected:
+  CommunicatorFaults() : folder_(std::filesystem::temp_directory_path() / "weft-faults-XXXXXX") {
+    if (::mkdtemp(folder_.data()) == nullptr) throw Error(Blame::Busy, "no folder for the ranks' store");
+  }
+  ~CommunicatorFaults() override {
+    other_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<EventLoop>& loop, milliseconds timeout) const {
+    return transport::open(GetParam())
+        ->join({.rank = rank,
+                .size = 2,
+                .group_name = "faults",
+                .store = std::make_shared<harness::FileBootstrap>(folder_),
+                .timeout = timeout,
+                .loop = loop});
+  }
+
+  // Rank 1, which joins and then does `body`; before this process has made threads.
+  void start(const std::function<void(Communicator&, Child&)>& body) {
+    other_ = std::make_unique<Child>([&](Child& self) {
+      const auto loop = std::make_shared<EventLoop>("rank 1");
+      const auto communicator = join(1, loop, std::chrono::minutes(1));
+      body(*communicator, self);
+      static_cast<void>(self.hear());
+    });
+  }
+
+  static Op all_reduce(Communicator& communicator, std::vector<float>& numbers) {
+    const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
+    return communicator.all_reduce({slice, Dtype::Float32}, ReduceOp::Sum, {}, {});
+  }
+
+  static void expect_broken(Communicator& communicator, const Error& why, Blame blame) {
+    EXPECT_EQ(why.blame(), blame) << why.what();
+    EXPECT_THAT(why.text(), testing::HasSubstr("rank 1"));
+    std::vector<float> numbers(10);
+    EXPECT_EQ(failure_of(all_reduce(communicator, numbers)).blame(), blame);
+    EXPECT_EQ(failure_of(communicator.barrier({})).blame(), blame);
+  }
+
+  std::string folder_;
+  std::unique_ptr<Child> other_;
+};
+
+void reduce_for_ever(Communicator& communicator, Child&) {
+  std::vector<float> numbers(4 << 20, 1.0F);
+  const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
+  for (bool goes_on = true; goes_on;) {
+    const Op op = communicator.all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {});
+    goes_on = op.done().synchronize(harness::patience()) && !op.error();
+  }
+}
+
+TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
+  other_ = std::make_unique<Child>([](Child& self) { static_cast<void>(self.hear()); });  // never comes
+  other_->kill();
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  try {
+    join(0, loop, milliseconds(300));
+    ADD_FAILURE() << "joined without rank 1";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+    EXPECT_THAT(error.text(), testing::HasSubstr("rank 1"));
+  }
+}
+
+TEST_P(CommunicatorFaults, ARankThatIsKilledInAReductionFailsItForTheOthers) {
+  start(reduce_for_ever);
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::minutes(1));
+  std::vector<float> numbers(4 << 20, 1.0F);
+  const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
+  const auto reduce = [&] { return communicator->all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {}); };
+  for (int i = 0; i < 3; ++i) harness::expect_good(reduce());
+  const Op hit = reduce();
+  other_->kill();
+  // The one that was under way may have ended just before.
+  static_cast<void>(hit.done().synchronize(harness::patience()));
+  expect_broken(*communicator, hit.error() ? *hit.error() : failure_of(reduce()), Blame::PeerLost);
+}
+
+TEST_P(CommunicatorFaults, ARankThatIsKilledWhileNothingHappensFailsTheNextOperation) {
+  start([](Communicator&, Child&) {});
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::minutes(1));
+  other_->kill();
+  std::vector<float> numbers(10);
+  expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::PeerLost);
+}
+
+TEST_P(CommunicatorFaults, ARankThatIsStoppedFailsTheOperationAtItsDeadlineAndIsNamed) {
+  start(reduce_for_ever);
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::seconds(2));
+  other_->signal(SIGSTOP);
+  std::vector<float> numbers(4 << 20, 1.0F);
+  const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
+  std::optional<Error> why;
+  for (int i = 0; i < 3 && !why; ++i) {  // one or two may have gone through before
+    const Op op = communicator->all_reduce({slice, Dtype::Float32}, ReduceOp::Max, {}, {});
+    ASSERT_TRUE(op.done().synchronize(harness::patience()));
+    why = op.error();
+  }
+  ASSERT_TRUE(why);
+  expect_broken(*communicator, *why, Blame::Timeout);
+}
+
+INSTANTIATE_TEST_SUITE_P(Mesh, CommunicatorFaults, testing::ValuesIn(joining_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorFaults);
+
+}  // namespace
+}  // namespace weft::conformance

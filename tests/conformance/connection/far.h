@@ -1,0 +1,65 @@
+// Two processes with a lane between them, for claims about processes.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <weft/tests/conformance/connection/child.h>
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+
+// What the process of a test's other end works with. It listens; the test connects.
+struct Far {
+  Far(Child& self, const std::string& backend)
+      : transport(open_for_claims(backend)), harbour(*transport->connector(), loop), wire(self) {
+    wire.say(harbour.address());
+    connection = harbour.next();
+    if (!connection) throw Error(Blame::PeerLost, "the test does not connect");
+  }
+  // Lets the test's process say when this one has lived long enough.
+  void wait_for_word() { static_cast<void>(wire.hear()); }
+
+  std::shared_ptr<transport::Transport> transport;
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("far");
+  Harbour harbour;
+  Child& wire;
+  std::shared_ptr<Connection> connection;
+};
+
+class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
+ protected:
+  // Starts the other process and connects to it. False, and the test is skipped, where the transport does not leave the
+  // process; false as well where that failed.
+  [[nodiscard]] bool start(const std::function<void(Far& far)>& body) {
+    launch(body);
+    return !IsSkipped() && !HasFatalFailure();
+  }
+
+  void launch(const std::function<void(Far& far)>& body) {
+    child = std::make_unique<Child>(
+        [&](Child& self) {
+          Far far(self, GetParam());
+          body(far);
+        },
+        lifetime);
+    const std::string address = child->hear();
+    ASSERT_FALSE(address.empty()) << "the child has ended";
+    transport = open_for_claims(GetParam());
+    if (const auto why = transport->connector()->why_unreachable(address)) {
+      child->kill();
+      GTEST_SKIP() << GetParam() << " does not reach another process: " << *why;
+    }
+    loop = std::make_shared<EventLoop>("near");
+    near = transport->connector()->connect(address, {loop, Deadline::in(connects_within)});
+  }
+
+  std::chrono::seconds connects_within = std::chrono::minutes(1);
+  std::chrono::seconds lifetime = std::chrono::minutes(1);  // of the other process
+  std::unique_ptr<Child> child;
+  std::shared_ptr<transport::Transport> transport;
+  std::shared_ptr<EventLoop> loop;
+  std::shared_ptr<Connection> near;
+};
+
+}  // namespace weft::conformance

@@ -1,0 +1,261 @@
+// The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then killed, slow, or without
+// memory, while the lane connects, carries headers, carries a payload, is idle, closes. Whatever happens: messages come
+// whole and in order, a lane that ends says why once, and no operation is left pending.
+#include <array>
+#include <csignal>
+#include <cstring>
+
+#include <sys/resource.h>
+
+#include <weft/tests/conformance/connection/far.h>
+
+namespace weft::conformance {
+namespace {
+
+constexpr std::size_t kHeaderBytes = 60 << 10;
+constexpr std::size_t kPayloadBytes = 64 << 20;
+
+// Sees to it that headers are those of messages 0, 1, 2, …, each whole.
+class Watch {
+ public:
+  explicit Watch(Connection& connection) {
+    connection.receive({[seen = seen_, &connection](const Arrival& arrival) {
+                          std::uint32_t number = 0;
+                          if (arrival.header.size() >= sizeof number) {
+                            std::memcpy(&number, arrival.header.data(), sizeof number);
+                          }
+                          const auto whole = pattern(number, arrival.header.size() - sizeof number);
+                          seen->good = seen->good && number == seen->messages &&
+                                       std::memcmp(arrival.header.data() + sizeof number, whole.data(), whole.size()) == 0;
+                          ++seen->messages;
+                          if (arrival.sizes.empty()) {
+                            connection.accept({}, {}, {});
+                          } else {
+                            seen->holds_payload = true;  // the test accepts it
+                          }
+                        },
+                        [seen = seen_](const Error& why) {
+                          std::lock_guard lock(seen->mutex);
+                          seen->why = why;
+                          ++seen->closings;
+                        }});
+  }
+  bool good() const { return seen_->good; }
+  std::uint32_t messages() const { return seen_->messages; }
+  bool holds_payload() const { return seen_->holds_payload; }
+  int closings() const { return seen_->closings; }
+  Error why() const {
+    std::lock_guard lock(seen_->mutex);
+    return seen_->why.value_or(Error(Blame::Caller, "the lane has not ended"));
+  }
+
+ private:
+  struct Seen {
+    std::atomic<bool> good{true};
+    std::atomic<bool> holds_payload{false};
+    std::atomic<std::uint32_t> messages{0};
+    std::atomic<int> closings{0};
+    std::mutex mutex;
+    std::optional<Error> why;
+  };
+  std::shared_ptr<Seen> seen_ = std::make_shared<Seen>();
+};
+
+std::vector<std::byte> header_of(std::uint32_t number, std::size_t bytes) {
+  std::vector<std::byte> header(sizeof number);
+  std::memcpy(header.data(), &number, sizeof number);
+  const auto rest = pattern(number, bytes - sizeof number);
+  header.insert(header.end(), rest.begin(), rest.end());
+  return header;
+}
+
+enum class Phase { Connect, Header, Payload, Idle, Close };
+constexpr std::array kPhases{Phase::Connect, Phase::Header, Phase::Payload, Phase::Idle, Phase::Close};
+
+std::string name(Phase phase) {
+  static constexpr std::array kNames{"Connect", "Header", "Payload", "Idle", "Close"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+// What the other process is at when it is hit.
+void be_hit(Far& far, Phase phase) {
+  switch (phase) {
+    case Phase::Connect: break;
+    case Phase::Header:  // some header is half written at most times
+      for (std::uint32_t number = 0;; ++number) {
+        const Op op = far.connection->send(header_of(number, kHeaderBytes), {}, nullptr, {});
+        if (!op.done().synchronize(Deadline::never()) || op.error()) break;
+      }
+      break;
+    case Phase::Payload: {
+      const auto payload = pattern(1, kPayloadBytes);
+      const Op op = far.connection->send(header_of(0, 8), std::array{slice_of(payload)}, nullptr, {});
+      far.wait_for_word();
+      break;
+    }
+    case Phase::Idle: far.connection->send(header_of(0, 8), {}, nullptr, {}); break;
+    case Phase::Close:
+      for (std::uint32_t number = 0; number < 3; ++number) {
+        expect_good(far.connection->send(header_of(number, 8), {}, nullptr, {}));
+      }
+      far.connection->close(Error(Blame::Cancelled, "enough"));
+      break;
+  }
+  far.wait_for_word();
+}
+
+// How far this end lets it come before the blow.
+bool has_come_far_enough(Phase phase, const Watch& watch) {
+  switch (phase) {
+    case Phase::Connect: return true;
+    case Phase::Header: return watch.messages() >= 20;
+    case Phase::Payload: return watch.holds_payload();
+    case Phase::Idle: return watch.messages() == 1;
+    case Phase::Close: return watch.messages() == 3;
+  }
+  return true;
+}
+
+class ConnectionFaults : public ConnectionProcessClaims {
+ protected:
+  void hit(Phase phase, bool is_stopped_first) {
+    SCOPED_TRACE(GetParam() + ", " + name(phase));
+    const auto sent = pattern(2, kPayloadBytes);
+    connects_within = std::chrono::seconds(2);
+    const bool is_started = start([phase](Far& far) { be_hit(far, phase); });
+    if (!is_started) return;
+    Watch watch(*near);
+    ASSERT_TRUE(loop->drive([&] { return has_come_far_enough(phase, watch); }, patience()));
+    if (is_stopped_first) {
+      child->signal(SIGSTOP);
+    } else {
+      child->kill();
+    }
+    std::vector<std::byte> got(watch.holds_payload() ? kPayloadBytes : 0);
+    const Op accepted = watch.holds_payload() ? near->accept(std::array{slice_of(got)}, nullptr, {}) : Op();
+    const Op stuck = near->send({}, std::array{slice_of(sent)}, nullptr, {});  // nobody reads it
+    if (is_stopped_first && phase != Phase::Close && phase != Phase::Connect) {
+      // As long as it lives it may go on: a peer that is stopped is waited for.
+      for (int turn = 0; turn < 100; ++turn) flush(*loop);
+      EXPECT_EQ(watch.closings(), 0) << watch.why().what();
+    }
+    child->kill();
+    EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, patience())) << "the end is not noticed";
+    // While it connects it tries again until its deadline: there may be another process by then.
+    const bool may_be_late = phase == Phase::Connect && watch.why().blame() == Blame::Timeout;
+    EXPECT_TRUE(may_be_late || watch.why().blame() == Blame::PeerLost) << watch.why().what();
+    EXPECT_TRUE(watch.good());
+    if (watch.holds_payload()) {
+      EXPECT_EQ(failure_of(accepted).blame(), Blame::PeerLost);
+    }
+    EXPECT_EQ(failure_of(stuck).blame(), watch.why().blame());
+    flush(*loop);
+    EXPECT_EQ(watch.closings(), 1);
+  }
+};
+
+TEST_P(ConnectionFaults, AKilledPeerIsNoticedInEveryPhase) {
+  for (const Phase phase : kPhases) {
+    hit(phase, /*is_stopped_first=*/false);
+    if (IsSkipped() || HasFatalFailure()) return;
+  }
+}
+
+TEST_P(ConnectionFaults, AStoppedPeerIsWaitedForAndNoticedOnceItIsKilledInEveryPhase) {
+  for (const Phase phase : kPhases) {
+    hit(phase, /*is_stopped_first=*/true);
+    if (IsSkipped() || HasFatalFailure()) return;
+  }
+}
+
+TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsEnd) {
+  const auto listening = std::make_unique<Child>([&](Child& self) {
+    const auto own_loop = std::make_shared<EventLoop>("stopped");
+    const auto own = transport::open(GetParam());
+    Harbour harbour(*own->connector(), own_loop);
+    self.say(harbour.address());
+    static_cast<void>(self.hear());
+  });
+  const std::string address = listening->hear();
+  listening->signal(SIGSTOP);
+  transport = transport::open(GetParam());
+  if (const auto why = transport->connector()->why_unreachable(address)) GTEST_SKIP() << *why;
+  loop = std::make_shared<EventLoop>("near");
+  const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(200))});
+  Mailbox mail(*connection, loop);
+  const auto payload = pattern(1, kPayloadBytes);
+  const Op stuck = connection->send({}, std::array{slice_of(payload)}, nullptr, {});
+  flush(*loop);
+  listening->kill();
+  const Error why = mail.wait_closed();
+  EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
+  EXPECT_EQ(failure_of(stuck).blame(), why.blame());
+}
+
+// Ten messages of which the peer takes none until it is told to: the sender keeps what does not fit, and nothing is lost.
+TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
+  const bool is_started = start([](Far& far) {
+    far.wait_for_word();
+    Mailbox mail(*far.connection, far.loop);
+    for (std::uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 8 << 20))) << i;
+    far.wire.say("all of it");
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  std::vector<std::vector<std::byte>> payloads;
+  std::vector<Op> ops;
+  for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 8 << 20));
+  for (const auto& payload : payloads) ops.push_back(near->send({}, std::array{slice_of(payload)}, nullptr, {}));
+  for (int turn = 0; turn < 100; ++turn) flush(*loop);
+  EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
+  child->say("now");
+  for (const Op& op : ops) expect_good(op);
+  EXPECT_EQ(child->hear(), "all of it");
+  child->say("enough");
+  child->expect_success();
+}
+
+// A process that has no descriptors left is refused with Busy, or its connection ends; once it has some it connects.
+TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
+  Child poor([&](Child& self) {
+    const std::string address = self.hear();
+    const auto own_loop = std::make_shared<EventLoop>("poor");
+    const auto own = transport::open(GetParam());
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    rlimit none = before;
+    none.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &none);
+    try {
+      const auto refused = own->connector()->connect(address, {own_loop, Deadline::in(std::chrono::milliseconds(100))});
+      Mailbox mail(*refused, own_loop);
+      const Error why = mail.wait_closed();
+      EXPECT_TRUE(why.blame() == Blame::Busy || why.blame() == Blame::Timeout) << why.what();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    const auto works = own->connector()->connect(address, {own_loop, patience()});
+    Mailbox mail(*works, own_loop);
+    expect_good(works->send(bytes_of("here"), {}, nullptr, {}));
+    EXPECT_EQ(mail.next().header, "there");
+  });
+  transport = transport::open(GetParam());
+  if (GetParam() == "inproc") GTEST_SKIP() << "inproc connects within a process and needs no descriptors";
+  loop = std::make_shared<EventLoop>("rich");
+  Harbour harbour(*transport->connector(), loop);
+  poor.say(harbour.address());
+  const auto connection = harbour.next();
+  ASSERT_TRUE(connection);
+  Mailbox mail(*connection, loop);
+  EXPECT_EQ(mail.next().header, "here");
+  expect_good(connection->send(bytes_of("there"), {}, nullptr, {}));
+  poor.expect_success();
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionFaults, testing::ValuesIn(connecting_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionFaults);
+
+}  // namespace
+}  // namespace weft::conformance

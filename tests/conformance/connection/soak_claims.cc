@@ -1,0 +1,225 @@
+// The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left behind. 20 000 messages
+// each way by default; WEFT_SOAK_MESSAGES says another number, `./dev soak transport` a million.
+#include <array>
+#include <barrier>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include <malloc.h>
+// g++ says it by a macro, clang by a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#ifdef WEFT_TEST_SANITIZED
+#include <sanitizer/allocator_interface.h>
+#endif
+
+#include <weft/tests/conformance/connection/far.h>
+
+namespace weft::conformance {
+namespace {
+
+std::uint64_t messages() {
+  const char* const given = std::getenv("WEFT_SOAK_MESSAGES");
+  return given == nullptr ? 20'000 : std::strtoull(given, nullptr, 10);
+}
+
+// Bytes that the program has allocated and not given back. (Not the resident set: that of a sanitizer only grows.)
+std::size_t live_bytes() {
+#ifdef WEFT_TEST_SANITIZED
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  const auto info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#endif
+}
+
+std::ptrdiff_t open_descriptors() {
+  static std::mutex counting;  // takes a descriptor itself
+  std::lock_guard lock(counting);
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+constexpr std::size_t kLargest = 1 << 20;
+constexpr std::size_t kMaxPayloads = 3;
+
+// What message `number` of a direction is: the same on both ends. Of 100 messages 90 are small, 9 fit a ring easily, one
+// may be as large as the ring.
+class Script {
+ public:
+  explicit Script(std::uint32_t direction) : bytes_(pattern(direction, 2 * kLargest)) {}
+
+  struct Message {
+    std::uint64_t number;
+    std::size_t payloads;
+    std::array<std::span<const std::byte>, kMaxPayloads> contents;
+  };
+  Message message(std::uint64_t number) const {
+    std::uint64_t state = (number + 1) * 0x9e3779b97f4a7c15u;
+    const auto upto = [&](std::uint64_t limit) {
+      state ^= state >> 29;
+      state *= 0xbf58476d1ce4e5b9u;
+      return (state >> 11) % (limit + 1);
+    };
+    const std::uint64_t kind = upto(99);
+    const std::size_t largest = kind < 90 ? 256 : kind < 99 ? 64 << 10 : kLargest;
+    Message result{number, upto(kMaxPayloads), {}};
+    for (std::size_t i = 0; i < result.payloads; ++i) {
+      const std::size_t bytes = upto(largest);
+      result.contents[i] = std::span(bytes_).subspan(upto(kLargest - 1), bytes);
+    }
+    return result;
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+// Receives one direction. Every second message is read where it lies, if it lies there; the others land in memory. The lane
+// holds on to it.
+class Checker {
+ public:
+  Checker(Connection& connection, std::uint32_t direction) : connection_(connection), script_(direction) {
+    for (auto& piece : memory_) piece.resize(kLargest);
+  }
+  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction) {
+    const auto self = std::make_shared<Checker>(connection, direction);
+    connection.receive(
+        {[self](const Arrival& arrival) { self->take(arrival); }, [self](const Error&) { self->ended_ = true; }});
+    return self;
+  }
+  std::uint64_t checked() const { return checked_; }
+  std::uint64_t wrong() const { return wrong_; }
+  bool ended() const { return ended_; }
+
+ private:
+  void take(const Arrival& arrival) {
+    if (checked_ == messages()) return ended(true, connection_.accept({}, {}, {}));  // the farewell
+    const auto expected = script_.message(checked_);
+    std::uint64_t number = ~expected.number;
+    if (arrival.header.size() == sizeof number) std::memcpy(&number, arrival.header.data(), sizeof number);
+    bool good = number == expected.number && arrival.sizes.size() == expected.payloads;
+    for (std::size_t i = 0; good && i < expected.payloads; ++i) good = arrival.sizes[i] == expected.contents[i].size();
+    if (!good) return ended(false, connection_.accept({}, {}, {}));
+    if (!arrival.in_place.empty() && expected.number % 2 == 0) {
+      auto left = arrival.in_place;
+      for (std::size_t i = 0; i < expected.payloads; ++i) {
+        good &= same_bytes(left.first(expected.contents[i].size()), expected.contents[i]);
+        left = left.subspan(expected.contents[i].size());
+      }
+      return ended(good, connection_.accept({}, {}, {}));
+    }
+    std::array<Slice, kMaxPayloads> to;
+    for (std::size_t i = 0; i < expected.payloads; ++i) to[i] = slice_of(memory_[i]).part(0, expected.contents[i].size());
+    const Op op = connection_.accept(std::span(to).first(expected.payloads), {}, {});
+    const auto compare = [this, expected] {
+      bool is_same = true;
+      for (std::size_t i = 0; i < expected.payloads; ++i) {
+        is_same &= same_bytes(std::span(memory_[i]).first(expected.contents[i].size()), expected.contents[i]);
+      }
+      return is_same;
+    };
+    if (op.ended()) return ended(compare(), op);
+    op.on_ended([this, op, compare] { ended(compare(), op); });
+  }
+  void ended(bool is_good, const Op& op) {
+    if (!is_good || op.error()) ++wrong_;
+    ++checked_;
+  }
+
+  Connection& connection_;
+  const Script script_;
+  std::array<std::vector<std::byte>, kMaxPayloads> memory_;
+  std::atomic<std::uint64_t> checked_{0};
+  std::atomic<std::uint64_t> wrong_{0};
+  std::atomic<bool> ended_{false};
+};
+
+// Sends messages [begin, end) and waits until as many have come; bounded in what is under way.
+void exchange(Connection& connection, EventLoop& loop, const Script& mine, const Checker& checker, std::uint64_t begin,
+              std::uint64_t end) {
+  std::vector<Op> under_way(256);
+  for (std::uint64_t number = begin; number < end; ++number) {
+    const auto message = mine.message(number);
+    std::array<Slice, kMaxPayloads> payloads;
+    for (std::size_t i = 0; i < message.payloads; ++i) {
+      payloads[i] = {const_cast<std::byte*>(message.contents[i].data()), message.contents[i].size(), Device::host()};
+    }
+    Op& oldest = under_way[number % under_way.size()];
+    expect_good(oldest);
+    oldest =
+        connection.send(std::as_bytes(std::span(&message.number, 1)), std::span(payloads).first(message.payloads), {}, {});
+  }
+  for (const Op& op : under_way) expect_good(op);
+  const Deadline limit = Deadline::in(std::chrono::minutes(10));
+  EXPECT_TRUE(loop.drive([&] { return checker.checked() >= end || checker.ended(); }, limit));
+  EXPECT_GE(checker.checked(), end) << "the lane has ended";
+  EXPECT_EQ(checker.wrong(), 0u);
+}
+
+// One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow. `meet` waits for the
+// other end where it is in this process, and has what is counted here.
+void run_end(Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
+             const std::function<void()>& meet) {
+  const Script sent(mine);
+  const auto kept = Checker::begin(connection, theirs);
+  const Checker& checker = *kept;
+  const std::uint64_t first = messages() / 10;
+  exchange(connection, loop, sent, checker, 0, first);
+  meet();
+  const auto descriptors = open_descriptors();
+  const std::size_t bytes = live_bytes();
+  meet();
+  exchange(connection, loop, sent, checker, first, messages());
+  meet();
+  EXPECT_EQ(open_descriptors(), descriptors);
+  EXPECT_LE(live_bytes(), bytes + (1 << 20)) << "memory grows with the number of messages";
+  meet();
+  // Nobody leaves while the other still measures.
+  expect_good(connection.send({}, {}, {}, {}));
+  EXPECT_TRUE(loop.drive([&] { return checker.checked() > messages() || checker.ended(); }, patience()));
+}
+
+using ConnectionSoak = ConnectionProcessClaims;
+
+TEST_P(ConnectionSoak, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
+  lifetime = std::chrono::hours(1);
+  const bool is_started = start([](Far& far) { run_end(*far.connection, *far.loop, 1, 2, [] {}); });
+  if (!is_started) return;
+  run_end(*near, *loop, 2, 1, [] {});
+  child->expect_success();
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionSoak, testing::ValuesIn(connecting_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionSoak);
+
+class ConnectionSoakOfThreads : public ConnectionClaims {};
+
+TEST_P(ConnectionSoakOfThreads, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
+  if (GetParam() != "inproc") GTEST_SKIP() << GetParam() << " has the same between processes";
+  Lane lane = open();
+  std::barrier both(2);
+  const auto meet = [&] { both.arrive_and_wait(); };
+  std::thread other([&] { run_end(*lane.far, *lane.far_loop, 1, 2, meet); });
+  run_end(*lane.near, *lane.near_loop, 2, 1, meet);
+  other.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Transport, ConnectionSoakOfThreads, testing::ValuesIn(connecting_backends()),
+                         [](const auto& one) { return one.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ConnectionSoakOfThreads);
+
+}  // namespace
+}  // namespace weft::conformance

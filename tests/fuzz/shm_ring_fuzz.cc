@@ -1,0 +1,68 @@
+// Whatever a peer writes into the control words of a ring, this side reads and writes within the ring, and says that the
+// ring is broken where the words cannot be. Input: records of 10 bytes: what happens, by whom, a number.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/transport/shm/ring.h>
+
+namespace weft::transport::shm {
+namespace {
+
+constexpr std::size_t kCapacity = 1024;
+constexpr std::size_t kRecord = 10;
+
+// The words as the peer sees them, and twice the ring's bytes as the segment maps them. (The second half is other memory
+// here, which changes nothing about what may be touched.)
+struct Memory {
+  RingControl control{};
+  std::vector<std::byte> bytes = std::vector<std::byte>(2 * kCapacity);
+};
+
+void read_all(std::span<const std::byte> bytes) {
+  unsigned sum = 0;
+  for (const std::byte byte : bytes) sum += std::to_integer<unsigned>(byte);
+  volatile unsigned seen = sum;
+  static_cast<void>(seen);
+}
+
+void run(const std::uint8_t* input, std::size_t bytes) {
+  Memory incoming, outgoing;
+  RingReader reader(&incoming.control, incoming.bytes.data(), kCapacity);
+  RingWriter writer(&outgoing.control, outgoing.bytes.data(), kCapacity);
+  const std::vector<std::byte> message(3 * kCapacity, std::byte{1});
+  for (; bytes >= kRecord; input += kRecord, bytes -= kRecord) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, input + 2, sizeof number);
+    switch (input[0] % 6) {
+      case 0: incoming.control.head = number; break;
+      case 1: outgoing.control.tail = number; break;
+      case 2: incoming.control.head += number % (kCapacity + 2); break;
+      case 3: {
+        const auto seen = reader.peek(static_cast<std::size_t>(number % (2 * kCapacity)));
+        if (seen.size() > kCapacity) broken("a ring shows more than it can hold");
+        read_all(seen);
+        if (!seen.empty()) reader.consume(input[1] % (seen.size() + 1));
+        break;
+      }
+      case 4: {
+        const auto some = std::span(message).first(static_cast<std::size_t>(number % message.size()));
+        const std::span<const std::byte> pieces[] = {some.first(some.size() / 3), some.subspan(some.size() / 3)};
+        // More than the capacity may go at once, where the peer says that it has read what was not there yet.
+        if (writer.write(pieces) > some.size()) broken("a ring takes more than it was given");
+        break;
+      }
+      default: outgoing.control.tail += number % (kCapacity + 2); break;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::transport::shm
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  weft::transport::shm::run(data, bytes);
+  return 0;
+}

@@ -1,0 +1,49 @@
+// Whatever a stranger sends first, in whatever pieces, a greeting is whole, foreign or unfinished, and nothing beyond it is
+// read. The first byte says how long the pieces are.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/transport/tcp/greeting.h>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  using weft::transport::tcp::Greeting;
+  if (bytes < 2) return 0;
+  const std::size_t piece = data[0] % 32 + std::size_t{1};
+  const std::size_t total = std::min<std::size_t>(bytes - 1, 200);
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) weft::broken("no sockets for a fuzzer");
+  Greeting greeting;
+  auto progress = Greeting::Progress::Wants;
+  std::size_t sent = 0;
+  while (sent < total && progress == Greeting::Progress::Wants) {
+    const std::size_t count = std::min(piece, total - sent);
+    if (::send(ends[1], data + 1 + sent, count, MSG_NOSIGNAL) != static_cast<ssize_t>(count)) weft::broken("a short send");
+    sent += count;
+    progress = greeting.receive(ends[0]);
+  }
+  ::close(ends[1]);
+  if (progress == Greeting::Progress::Wants) {
+    if (sent >= Greeting::kBytes) weft::broken("a whole greeting is not known as one");
+    progress = greeting.receive(ends[0]);
+    if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
+  } else if (progress == Greeting::Progress::Whole) {
+    const auto identity = greeting.identity();
+    // A greeting says nothing that encoding it again would not say.
+    if (!std::ranges::equal(Greeting::encode(identity), std::as_bytes(std::span(data + 1, Greeting::kBytes)))) {
+      weft::broken("a greeting changes when it is read");
+    }
+    char rest[256];
+    std::size_t left = 0;
+    for (ssize_t got = 0; (got = ::recv(ends[0], rest, sizeof rest, MSG_DONTWAIT)) > 0;)
+      left += static_cast<std::size_t>(got);
+    if (left != sent - Greeting::kBytes) weft::broken("more than the greeting was read");
+  }
+  if (progress != Greeting::Progress::Whole && greeting.failure().empty()) weft::broken("a refusal without a reason");
+  ::close(ends[0]);
+  return 0;
+}
