@@ -128,6 +128,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   Peer::Lane lane;
   try {
     message = std::make_shared<codec::Encoded>(codec::Writer(forks.get()).write(pack));
+    check_devices(message->parts, worker->worker());
     lane = worker->lane(routes_, deadline_of(issue.limit));
   } catch (...) {
     forks->undo();
@@ -154,6 +155,17 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
     call.fail(std::make_exception_ptr(Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                                  " refused the message (an injected fault)")));
   });
+}
+
+void AgentCore::check_devices(const std::vector<codec::Part>& parts, const WorkerInfo& to) const {
+  for (const codec::Part& part : parts) {
+    if (part.device().is_cpu()) continue;
+    if (!parts_.options.device_maps.contains(to.name)) {
+      throw Error(Blame::Caller, "a tensor on " + part.device().str() + " cannot be sent to " + describe(to) +
+                                     ": rpc::Options::device_maps has no entry for it; add one, or send tensor.cpu()");
+    }
+    throw Error(Blame::Unsupported, "tensors on " + part.device().str() + " are not carried by calls yet; send tensor.cpu()");
+  }
 }
 
 bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {

@@ -84,6 +84,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
   void inbound_ended(Inbound& inbound, const Error& why);
 
+  // Throws for tensors that cannot go to that worker: Caller for CUDA tensors without a device map.
+  void check_devices(const std::vector<codec::Part>& parts, const WorkerInfo& to) const;
   // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
   bool send_frame(MessageKind kind, std::function<void()> send);
 

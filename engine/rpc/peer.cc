@@ -230,6 +230,7 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::fun
   rref::ForkWriter forks(*core, worker().rank);
   try {
     auto message = codec::Writer(&forks).write(pack);
+    core->check_devices(message.parts, worker());
     forget(call);
     core->count_served();
     Head head;
