@@ -18,7 +18,7 @@ class Mpi final : public Transport {
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
     if (!options.device.is_host()) {
       throw Error(Blame::Unsupported,
-                  "joining " + place_of(options, name()) + ": no memory of " + describe(options.device) + "; " +
+                  "joining " + place_of(options, name()) + ": no memory of " + weft::describe(options.device) + "; " +
                       library_->version() +
                       (library_->is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams; stage it"
                                                  : " was built without CUDA; stage it") +
