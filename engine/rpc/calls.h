@@ -89,7 +89,7 @@ struct Created {
   using Value = std::shared_ptr<rref::OwnedValue<Result>>;
   using Arguments = std::tuple<rref::Id, rref::ForkId, typename Body::Arguments>;
 
-  inline static const Function& entered = enter([] {
+  static Function describe() {
     Function function;
     function.name = Body::name();
     function.signature = "RRef to the result of " + spelled(typeid(typename Body::Signature));
@@ -97,7 +97,8 @@ struct Created {
     function.value = Body::value();
     function.serve = &Created::serve;
     return function;
-  }());
+  }
+  inline static const Function& entered = enter(describe());
 
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     auto all = unpack_tuple<Arguments>(object);

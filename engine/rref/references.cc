@@ -25,7 +25,9 @@ void Owned::fail(const std::exception_ptr& cause) noexcept {
 }
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned)
-    : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {}
+    : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
+  core_.lock()->references().hold_here(id_, owned_);
+}
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
                std::optional<Future<void>> created)
@@ -44,7 +46,10 @@ Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Work
 }
 
 Handle::~Handle() {
-  if (is_owner()) return;
+  if (is_owner()) {
+    if (const auto core = core_.lock()) core->references().release_here(id_);
+    return;
+  }
   confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = owner_](const Future<void>&) {
     const auto core = weak.lock();
     if (core && !core->closed()) {
@@ -118,7 +123,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
   entry.expiry.reset();
   if (!buried_.contains(fork)) entry.forks.emplace(fork, holder);
   const auto owned = entry.owned;
-  if (entry.forks.empty()) entries_.erase(id);
+  if (entry.forks.empty() && entry.here == 0) entries_.erase(id);
   return owned;
 }
 
@@ -141,17 +146,43 @@ void References::bury(ForkId fork) {
   burials_.pop_front();
 }
 
+// With the mutex held. What it gives is destroyed outside of that: a value may hold references.
+References::Entry References::take_if_unused(Id id) {
+  const auto found = entries_.find(id);
+  if (found == entries_.end() || !found->second.forks.empty() || found->second.here > 0) return {};
+  Entry unused = std::move(found->second);
+  entries_.erase(found);
+  return unused;
+}
+
+void References::hold_here(Id id, const std::shared_ptr<Owned>& owned) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_[id];
+  if (!entry.owned) {  // made here; else it may still be expected
+    entry.owned = owned;
+    entry.arrived = true;
+  }
+  ++entry.here;
+}
+
+void References::release_here(Id id) {
+  Entry ended;
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return;
+  --found->second.here;
+  if (found->second.arrived) ended = take_if_unused(id);
+}
+
 void References::remove_fork(Id id, ForkId fork) {
-  Entry ended;  // destroyed outside the lock: a value may hold references
+  Entry ended;
   {
     std::lock_guard lock(mutex_);
     bury(fork);
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
     found->second.forks.erase(fork);
-    if (!found->second.forks.empty()) return;
-    ended = std::move(found->second);
-    entries_.erase(found);
+    ended = take_if_unused(id);
   }
   // The creator has given up before its creation came; whoever else was given a reference would still hold a fork.
   if (!ended.arrived && ended.owned) {
@@ -200,7 +231,7 @@ void References::worker_lost(int rank) {
         ++forks;
         return true;
       });
-      if (held.empty() && it->second.arrived) {
+      if (held.empty() && it->second.here == 0 && it->second.arrived) {
         ended.push_back(std::move(it->second));
         it = entries_.erase(it);
       } else {

@@ -138,6 +138,9 @@ class References {
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not known.
   void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
   void remove_fork(Id id, ForkId fork);
+  // An RRef of the owner's own refers to it, too, and no longer.
+  void hold_here(Id id, const std::shared_ptr<Owned>& owned);
+  void release_here(Id id);
 
   // --- as user, and as parent
   // Keeps the parent until the worker says that the owner knows the child.
@@ -163,6 +166,7 @@ class References {
   struct Entry {
     std::shared_ptr<Owned> owned;   // null until a message says what it is
     std::map<ForkId, int> forks;    // and who holds it
+    int here = 0;                   // handles of the owner's own
     bool arrived = false;           // the creation has come, or the value was made here
     EventLoop::Registration expiry;  // until then
   };
@@ -172,6 +176,7 @@ class References {
   std::shared_ptr<weft::detail::Home> home() const;
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
   void bury(ForkId fork);
+  Entry take_if_unused(Id id);
   void expire(Id id);
 
   rpc::AgentCore& core_;

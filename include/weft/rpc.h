@@ -3,4 +3,5 @@
 
 #include <weft/engine/rpc/agent.h>
 #include <weft/codec.h>
+#include <weft/debug.h>
 #include <weft/future.h>

@@ -171,6 +171,15 @@ TEST(Codec, MixedElementSizesOfOneStorageKeepTheirPlaces) {
   expect_same(got[1], words);
 }
 
+TEST(Codec, ModulesTravelAsTheirState) {
+  torch::nn::Sequential one(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  torch::nn::Sequential other(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  decode<ModuleState>(encode(state_of(one))).load_into(*other);
+  for (const auto& item : one->named_parameters()) EXPECT_TRUE(at::equal(item.value(), other->named_parameters()[item.key()]));
+  torch::nn::Linear narrow(2, 4);
+  EXPECT_THROW(state_of(one).load_into(*narrow), Error);
+}
+
 TEST(Codec, RefusesWhatCannotTravelByName) {
   const auto quantized = at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8);
   try {

@@ -1,0 +1,4 @@
+// Looking inside an agent, and breaking its messages on purpose: rpc::DebugInfo, rpc::Faults, rpc::MessageKind.
+#pragma once
+
+#include <weft/engine/rpc/types.h>
