@@ -50,6 +50,14 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     if (const auto core = weak.lock()) core->accept(std::move(connection));
   };
   directory_.join(routes_.listen(options), deadline);
+  // Others may have been faster, and called already: what they call must find everybody.
+  std::vector<std::shared_ptr<Inbound>> early;
+  {
+    std::lock_guard lock(mutex_);
+    joined_ = true;
+    for (const auto& [key, inbound] : inbound_) early.push_back(inbound);
+  }
+  for (const auto& inbound : early) inbound->start();
 }
 
 AgentCore::~AgentCore() { leave(); }
@@ -60,6 +68,7 @@ void AgentCore::accept(std::shared_ptr<transport::Connection> connection) {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     inbound_.emplace(inbound.get(), inbound);
+    if (!joined_) return;
   }
   inbound->start();
 }

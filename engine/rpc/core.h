@@ -147,6 +147,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
+  bool joined_ = false;  // connections are read from then on
   bool shutdown_began_ = false;
 };
 
