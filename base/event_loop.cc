@@ -130,7 +130,8 @@ struct EventLoop::Inner {
   bool turning = false;
   std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
   std::atomic<bool> stopping{false};
-  bool standing_by = false;                              // the loop's thread sleeps in epoll outside a turn
+  std::atomic<bool> standing_by{false};                  // the loop's thread sleeps in epoll outside a turn
+  bool roused = false;                                   // and has been woken, but has not noticed yet
   Clock::time_point standing_by_until;                   // then
   Clock::time_point callers_left = Clock::time_point();  // when the last caller went
   std::atomic<std::thread::id> turner;
@@ -363,8 +364,8 @@ void EventLoop::Inner::hand_over(bool is_burst) {
     return;
   }
   if (is_burst) {
-    standing_by = false;
-    return mailbox->wake();
+    if (!std::exchange(roused, true)) mailbox->wake();
+    return;
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
   if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
@@ -436,6 +437,7 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   sleep(wait);
   std::lock_guard lock(turns_mutex);
   standing_by = false;
+  roused = false;
 }
 
 void EventLoop::Inner::sweep() {
