@@ -28,7 +28,6 @@ using std::chrono::nanoseconds;
 constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
 constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
-constexpr auto kBurst = std::chrono::microseconds(50);      // between two callers that follow each other
 constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
@@ -115,7 +114,7 @@ struct EventLoop::Inner {
   void own_turns(const std::function<bool()>& until);
   void rest();
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
-  void hand_over(bool is_burst);
+  void hand_over();
   bool turn();
   void sweep();
   bool run_posted();
@@ -131,7 +130,6 @@ struct EventLoop::Inner {
   std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
   std::atomic<bool> stopping{false};
   std::atomic<bool> standing_by{false};                  // the loop's thread sleeps in epoll outside a turn
-  bool roused = false;                                   // and has been woken, but has not noticed yet
   Clock::time_point standing_by_until;                   // then
   Clock::time_point callers_left = Clock::time_point();  // when the last caller went
   std::atomic<std::thread::id> turner;
@@ -325,8 +323,8 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   }
   const bool was_last = --callers == 0;
   if (was_last && !turning) {
-    const bool is_burst = now - std::exchange(callers_left, now) < kBurst;
-    hand_over(is_burst);
+    callers_left = now;
+    hand_over();
   }
   lock.unlock();
   if (!was_last) turns_changed.notify_all();
@@ -355,16 +353,11 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
   turning = false;
 }
 
-// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile. Arranging for its wake-up
-// takes longer than a short call: where calls follow each other it is woken once, to give way to them as long as they do.
-void EventLoop::Inner::hand_over(bool is_burst) {
+// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
+void EventLoop::Inner::hand_over() {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
     if (!mailbox->posted.empty()) mailbox->rested.notify_one();
-    return;
-  }
-  if (is_burst) {
-    if (!std::exchange(roused, true)) mailbox->wake();
     return;
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
@@ -437,7 +430,6 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   sleep(wait);
   std::lock_guard lock(turns_mutex);
   standing_by = false;
-  roused = false;
 }
 
 void EventLoop::Inner::sweep() {
@@ -565,6 +557,7 @@ bool EventLoop::Inner::run_descriptors() {
   for (int i = 0; i < count; ++i) {
     const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
     if (key == kWakeupKey) {
+      if (standing_by) continue;  // it is for the thread that sleeps, which must find it there
       std::uint64_t ignored = 0;
       [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
       continue;
