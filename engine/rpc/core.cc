@@ -220,9 +220,17 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   });
 }
 
+Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
+  return Error(Blame::Timeout, in_words(parts_.self, call, to) + ": no reply within " + weft::describe(call.limit));
+}
+
 void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
   WaitingCall call = calls_.take(message.head.call);
   if (!call.pending) return;  // its time was over, or the peer made it up
+  if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
+    const auto late = std::make_exception_ptr(not_in_time(call, describe(worker)));
+    return complete(std::move(call), [&](PendingCall& pending) { pending.fail(late); });
+  }
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
   complete(std::move(call), [&](PendingCall& pending) {
@@ -320,10 +328,7 @@ void AgentCore::expire() {
       // the connection is gone, and the call with it
     }
   }
-  fail(std::move(expired), [&](const WaitingCall& call) {
-    return Error(Blame::Timeout, in_words(parts_.self, call, "rank " + std::to_string(call.to)) + ": no reply within " +
-                                     weft::describe(call.limit));
-  });
+  fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, "rank " + std::to_string(call.to)); });
 }
 
 void AgentCore::leave() noexcept {

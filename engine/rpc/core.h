@@ -115,6 +115,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane);
   void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
+  Error not_in_time(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
   void look_after(int rank);

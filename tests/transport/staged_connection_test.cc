@@ -168,7 +168,7 @@ TEST_F(StagedConnectionTest, AnEndWithoutAGpuUnderstandsChunksAndRefusesDeviceMe
 
 TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
   const auto lead = staged::encode_lead(bytes_of("x"), std::array{Slice{nullptr, 2 * kChunkBytes, Device::host()}});
-  const auto chunk = pattern(1, kChunkBytes + 1);
+  const auto chunk = std::make_shared<const std::vector<std::byte>>(pattern(1, kChunkBytes + 1));
   const auto kind = [](int number) { return std::vector{static_cast<std::byte>(number)}; };
   struct Case {
     std::vector<std::vector<std::byte>> headers;
@@ -198,8 +198,8 @@ TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
     Mailbox mail(*end, loop);
     for (std::size_t i = 0; i < one.headers.size(); ++i) {
       const bool is_last = i + 1 == one.headers.size();
-      const std::vector<Slice> payloads(is_last && one.payload > 0 ? 1 : 0, slice_of(chunk).part(0, one.payload));
-      stranger->send(one.headers[i], payloads, nullptr, {});
+      const std::vector<Slice> payloads(is_last && one.payload > 0 ? 1 : 0, slice_of(*chunk).part(0, one.payload));
+      stranger->send(one.headers[i], payloads, chunk, {});
     }
     const Error why = mail.wait_closed();
     EXPECT_EQ(why.blame(), Blame::PeerLost);

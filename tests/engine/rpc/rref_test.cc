@@ -114,6 +114,7 @@ TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
     EXPECT_EQ(remote.owner(), after(agent, 1));
     EXPECT_FALSE(remote.is_owner());
     EXPECT_TRUE(at::equal(remote.to_here(), one * 2));
+    remote.created().get();
     EXPECT_TRUE(remote.confirmed());
     const auto mine = agent.remote<&refs::add>(agent.self(), one, one);
     EXPECT_TRUE(mine.is_owner());
