@@ -44,9 +44,12 @@ void AgentCore::shutdown(const Graceful& options) {
       wait_for_own_calls(deadline);
     } else if (parts_.self.rank != 0) {
       const int first = 0;
+      // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
+      Promise<void> ended(nullptr);
       call<detail::FunctionBody<&internal::join_shutdown>>(
           shared_from_this(), {first, options.timeout, MessageKind::Shutdown, /*on_loop=*/true}, {})
-          .get();
+          .forward_to(ended);
+      ended.future().get();
     } else {
       wait_until_idle_everywhere(deadline);
     }
