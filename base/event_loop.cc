@@ -414,6 +414,7 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   now = Clock::now();
   while (wait.count() == 0 && !gives_way) {
     const bool progressed = turn();
+    if (progressed) last_progress = now;
     gives_way = stopping || callers > 0 || until();
     if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, /*is_caller=*/false);
   }
