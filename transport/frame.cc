@@ -132,4 +132,21 @@ std::optional<std::uint64_t> total_of(std::span<const Slice> payloads) {
   return total;
 }
 
+std::optional<std::string> why_misfit(std::span<const Slice> destinations, std::span<const std::uint64_t> sizes,
+                                      const std::function<std::optional<std::string>(const Slice&)>& why_not) {
+  if (destinations.empty()) return std::nullopt;
+  if (destinations.size() != sizes.size()) {
+    return std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes.size()) +
+           " payloads; name one for each, or none to throw them away";
+  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::string which = "destination " + std::to_string(i);
+    if (destinations[i].bytes != sizes[i]) {
+      return which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " + std::to_string(sizes[i]);
+    }
+    if (const auto why = why_not(destinations[i])) return which + " is " + *why;
+  }
+  return std::nullopt;
+}
+
 }  // namespace weft::transport::frame

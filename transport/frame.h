@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -67,5 +68,10 @@ std::vector<std::byte> encode_goodbye(std::string_view reason);
 std::optional<std::string> why_too_large(std::size_t header_bytes, std::size_t payloads, std::optional<std::uint64_t> total,
                                          const Capabilities& limits);
 std::optional<std::uint64_t> total_of(std::span<const Slice> payloads);
+
+// Why destinations do not fit payloads of these sizes, in words; `why_not` says of one why the lane cannot write there
+// (fit for "destination 0 is ..."). None at all fit: they throw the payloads away.
+std::optional<std::string> why_misfit(std::span<const Slice> destinations, std::span<const std::uint64_t> sizes,
+                                      const std::function<std::optional<std::string>(const Slice&)>& why_not);
 
 }  // namespace weft::transport::frame

@@ -37,23 +37,14 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, "accept from " + who_ + ": " + text); };
   if (offer_ != Offer::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  if (destinations.empty()) return std::nullopt;
-  if (destinations.size() != sizes_.size()) {
-    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
-                 " payloads; name one for each, or none to throw them away");
-  }
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    const Slice& to = destinations[i];
-    if (to.bytes != sizes_[i]) {
-      return wrong("destination " + std::to_string(i) + " has " + std::to_string(to.bytes) + " bytes, its payload " +
-                   std::to_string(sizes_[i]));
-    }
+  const auto misfit = frame::why_misfit(destinations, sizes_, [](const Slice& to) -> std::optional<std::string> {
     if (!to.device.is_host()) {
-      return wrong("destination " + std::to_string(i) + " lies on " + describe(to.device) +
-                   " and this lane moves host memory only; stage it (transport/staged.h)");
+      return "on " + describe(to.device) + " and this lane moves host memory only; stage it (transport/staged.h)";
     }
-    if (to.bytes > 0 && to.data == nullptr) return wrong("destination " + std::to_string(i) + " has no address");
-  }
+    if (to.bytes > 0 && to.data == nullptr) return "without an address";
+    return std::nullopt;
+  });
+  if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
 

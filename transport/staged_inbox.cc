@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <weft/base/loop_flag.h>
+#include <weft/transport/frame.h>
 #include <weft/transport/staged_inbox.h>
 
 namespace weft::transport::staged {
@@ -26,18 +27,8 @@ Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, co
       loop_(loop),
       loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
-      below_(std::move(below)) {
-  for (const auto& device : stage_->devices()) {
-    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
-  }
-}
-
-CopyStream& Inbox::stream_of(int device) {
-  for (const auto& stream : streams_) {
-    if (stream->device() == device) return *stream;
-  }
-  broken("a destination lies on a device that the lane was not opened with");
-}
+      streams_(*stage_, loop),
+      below_(std::move(below)) {}
 
 Chunks::Lease Inbox::take_chunk() {
   return chunks_->take([weak = weak_from_this()] {
@@ -50,25 +41,13 @@ Chunks::Lease Inbox::take_chunk() {
   });
 }
 
-// --- accepting, on any thread
-// ---------------------------------------------------------------------------------------------
+// --- accepting, on any thread -----------------------------------------------------------------------------------------
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
   if (stand_ != Stand::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  if (destinations.empty()) return std::nullopt;
-  if (destinations.size() != sizes_.size()) {
-    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
-                 " payloads; name one for each, or none to throw them away");
-  }
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    const std::string which = "destination " + std::to_string(i);
-    if (destinations[i].bytes != sizes_[i]) {
-      return wrong(which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " +
-                   std::to_string(sizes_[i]));
-    }
-    if (const auto why = stage_->why_not(destinations[i])) return wrong(which + " is " + *why);
-  }
+  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) { return stage_->why_not(to); });
+  if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
 
@@ -111,7 +90,7 @@ bool Inbox::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_ = why;
-  for (const auto& stream : streams_) stream->close(why);
+  streams_.close(why);
   return true;
 }
 
@@ -235,8 +214,8 @@ void Inbox::land(Taken taken) {
     for (const auto& copy : taken.copies) copies[copy.to.device.index].push_back(copy);
     for (auto& [device, of_device] : copies) {
       taken.landing->begin_part();
-      const Op made = stream_of(device).run(name() + " through pinned memory", std::move(of_device), taken.held,
-                                            taken.ready, shared_from_this());
+      const Op made = streams_.on(device).run(name() + " through pinned memory", std::move(of_device), taken.held,
+                                              taken.ready, shared_from_this());
       made.on_ended([landing = taken.landing, made] { landing->end_part(made.error()); });
     }
   }
@@ -260,7 +239,7 @@ void Inbox::end() noexcept {
     forget();
   }
   if (landing) landing->fail(*why);
-  for (const auto& stream : streams_) stream->fail(*why);
+  streams_.fail(*why);
 }
 
 }  // namespace weft::transport::staged

@@ -39,7 +39,6 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
  private:
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
-  CopyStream& stream_of(int device);
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
@@ -72,7 +71,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
-  std::vector<std::unique_ptr<CopyStream>> streams_;
+  CopyStreams streams_;
 
   // Where a message stands.
   enum class Stand { None, Shown, Accepted };

@@ -28,11 +28,8 @@ Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, 
       loop_(loop),
       loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
-      below_(std::move(below)) {
-  for (const auto& device : stage_->devices()) {
-    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
-  }
-}
+      streams_(*stage_, loop),
+      below_(std::move(below)) {}
 
 std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> payloads) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
@@ -45,15 +42,7 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
   return std::nullopt;
 }
 
-CopyStream& Outbox::stream_of(int device) {
-  for (const auto& stream : streams_) {
-    if (stream->device() == device) return *stream;
-  }
-  broken("a payload lies on a device that the lane was not opened with");
-}
-
-// --- from the caller
-// ------------------------------------------------------------------------------------------------------
+// --- from the caller ---------------------------------------------------------------------------------------------------
 
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
@@ -96,7 +85,7 @@ bool Outbox::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_ = why;
-  for (const auto& stream : streams_) stream->close(why);
+  streams_.close(why);
   return true;
 }
 
@@ -197,7 +186,7 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
     });
   }
   for (const auto& [device, of_device] : copies) {
-    const Op op = stream_of(device).run(name() + " through pinned memory", of_device, held, ready, shared_from_this());
+    const Op op = streams_.on(device).run(name() + " through pinned memory", of_device, held, ready, shared_from_this());
     // Posted: where the copy could not be enqueued it has ended already, and the mutex is held.
     op.on_ended([weak = weak_from_this(), piece, op] {
       const auto self = weak.lock();
@@ -215,8 +204,7 @@ void Outbox::cut_more() {
   cut();
 }
 
-// --- handing over, on the loop
-// --------------------------------------------------------------------------------------------
+// --- handing over, on the loop -----------------------------------------------------------------------------------------
 
 void Outbox::made(Piece& piece, const std::optional<Error>& error) {
   {
@@ -299,7 +287,7 @@ void Outbox::end() noexcept {
   }
   for (const auto& piece : pieces) piece->item->completion->fail(*why);
   for (const auto& item : line) item->completion->fail(*why);
-  for (const auto& stream : streams_) stream->fail(*why);
+  streams_.fail(*why);
 }
 
 }  // namespace weft::transport::staged

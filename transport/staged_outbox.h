@@ -72,7 +72,6 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   using Held = std::pair<Pin, Chunks::Lease>;
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  CopyStream& stream_of(int device);
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
@@ -99,7 +98,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
-  std::vector<std::unique_ptr<CopyStream>> streams_;
+  CopyStreams streams_;
   // Messages that went straight through and have not ended.
   const std::shared_ptr<std::atomic<std::size_t>> passed_ = std::make_shared<std::atomic<std::size_t>>(0);
 

@@ -183,4 +183,25 @@ Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies,
   }
 }
 
+CopyStreams::CopyStreams(Stage& stage, const std::shared_ptr<EventLoop>& loop) {
+  for (const auto& device : stage.devices()) {
+    streams_.push_back(std::make_unique<CopyStream>(device, stage.flags(), loop));
+  }
+}
+
+CopyStream& CopyStreams::on(int device) {
+  for (const auto& stream : streams_) {
+    if (stream->device() == device) return *stream;
+  }
+  broken("a slice lies on a device that the lane was not opened with");
+}
+
+void CopyStreams::close(const Error& why) {
+  for (const auto& stream : streams_) stream->close(why);
+}
+
+void CopyStreams::fail(const Error& why) noexcept {
+  for (const auto& stream : streams_) stream->fail(why);
+}
+
 }  // namespace weft::transport::staged

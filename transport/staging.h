@@ -135,4 +135,21 @@ class CopyStream {
   InFlight in_flight_;
 };
 
+// One lane's copies in one direction: a CopyStream for each GPU of the stage, by place in its devices().
+class CopyStreams {
+ public:
+  CopyStreams(Stage& stage, const std::shared_ptr<EventLoop>& loop);
+
+  CopyStream& operator[](std::size_t place) { return *streams_[place]; }
+  std::size_t size() const { return streams_.size(); }
+  // That of a device by its number; it is one of the stage's.
+  CopyStream& on(int device);
+  // As each of them does.
+  void close(const Error& why);
+  void fail(const Error& why) noexcept;
+
+ private:
+  std::vector<std::unique_ptr<CopyStream>> streams_;
+};
+
 }  // namespace weft::transport::staged

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <weft/transport/cuda_ipc/receiver.h>
+#include <weft/transport/frame.h>
 
 namespace weft::transport::cuda_ipc {
 
@@ -60,11 +61,8 @@ Receiver::Receiver(std::shared_ptr<Connection> below, std::shared_ptr<staged::St
       loop_(loop),
       loop_address_(loop.get()),
       chunks_(std::make_shared<staged::Chunks>(*stage_, kChunks)),
-      below_(std::move(below)) {
-  for (const auto& device : stage_->devices()) {
-    streams_.push_back(std::make_unique<CopyStream>(device, stage_->flags(), loop));
-  }
-}
+      streams_(*stage_, loop),
+      below_(std::move(below)) {}
 
 Receiver::~Receiver() = default;
 
@@ -80,7 +78,7 @@ std::uint32_t Receiver::meet(Hello theirs, std::shared_ptr<Page> page) {
       cuda::Device& device = *stage_->devices()[own];
       const bool is_same = cuda::uuid_of(device) == theirs_.gpus[gpu].uuid;
       if (!is_same && (source.stream != nullptr || !cuda::can_read(device, theirs_.gpus[gpu].uuid))) continue;
-      source.stream = streams_[own].get();
+      source.stream = &streams_[own];
       source.device = &device;
     }
     source.events.resize(kSlots);
@@ -126,19 +124,8 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
 std::optional<Error> Receiver::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
   if (stand_ == Stand::None) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  if (destinations.empty()) return std::nullopt;
-  if (destinations.size() != sizes_.size()) {
-    return wrong(std::to_string(destinations.size()) + " destinations for " + std::to_string(sizes_.size()) +
-                 " payloads; name one for each, or none to throw them away");
-  }
-  for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    const std::string which = "destination " + std::to_string(i);
-    if (destinations[i].bytes != sizes_[i]) {
-      return wrong(which + " has " + std::to_string(destinations[i].bytes) + " bytes, its payload " +
-                   std::to_string(sizes_[i]));
-    }
-    if (const auto why = stage_->why_not(destinations[i])) return wrong(which + " is " + *why);
-  }
+  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) { return stage_->why_not(to); });
+  if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
 
@@ -285,7 +272,7 @@ bool Receiver::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
   if (failure_) return false;
   failure_ = why;
-  for (const auto& stream : streams_) stream->close(why);
+  streams_.close(why);
   return true;
 }
 
@@ -306,7 +293,7 @@ void Receiver::end() noexcept {
     to_host.swap(to_host_);
   }
   for (const auto& work : to_host) work->landing->fail(*why);
-  for (const auto& stream : streams_) stream->fail(*why);
+  streams_.fail(*why);
 }
 
 }  // namespace weft::transport::cuda_ipc

@@ -75,7 +75,7 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;  // without a share in it: a turn that held the last one would end it from inside
   const std::shared_ptr<staged::Chunks> chunks_;
-  std::vector<std::unique_ptr<staged::CopyStream>> streams_;
+  staged::CopyStreams streams_;
   Hello theirs_;
   std::vector<Source> sources_;  // by place in their hello
 
