@@ -4,10 +4,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -31,18 +34,29 @@ void unpack_fields(const msgpack::object& object, const std::tuple<Fields&...>& 
   std::apply([&](auto&... field) { ((next++)->convert(field), ...); }, fields);
 }
 
-// msgpack needs a value to convert into; some types have no default.
+// msgpack needs a value to convert into; c10::Device has no default, nor has a tuple or pair with one.
+template <class T>
+struct Blank {
+  static T make() { return T{}; }
+};
+template <>
+struct Blank<c10::Device> {
+  static c10::Device make() { return c10::Device(c10::kCPU); }
+};
+template <class... T>
+struct Blank<std::tuple<T...>> {
+  static std::tuple<T...> make() { return std::tuple<T...>(Blank<T>::make()...); }
+};
+template <class A, class B>
+struct Blank<std::pair<A, B>> {
+  static std::pair<A, B> make() { return {Blank<A>::make(), Blank<B>::make()}; }
+};
+
 template <class T>
 T unpacked(const msgpack::object& object) {
-  if constexpr (std::is_same_v<T, c10::Device>) {
-    c10::Device device(c10::kCPU);
-    object.convert(device);
-    return device;
-  } else {
-    T value{};
-    object.convert(value);
-    return value;
-  }
+  T value = Blank<T>::make();
+  object.convert(value);
+  return value;
 }
 
 template <std::size_t i, class Variant>
@@ -122,7 +136,27 @@ template <>
 struct convert<c10::Device> {
   const msgpack::object& operator()(const msgpack::object& object, c10::Device& device) const {
     const auto [type, index] = object.as<std::pair<std::int8_t, std::int8_t>>();
+    if (type < 0 || type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES || index < -1) throw msgpack::type_error();
     device = c10::Device(static_cast<c10::DeviceType>(type), index);
+    return object;
+  }
+};
+template <>
+struct convert<std::vector<c10::Device>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::vector<c10::Device>& devices) const {
+    if (object.type != msgpack::type::ARRAY) throw msgpack::type_error();
+    devices.clear();
+    for (const msgpack::object& device : std::span(object.via.array.ptr, object.via.array.size)) {
+      devices.push_back(weft::codec::unpacked<c10::Device>(device));
+    }
+    return object;
+  }
+};
+template <>
+struct convert<std::optional<c10::Device>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::optional<c10::Device>& device) const {
+    device.reset();
+    if (!object.is_nil()) device = weft::codec::unpacked<c10::Device>(object);
     return object;
   }
 };

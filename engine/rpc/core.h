@@ -17,6 +17,7 @@
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wire.h>
 #include <weft/engine/rref/references.h>
+#include <weft/engine/tensor/receive_pool.h>
 #include <weft/transport/routes.h>
 
 namespace weft::rpc {
@@ -61,6 +62,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::shared_ptr<EventLoop>& loop() const { return loop_; }
   const std::shared_ptr<Crew>& crew() const { return crew_; }
   Directory& directory() { return directory_; }
+  ReceivePool& receive_pool() { return *receive_pool_; }
   const std::string& token() const { return token_; }
 
   // --- calls from here
@@ -128,6 +130,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::shared_ptr<Crew> crew_;
   Directory directory_;
   transport::Routes routes_;
+  const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 

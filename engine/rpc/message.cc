@@ -1,5 +1,3 @@
-#include <c10/core/CPUAllocator.h>
-
 #include <weft/engine/rpc/message.h>
 
 namespace weft::rpc {
@@ -9,11 +7,6 @@ namespace {
 // Bounds of what a peer may make this process allocate for one message.
 constexpr std::uint64_t kMostBody = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 38;
-
-c10::Storage allocate(std::uint64_t bytes) {
-  c10::Allocator* allocator = c10::GetCPUAllocator();
-  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/false);
-}
 
 // What must outlive the sending.
 struct Sent {
@@ -54,7 +47,7 @@ Op send_message(transport::Connection& connection, Head head, codec::Encoded mes
   return connection.send(header, slices, std::move(pin), Fence());
 }
 
-void receive_message(transport::Connection& connection, const transport::Arrival& arrival,
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival, ReceivePool& pool,
                      std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse) {
   const auto parsed = parse_head(arrival.header, arrival.sizes.size());
@@ -74,7 +67,8 @@ void receive_message(transport::Connection& connection, const transport::Arrival
     if (size > kMostBytes - bytes) return give_up(Error(Blame::PeerLost, "the peer sent a message of more than 256 GiB"));
     bytes += size;
   }
-  if (aside && arrival.sizes[0] > kMostBody) return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
+  if (aside && arrival.sizes[0] > kMostBody)
+    return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
 
   auto coming = std::make_shared<Coming>();
   coming->head = head;
@@ -88,7 +82,9 @@ void receive_message(transport::Connection& connection, const transport::Arrival
     }
     for (std::size_t i = 0; i < table.size(); ++i) {
       const std::uint64_t size = arrival.sizes[i + (aside ? 1 : 0)];
-      coming->parts.push_back({table[i].begin, size, allocate(size), 0});
+      c10::Storage storage(c10::Storage::use_byte_size_t(), size, pool.allocate(size), /*allocator=*/nullptr,
+                           /*resizable=*/false);
+      coming->parts.push_back({table[i].begin, size, std::move(storage), 0});
       destinations.push_back({coming->parts.back().data(), size, Device::host()});
     }
   } catch (const std::exception&) {

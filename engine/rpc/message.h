@@ -8,10 +8,10 @@
 
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/rpc/wire.h>
+#include <weft/engine/tensor/receive_pool.h>
 #include <weft/transport/connection.h>
 
 namespace weft::rpc {
-
 
 // Sends the message; `head` lacks its flags for the body and the number of storages. Usable from every thread.
 Op send_message(transport::Connection& connection, Head head, codec::Encoded message);
@@ -22,9 +22,10 @@ struct Message {
   std::vector<codec::Part> parts;
 };
 
-// For Handlers::arrived: accepts what came and calls `deliver` once the storages are there, on the loop; or `refuse`, with
-// the reason, where the bytes are no message. What there is no memory for comes without parts and with `lacking` set.
-void receive_message(transport::Connection& connection, const transport::Arrival& arrival,
+// For Handlers::arrived: accepts what came, into memory of the pool, and calls `deliver` once the storages are there, on
+// the loop; or `refuse`, with the reason, where the bytes are no message. What there is no memory for comes without parts
+// and with `lacking` set.
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival, ReceivePool& pool,
                      std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse);
 

@@ -78,8 +78,8 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
   Lane made;
   made.connection = routes.connect(entry_.offers, {core->loop(), deadline});
   made.number = ++lanes_;
-  log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " + std::string(made.connection->transport()) +
-            " (" + made.connection->peer() + ")");
+  log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
+            std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
   greet(*core, *made.connection);
   transport::Connection& connection = *made.connection;
   made.connection->receive(
@@ -103,10 +103,11 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection, cons
   const auto core = core_.lock();
   if (!core) return;
   receive_message(
-      connection, arrival,
+      connection, arrival, core->receive_pool(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
         const auto kind = message.head.kind;
-        if (kind == FrameKind::Reply || kind == FrameKind::Failure) core->reply_came(self->worker(), std::move(message), lacking);
+        if (kind == FrameKind::Reply || kind == FrameKind::Failure)
+          core->reply_came(self->worker(), std::move(message), lacking);
       },
       [&](const Error& why) {
         connection.close(why);
@@ -152,7 +153,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
   receive_message(
-      *connection_, arrival,
+      *connection_, arrival, core->receive_pool(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
         self->deliver(core, std::move(message), lacking);
       },
@@ -180,7 +181,8 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
     if (message.head.kind != FrameKind::Hello || !message.parts.empty()) {
       wrong = "it does not begin with a greeting";
     } else if (hello = decoded<HelloRecord>(message.body); hello.version != kWireVersion) {
-      wrong = "it speaks version " + std::to_string(hello.version) + " and this worker version " + std::to_string(kWireVersion);
+      wrong =
+          "it speaks version " + std::to_string(hello.version) + " and this worker version " + std::to_string(kWireVersion);
     } else if (hello.token != core->token()) {
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self())) {
@@ -213,7 +215,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     std::lock_guard lock(mutex_);
     calls_.insert_or_assign(head.call, state);
   }
-  auto served = std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
+  auto served =
+      std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
   try {
     rref::ForkReader forks(*core, state->caller.rank);
     codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
@@ -224,7 +227,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   }
 }
 
-void Inbound::reply(std::uint64_t call, const Function& function, const std::function<void(codec::Packer&)>& pack) noexcept {
+void Inbound::reply(std::uint64_t call, const Function& function,
+                    const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
   if (!core) return;
   rref::ForkWriter forks(*core, worker().rank);
@@ -237,9 +241,8 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::fun
     head.kind = FrameKind::Reply;
     head.call = call;
     auto shared = std::make_shared<codec::Encoded>(std::move(message));
-    core->send_frame(MessageKind::Reply, [connection = connection_, head, shared] {
-      send_message(*connection, head, std::move(*shared));
-    });
+    core->send_frame(MessageKind::Reply,
+                     [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
   } catch (const Error& error) {
     forks.undo();
     fail(call, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
@@ -258,10 +261,10 @@ void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcep
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
-  auto shared = std::make_shared<codec::Encoded>(encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
-  core->send_frame(MessageKind::Reply, [connection = connection_, head, shared] {
-    send_message(*connection, head, std::move(*shared));
-  });
+  auto shared = std::make_shared<codec::Encoded>(
+      encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
+  core->send_frame(MessageKind::Reply,
+                   [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
 }
 
 void Inbound::forget(std::uint64_t call) {

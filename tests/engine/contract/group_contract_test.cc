@@ -1,7 +1,5 @@
 // A program written against the public API of process groups and data parallel training as it is specified: each spelling
 // once, with what it has to give. Where this does not compile, users' programs do not.
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <numeric>
 #include <optional>
@@ -9,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/weft.h>
@@ -88,7 +89,7 @@ TEST_P(GroupContract, Collectives) {
     std::vector<at::Tensor> gathered;
     if (rank == 1) gathered = {torch::zeros(2), torch::zeros(2)};
     group.gather(gathered, own(), 1).wait();
-    if (rank == 1) EXPECT_TRUE(gathered[0].equal(two(1, 1)) && gathered[1].equal(two(2, 2)));
+    EXPECT_TRUE(rank == 0 || (gathered[0].equal(two(1, 1)) && gathered[1].equal(two(2, 2))));
     at::Tensor got = torch::zeros(2);
     group.scatter(got, rank == 0 ? std::vector<at::Tensor>{two(5, 5), two(6, 6)} : std::vector<at::Tensor>{}, 0).wait();
     EXPECT_TRUE(got.equal(two(5 + rank, 5 + rank)));
@@ -178,7 +179,8 @@ TEST_P(GroupContract, DataParallel) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, GroupContract, testing::Values("gloo", "tcp", "shm"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Cpu, GroupContract, testing::Values("gloo", "tcp", "shm"),
+                         [](const auto& one) { return one.param; });
 
 TEST(GroupContractOptions, AreAggregatesInThisOrder) {
   const ProcessGroupOptions options{.backend = "gloo",

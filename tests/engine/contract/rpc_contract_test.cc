@@ -1,7 +1,5 @@
 // A program written against the public API of RPC, RRef, Future and the codec as it is specified: each spelling once, with
 // what it has to give. Where this does not compile, users' programs do not.
-#include <gtest/gtest.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -16,6 +14,9 @@
 #include <variant>
 #include <vector>
 
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/weft.h>
@@ -50,11 +51,13 @@ struct Packed {
   std::string b;
   MSGPACK_DEFINE(a, b)
 };
-using Everything =
-    std::tuple<bool, std::int8_t, std::uint64_t, float, double, Colour, std::string, std::vector<int>, std::array<int, 2>,
-               std::map<std::string, int>, std::set<int>, std::pair<int, std::string>, std::optional<int>,
-               std::variant<int, std::string>, std::chrono::milliseconds, Point>;
+using Everything = std::tuple<bool, std::int8_t, std::uint64_t, float, double, Colour, std::string, std::vector<int>,
+                              std::array<int, 2>, std::map<std::string, int>, std::set<int>, std::pair<int, std::string>,
+                              std::optional<int>, std::variant<int, std::string>, std::chrono::milliseconds, Point>;
 Everything same(Everything value) { return value; }
+std::pair<std::vector<c10::Device>, std::optional<c10::Device>> devices(std::vector<c10::Device> some) {
+  return {some, some.back()};
+}
 int packed(Packed value) { return value.a + static_cast<int>(value.b.size()); }
 std::tuple<c10::Scalar, c10::ScalarType, c10::Device> torch_values(c10::Scalar a, c10::ScalarType b, c10::Device c) {
   return {a, b, c};
@@ -167,14 +170,17 @@ TEST_F(RpcContract, CallsByNameRankAndHandle) {
 
 TEST_F(RpcContract, Values) {
   run([](rpc::Agent& agent) {
-    const Everything value{true, -3, ~0ULL, 0.5F, 0.25, Colour::Green, "text", {1, 2}, {3, 4}, {{"a", 1}}, {5, 6},
-                           {7, "p"}, 8, "v", 9ms, Point{1, {0.5}, "n"}};
+    const Everything value{true,   -3,         ~0ULL,  0.5F,     0.25, Colour::Green, "text", {1, 2},
+                           {3, 4}, {{"a", 1}}, {5, 6}, {7, "p"}, 8,    "v",           9ms,    Point{1, {0.5}, "n"}};
     EXPECT_EQ(agent.sync<&same>("worker1", value), value);
     EXPECT_EQ(agent.sync<&packed>("worker1", Packed{1, "ab"}), 3);
-    const auto [scalar, type, device] = agent.sync<&torch_values>("worker1", c10::Scalar(2.5), at::kHalf, at::Device("cpu"));
+    const auto [scalar, type, device] =
+        agent.sync<&torch_values>("worker1", c10::Scalar(2.5), at::kHalf, at::Device("cpu"));
     EXPECT_EQ(scalar.toDouble(), 2.5);
     EXPECT_EQ(type, at::kHalf);
     EXPECT_TRUE(device.is_cpu());
+    const std::vector<c10::Device> some{c10::Device("cpu"), c10::Device("cuda:1")};
+    EXPECT_EQ(agent.sync<&devices>("worker1", some), std::pair(some, std::optional(c10::Device("cuda:1"))));
     EXPECT_TRUE(agent.sync<&is_undefined>("worker1", at::Tensor()));
     const std::vector<std::byte> bytes = weft::encode(Point{1, {0.5}, "n"});
     EXPECT_EQ(weft::decode<Point>(std::span<const std::byte>(bytes)), (Point{1, {0.5}, "n"}));
@@ -195,7 +201,7 @@ TEST_F(RpcContract, Errors) {
       EXPECT_EQ(error.blame(), Blame::Remote);
       EXPECT_EQ(std::string(error.text()), "two\nlines");
       EXPECT_NE(std::string(error.function()).find("throws"), std::string::npos);
-      EXPECT_EQ(error.worker().name, "worker1");
+      EXPECT_EQ(error.worker(), "worker1");
     }
     try {
       agent.sync<&slow>(rpc::to("worker1").timeout(5ms), 100);
