@@ -62,6 +62,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::shared_ptr<Crew>& crew() const { return crew_; }
   Directory& directory() { return directory_; }
   const std::string& token() const { return token_; }
+  const std::string& secret() const { return parts_.options.secret; }
 
   // --- calls from here
   // Throws Caller for a destination that is not there, and after shutdown.
@@ -125,9 +126,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   Parts parts_;
   const std::shared_ptr<EventLoop> loop_;
+  transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;
   Directory directory_;
-  transport::Routes routes_;
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
