@@ -276,14 +276,26 @@ void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const E
   look_after(worker.rank);
 }
 
-// A connection may end without its worker: ask before its references are given up.
+// A connection may end without its worker: ask before its references are given up, and a shutdown fails.
 void AgentCore::look_after(int rank) {
-  if (closed_ || rank < 0 || !references_.concerns(rank)) return;
+  if (closed_ || rank < 0 || rank == parts_.self.rank) return;
+  {
+    std::lock_guard lock(mutex_);
+    const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
+    if (!decides && !references_.concerns(rank)) return;
+  }
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
-          if (answered.failed() && !self->closed_) self->references_.worker_lost(rank);
+          if (!answered.failed() || self->closed_) return;
+          self->references_.worker_lost(rank);
+          if (to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;  // slow, it may be
+          {
+            std::lock_guard lock(self->mutex_);
+            self->lost_.insert(rank);
+          }
+          self->crew_->recall();
         });
   } catch (const Error&) {
     references_.worker_lost(rank);
@@ -340,7 +352,7 @@ void AgentCore::leave() noexcept {
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-  std::vector<Promise<void>> shutting_down;
+  std::vector<Promise<Verdict>> shutting_down;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);
