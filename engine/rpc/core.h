@@ -131,6 +131,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void accept(std::shared_ptr<transport::Connection> connection);
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
+  void report_held() const;
 
   Parts parts_;
   const std::shared_ptr<EventLoop> loop_;

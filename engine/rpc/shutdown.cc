@@ -1,6 +1,9 @@
 // Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all have come it asks every
 // worker what is active there, again and again, until two rounds one after the other find everybody idle and no call issued
 // in between. A call that travels is waiting at its caller, so then none does.
+#include <algorithm>
+
+#include <weft/base/log.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
@@ -66,7 +69,20 @@ void AgentCore::shutdown(const Graceful& options) {
     leave();
     throw why;
   }
+  report_held();
   leave();
+}
+
+// What the program still refers to when all has ended, once: a reference that outlives its agent is of no use to anybody.
+void AgentCore::report_held() const {
+  constexpr std::size_t kMost = 20;
+  const auto held = references_.held();
+  if (held.empty()) return;
+  std::string text = describe(parts_.self) + " shuts down while its program still holds " + std::to_string(held.size()) +
+                     " references to values of other workers; drop them before shutdown():";
+  for (std::size_t i = 0; i < std::min(held.size(), kMost); ++i) text += "\n  " + held[i];
+  if (held.size() > kMost) text += "\n  and " + std::to_string(held.size() - kMost) + " more";
+  log::warn(text);
 }
 
 void AgentCore::wait_for_own_calls(Deadline deadline) {

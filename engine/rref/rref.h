@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <type_traits>
 #include <utility>
 
@@ -240,6 +241,12 @@ class RRef {
 
   std::shared_ptr<rref::Handle> handle_;
 };
+
+// "RRef (0, 3), fork (0, 4), of worker1 (rank 1)".
+template <class T>
+std::ostream& operator<<(std::ostream& out, const RRef<T>& reference) {
+  return out << (reference ? describe(*reference.handle()) : "empty RRef");
+}
 
 template <class T>
 RRef(const rpc::Agent&, T) -> RRef<T>;
