@@ -5,8 +5,6 @@
 // and closing waits for the device, so both are done once for an allocation.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,11 +12,9 @@
 #include <weft/base/slice.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/event.h>
+#include <weft/cuda/ipc_names.h>
 
 namespace weft::cuda {
-
-using Uuid = std::array<std::byte, 16>;
-using IpcHandle = std::array<std::byte, 64>;
 
 // Names the GPU alike in all processes, whatever each may see.
 Uuid uuid_of(Device& device);

@@ -2,6 +2,8 @@
 #include <limits>
 #include <optional>
 
+#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/sparse_compressed_tensor.h>
@@ -91,6 +93,13 @@ std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strid
     }
   }
   return last + 1;
+}
+
+// The indices or values of a sparse tensor.
+at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
+  at::Tensor part = reader.unpack(object);
+  if (!part.defined() || part.layout() != at::kStrided || part.requires_grad()) foreign("its indices or values");
+  return part;
 }
 
 }  // namespace
@@ -192,21 +201,22 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
   } else if (form == Form::Coo && fields.size == 6 && fields.ptr[2].type == msgpack::type::BOOLEAN) {
-    const auto indices = unpack(fields.ptr[4]);
-    const auto values = unpack(fields.ptr[5]);
-    if (!indices.defined() || !values.defined()) foreign("its indices or values");
-    tensor = at::sparse_coo_tensor(indices, values, integers(fields.ptr[3], "sizes"), values.options().layout(at::kSparse))
-                 ._coalesced_(fields.ptr[2].via.boolean);
+    const auto indices = part_of(*this, fields.ptr[4]);
+    const auto values = part_of(*this, fields.ptr[5]);
+    const auto sizes = integers(fields.ptr[3], "sizes");
+    const bool coalesced = fields.ptr[2].via.boolean;
+    // libtorch takes indices beyond the sizes as they are, and would write there.
+    at::_validate_sparse_coo_tensor_args(indices, values, sizes, coalesced);
+    tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse))._coalesced_(coalesced);
   } else if (form == Form::Compressed && fields.size == 7) {
     const auto layout = number(fields.ptr[2], "layout");
-    const auto compressed = unpack(fields.ptr[4]);
-    const auto plain = unpack(fields.ptr[5]);
-    const auto values = unpack(fields.ptr[6]);
-    if (layout >= std::size(kCompressed) || !compressed.defined() || !plain.defined() || !values.defined()) {
-      foreign("its layout, indices or values");
-    }
-    tensor = at::sparse_compressed_tensor(compressed, plain, values, integers(fields.ptr[3], "sizes"),
-                                          values.options().layout(kCompressed[layout]));
+    const auto compressed = part_of(*this, fields.ptr[4]);
+    const auto plain = part_of(*this, fields.ptr[5]);
+    const auto values = part_of(*this, fields.ptr[6]);
+    if (layout >= std::size(kCompressed)) foreign("its layout");
+    const auto sizes = integers(fields.ptr[3], "sizes");
+    at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, kCompressed[layout]);
+    tensor = at::sparse_compressed_tensor(compressed, plain, values, sizes, values.options().layout(kCompressed[layout]));
   } else {
     foreign("its form");
   }

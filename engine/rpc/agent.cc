@@ -40,8 +40,8 @@ std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<Agen
   return std::make_shared<rref::Handle>(core, id, core->self(), std::move(owned));
 }
 std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                     int owner, const Future<void>& created) {
-  return std::make_shared<rref::Handle>(core, id, fork, core->directory().find(owner).worker, created, created);
+                                                     int owner, const Future<void>& created, const rref::Origin& origin) {
+  return std::make_shared<rref::Handle>(core, id, fork, core->directory().find(owner).worker, created, created, origin);
 }
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
   return given ? *given : core.timeout();
@@ -62,7 +62,7 @@ AgentCore& Agent::core() const {
 }
 
 Going Agent::going(const Destination& to, bool on_loop) const {
-  return {core().rank_of(to), core().limit_of(to), MessageKind::Call, on_loop};
+  return {core().rank_of(to), core().limit_of(to), MessageKind::Call, on_loop, to.place()};
 }
 
 WorkerInfo Agent::worker(const Destination& who) const {

@@ -15,6 +15,7 @@
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/types.h>
+#include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/rref.h>
 
 namespace weft::rpc {
@@ -22,6 +23,13 @@ namespace weft::rpc {
 class AgentCore;
 
 class Agent {
+  template <auto F, class... A>
+  auto issue(const Destination& to, A&&... arguments) const {
+    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = detail::FunctionBody<Naming::function>;
+    return call<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+  }
+
  public:
   Agent() = default;  // no agent: only assignment is allowed
   explicit Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped);
@@ -29,13 +37,11 @@ class Agent {
   // Calls the function and waits for its result. Throws RemoteError when it threw, Timeout, PeerLost, Caller.
   template <auto F, class... A>
   auto sync(const Destination& to, A&&... arguments) const {
-    return async<F>(to, std::forward<A>(arguments)...).get();
+    return issue<F>(to, std::forward<A>(arguments)...).get();
   }
   template <auto F, class... A>
   auto async(const Destination& to, A&&... arguments) const {
-    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
-    using Body = detail::FunctionBody<Naming::function>;
-    return call<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+    return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
   }
   // The result stays with the callee; what comes back, at once, is a reference to it.
   template <auto F, class... A>
@@ -57,7 +63,7 @@ class Agent {
   // A registered operator that gives a tensor, by name; see operators.h.
   template <class... A>
   at::Tensor sync_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return async_op(name, to, std::forward<A>(arguments)...).get();
+    return sync<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
   }
   template <class... A>
   Future<at::Tensor> async_op(const std::string& name, const Destination& to, A&&... arguments) const {

@@ -19,6 +19,7 @@ struct Going {
   std::chrono::milliseconds limit{0};  // 0 = none
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
+  Place place = {};  // in the program, where it is known
 };
 
 namespace detail {
@@ -41,7 +42,7 @@ struct CoreCalls {
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                   int owner, const Future<void>& created);
+                                                   int owner, const Future<void>& created, const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> ambient(const char* what);
@@ -185,7 +186,7 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
       detail::pack_tuple(packer, arguments);
     };
     detail::CoreCalls::send_call(*core, function, going, pack, std::move(pending));
-    return detail::CoreCalls::user_handle(core, id, fork, going.to, created);
+    return detail::CoreCalls::user_handle(core, id, fork, going.to, created, {function.name, -1, going.place});
   }
   auto value = std::make_shared<rref::OwnedValue<Result>>(detail::CoreCalls::home(*core));
   // Where the creation fails by its time limit, or does not even begin.

@@ -29,9 +29,9 @@ RemoteError::RemoteError(std::string worker, std::string function, std::string t
 AgentCore::AgentCore(Parts parts)
     : parts_(std::move(parts)),
       loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
-      crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
-      directory_(parts_.store, parts_.self, parts_.world_size),
       routes_(parts_.options.transports),
+      crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
+      directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty()),
       timeout_(parts_.options.timeout.count()),
       references_(*this) {}
 
@@ -151,12 +151,14 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = std::chrono::nanoseconds(issue.limit).count();
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), connection = lane.connection, head, message, forks] {
-    const Op op = send_message(*connection, head, std::move(*message));
-    if (!op.ended() || !op.error()) return;
-    // A lane that has failed ends all its calls; here the message alone was not taken.
-    forks->undo();
-    self->complete_here(head.call, [&](PendingCall& call) { call.fail(std::make_exception_ptr(*op.error())); });
+  const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks] {
+    lane.pass([self, connection = lane.connection, head, message, forks] {
+      const Op op = send_message(*connection, head, std::move(*message));
+      if (!op.ended() || !op.error()) return;
+      // A lane that has failed ends all its calls; here the message alone was not taken.
+      forks->undo();
+      self->complete_here(head.call, [&](PendingCall& call) { call.fail(std::make_exception_ptr(*op.error())); });
+    });
   });
   if (sent) return;
   forks->undo();
@@ -263,8 +265,9 @@ void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function
 
 void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
   fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
-    const auto blame = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled ? why.blame() : Blame::PeerLost;
-    return Error(blame, in_words(parts_.self, call, describe(worker)) + ": the connection has ended: " + why.text());
+    const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller;
+    return Error(kept ? why.blame() : Blame::PeerLost,
+                 in_words(parts_.self, call, describe(worker)) + ": the connection has ended: " + why.text());
   });
   if (directory_.forget(worker.rank)) {
     std::lock_guard lock(mutex_);
@@ -273,14 +276,26 @@ void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const E
   look_after(worker.rank);
 }
 
-// A connection may end without its worker: ask before its references are given up.
+// A connection may end without its worker: ask before its references are given up, and a shutdown fails.
 void AgentCore::look_after(int rank) {
-  if (closed_ || rank < 0 || !references_.concerns(rank)) return;
+  if (closed_ || rank < 0 || rank == parts_.self.rank) return;
+  {
+    std::lock_guard lock(mutex_);
+    const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
+    if (!decides && !references_.concerns(rank)) return;
+  }
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
-          if (answered.failed() && !self->closed_) self->references_.worker_lost(rank);
+          if (!answered.failed() || self->closed_) return;
+          self->references_.worker_lost(rank);
+          if (to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;  // slow, it may be
+          {
+            std::lock_guard lock(self->mutex_);
+            self->lost_.insert(rank);
+          }
+          self->crew_->recall();
         });
   } catch (const Error&) {
     references_.worker_lost(rank);
@@ -323,7 +338,8 @@ void AgentCore::expire() {
     head.call = id;
     try {
       const auto lane = peer(call.to)->lane(routes_, Deadline::in(std::chrono::seconds(1)));
-      if (lane.number == call.lane) send_message(*lane.connection, head, {});
+      if (lane.number == call.lane)
+        lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
     } catch (const Error&) {
       // the connection is gone, and the call with it
     }
@@ -336,7 +352,7 @@ void AgentCore::leave() noexcept {
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-  std::vector<Promise<void>> shutting_down;
+  std::vector<Promise<Verdict>> shutting_down;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);

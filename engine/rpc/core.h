@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include <weft/base/event_loop.h>
@@ -33,6 +34,13 @@ struct Activity {
   std::uint64_t running = 0;  // functions and continuations
   friend bool operator==(const Activity&, const Activity&) = default;
   WEFT_FIELDS(issued, waiting, running)
+};
+
+// How a graceful shutdown ended, for the workers that did not decide it.
+struct Verdict {
+  int blame = -1;  // Blame, or -1 where all went well
+  std::string text;
+  WEFT_FIELDS(blame, text)
 };
 
 // A call as it is issued.
@@ -64,6 +72,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Directory& directory() { return directory_; }
   ReceivePool& receive_pool() { return *receive_pool_; }
   const std::string& token() const { return token_; }
+  const std::string& secret() const { return parts_.options.secret; }
 
   // --- calls from here
   // Throws Caller for a destination that is not there, and after shutdown.
@@ -99,8 +108,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // --- the end
   Activity activity() const;
   void shutdown(const Graceful& options);
-  // Another worker shuts down as well: done when nothing is active anywhere.
-  Future<void> join_shutdown();
+  // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
+  Future<Verdict> join_shutdown();
   void leave() noexcept;
   // Throws Caller where the agent has shut down or left.
   void require_open() const;
@@ -124,12 +133,13 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void accept(std::shared_ptr<transport::Connection> connection);
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
+  void report_held() const;
 
   Parts parts_;
   const std::shared_ptr<EventLoop> loop_;
+  transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;
   Directory directory_;
-  transport::Routes routes_;
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
@@ -147,12 +157,13 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   mutable std::mutex mutex_;  // of the rest
   std::map<int, std::shared_ptr<Peer>> peers_;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_;
-  std::vector<Promise<void>> shutting_down_;  // the other workers, where this one decides when all is idle
+  std::vector<Promise<Verdict>> shutting_down_;  // the other workers, where this one decides when all is idle
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;  // connections are read from then on
   bool shutdown_began_ = false;
+  std::set<int> lost_;  // workers that could not be reached any more
 };
 
 }  // namespace weft::rpc

@@ -20,8 +20,9 @@ struct Record {
   std::string name;
   int rank = -1;
   std::vector<std::pair<std::string, std::string>> offers;
+  bool has_secret = false;
   bool gone = false;
-  WEFT_FIELDS(name, rank, offers, gone)
+  WEFT_FIELDS(name, rank, offers, has_secret, gone)
 };
 
 Bytes written(const Record& record) {
@@ -38,7 +39,7 @@ Record read(const Bytes& bytes) {
 }
 
 Directory::Entry entry_of(const Record& record) {
-  Directory::Entry entry{{record.name, record.rank}, {}};
+  Directory::Entry entry{{record.name, record.rank}, {}, record.has_secret};
   for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
   return entry;
 }
@@ -57,8 +58,15 @@ void check_name(const std::string& name) {
                                  " letters, digits, '_', ':' and '-'");
 }
 
-Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size)
-    : store_(std::move(store)), self_(std::move(self)), size_(size) {}
+void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has) {
+  if (one_has == other_has) return;
+  throw Error(Blame::Caller, describe(one_has ? one : other) + " was given a secret and " +
+                                 describe(one_has ? other : one) +
+                                 " none: give all workers of the job the same rpc::Options::secret, or none");
+}
+
+Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret)
+    : store_(std::move(store)), self_(std::move(self)), size_(size), has_secret_(has_secret) {}
 
 std::string Directory::token(Deadline deadline) {
   if (store_->add("token/claim", 1) == 1) {
@@ -78,11 +86,15 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
                 "workers that were given a world size and workers that were not cannot be in one job: give all of them "
                 "Options::world_size, or none");
   }
+  if (!size_) {  // before anything is claimed
+    refresh();
+    check_all_secrets();
+  }
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
     throw Error(Blame::Caller, "rank " + std::to_string(self_.rank) +
                                    " is taken by another worker of this job; if it belongs to another job, give each a group_name");
   }
-  Record record{self_.name, self_.rank, {}, false};
+  Record record{self_.name, self_.rank, {}, has_secret_, false};
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
   const bool fresh = store_->add("name/" + self_.name, 1) == 1;
   const std::string taken =
@@ -111,8 +123,16 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
     throw Error(Blame::Caller, "the name '" + entry.worker.name + "' is not unique: ranks " + std::to_string(place->second) +
                                    " and " + std::to_string(rank) + " have it; names must differ");
   }
+  {
+    std::lock_guard lock(mutex_);
+    entries_ = std::move(all);
+  }
+  check_all_secrets();
+}
+
+void Directory::check_all_secrets() const {
   std::lock_guard lock(mutex_);
-  entries_ = std::move(all);
+  for (const auto& [rank, entry] : entries_) check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
 }
 
 // Rank 0 may host the store, and must not end before the others have what they need of it.
@@ -132,7 +152,7 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
 void Directory::leave() noexcept {
   if (size_) return;
   try {
-    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, true}));
+    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, has_secret_, true}));
     store_->erase("name/" + self_.name);
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());

@@ -18,21 +18,25 @@ namespace weft::rpc {
 
 // Throws Caller where a name has letters that it must not have, or is too long or empty.
 void check_name(const std::string& name);
+// Throws Caller where one of the two was given a secret and the other none.
+void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
 
 class Directory {
  public:
   struct Entry {
     WorkerInfo worker;
     std::vector<transport::Offer> offers;
+    bool has_secret = false;
   };
 
   // `size` is the number of workers; without it they come and go.
-  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size);
+  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret);
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
   // Publishes this worker; where the size is known, waits for all others and checks that their names differ. Throws
-  // Caller for a name or rank that is taken, and where workers of the two kinds meet; Timeout naming who is missing.
+  // Caller for a name or rank that is taken, where workers of the two kinds meet, and where some have a secret and some
+  // have none; Timeout naming who is missing.
   void join(const std::vector<transport::Offer>& offers, Deadline deadline);
   // Takes it out again, where workers come and go.
   void leave() noexcept;
@@ -48,11 +52,13 @@ class Directory {
  private:
   void wait_until_all_have_read(Deadline deadline);
   void refresh();
+  void check_all_secrets() const;
   std::string known() const;
 
   const std::shared_ptr<transport::Bootstrap> store_;
   const WorkerInfo self_;
   const std::optional<int> size_;
+  const bool has_secret_;
   mutable std::mutex mutex_;
   std::map<int, Entry> entries_;
 };

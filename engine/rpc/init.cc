@@ -56,11 +56,6 @@ Agent init(const std::string& name, Options options) {
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }
-  if (!options.secret.empty()) {
-    throw Error(Blame::Unsupported,
-                "rpc::Options::secret is not there yet; without WEFT_SOCKET_IFNAME agents listen on this machine only, and take "
-                "connections only of who can read the job's store");
-  }
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;

@@ -99,4 +99,20 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   });
 }
 
+Op send_challenge(transport::Connection& connection, std::span<const std::byte> body) {
+  Head head;
+  head.kind = FrameKind::Challenge;
+  std::vector<std::byte> header;
+  append_head(header, head, {});
+  header.insert(header.end(), body.begin(), body.end());
+  return connection.send(header, {}, nullptr, Fence());
+}
+
+std::optional<std::span<const std::byte>> challenge_in(const transport::Arrival& arrival) {
+  if (!arrival.sizes.empty()) return std::nullopt;
+  const auto parsed = parse_head(arrival.header, 0);
+  if (!parsed || parsed.value().head.kind != FrameKind::Challenge) return std::nullopt;
+  return parsed.value().rest;
+}
+
 }  // namespace weft::rpc

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,5 +29,10 @@ struct Message {
 void receive_message(transport::Connection& connection, const transport::Arrival& arrival, ReceivePool& pool,
                      std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse);
+
+// Challenges (secret.h) are read and written without the codec, and have no payloads: strangers send them.
+Op send_challenge(transport::Connection& connection, std::span<const std::byte> body);
+// Its body; valid as long as the arrival, which is left to be accepted. Nothing where that is no challenge.
+std::optional<std::span<const std::byte>> challenge_in(const transport::Arrival& arrival);
 
 }  // namespace weft::rpc

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <weft/base/log.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
@@ -75,16 +77,21 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
   std::lock_guard lock(mutex_);
   if (closed_ || !core) throw Error(Blame::Cancelled, "the agent has left");
   if (lane_.connection) return lane_;
+  check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
   Lane made;
+  if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
   made.connection = routes.connect(entry_.offers, {core->loop(), deadline});
   made.number = ++lanes_;
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
-  greet(*core, *made.connection);
   transport::Connection& connection = *made.connection;
+  made.gate ? static_cast<void>(send_challenge(connection, made.gate->nonce)) : greet(*core, connection);
   made.connection->receive(
-      {[weak = weak_from_this(), number = made.number, &connection](const transport::Arrival& arrival) {
-         if (const auto self = weak.lock()) self->arrived(number, connection, arrival);
+      {[weak = weak_from_this(), number = made.number, gate = made.gate, &connection](const transport::Arrival& arrival) {
+         const auto self = weak.lock();
+         if (!self) return;
+         if (gate && !gate->is_open()) return self->answered(number, connection, *gate, arrival);
+         self->arrived(number, connection, arrival);
        },
        [weak = weak_from_this(), number = made.number](const Error& why) {
          if (const auto self = weak.lock()) self->ended(number, why);
@@ -97,6 +104,30 @@ void Peer::greet(AgentCore& core, transport::Connection& connection) {
   Head head;
   head.kind = FrameKind::Hello;
   send_message(connection, head, encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker}));
+}
+
+// The worker's answer to the challenge: all that waits at the gate goes out if it is right.
+void Peer::answered(std::uint64_t number, transport::Connection& connection, Gate& gate,
+                    const transport::Arrival& arrival) {
+  const auto core = core_.lock();
+  if (!core) return;
+  Nonce theirs;
+  const auto body = challenge_in(arrival);
+  bool knows = body && body->size() == theirs.size() + sizeof(Proof);
+  if (knows) {
+    std::ranges::copy(body->first(theirs.size()), theirs.begin());
+    knows = is_same(prove(core->secret(), Side::Listener, gate.nonce, theirs), body->subspan(theirs.size()));
+  }
+  connection.accept({}, nullptr, Fence());
+  if (!knows) {
+    const Error why(Blame::Caller, describe(entry_.worker) + " does not know the secret of " + describe(core->self()) +
+                                       ": give all workers of the job the same rpc::Options::secret");
+    connection.close(why);
+    return ended(number, why);
+  }
+  send_challenge(connection, prove(core->secret(), Side::Connector, gate.nonce, theirs));
+  greet(*core, connection);
+  gate.open();
 }
 
 void Peer::arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival) {
@@ -116,9 +147,10 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection, cons
 }
 
 void Peer::ended(std::uint64_t number, const Error& why) {
+  Lane lost;  // what waits at its gate is dropped outside the lock
   {
     std::lock_guard lock(mutex_);
-    if (lane_.number == number) lane_ = {};
+    if (lane_.number == number) lost = std::exchange(lane_, {});
   }
   if (const auto core = core_.lock()) core->lane_ended(entry_.worker, number, why);
 }
@@ -152,6 +184,11 @@ void Inbound::close(const Error& why) noexcept { connection_->close(why); }
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
+  if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
+  if (worker().rank < 0 && !arrival.sizes.empty()) {  // no memory for strangers
+    connection_->accept({}, nullptr, Fence());
+    return refuse(*core, "it does not begin with a greeting");
+  }
   receive_message(
       *connection_, arrival, core->receive_pool(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
@@ -161,6 +198,41 @@ void Inbound::arrived(const transport::Arrival& arrival) {
         connection_->close(why);
         ended(why);
       });
+}
+
+// Nothing but challenges is read until the peer has proved that it knows the secret.
+void Inbound::challenged(const AgentCore& core, const transport::Arrival& arrival) {
+  Nonces nonces;
+  std::vector<std::byte> answer;
+  std::string wrong;
+  const auto body = challenge_in(arrival);
+  if (!body || body->size() != (nonces_ ? sizeof(Proof) : nonces.of_connector.size())) {
+    wrong = "it did not prove to know the secret of this job (rpc::Options::secret)";
+  } else if (nonces_) {
+    proven_ = is_same(prove(core.secret(), Side::Connector, nonces_->of_connector, nonces_->of_listener), *body);
+    if (!proven_) wrong = "it does not know the secret of this job (rpc::Options::secret)";
+  } else {
+    std::ranges::copy(*body, nonces.of_connector.begin());
+    try {
+      nonces.of_listener = make_nonce();
+      const Proof proof = prove(core.secret(), Side::Listener, nonces.of_connector, nonces.of_listener);
+      answer.assign(nonces.of_listener.begin(), nonces.of_listener.end());
+      answer.insert(answer.end(), proof.begin(), proof.end());
+      nonces_ = nonces;
+    } catch (const Error& error) {
+      wrong = error.text();
+    }
+  }
+  connection_->accept({}, nullptr, Fence());
+  if (!wrong.empty()) return refuse(core, wrong);
+  if (!answer.empty()) send_challenge(*connection_, answer);
+}
+
+void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
+  const Error why(Blame::PeerLost, "a connection from " + connection_->peer() + " was refused: " + wrong);
+  log::warn(describe(core.self()) + ": " + why.text());
+  connection_->close(why);
+  ended(why);
 }
 
 void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
@@ -191,12 +263,8 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   } catch (const Error& error) {
     wrong = error.text();
   }
-  if (!wrong.empty() || hello.from.rank < 0) {
-    const Error why(Blame::PeerLost, "a connection from " + connection_->peer() + " was refused: " + wrong);
-    log::warn(describe(core->self()) + ": " + why.text());
-    connection_->close(why);
-    return ended(why);
-  }
+  if (wrong.empty() && hello.from.rank < 0) wrong = "it is of no worker";
+  if (!wrong.empty()) return refuse(*core, wrong);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
 }

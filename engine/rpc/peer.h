@@ -1,7 +1,8 @@
 // The connections of one agent. To each worker that it calls, one, made at the first call: calls go out on it and replies
 // come back (Peer). From each worker that calls it, one (Inbound). So neither side needs to agree who connects.
 //
-// Before anything else the connecting side says who it is and shows the job's token; see docs/wire.md.
+// Before anything else the connecting side says who it is and shows the job's token; where there is a secret, both sides
+// prove before that that they know it. See docs/wire.md.
 #pragma once
 
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/message.h>
+#include <weft/engine/rpc/secret.h>
 
 namespace weft::rpc {
 
@@ -25,10 +27,17 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Peer(std::weak_ptr<AgentCore> core, Directory::Entry entry) : core_(std::move(core)), entry_(std::move(entry)) {}
 
   // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
-  // worker. One that was lost is made anew.
+  // worker, Caller where only one of the two has a secret. One that was lost is made anew.
   struct Lane {
     std::shared_ptr<transport::Connection> connection;
     std::uint64_t number = 0;
+    std::shared_ptr<Gate> gate;  // where there is a secret
+    // Runs what sends over it, at once or when the worker has proved itself.
+    template <class F>
+    void pass(F send) const {
+      if (gate) return gate->pass(Task(std::move(send)));
+      send();
+    }
   };
   Lane lane(const transport::Routes& routes, Deadline deadline);
   const WorkerInfo& worker() const { return entry_.worker; }
@@ -37,6 +46,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
  private:
   void greet(AgentCore& core, transport::Connection& connection);
   void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
+  void answered(std::uint64_t number, transport::Connection& connection, Gate& gate, const transport::Arrival& arrival);
   void ended(std::uint64_t number, const Error& why);
 
   const std::weak_ptr<AgentCore> core_;
@@ -62,6 +72,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
  private:
   void arrived(const transport::Arrival& arrival);
+  void challenged(const AgentCore& core, const transport::Arrival& arrival);
+  void refuse(const AgentCore& core, const std::string& wrong);
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
@@ -70,6 +82,13 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;
+  // On the loop, before the peer is known.
+  struct Nonces {
+    Nonce of_connector;
+    Nonce of_listener;
+  };
+  std::optional<Nonces> nonces_;  // once it has asked
+  bool proven_ = false;           // it knows the secret
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;  // that run here

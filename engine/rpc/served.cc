@@ -1,3 +1,5 @@
+#include <cxxabi.h>
+
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/served.h>
@@ -38,9 +40,12 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (const Error& caught) {
     return caught.what();
   } catch (const std::exception& caught) {
-    return tensor::text_of(caught);
+    // Types that only the program knows cannot be made again at the caller; their names tell them apart.
+    const std::string type = spelled(typeid(caught));
+    const bool is_common = type.starts_with("std::") || type.starts_with("c10::") || type.starts_with("torch::");
+    return (is_common ? "" : type + ": ") + tensor::text_of(caught);
   } catch (...) {
-    return "something that is no std::exception";
+    return "something that is no std::exception, but " + spelled(*abi::__cxa_current_exception_type());
   }
 }
 

@@ -1,6 +1,9 @@
 // Graceful shutdown. The lowest rank decides: the others call it and wait for its reply. Once all have come it asks every
 // worker what is active there, again and again, until two rounds one after the other find everybody idle and no call issued
 // in between. A call that travels is waiting at its caller, so then none does.
+#include <algorithm>
+
+#include <weft/base/log.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
@@ -11,7 +14,7 @@ namespace internal {
 
 Activity activity() { return current_call("activity()").core()->activity(); }
 
-Future<void> join_shutdown() { return current_call("join_shutdown()").core()->join_shutdown(); }
+Future<Verdict> join_shutdown() { return current_call("join_shutdown()").core()->join_shutdown(); }
 
 }  // namespace internal
 
@@ -24,8 +27,8 @@ Activity AgentCore::activity() const {
   return now;
 }
 
-Future<void> AgentCore::join_shutdown() {
-  Promise<void> promise;
+Future<Verdict> AgentCore::join_shutdown() {
+  Promise<Verdict> promise;
   std::lock_guard lock(mutex_);
   shutting_down_.push_back(promise);
   crew_->recall();
@@ -45,26 +48,41 @@ void AgentCore::shutdown(const Graceful& options) {
     } else if (parts_.self.rank != 0) {
       const int first = 0;
       // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
-      Promise<void> ended(nullptr);
+      Promise<Verdict> ended(nullptr);
       call<detail::FunctionBody<&internal::join_shutdown>>(
           shared_from_this(), {first, options.timeout, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
-      ended.future().get();
+      const Verdict verdict = ended.future().get();
+      const bool is_blame = verdict.blame >= 0 && verdict.blame <= static_cast<int>(Blame::Remote);
+      if (is_blame) throw Error(static_cast<Blame>(verdict.blame), verdict.text);
     } else {
       wait_until_idle_everywhere(deadline);
     }
   } catch (const Error& error) {
-    std::vector<Promise<void>> others;
+    std::vector<Promise<Verdict>> others;
     {
       std::lock_guard lock(mutex_);
       others.swap(shutting_down_);
     }
     const Error why = error.within(what);
-    for (const auto& promise : others) promise.set_error(why);
+    for (const auto& promise : others) promise.set(Verdict{static_cast<int>(why.blame()), why.text()});
     leave();
     throw why;
   }
+  report_held();
   leave();
+}
+
+// What the program still refers to when all has ended, once: a reference that outlives its agent is of no use to anybody.
+void AgentCore::report_held() const {
+  constexpr std::size_t kMost = 20;
+  const auto held = references_.held();
+  if (held.empty()) return;
+  std::string text = describe(parts_.self) + " shuts down while its program still holds " + std::to_string(held.size()) +
+                     " references to values of other workers; drop them before shutdown():";
+  for (std::size_t i = 0; i < std::min(held.size(), kMost); ++i) text += "\n  " + held[i];
+  if (held.size() > kMost) text += "\n  and " + std::to_string(held.size() - kMost) + " more";
+  log::warn(text);
 }
 
 void AgentCore::wait_for_own_calls(Deadline deadline) {
@@ -81,12 +99,19 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
   const auto all_have_come = [&] {
     std::lock_guard lock(mutex_);
-    return shutting_down_.size() == others;
+    return shutting_down_.size() == others || !lost_.empty();
   };
-  if (!crew_->drive(all_have_come, deadline)) {
+  for (int rank = 1; rank <= static_cast<int>(others); ++rank) look_after(rank);  // who is gone will not come
+  crew_->drive(all_have_come, deadline);
+  {
     std::lock_guard lock(mutex_);
-    throw Error(Blame::Timeout, std::to_string(others - shutting_down_.size()) + " of " + std::to_string(others) +
-                                    " other workers have not called shutdown()");
+    if (!lost_.empty()) {
+      throw Error(Blame::PeerLost,
+                  describe(directory_.find(*lost_.begin()).worker) + " is lost, or has left without shutdown()");
+    }
+    if (shutting_down_.size() < others)
+      throw Error(Blame::Timeout, std::to_string(others - shutting_down_.size()) + " of " + std::to_string(others) +
+                                      " other workers have not called shutdown()");
   }
   std::vector<Activity> before;
   group::Pause pause;
@@ -110,12 +135,12 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     if (!busy.empty()) pause.wait(deadline);
     before = std::move(now);
   }
-  std::vector<Promise<void>> waiting;
+  std::vector<Promise<Verdict>> waiting;
   {
     std::lock_guard lock(mutex_);
     waiting.swap(shutting_down_);
   }
-  for (const auto& promise : waiting) promise.set();
+  for (const auto& promise : waiting) promise.set(Verdict());
 }
 
 }  // namespace weft::rpc

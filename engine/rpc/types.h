@@ -65,13 +65,14 @@ struct Options {
 // Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).
 class Destination {
  public:
-  Destination(const char* name) : target_(std::string(name)) {}
-  Destination(std::string name) : target_(std::move(name)) {}
+  // The place is that of the call, where the destination is written into it.
+  Destination(const char* name, Place place = Place::current()) : target_(std::string(name)), place_(place) {}
+  Destination(std::string name, Place place = Place::current()) : target_(std::move(name)), place_(place) {}
   template <std::integral T>
-  Destination(T rank) : target_(static_cast<int>(rank)) {}
+  Destination(T rank, Place place = Place::current()) : target_(static_cast<int>(rank)), place_(place) {}
   template <std::floating_point T>
   Destination(T rank) = delete;  // a rank is a whole number
-  Destination(const WorkerInfo& worker) : target_(worker.rank) {}
+  Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker.rank), place_(place) {}
 
   Destination timeout(std::chrono::milliseconds limit) const {
     Destination copy = *this;
@@ -80,10 +81,12 @@ class Destination {
   }
   const std::variant<std::string, int>& target() const { return target_; }
   std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }
+  Place place() const { return place_; }
 
  private:
   std::variant<std::string, int> target_;
   std::optional<std::chrono::milliseconds> timeout_;
+  Place place_;
 };
 
 inline Destination to(Destination destination) { return destination; }

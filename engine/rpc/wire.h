@@ -15,8 +15,8 @@ namespace weft::rpc {
 constexpr std::uint32_t kWireVersion = 1;
 
 enum class FrameKind : std::uint8_t {
-  Hello = 1,    // the first of a connection, from who connects; body: who it is
-  Welcome = 2,  // the answer, before any other
+  Hello = 1,      // the first of a connection, from who connects; body: who it is
+  Challenge = 2,  // before all others, where the workers share a secret (secret.h); body: nonces and proofs, as they are
   Call = 3,
   Reply = 4,    // body: the result
   Failure = 5,  // body: the error

@@ -68,7 +68,7 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   if (owner == from_) {
     Promise<void> known;
     known.set();
-    return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt);
+    return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});
   }
   auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
   confirmed.on_done_light([core, from = from_, fork = fork](const Future<void>& ended) {
@@ -77,7 +77,7 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
     control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork});
   });
   unconfirmed_.push_back(confirmed);
-  return std::make_shared<Handle>(core, id, fork, worker, confirmed, std::nullopt);
+  return std::make_shared<Handle>(core, id, fork, worker, confirmed, std::nullopt, Origin{.from = from_});
 }
 
 }  // namespace weft::rref

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <weft/base/log.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/function.h>
@@ -10,6 +12,8 @@ namespace {
 
 // How long an owner keeps what belongs to a creation that has not come.
 constexpr auto kExpect = std::chrono::minutes(10);
+// How long it remembers a fork that has ended: longer than any message about it is sent again, or on its way.
+constexpr auto kRemember = std::chrono::minutes(1);
 constexpr std::size_t kMostBurials = 1 << 20;
 
 }  // namespace
@@ -30,15 +34,17 @@ Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner,
 }
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
-               std::optional<Future<void>> created)
+               std::optional<Future<void>> created, const Origin& origin)
     : core_(std::move(core)),
       id_(id),
       fork_(fork),
       owner_(std::move(owner)),
       confirmed_(std::move(confirmed)),
-      created_(std::move(created)) {
-  if (confirmed_.done()) return;
+      created_(std::move(created)),
+      origin_(origin) {
   const auto agent = core_.lock();
+  agent->references().enter(*this);
+  if (confirmed_.done()) return;
   agent->references().count_pending(+1);
   confirmed_.on_done_light([weak = core_](const Future<void>&) {
     if (const auto alive = weak.lock()) alive->references().count_pending(-1);
@@ -50,6 +56,7 @@ Handle::~Handle() {
     if (const auto core = core_.lock()) core->references().release_here(id_);
     return;
   }
+  if (const auto core = core_.lock()) core->references().forget(*this);
   confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = owner_](const Future<void>&) {
     const auto core = weak.lock();
     if (core && !core->closed()) {
@@ -74,6 +81,12 @@ void Handle::require_created() const {
   const Error cause = to_error(ended->error(), Blame::Remote);
   throw rpc::CreationError(cause.blame(),
                            "RRef " + to_text(id_) + " on " + describe(owner_) + " was not created: " + cause.text());
+}
+
+std::string describe(const Handle& handle) {
+  const std::string text = "RRef " + to_text(handle.id());
+  if (handle.is_owner()) return text + ", owned here";
+  return text + ", fork " + to_text(handle.fork()) + ", of " + describe(handle.owner());
 }
 
 std::uint64_t References::next_id() {
@@ -140,10 +153,12 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
 
 void References::bury(ForkId fork) {
   if (!buried_.insert(fork).second) return;
-  burials_.push_back(fork);
-  if (burials_.size() <= kMostBurials) return;
-  buried_.erase(burials_.front());
-  burials_.pop_front();
+  const auto now = Deadline::Clock::now();
+  burials_.emplace_back(now, fork);
+  while (now - burials_.front().first > kRemember || burials_.size() > kMostBurials) {
+    buried_.erase(burials_.front().second);
+    burials_.pop_front();
+  }
 }
 
 // With the mutex held. What it gives is destroyed outside of that: a value may hold references.
@@ -202,6 +217,34 @@ void References::child_accepted(ForkId child) {
   if (found == parents_.end()) return;
   ended = std::move(found->second);
   parents_.erase(found);
+}
+
+void References::enter(const Handle& user) {
+  std::lock_guard lock(mutex_);
+  users_.insert(&user);
+}
+
+void References::forget(const Handle& user) {
+  std::lock_guard lock(mutex_);
+  users_.erase(&user);
+}
+
+std::vector<std::string> References::held() const {
+  std::vector<std::string> all;
+  std::lock_guard lock(mutex_);
+  for (const Handle* user : users_) {
+    const Origin& origin = user->origin();
+    std::string text = describe(*user);
+    if (origin.from >= 0) {
+      text += ", sent by rank " + std::to_string(origin.from);
+    } else {
+      text += ", made by remote<" + std::string(origin.function) + ">";
+      if (origin.place.line > 0) text += " at " + std::string(origin.place.file) + ":" + std::to_string(origin.place.line);
+    }
+    all.push_back(std::move(text));
+  }
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 bool References::concerns(int rank) const {

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
@@ -35,6 +36,13 @@ using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
 std::string to_text(std::uint64_t id);
+
+// How a user's reference came to this worker.
+struct Origin {
+  std::string_view function;  // what remote() was called with; lives as long as the program
+  int from = -1;              // or the rank of the worker that sent it
+  Place place = {};           // of the call of remote(), where it is known
+};
 
 // A value at its owner, before and after it has been created.
 class Owned {
@@ -85,7 +93,7 @@ class Handle {
   Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned);
   // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the creation.
   Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
-         std::optional<Future<void>> created);
+         std::optional<Future<void>> created, const Origin& origin);
   // A user's reference ends: the owner is told, once it knows it at all.
   ~Handle();
   Handle(const Handle&) = delete;
@@ -98,6 +106,7 @@ class Handle {
   const rpc::WorkerInfo& owner() const { return owner_; }
   const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
   bool is_owner() const { return owned_ != nullptr; }
+  const Origin& origin() const { return origin_; }
   bool confirmed() const { return is_owner() || (confirmed_.done() && !confirmed_.failed()); }
   const std::optional<Future<void>>& created() const { return created_; }
   // Throws the CreationError, if it is known.
@@ -111,7 +120,11 @@ class Handle {
   const std::shared_ptr<Owned> owned_;
   const Future<void> confirmed_;
   const std::optional<Future<void>> created_;
+  const Origin origin_;
 };
+
+// "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; of the owner's own: "RRef (0, 3), owned here".
+std::string describe(const Handle& handle);
 
 class References {
  public:
@@ -147,6 +160,11 @@ class References {
   void keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver);
   void child_accepted(ForkId child);
   void count_pending(int change) { pending_users_ += change; }
+  // Handles of users, while they live.
+  void enter(const Handle& user);
+  void forget(const Handle& user);
+  // Those that live, one a text, with where they came from.
+  std::vector<std::string> held() const;
 
   // A worker cannot be reached any more: what it holds has ended.
   void worker_lost(int rank);
@@ -189,9 +207,10 @@ class References {
     int receiver = -1;
   };
   std::unordered_map<ForkId, Parent> parents_;
+  std::unordered_set<const Handle*> users_;
   // Forks that have ended: a message about one that was retried, or late, changes nothing.
   std::unordered_set<ForkId> buried_;
-  std::deque<ForkId> burials_;
+  std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
 };
 
 // The references in one message that goes to a worker.

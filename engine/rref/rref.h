@@ -5,10 +5,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <type_traits>
 #include <utility>
 
 #include <weft/engine/rpc/calls.h>
+#include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft {
@@ -55,19 +57,24 @@ namespace rref {
 // Calls on the value, with a time limit of their own.
 template <class T>
 class Timed {
+  template <auto F, class... A>
+  auto issue(A&&... arguments) const {
+    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Body = rpc::detail::MethodBody<Naming::function, T>;
+    const auto core = reference_.usable();
+    return rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+  }
+
  public:
   Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit) : reference_(std::move(reference)), limit_(limit) {}
 
   template <auto F, class... A>
   auto sync(A&&... arguments) const {
-    return async<F>(std::forward<A>(arguments)...).get();
+    return issue<F>(std::forward<A>(arguments)...).get();
   }
   template <auto F, class... A>
   auto async(A&&... arguments) const {
-    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
-    using Body = rpc::detail::MethodBody<Naming::function, T>;
-    const auto core = reference_.usable();
-    return rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+    return rpc::detail::tracked(issue<F>(std::forward<A>(arguments)...));
   }
   template <auto F, class... A>
   auto remote(A&&... arguments) const {
@@ -234,6 +241,12 @@ class RRef {
 
   std::shared_ptr<rref::Handle> handle_;
 };
+
+// "RRef (0, 3), fork (0, 4), of worker1 (rank 1)".
+template <class T>
+std::ostream& operator<<(std::ostream& out, const RRef<T>& reference) {
+  return out << (reference ? describe(*reference.handle()) : "empty RRef");
+}
 
 template <class T>
 RRef(const rpc::Agent&, T) -> RRef<T>;

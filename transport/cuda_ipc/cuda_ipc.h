@@ -23,6 +23,7 @@
 
 #include <memory>
 
+#include <weft/cuda/ipc.h>
 #include <weft/transport/cuda_ipc/wire.h>
 #include <weft/transport/staging.h>
 #include <weft/transport/transport.h>

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include <weft/cuda/ipc.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/cuda_ipc/page.h>
 #include <weft/transport/cuda_ipc/wire.h>

@@ -160,7 +160,7 @@ Result<std::uint32_t> decode_reach(Bytes bytes) {
   Reader reader(bytes);
   const bool is_reach = reader.get<std::uint8_t>() == static_cast<std::uint8_t>(Kind::Reach);
   const auto gpus = reader.get<std::uint32_t>();
-  if (!is_reach || reader.is_cut()) return wrong("no reach behind its hello");
+  if (!is_reach || reader.is_cut() || !reader.rest().empty()) return wrong("no reach behind its hello");
   return gpus;
 }
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <weft/base/result.h>
-#include <weft/cuda/ipc.h>
+#include <weft/cuda/ipc_names.h>
 #include <weft/transport/connection.h>
 
 namespace weft::transport::cuda_ipc {

@@ -78,7 +78,7 @@ TEST(Future, OneWithoutAStateIsACallerError) {
   EXPECT_THROW(future.get(), Error);
 }
 
-TEST(Promise, ASecondSetIsACallerError) {
+TEST(Promise, RE014_ASecondSetIsACallerError) {
   Promise<int> promise;
   promise.set(1);
   EXPECT_THROW(promise.set(2), Error);
@@ -100,8 +100,7 @@ TEST(Promise, DroppedUnsetItCancelsItsFuture) {
   }
 }
 
-// RB-022, RB-023
-TEST(Then, EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
+TEST(Then, RB022_EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
   Promise<int> promise;
   const auto future = promise.future();
   std::vector<Future<int>> results;
@@ -119,7 +118,7 @@ TEST(Then, EachContinuationRunsOnceWithTheValueAndGivesItsOwn) {
   EXPECT_EQ(future.then([](int value) { return value + 1; }).get(), 3);  // attached afterwards
 }
 
-TEST(Then, AChainOfTwentyAddsTwenty) {
+TEST(Then, RB023_AChainOfTwentyAddsTwenty) {
   Promise<int> promise;
   auto future = promise.future();
   for (int i = 0; i < 20; ++i) future = future.then([](int value) { return value + 1; });
@@ -181,8 +180,7 @@ TEST(Then, MayAttachAndWaitInsideAContinuation) {
   EXPECT_EQ(result.get(), 6);
 }
 
-// RB-026
-TEST(OnDone, RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
+TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
   Promise<int> promise;
   std::vector<std::string> order;
   promise.future().on_done([&] { order.emplace_back("plain"); });

@@ -65,8 +65,37 @@ Future<int> chained(int start) {
 }
 
 struct Counter {
+  explicit Counter(int start) : value(start) {}
+  int add(int more) { return value += more; }
   static int twice_static(int a) { return 2 * a; }
+  static int peek(const Counter& counter) { return counter.value; }
+  int value;
 };
+at::Tensor mixed(at::Tensor a, std::string text, int times) { return a * times + static_cast<int>(text.size()); }
+int nothing_given() { return 7; }
+std::vector<at::Tensor> all_twice(std::vector<at::Tensor> tensors) {
+  for (auto& tensor : tensors) tensor = tensor + tensor;
+  return tensors;
+}
+// Calls on with what it was given.
+at::Tensor twice_elsewhere(rpc::WorkerInfo where, at::Tensor a) { return rpc::this_agent().sync<&twice>(where, a); }
+void make_zero(at::Tensor a) { a.zero_(); }
+
+// Packs a value of its own inside of the message that it is packed into.
+struct Parcel {
+  at::Tensor content;
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    const auto bytes = encode(std::vector<at::Tensor>{content, content + 1});
+    packer.pack(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  void msgpack_unpack(const msgpack::object& object) {
+    const auto bytes = object.as<std::string>();
+    const auto all = decode<std::vector<at::Tensor>>(std::as_bytes(std::span(bytes)));
+    content = all.at(0) + all.at(1);
+  }
+};
+at::Tensor opened(Parcel parcel, at::Tensor more) { return parcel.content + more; }
 
 }  // namespace calls
 
@@ -79,10 +108,7 @@ using harness::Setting;
 
 class Calls : public testing::TestWithParam<Setting> {};
 
-rpc::WorkerInfo next_of(rpc::Agent& agent) {
-  const int workers = static_cast<int>(agent.workers().size());
-  return agent.worker((agent.self().rank + 1) % workers);
-}
+rpc::WorkerInfo next_of(rpc::Agent& agent) { return harness::after(agent, 1); }
 
 TEST_P(Calls, RB001_002_WorkersKnowEachOtherByNameAndRank) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
@@ -115,6 +141,8 @@ TEST_P(Calls, RB004_005_TakeNamesRanksAndHandles) {
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.name, one, one), sum));
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.rank, one, one), sum));
     EXPECT_TRUE(at::equal(agent.async<&calls::add>(rpc::to(to.name), one, one).get(), sum));
+    EXPECT_TRUE(at::equal(agent.remote<&calls::add>(to.rank, one, one).to_here(), sum));
+    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, one, 2), one + 2)) << "a scalar";
     EXPECT_EQ(agent.sync<&calls::plus>(to, 40, 2), 42);
     EXPECT_EQ(agent.sync<&calls::joined>(to, "a", std::vector<std::string>{"b", "c"}), "abc");
     EXPECT_EQ(agent.sync<&calls::Counter::twice_static>(to, 4), 8);
@@ -127,6 +155,78 @@ TEST_P(Calls, RB006_TheShapeOfAResultMayDependOnTheData) {
     auto matrix = at::ones({3, 3});
     matrix[1][1] = 0;
     EXPECT_TRUE(at::equal(agent.sync<&calls::nonzero>(next_of(agent), matrix), matrix.nonzero()));
+  });
+}
+
+TEST_P(Calls, RB007_TwentyOneAfterTheOther) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(agent.sync<&calls::plus>(next_of(agent), i, 1), i + 1);
+  });
+}
+
+TEST_P(Calls, RB010_FunctionsOperatorsConstructorsAndMethodsGiveWhatTheyGiveHere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = next_of(agent);
+    EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, at::ones({2}), at::ones({2}), 3), at::full({2}, 4.0)));
+    EXPECT_EQ(agent.sync<&calls::joined>(to, "a", std::vector<std::string>{"b"}), "ab");
+    const auto counter = agent.remote<calls::Counter>(to, 10);
+    EXPECT_EQ(counter.sync<&calls::Counter::add>(5), 15);
+    EXPECT_EQ(counter.sync<&calls::Counter::peek>(), 15);
+    EXPECT_EQ(counter.sync<&calls::Counter::twice_static>(4), 8);
+    EXPECT_EQ(agent.sync<&calls::Counter::twice_static>(to, 4), 8);
+  });
+}
+
+TEST_P(Calls, RB012_TensorsGoByValueAndNothingIsAResult) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto mine = at::ones({3});
+    agent.sync<&calls::make_zero>(next_of(agent), mine);
+    EXPECT_TRUE(at::equal(mine, at::ones({3}))) << "the callee has a copy";
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(next_of(agent), mine, mine), at::full({3}, 2.0)));
+    agent.async<&calls::nothing>(next_of(agent)).get();
+    agent.remote<&calls::nothing>(next_of(agent)).to_here();
+  });
+}
+
+TEST_P(Calls, RB015_AValueMayEncodeOthersWhileItIsPacked) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::ones({2});
+    EXPECT_TRUE(at::equal(agent.sync<&calls::opened>(next_of(agent), calls::Parcel{one}, one), at::full({2}, 4.0)));
+  });
+}
+
+TEST_P(Calls, RB020_SparseTensorsTravelInAllModesAndContainers) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto indices = at::tensor({0, 1, 1, 0, 0, 1}, at::kLong).reshape({2, 3});
+    const auto sparse = at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0, 3.0}), {2, 2});
+    const auto sum = (sparse + sparse).to_dense();
+    for (const auto& given : {sparse, sparse.coalesce()}) {
+      for (const auto& to : {next_of(agent), agent.self()}) {
+        EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, given, given).to_dense(), sum));
+        EXPECT_TRUE(at::equal(agent.async<&calls::add>(to, given, given).get().to_dense(), sum));
+        EXPECT_TRUE(at::equal(agent.remote<&calls::add>(to, given, given).to_here().to_dense(), sum));
+      }
+      EXPECT_TRUE(at::equal(agent.sync<&calls::twice_elsewhere>(next_of(agent), agent.self(), given).to_dense(), sum));
+      const auto all = agent.sync<&calls::all_twice>(next_of(agent), std::vector<at::Tensor>{given, at::ones({2}), given});
+      EXPECT_EQ(all[2].is_coalesced(), given.is_coalesced());
+      EXPECT_TRUE(at::equal(all[2].to_dense(), sum));
+    }
+    std::vector<Future<at::Tensor>> calls;
+    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::add>(next_of(agent), sparse, sparse));
+    for (auto& call : calls) EXPECT_TRUE(at::equal(call.get().to_dense(), sum));
+  });
+}
+
+TEST_P(Calls, RB053_054_ArgumentsOfDifferentTypesAndNoneInAllModes) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& to : {next_of(agent), agent.self()}) {
+      const auto expected = at::full({2}, 5.0);
+      EXPECT_TRUE(at::equal(agent.sync<&calls::mixed>(to, at::ones({2}), "abc", 2), expected));
+      EXPECT_TRUE(at::equal(agent.async<&calls::mixed>(to, at::ones({2}), "abc", 2).get(), expected));
+      EXPECT_TRUE(at::equal(agent.remote<&calls::mixed>(to, at::ones({2}), "abc", 2).to_here(), expected));
+      EXPECT_EQ(agent.sync<&calls::nothing_given>(to), 7);
+      EXPECT_EQ(agent.remote<&calls::nothing_given>(to).to_here(), 7);
+    }
   });
 }
 
@@ -267,24 +367,15 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
   });
 }
 
-std::vector<Setting> settings() {
-  std::vector<Setting> all;
-  for (const char* transport : {"inproc", "shm", "tcp"}) {
-    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
-  }
-  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
-  all.push_back({As::Processes, "shm", 4});
-  all.push_back({As::Threads, "shm", 8});
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(settings()),
-                         [](const auto& setting) { return harness::name(setting.param); });
+INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(harness::settings()), harness::name_of);
 
 TEST(Agent, RB008_AWorldOfOneCallsItself) {
   run_workers({As::Threads, "shm", 1}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&calls::plus>(0, 1, 2), 3);
     EXPECT_EQ(agent.async<&calls::plus>("worker0", 1, 2).get(), 3);
+    EXPECT_EQ(agent.remote<&calls::plus>(agent.self(), 1, 2).to_here(), 3);
+    const auto sparse = at::eye(3).to_sparse();
+    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(0, sparse, sparse).to_dense(), at::eye(3) * 2));
   });
 }
 

@@ -1,111 +1,24 @@
-// References: groups RR and RF of the behaviours.
+// References: group RR of the behaviours. What they do on a faulty network is in rref_faults_test.cc.
+#include <sstream>
+#include <unordered_map>
+
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <csignal>
-#include <thread>
-
-#include <torch/torch.h>
-
-#include <weft/tests/engine/rpc/workers.h>
-
-namespace refs {
-
-using namespace weft;
-
-at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
-at::Tensor add_held(RRef<at::Tensor> a, RRef<at::Tensor> b) { return a.to_here() + b.to_here(); }
-at::Tensor fetch(RRef<at::Tensor> a) { return a.to_here(); }
-int fetch_sum(RRef<int> a, RRef<int> b) { return a.to_here() + b.to_here(); }
-int number(int value) { return value; }
-int throws(std::string text) { throw std::runtime_error(text); }
-void nothing() {}
-std::atomic<bool> finished{false};
-void finish() { finished = true; }
-RRef<int> own(int value) { return RRef<int>(value); }
-std::vector<RRef<int>> own_three() { return {RRef<int>(0), RRef<int>(1), RRef<int>(2)}; }
-RRef<int> make_on(rpc::WorkerInfo third, int value) { return rpc::this_agent().remote<&number>(third, value); }
-std::vector<RRef<int>> make_two_on(rpc::WorkerInfo third) {
-  return {rpc::this_agent().remote<&number>(third, 1), rpc::this_agent().remote<&number>(third, 2)};
-}
-int fetched_from_third(rpc::WorkerInfo third) { return rpc::this_agent().remote<&number>(third, 7).to_here(); }
-int sum_of(std::vector<RRef<int>> all) {
-  int sum = 0;
-  for (const auto& one : all) sum += one.to_here();
-  return sum;
-}
-void increase(int& value, int by) { value += by; }
-int slow_number(int value, int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-  return value;
-}
-rpc::DebugInfo info() { return rpc::this_agent().debug_info(); }
-std::vector<std::uint64_t> counters() {
-  const auto now = rpc::this_agent().debug_info();
-  return {now.owner_rrefs, now.forks, now.pending_users};
-}
-
-// Counts how many live.
-std::atomic<int> living{0};
-struct Account {
-  explicit Account(int start) : value(start) { ++living; }
-  Account(const Account&) = delete;
-  Account& operator=(const Account&) = delete;
-  ~Account() { --living; }
-  int add(int more) { return value += more; }
-  int get() const { return value; }
-  void fail() { throw std::runtime_error("overdrawn"); }
-  Future<int> add_later(int more) {
-    return rpc::this_agent().async<&number>(rpc::this_call().caller, more).then([this](int got) { return value += got; });
-  }
-  static int twice(int a) { return 2 * a; }
-  static int peek(const Account& account) { return account.value; }
-  int value;
-};
-int account_value(Account& account, int plus) { return account.value + plus; }
-struct Broken {
-  explicit Broken(std::string why) { throw std::runtime_error(why); }
-};
-
-struct Net : torch::nn::Module {
-  explicit Net(int width) : layer(register_module("layer", torch::nn::Linear(width, 2))) {}
-  at::Tensor forward(at::Tensor x) { return layer(x); }
-  torch::nn::Linear layer;
-};
-
-struct Node {
-  int value = 0;
-  RRef<Node> next;
-  WEFT_FIELDS(value, next)
-};
-Node node(int value, RRef<Node> next) { return {value, next}; }
-int walk(RRef<Node> at) {
-  int sum = 0;
-  for (; at;) {
-    const Node here = at.to_here();
-    sum += here.value;
-    at = here.next;
-  }
-  return sum;
-}
-
-}  // namespace refs
+#include <weft/tests/engine/rpc/refs.h>
 
 namespace weft {
 namespace {
 
+using harness::after;
 using harness::As;
 using harness::error_of;
+using harness::expect_counters;
+using harness::run_one;
 using harness::run_workers;
 using harness::Setting;
 using namespace std::chrono_literals;
 
 class Refs : public testing::TestWithParam<Setting> {};
-
-rpc::WorkerInfo after(rpc::Agent& agent, int steps) {
-  const int workers = static_cast<int>(agent.workers().size());
-  return agent.worker((agent.self().rank + steps) % workers);
-}
 
 TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
@@ -136,6 +49,166 @@ TEST_P(Refs, RR005_006_PassToTheirOwnerAndToOthers) {
   });
 }
 
+TEST_P(Refs, RR003_004_ManyOfDifferentSizesAreFetchedLaterInOrder) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& to : {after(agent, 1), agent.self()}) {
+      std::vector<RRef<at::Tensor>> dense;
+      std::vector<RRef<at::Tensor>> sparse;
+      for (int size = 1; size <= 10; ++size) {
+        dense.push_back(agent.remote<&refs::add>(to, at::ones({size, size}), at::ones({size, size})));
+        sparse.push_back(agent.remote<&refs::add>(to, at::eye(size).to_sparse(), at::eye(size).to_sparse()));
+      }
+      for (int size = 1; size <= 10; ++size) {
+        const auto index = static_cast<std::size_t>(size - 1);
+        EXPECT_TRUE(at::equal(dense[index].to_here(), at::full({size, size}, 2.0)));
+        EXPECT_TRUE(at::equal(sparse[index].to_here().to_dense(), at::eye(size) * 2));
+      }
+    }
+    EXPECT_TRUE(at::equal(agent.remote_op("aten::mul", after(agent, 1), at::ones({2}), 3).to_here(), at::full({2}, 3.0)));
+  });
+}
+
+TEST_P(Refs, RR007_AreArgumentsOfCallsInAllModes) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::eye(2).to_sparse();
+    const auto a = agent.remote<&refs::add>(after(agent, 1), one, one);
+    const auto b = agent.remote<&refs::add>(after(agent, 1), one, one);
+    for (int steps = 0; steps < 3; ++steps) {
+      EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(after(agent, steps), a, b).to_dense(), at::eye(2) * 4));
+      EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(after(agent, steps), a, b).get().to_dense(), at::eye(2) * 4));
+    }
+  });
+}
+
+TEST_P(Refs, RR038_AreArgumentAndResultOfOneFunction) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto there = agent.remote<&refs::number>(after(agent, 1), 3);
+    const auto back = agent.sync<&refs::give_back>(after(agent, 2), there);
+    EXPECT_EQ(back.owner(), after(agent, 1));
+    EXPECT_EQ(back.to_here(), 3);
+    const RRef<RRef<int>> outer = agent.remote<&refs::give_back>(after(agent, 2), there);
+    EXPECT_EQ(outer.to_here().to_here(), 3);
+  });
+}
+
+TEST_P(Refs, RR019_MethodsOfATensorAreFunctionsThatTakeItFirst) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& to : {after(agent, 1), agent.self()}) {
+      const auto tensor = agent.remote<&refs::add>(to, at::ones({2, 3}), at::ones({2, 3}));
+      const auto calls = tensor.timeout(20s);  // used for several
+      EXPECT_EQ(calls.sync<&refs::size_of>(1), 3);
+      EXPECT_TRUE(at::equal(calls.async<&refs::plus>(at::ones({2, 3})).get(), at::full({2, 3}, 3.0)));
+      EXPECT_EQ(calls.remote<&refs::viewed>(std::vector<std::int64_t>{3, 2}).to_here().sizes(), (at::IntArrayRef{3, 2}));
+      EXPECT_EQ(calls.sync<&refs::size_of>(0), 2);
+    }
+  });
+}
+
+TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto failed = agent.remote<&refs::throws>(after(agent, 1), "no luck");
+    EXPECT_NE(error_of([&] { failed.created().get(); }).text().find("no luck"), std::string::npos);
+    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 1, agent.self().name);
+    const auto created = late.created();
+    EXPECT_EQ(error_of([&] { created.wait(5ms); }).blame(), Blame::Timeout);
+    EXPECT_FALSE(created.done());
+    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name);
+    created.get();
+    EXPECT_EQ(late.to_here(), 1);
+  });
+}
+
+TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto to = after(agent, 1);
+    const auto late = agent.remote<&refs::number_behind>(to, 1, agent.self().name);
+    EXPECT_EQ(error_of([&] { late.timeout(10ms).sync<&refs::increase>(1); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { late.timeout(10ms).async<&refs::increase>(1).get(); }).blame(), Blame::Timeout);
+    const auto more = late.timeout(10ms).remote<&refs::plus_number>(1);
+    EXPECT_THROW(more.to_here(), rpc::CreationError);
+    EXPECT_EQ(error_of([&] { late.to_here(10ms); }).blame(), Blame::Timeout);
+    // A method that takes long.
+    const auto ready = agent.remote<&refs::number>(to, 1);
+    const std::string gate = agent.self().name + "/method";
+    EXPECT_EQ(error_of([&] { ready.timeout(10ms).sync<&refs::wait_behind>(gate); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { ready.timeout(10ms).async<&refs::wait_behind>(gate).get(); }).blame(), Blame::Timeout);
+    EXPECT_THROW(ready.timeout(10ms).remote<&refs::wait_behind>(gate).to_here(), rpc::CreationError);
+    agent.sync<&refs::open_gate>(to, gate);
+    agent.sync<&refs::open_gate>(to, agent.self().name);
+    EXPECT_EQ(ready.sync<&refs::wait_behind>(gate), 1);
+    EXPECT_GE(late.to_here(), 1);
+  });
+}
+
+TEST_P(Refs, RR027_OwnersAreEqualForOneWorkerAndKeysOfMaps) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = agent.remote<&refs::number>(after(agent, 1), 1);
+    const auto b = agent.remote<&refs::number>(after(agent, 1), 2);
+    const RRef<int> mine(agent, 3);
+    EXPECT_EQ(a.owner(), b.owner());
+    EXPECT_NE(a.owner(), mine.owner());
+    std::unordered_map<rpc::WorkerInfo, int> counts;
+    for (const auto& one : {a, b, mine}) ++counts[one.owner()];
+    EXPECT_EQ(counts.at(after(agent, 1)), 2);
+    EXPECT_EQ(counts.at(agent.self()), 1);
+  });
+}
+
+TEST_P(Refs, RR028_PrintTheirIdsWhichRiseAndBeginWithTheMakersRank) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto printed = [](const auto& reference) { return (std::ostringstream() << reference).str(); };
+    const std::string rank = std::to_string(agent.self().rank);
+    const RRef<int> mine(agent, 1);
+    const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
+    EXPECT_EQ(printed(mine).rfind("RRef (" + rank + ", ", 0), 0U) << printed(mine);
+    EXPECT_NE(printed(mine).find("owned here"), std::string::npos);
+    EXPECT_EQ(printed(there).rfind("RRef (" + rank + ", ", 0), 0U) << printed(there);
+    EXPECT_NE(printed(there).find("of " + after(agent, 1).name), std::string::npos);
+    EXPECT_LT(mine.handle()->id(), there.handle()->id());
+    EXPECT_NE(there.handle()->id(), there.handle()->fork());
+    EXPECT_EQ(printed(RRef<int>()), "empty RRef");
+  });
+}
+
+TEST_P(Refs, RR029_TheEndOfTheCreationIsAFuture) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& to : {after(agent, 1), agent.self()}) {
+      agent.remote<&refs::number>(to, 1).created().get();
+      agent.remote_op("aten::add", to, at::ones({1}), 1).created().get();
+      agent.remote<refs::Account>(to, 1).created().get();
+      agent.remote<&refs::nothing>(to).created().get();
+    }
+    // Whoever was given the reference may ask as well.
+    EXPECT_TRUE(agent.sync<&refs::is_created>(after(agent, 2), agent.remote<&refs::number>(after(agent, 1), 1)));
+  });
+}
+
+TEST_P(Refs, RR039_AValueThatCannotTravelCanBeUsedWhereItIs) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto quantized = agent.remote<&refs::quantized>(after(agent, 1));
+    EXPECT_EQ(quantized.sync<&refs::size_of>(0), 2);
+    const auto error = error_of([&] { quantized.to_here(); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("cannot be sent"), std::string::npos) << error.what();
+  });
+}
+
+TEST_P(Refs, RR040_ARemoteModuleIsCalledTrainedAndGivesItsParameters) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto net = agent.remote<refs::Net>(after(agent, 1), 3);
+    const auto one = net.sync<&refs::Net::forward>(at::ones({4, 3}));
+    EXPECT_TRUE(at::equal(net.async<&refs::Net::forward>(at::ones({4, 3})).get(), one));
+    const auto parameters = net.sync<&refs::parameters_of>();
+    ASSERT_EQ(parameters.size(), 2U);
+    EXPECT_EQ(parameters[0].owner(), after(agent, 1));
+    EXPECT_EQ(parameters[0].to_here().sizes(), (at::IntArrayRef{2, 3}));
+    net.sync<&torch::nn::Module::train>(false);
+    EXPECT_FALSE(net.sync<&torch::nn::Module::is_training>());
+    net.sync<&torch::nn::Module::train>(true);
+    EXPECT_TRUE(net.sync<&torch::nn::Module::is_training>());
+  });
+}
+
 TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const RRef<int> a(agent, 40);
@@ -148,7 +221,7 @@ TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
   });
 }
 
-TEST_P(Refs, RR009_012_ComeBackFromWorkersThatDoNotOwnThem) {
+TEST_P(Refs, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)), 7);
     const auto third = agent.sync<&refs::make_on>(after(agent, 1), after(agent, 2), 5);
@@ -206,10 +279,14 @@ TEST_P(Refs, ModulesAreMadeInPlace) {
 
 TEST_P(Refs, CanBePassedAndCalledOnBeforeTheirValueExists) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto late = agent.remote<&refs::slow_number>(after(agent, 1), 20, 100);
+    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name);
     const auto sum = agent.remote<&refs::fetch_sum>(after(agent, 2), late, late);
     const auto more = agent.remote<&refs::fetch_sum>(after(agent, 1), sum, late);
-    late.sync<&refs::increase>(1);
+    const auto increased = late.async<&refs::increase>(1);
+    const auto fetched = late.fetch();
+    for (const auto& future : {increased, detail::end_of(fetched)}) EXPECT_FALSE(future.done());
+    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name);
+    increased.get();
     EXPECT_EQ(late.to_here(), 21);
     EXPECT_GE(more.to_here(), 60);
     EXPECT_LE(more.to_here(), 63);
@@ -251,64 +328,45 @@ TEST_P(Refs, RR015_ALocalValueElsewhereIsTheCallersError) {
     EXPECT_NE(error.text().find(after(agent, 1).name), std::string::npos) << error.what();
     EXPECT_EQ(error_of([] { RRef<int>(3); }).blame(), Blame::Caller) << "outside of a call";
     EXPECT_EQ(error_of([] { RRef<int>().to_here(); }).blame(), Blame::Caller);
-    EXPECT_THROW(encode(there), Error);
   });
 }
 
-// The counters of every worker come to zero, once what was held has gone.
-TEST_P(Refs, ValuesGoWithTheirLastReference) {
+TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    {
-      const auto account = agent.remote<refs::Account>(after(agent, 1), 1);
-      const auto copy = account;
-      EXPECT_EQ(agent.sync<&refs::fetch_sum>(after(agent, 2), agent.remote<&refs::number>(after(agent, 1), 1),
-                                             RRef<int>(agent, 2)),
-                3);
-      EXPECT_EQ(copy.sync<&refs::Account::get>(), 1);
-    }
-    for (const auto& worker : agent.workers()) {
-      const auto deadline = Deadline::in(20s);
-      std::vector<std::uint64_t> now;
-      do {
-        now = agent.sync<&refs::counters>(worker);
-      } while (now != std::vector<std::uint64_t>{0, 0, 0} && !deadline.passed());
-      // Others may still be at it; each ends at zero by itself, which the last check after shutdown would not show.
-      EXPECT_LE(now[2], 100U);
-    }
+    const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
+    EXPECT_EQ(error_of([&] { encode(there); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { encode(std::vector{RRef<int>(agent, 1)}); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { decode<RRef<int>>(encode(std::tuple(1, 2, 3, 4))); }).blame(), Blame::Caller);
   });
 }
 
-std::vector<Setting> settings() {
-  std::vector<Setting> all;
-  for (const char* transport : {"inproc", "shm", "tcp"}) all.push_back({As::Threads, transport, 3});
-  all.push_back({As::Threads, "shm", 2});
-  all.push_back({As::Processes, "shm", 3});
-  all.push_back({As::Processes, "tcp", 4});
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(settings()),
-                         [](const auto& setting) { return harness::name(setting.param); });
-
-// One worker acts, the others serve: so counts are exact.
-void run_one(const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {}, int workers = 3) {
-  run_workers(
-      {As::Threads, "inproc", workers}, [&](rpc::Agent& agent) { if (agent.self().rank == 0) body(agent); }, options);
-}
-
-void expect_counters(rpc::Agent& agent, int worker, std::vector<std::uint64_t> expected) {
-  const auto deadline = Deadline::in(20s);
-  std::vector<std::uint64_t> now;
-  do {
-    now = agent.sync<&refs::counters>(worker);
-  } while (now != expected && !deadline.passed());
-  EXPECT_EQ(now, expected) << "worker" << worker;
-}
+INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings_of_references()), harness::name_of);
 
 TEST(RefCounters, RR014_AValueThatWasNeverSharedCountsNowhere) {
   run_one([](rpc::Agent& agent) {
     const RRef<int> mine(agent, 1);
     expect_counters(agent, 0, {0, 0, 0});
+  });
+}
+
+// Also where three workers are concerned: the counters of each are exact, and end at zero.
+TEST(RefCounters, ValuesGoWithTheirLastReference) {
+  run_one([](rpc::Agent& agent) {
+    {
+      const auto account = agent.remote<refs::Account>(1, 1);
+      const auto copy = account;
+      EXPECT_EQ(copy.sync<&refs::Account::get>(), 1);
+      expect_counters(agent, 1, {1, 1, 0});
+      const auto mine = RRef<int>(agent, 2);
+      const auto kept = agent.remote<&refs::kept>(2, account, mine);  // worker 2 holds both from now on
+      kept.created().get();
+      expect_counters(agent, 1, {1, 2, 0});
+      expect_counters(agent, 2, {1, 1, 0});
+      expect_counters(agent, 0, {1, 1, 0});
+      EXPECT_EQ(refs::living, 1);
+    }
+    for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
+    EXPECT_EQ(refs::living, 0);
   });
 }
 
@@ -329,94 +387,6 @@ TEST(RefCounters, CountOwnersWorkersAndEndAtZero) {
   });
 }
 
-class ControlFaults : public testing::TestWithParam<rpc::MessageKind> {};
-
-TEST_P(ControlFaults, RefusedControlMessagesAreSentAgain) {
-  run_one(
-      [](rpc::Agent& agent) {
-        {
-          const auto a = agent.remote<&refs::number>(1, 4);
-          EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, a, a), 8);
-          EXPECT_EQ(agent.sync<&refs::make_on>(1, agent.worker(2), 5).to_here(), 5);
-          EXPECT_EQ(agent.sync<&refs::sum_of>(2, agent.sync<&refs::own_three>(1)), 3);
-        }
-        for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
-      },
-      {.faults = {.fail_first = {{GetParam(), 3}}}});
-}
-
-TEST_P(ControlFaults, DelayedControlMessagesChangeNothing) {
-  run_one(
-      [](rpc::Agent& agent) {
-        {
-          const auto a = agent.remote<&refs::number>(1, 4);
-          EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, a, a), 8);
-          EXPECT_EQ(agent.sync<&refs::make_on>(1, agent.worker(2), 5).to_here(), 5);
-          EXPECT_EQ(agent.sync<&refs::sum_of>(2, agent.sync<&refs::own_three>(1)), 3);
-        }
-        for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
-      },
-      {.faults = {.delay = {{GetParam(), 50ms}}}});
-}
-
-INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
-                         testing::Values(rpc::MessageKind::Fork, rpc::MessageKind::ChildAccept, rpc::MessageKind::UserDelete),
-                         [](const auto& kind) {
-                           return kind.param == rpc::MessageKind::Fork          ? "Fork"
-                                  : kind.param == rpc::MessageKind::ChildAccept ? "ChildAccept"
-                                                                                : "UserDelete";
-                         });
-
-TEST(CreationFaults, RF003_ADroppedCreationIsACreationError) {
-  run_one(
-      [](rpc::Agent& agent) {
-        for (const int to : {0, 1}) {
-          const auto lost = agent.remote<&refs::number>(rpc::to(to).timeout(30ms), 1);
-          EXPECT_THROW(lost.to_here(), rpc::CreationError) << to;
-          EXPECT_EQ(error_of([&] { lost.to_here(); }).blame(), Blame::Timeout);
-        }
-      },
-      {.faults = {.drop = {rpc::MessageKind::Create}}});
-}
-
-TEST(CreationFaults, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
-  run_one(
-      [](rpc::Agent& agent) {
-        {
-          const auto late = agent.remote<refs::Account>(rpc::to(1).timeout(10ms), 1);
-          EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
-          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
-          std::this_thread::sleep_for(300ms);  // it comes meanwhile
-          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
-        }
-        expect_counters(agent, 1, {0, 0, 0});
-        EXPECT_EQ(refs::living, 0);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
-}
-
-TEST(CreationFaults, APassedReferenceMayOvertakeItsCreation) {
-  run_one(
-      [](rpc::Agent& agent) {
-        const auto late = agent.remote<&refs::number>(1, 4);
-        EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
-        EXPECT_EQ(agent.sync<&refs::fetch_sum>(1, late, late), 8);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
-}
-
-TEST(CreationFaults, RF009_AFetchThatTimesOutCanBeDoneAgain) {
-  run_one([](rpc::Agent& agent) {
-    const auto late = agent.remote<&refs::slow_number>(1, 4, 200);
-    const auto error = error_of([&] { late.to_here(10ms); });
-    EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_EQ(late.to_here(0ms), 4);
-    const auto mine = agent.remote<&refs::slow_number>(0, 4, 200);
-    EXPECT_EQ(error_of([&] { mine.to_here(10ms); }).blame(), Blame::Timeout);
-    EXPECT_EQ(mine.to_here(), 4);
-  });
-}
-
 TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
   std::optional<RRef<int>> kept;
   run_one([&](rpc::Agent& agent) {
@@ -426,42 +396,6 @@ TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
   EXPECT_EQ(error_of([&] { kept->to_here(); }).blame(), Blame::Caller);
   EXPECT_NE(error_of([&] { kept->to_here(); }).text().find("after deletion"), std::string::npos);
 }
-
-class KilledHolder : public testing::TestWithParam<std::string> {};
-
-TEST_P(KilledHolder, ReleasesWhatItHeldAndItsUsersSeePeerLost) {
-  const std::string transport = GetParam();
-  harness::Processes workers(3, [&](int rank) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
-    if (rank == 1) {
-      const auto account = agent.remote<refs::Account>(0, 1);
-      account.sync<&refs::Account::get>();
-      harness::Processes::say("holds");
-      agent.sync<&refs::slow_number>(1, 0, 600'000);
-    }
-    if (rank == 2) {
-      const auto theirs = agent.remote<&refs::number>(1, 5);
-      EXPECT_EQ(theirs.to_here(), 5);
-      harness::Processes::say("holds");
-      while (agent.sync<&refs::counters>(0)[0] != 0) {
-      }
-      EXPECT_EQ(error_of([&] { theirs.to_here(5s); }).blame(), Blame::PeerLost);
-      agent.sync<&refs::finish>(0);
-      return;
-    }
-    while (refs::living == 0) std::this_thread::yield();
-    while (refs::living != 0) std::this_thread::yield();
-    harness::Processes::say("released");
-    while (!refs::finished) std::this_thread::yield();
-  });
-  workers.wait_for(1, "holds");
-  workers.wait_for(2, "holds");
-  workers.signal(1, SIGKILL);
-  workers.wait_for(0, "released");
-  workers.expect_success({1});
-}
-
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledHolder, testing::Values("shm", "tcp"), [](const auto& transport) { return transport.param; });
 
 }  // namespace
 }  // namespace weft

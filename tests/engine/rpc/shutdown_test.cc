@@ -1,8 +1,9 @@
 // The end of agents: group RS of the behaviours.
-#include <gtest/gtest.h>
-
 #include <atomic>
+#include <mutex>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
@@ -30,9 +31,18 @@ void wander_on(int hops) {
     rpc::this_agent().async<&wander_on>(rpc::this_call().caller, hops - 1);
   });
 }
+at::Tensor doubled(at::Tensor a) { return a + a; }
 at::Tensor heavy(at::Tensor a) {
   for (int i = 0; i < 200; ++i) a.add_(0.001);
   return a;
+}
+at::Tensor made() { return at::ones({2}); }
+std::atomic<int> told{0};
+void tell() { ++told; }
+RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
+std::vector<std::uint64_t> counters() {
+  const auto now = rpc::this_agent().debug_info();
+  return {now.owner_rrefs, now.forks, now.pending_users};
 }
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
@@ -80,6 +90,9 @@ TEST_P(Shutdown, RS002_ServesAnUnevenLoadToTheEnd) {
       std::vector<Future<at::Tensor>> calls;
       for (int i = 0; i < 30; ++i) calls.push_back(agent.async<&ends::heavy>(to, at::zeros({50, 50})));
       for (auto& call : calls) EXPECT_NEAR(call.get()[0][0].item<float>(), 0.2, 1e-3);
+      std::vector<Future<at::Tensor>> sparse;
+      for (int i = 0; i < 30; ++i) sparse.push_back(agent.async<&ends::doubled>(to, at::eye(8).to_sparse()));
+      for (auto& call : sparse) EXPECT_TRUE(at::equal(call.get().to_dense(), at::eye(8) * 2));
     }
   });
 }
@@ -90,6 +103,20 @@ TEST_P(Shutdown, RS003_TwiceIsOnce) {
     agent.shutdown({.timeout = 30s});
     const auto info = agent.debug_info();
     EXPECT_EQ(info.calls_served + info.calls_waiting + info.handlers_busy, 0U);
+  });
+}
+
+TEST_P(Shutdown, RS007_LeavingIsPossibleAfterCalls) {
+  ends::told = 0;
+  const bool is_here = GetParam().as == As::Threads;  // all workers' calls are counted here
+  run_alone(GetParam(), [is_here](const rpc::Options& options) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    const auto workers = agent.workers();
+    for (const auto& worker : workers) agent.async<&ends::tell>(worker);
+    const int all = static_cast<int>(workers.size());
+    while (ends::told < (is_here ? all * all : all)) std::this_thread::yield();
+    agent.leave();
+    EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(0, 0); }).blame(), Blame::Caller);
   });
 }
 
@@ -107,6 +134,90 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown,
                                          Setting{As::Threads, "tcp", 4}, Setting{As::Processes, "shm", 2},
                                          Setting{As::Processes, "tcp", 4}),
                          [](const auto& setting) { return harness::name(setting.param); });
+
+// The warnings of what runs, in one text.
+std::string warnings_of(const std::function<void()>& run) {
+  std::mutex mutex;
+  std::string logged;
+  {
+    const log::Capture capture([&](LogLevel level, std::string_view text) {
+      std::lock_guard lock(mutex);
+      if (level == LogLevel::Warn) logged += std::string(text) + "\n";
+    });
+    run();
+  }
+  return logged;
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereMade) {
+  std::vector<RRef<at::Tensor>> kept;
+  int line = 0;
+  const auto logged = warnings_of([&] {
+    run_workers({As::Threads, "inproc", 3}, [&](rpc::Agent& agent) {
+      if (agent.self().rank != 0) return;
+      line = __LINE__ + 1;
+      kept.push_back(agent.remote<&ends::made>("worker1"));
+      kept.push_back(agent.sync<&ends::keep_given>(1, agent.remote<&ends::made>(2)));
+      agent.remote<&ends::made>(1).to_here();  // dropped at once
+    });
+  });
+  EXPECT_EQ(count_of(logged, "still holds"), 1U) << logged;
+  EXPECT_NE(logged.find("worker0 (rank 0) shuts down while its program still holds 2 references"), std::string::npos)
+      << logged;
+  EXPECT_NE(logged.find("of worker1 (rank 1), made by remote<ends::made> at "), std::string::npos) << logged;
+  EXPECT_NE(logged.find("shutdown_test.cc:" + std::to_string(line)), std::string::npos) << line << ": " << logged;
+  EXPECT_NE(logged.find("of worker2 (rank 2), sent by rank 1"), std::string::npos) << logged;
+}
+
+TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
+  const auto logged = warnings_of([] {
+    run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
+      const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own: it goes with the agent
+      const auto there = agent.remote<&ends::made>(1);
+      agent.sync<&ends::keep_given>(2, there).to_here();
+    });
+  });
+  EXPECT_EQ(logged, "");
+}
+
+TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHangs) {
+  struct Knot {
+    RRef<at::Tensor> reference;
+    std::shared_ptr<Knot> self;
+  };
+  std::shared_ptr<Knot> knot = std::make_shared<Knot>();
+  knot->self = knot;
+  run_workers({As::Threads, "shm", 2}, [&](rpc::Agent& agent) {
+    if (agent.self().rank == 0) {
+      knot->reference = agent.remote<&ends::made>(1);
+      knot->reference.created().get();
+      EXPECT_EQ(agent.sync<&ends::counters>(1), (std::vector<std::uint64_t>{1, 1, 0}));
+    }
+    agent.shutdown({.timeout = 30s});
+    EXPECT_EQ(agent.debug_info().owner_rrefs + agent.debug_info().forks, 0U);
+  });
+  knot->self.reset();
+}
+
+TEST(ShutdownLeaks, RS012_CreationsThatNeverCameDoNotKeepAnybody) {
+  run_workers({As::Threads, "inproc", 3},
+              [](rpc::Agent& agent) {
+                const auto to = harness::after(agent, 1);
+                {
+                  const auto lost = agent.remote<&ends::made>(rpc::to(to.rank).timeout(20ms));
+                  EXPECT_THROW(lost.to_here(), rpc::CreationError);
+                  const auto another = agent.remote<&ends::made>(rpc::to(to.rank).timeout(20ms));
+                }
+                agent.sync<&ends::pause>(to, 0);
+              },
+              {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
 
 TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {

@@ -6,6 +6,22 @@
 
 namespace weft::harness {
 
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const char* transport : {"inproc", "shm", "tcp"}) {
+    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
+  }
+  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
+  all.push_back({As::Processes, "shm", 4});
+  all.push_back({As::Threads, "shm", 8});
+  return all;
+}
+
+rpc::WorkerInfo after(const rpc::Agent& agent, int steps) {
+  const int workers = static_cast<int>(agent.workers().size());
+  return agent.worker((agent.self().rank + steps) % workers);
+}
+
 void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& given) {
   rpc::Options options = given;
   options.transports = {setting.transport};

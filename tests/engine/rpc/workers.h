@@ -3,6 +3,9 @@
 
 #include <functional>
 #include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
 
 #include <weft/rpc.h>
 #include <weft/tests/harness/ranks.h>
@@ -18,11 +21,17 @@ struct Setting {
 inline std::string name(const Setting& setting) {
   return setting.transport + name(setting.as) + std::to_string(setting.workers);
 }
+// Every transport, as threads and as processes, with 2, 4 and 8 workers.
+std::vector<Setting> settings();
+inline std::string name_of(const testing::TestParamInfo<Setting>& setting) { return name(setting.param); }
 inline void PrintTo(const Setting& setting, std::ostream* out) { *out << name(setting); }
 
 // Runs body on each worker, "worker0" … ; then, where it has not, the worker shuts down gracefully.
 void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {});
 // For bodies that join by themselves, with options that are complete but for what the test adds.
 void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& options = {});
+
+// The worker so many ranks further, around.
+rpc::WorkerInfo after(const rpc::Agent& agent, int steps);
 
 }  // namespace weft::harness

@@ -1,0 +1,31 @@
+// Waiting for several calls without keeping their futures: torch.distributed.rpc's _wait_all.
+//
+//   const auto calls = rpc::wait_all([&] { for (int rank = 0; rank < 4; ++rank) agent.async<&train>(rank, epoch); });
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include <weft/engine/future/future.h>
+
+namespace weft::rpc {
+
+// Runs the function, then waits until every call has ended that it issued with async<>() on this thread; those of
+// remote<>() are not waited for. Returns how many. Throws what the function threw, else the first error of the calls in the
+// order of their issue; all have ended then as well. Inside the function another wait_all() is one of its own.
+std::size_t wait_all(const std::function<void()>& function);
+
+namespace detail {
+
+// Whether this thread is in a wait_all(), and what that waits for.
+bool is_tracking();
+void track(Future<void> end);
+
+template <class T>
+Future<T> tracked(Future<T> call) {
+  if (is_tracking()) track(weft::detail::end_of(call));
+  return call;
+}
+
+}  // namespace detail
+}  // namespace weft::rpc

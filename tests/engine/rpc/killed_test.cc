@@ -1,0 +1,201 @@
+// Workers that are killed at every point of a reference's life: the others go on, and count nothing of them afterwards.
+#include <csignal>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <weft/tests/engine/rpc/refs.h>
+
+namespace killed {
+
+using namespace weft;
+
+// Keeps what it is given while it runs.
+int hold(RRef<int> given, std::string gate) {
+  refs::number_behind(0, std::move(gate));
+  return given.to_here();
+}
+
+}  // namespace killed
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::expect_counters;
+using harness::Processes;
+using namespace std::chrono_literals;
+
+// Worker 1 is killed; worker 0 owns what it refers to, worker 2 does what is named here beside it.
+enum class Point {
+  CreationAskedFor,  // it waits for a value to be made on worker 0
+  CreationAsked,     // worker 2 waits for a value to be made on it
+  ForkUnconfirmed,   // worker 2 gave it a reference of which worker 0 does not know yet
+  ForkWaited,        // the same, and worker 2 has dropped its own
+  FetchAskedFor,     // it waits for the copy of a value
+  FetchAsked,        // worker 2 waits for the copy of its value
+  Idle,              // it holds a reference and owns a value
+  HoldsAll,          // a called function on it holds references of worker 2 and its own
+};
+const char* text(Point point) {
+  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
+                                    "FetchAsked",       "Idle",          "HoldsAll"};
+  return kTexts[static_cast<int>(point)];
+}
+void PrintTo(Point point, std::ostream* out) { *out << text(point); }
+
+using Case = std::tuple<std::string, Point>;
+class Killed : public testing::TestWithParam<Case> {};
+
+[[noreturn]] void stay(rpc::Agent& agent) {
+  Processes::say("ready");
+  agent.sync<&refs::number_behind>(rpc::to(agent.self()).timeout(0ms), 0, "never");
+  std::abort();
+}
+
+// What worker 1 does before it is killed.
+[[noreturn]] void become_victim(rpc::Agent& agent, Point point) {
+  if (point == Point::CreationAskedFor) {
+    const auto asked = agent.remote<&refs::number_behind>(0, 1, "creation");
+    expect_counters(agent, 0, {1, 1, 0});
+    stay(agent);
+  }
+  if (point == Point::FetchAskedFor) {
+    const auto value = agent.remote<&refs::number_behind>(0, 1, "creation");
+    const auto fetched = value.fetch();
+    expect_counters(agent, 0, {1, 1, 0});
+    stay(agent);
+  }
+  if (point == Point::ForkUnconfirmed || point == Point::ForkWaited) {
+    while (agent.debug_info().pending_users == 0) std::this_thread::yield();
+    stay(agent);
+  }
+  if (point == Point::Idle || point == Point::HoldsAll) {
+    const auto there = agent.remote<&refs::number>(0, 1);
+    EXPECT_EQ(there.to_here(), 1);
+    stay(agent);
+  }
+  stay(agent);
+}
+
+// What worker 2 does with worker 1, until that is killed, and what it sees then.
+void survive(rpc::Agent& agent, Point point) {
+  const auto see_the_end = [&](const auto& reference) {
+    for (int again = 0; again < 2; ++again) {
+      const auto error = error_of([&] { reference.to_here(10s); });
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    }
+  };
+  if (point == Point::CreationAsked) {
+    const auto asked = agent.remote<&refs::number_behind>(1, 1, "creation");
+    expect_counters(agent, 1, {1, 1, 0});
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { asked.created().get(); }).blame(), Blame::PeerLost);
+    EXPECT_THROW(asked.to_here(), rpc::CreationError);
+    EXPECT_THROW(agent.sync<&refs::fetch_sum>(0, asked, asked), rpc::CreationError);
+  } else if (point == Point::FetchAsked) {
+    const auto asked = agent.remote<&refs::number_behind>(1, 1, "creation");
+    const auto fetched = asked.fetch();
+    expect_counters(agent, 1, {1, 1, 0});
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { fetched.get(); }).blame(), Blame::PeerLost);
+    see_the_end(asked);
+  } else if (point == Point::ForkUnconfirmed) {
+    const auto value = agent.remote<&refs::number>(0, 1);
+    const auto held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), value, "never");
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(value.to_here(), 1) << "the giver's own reference is as good as before";
+  } else if (point == Point::ForkWaited) {
+    Future<int> held;
+    {
+      const auto value = agent.remote<&refs::number>(0, 1);
+      held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), value, "never");
+    }
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
+  } else if (point == Point::Idle) {
+    const auto theirs = agent.remote<&refs::number>(1, 5);
+    EXPECT_EQ(theirs.to_here(), 5);
+    expect_counters(agent, 0, {1, 1, 0});  // what worker 1 holds
+    Processes::say("ready");
+    expect_counters(agent, 0, {0, 0, 0});  // what worker 1 held ends
+    see_the_end(theirs);
+  } else if (point == Point::HoldsAll) {
+    const RRef<int> mine(agent, 7);
+    const auto held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), mine, "never");
+    while (agent.debug_info().forks == 0) std::this_thread::yield();
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(mine.local_value(), 7);
+  } else {
+    expect_counters(agent, 0, {1, 1, 0});  // what worker 1 waits for
+    Processes::say("ready");
+  }
+}
+
+TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
+  const auto& [transport, point] = GetParam();
+  Processes workers(3, [transport = transport, point = point](int rank) {
+    rpc::Options options{.rank = rank, .world_size = 3, .transports = {transport}};
+    const bool is_late = point == Point::ForkUnconfirmed || point == Point::ForkWaited;
+    if (rank == 1 && is_late) options.faults.delay[rpc::MessageKind::Fork] = 10min;
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
+    if (rank == 1) become_victim(agent, point);
+    if (rank == 2) {
+      survive(agent, point);
+      expect_counters(agent, 0, {0, 0, 0});
+      expect_counters(agent, 2, {0, 0, 0});
+      agent.sync<&refs::open_gate>(0, "creation");
+      EXPECT_EQ(agent.remote<&refs::number>(0, 3).to_here(), 3) << "the survivors go on";
+      expect_counters(agent, 0, {0, 0, 0});
+      agent.sync<&refs::finish>(0);
+      return;
+    }
+    Processes::say("ready");
+    while (!refs::finished) std::this_thread::yield();
+    while (agent.debug_info().handlers_busy > 0) std::this_thread::yield();
+    EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
+  });
+  for (const int rank : {0, 1, 2}) workers.wait_for(rank, "ready");
+  workers.signal(1, SIGKILL);
+  workers.expect_success({1});
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
+                         testing::Combine(testing::Values("shm", "tcp"),
+                                          testing::Values(Point::CreationAskedFor, Point::CreationAsked,
+                                                          Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
+                                                          Point::FetchAsked, Point::Idle, Point::HoldsAll)),
+                         [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
+
+class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+// Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as well.
+TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
+  const auto& [transport, victim] = GetParam();
+  Processes workers(3, [transport = transport, victim = victim](int rank) {
+    rpc::Agent agent =
+        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
+    const auto there = agent.remote<&refs::number>((rank + 1) % 3, 1);
+    EXPECT_EQ(there.to_here(), 1);
+    if (rank == 1) stay(agent);  // who will be killed, or what the others wait for
+    Processes::say("ready");
+    const auto error = error_of([&] { agent.shutdown({.timeout = 0ms}); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    const auto info = agent.debug_info();
+    EXPECT_EQ(info.owner_rrefs + info.forks + info.pending_users + info.calls_waiting, 0U);
+    EXPECT_EQ(error_of([&] { there.to_here(); }).blame(), Blame::Caller) << "it has left";
+  });
+  for (const int rank : {0, 1, 2}) workers.wait_for(rank, "ready");
+  workers.signal(victim, SIGKILL);
+  workers.expect_success({1, victim});  // worker 1 never comes
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledInShutdown, testing::Combine(testing::Values("shm", "tcp"), testing::Values(0, 1, 2)),
+                         [](const auto& one) {
+                           return std::get<0>(one.param) + "Worker" + std::to_string(std::get<1>(one.param));
+                         });
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,140 @@
+// Whole messages over a lane: what is sent, and what of it is copied. Rows RB-044 … 047 of the behaviours.
+#include <optional>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include <weft/engine/codec/values.h>
+#include <weft/engine/rpc/message.h>
+#include <weft/transport/routes.h>
+
+namespace weft::rpc {
+namespace {
+
+codec::Encoded encoded(const std::vector<at::Tensor>& tensors, const std::string& text = "payload") {
+  return codec::Writer().write([&](codec::Packer& packer) {
+    packer.pack_array(2);
+    packer.pack(text);
+    packer.pack(tensors);
+  });
+}
+
+// Both ends of a lane in this process.
+class MessageLane : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto offers =
+        routes.listen({loop, "", [this](std::shared_ptr<transport::Connection> one) { far = std::move(one); }});
+    near = routes.connect(offers, {loop, Deadline::in(std::chrono::seconds(20))});
+    ASSERT_TRUE(loop->drive([this] { return far != nullptr; }, Deadline::in(std::chrono::seconds(20))));
+  }
+  // What comes of it at the other end.
+  struct Got {
+    Head head;
+    std::string text;
+    std::vector<at::Tensor> tensors;
+    std::vector<std::uint64_t> sizes;  // which the receiver saw first
+  };
+  Got exchange(const Head& head, codec::Encoded message) {
+    std::optional<Got> got;
+    std::vector<std::uint64_t> sizes;
+    if (!is_receiving) {
+      is_receiving = true;
+      far->receive({[this](const transport::Arrival& arrival) { arrived(arrival); }, [](const Error&) {}});
+    }
+    arrived = [&](const transport::Arrival& arrival) {
+      sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
+      receive_message(
+          *far, arrival,
+          [&](Message whole, const Error* lacking) {
+            EXPECT_EQ(lacking, nullptr);
+            Got now{whole.head, "", {}, sizes};
+            codec::Reader(std::move(whole.parts)).read(whole.body, [&](const msgpack::object& object) {
+              std::tie(now.text, now.tensors) = object.as<std::tuple<std::string, std::vector<at::Tensor>>>();
+            });
+            got = std::move(now);
+          },
+          [](const Error& why) { ADD_FAILURE() << why.what(); });
+    };
+    const Op op = send_message(*near, head, std::move(message));
+    EXPECT_TRUE(loop->drive([&] { return got.has_value(); }, Deadline::in(std::chrono::seconds(20))));
+    EXPECT_FALSE(op.error());
+    return got.value_or(Got());
+  }
+
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("message", EventLoop::Thread::Given);
+  transport::Routes routes{{"inproc"}};
+  std::shared_ptr<transport::Connection> near;
+  std::shared_ptr<transport::Connection> far;
+  std::function<void(const transport::Arrival&)> arrived;
+  bool is_receiving = false;
+};
+
+TEST_F(MessageLane, RB044_HeadTextAndTensorsOfTwoDtypesSurviveAReceiverThatSeesSizesFirst) {
+  Head head;
+  head.kind = FrameKind::Call;
+  head.call = 7;
+  head.name = 8;
+  const auto floats = at::rand({3, 5});
+  const auto numbers = at::arange(4, at::kLong);
+  const auto got = exchange(head, encoded({floats, numbers}));
+  EXPECT_EQ(got.head.call, 7U);
+  EXPECT_EQ(got.head.name, 8U);
+  EXPECT_EQ(got.sizes, (std::vector<std::uint64_t>{60, 32}));
+  EXPECT_EQ(got.text, "payload");
+  ASSERT_EQ(got.tensors.size(), 2U);
+  EXPECT_TRUE(at::equal(got.tensors[0], floats));
+  EXPECT_TRUE(at::equal(got.tensors[1], numbers));
+  EXPECT_EQ(got.tensors[1].scalar_type(), at::kLong);
+}
+
+TEST_F(MessageLane, RB047_WithAndWithoutTextAndTensors) {
+  Head head;
+  head.kind = FrameKind::Reply;
+  for (const std::string& text : {std::string(), std::string("text"), std::string(kMaxBodyInHeader + 100, 'x')}) {
+    for (const auto& tensors : std::vector<std::vector<at::Tensor>>{
+             {}, {at::ones({2})}, {at::empty({0}), at::ones({3}), at::Tensor(), at::eye(2, at::kDouble)}}) {
+      const auto got = exchange(head, encoded(tensors, text));
+      EXPECT_EQ(got.text, text);
+      ASSERT_EQ(got.tensors.size(), tensors.size());
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        ASSERT_EQ(got.tensors[i].defined(), tensors[i].defined());
+        if (tensors[i].defined()) {
+          EXPECT_TRUE(at::equal(got.tensors[i], tensors[i]));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MessageLane, RB045_OfAViewOnlyItsBytesTravelAndWholeTensorsAreNotCopied) {
+  Head head;
+  head.kind = FrameKind::Call;
+  const auto large = at::rand({1 << 20});
+  const auto view = large.slice(0, 4096, 4096 + 1024);
+  const auto of_view = encoded({view});
+  ASSERT_EQ(of_view.parts.size(), 1U);
+  EXPECT_EQ(of_view.parts[0].bytes, 4096U);
+  const auto whole = encoded({large});
+  EXPECT_EQ(whole.parts.at(0).data(), large.data_ptr()) << "sent from where it lies";
+  const auto got = exchange(head, encoded({view}));
+  EXPECT_EQ(got.sizes, (std::vector<std::uint64_t>{4096}));
+  EXPECT_EQ(got.tensors.at(0).storage().nbytes(), 4096U);
+  EXPECT_TRUE(at::equal(got.tensors.at(0), view));
+}
+
+TEST_F(MessageLane, RB046_MemoryOfSomebodyElseIsCopiedBeforeItIsSent) {
+  std::vector<float> borrowed(100, 1.5F);
+  const auto tensor = at::from_blob(borrowed.data(), {100});
+  auto message = encoded({tensor});
+  EXPECT_NE(static_cast<void*>(message.parts.at(0).data()), static_cast<void*>(borrowed.data()));
+  std::fill(borrowed.begin(), borrowed.end(), 0.0F);
+  Head head;
+  head.kind = FrameKind::Call;
+  const auto got = exchange(head, std::move(message));
+  EXPECT_TRUE(at::equal(got.tensors.at(0), at::full({100}, 1.5)));
+}
+
+}  // namespace
+}  // namespace weft::rpc

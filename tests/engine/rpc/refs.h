@@ -1,0 +1,165 @@
+// What the tests of references call: values, accounts that count how many live, values that wait to be made.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace refs {
+
+using namespace weft;
+
+inline at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+inline at::Tensor add_held(RRef<at::Tensor> a, RRef<at::Tensor> b) { return a.to_here() + b.to_here(); }
+inline at::Tensor fetch(RRef<at::Tensor> a) { return a.to_here(); }
+inline int fetch_sum(RRef<int> a, RRef<int> b) { return a.to_here() + b.to_here(); }
+inline int number(int value) { return value; }
+inline int throws(std::string text) { throw std::runtime_error(text); }
+inline void nothing() {}
+inline std::atomic<bool> finished{false};
+inline void finish() { finished = true; }
+inline RRef<int> own(int value) { return RRef<int>(value); }
+inline std::vector<RRef<int>> own_three() { return {RRef<int>(0), RRef<int>(1), RRef<int>(2)}; }
+inline RRef<int> make_on(rpc::WorkerInfo third, int value) { return rpc::this_agent().remote<&number>(third, value); }
+inline std::vector<RRef<int>> make_two_on(rpc::WorkerInfo third) {
+  return {rpc::this_agent().remote<&number>(third, 1), rpc::this_agent().remote<&number>(third, 2)};
+}
+inline int fetched_from_third(rpc::WorkerInfo third) { return rpc::this_agent().remote<&number>(third, 7).to_here(); }
+inline int sum_of(std::vector<RRef<int>> all) {
+  int sum = 0;
+  for (const auto& one : all) sum += one.to_here();
+  return sum;
+}
+inline void increase(int& value, int by) { value += by; }
+
+// Values that are not made before somebody says so.
+inline std::mutex gates;
+inline std::condition_variable opened;
+inline std::set<std::string> open_gates;
+inline void open_gate(std::string name) {
+  std::lock_guard lock(gates);
+  open_gates.insert(std::move(name));
+  opened.notify_all();
+}
+inline int number_behind(int value, std::string gate) {
+  std::unique_lock lock(gates);
+  opened.wait(lock, [&] { return open_gates.contains(gate); });
+  return value;
+}
+inline std::vector<std::uint64_t> counters() {
+  const auto now = rpc::this_agent().debug_info();
+  return {now.owner_rrefs, now.forks, now.pending_users};
+}
+
+inline RRef<int> give_back(RRef<int> given) { return given; }
+inline bool is_created(RRef<int> given) {
+  given.created().get();
+  return true;
+}
+inline std::int64_t size_of(const at::Tensor& tensor, std::int64_t dimension) { return tensor.size(dimension); }
+inline at::Tensor plus(const at::Tensor& tensor, at::Tensor more) { return tensor + more; }
+inline at::Tensor viewed(const at::Tensor& tensor, std::vector<std::int64_t> sizes) { return tensor.view(sizes); }
+inline at::Tensor quantized() { return at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8); }
+inline int plus_number(int& value, int more) { return value + more; }
+inline int wait_behind(int& value, std::string gate) { return number_behind(value, std::move(gate)); }
+
+// Counts how many live.
+inline std::atomic<int> living{0};
+struct Account {
+  explicit Account(int start) : value(start) { ++living; }
+  Account(const Account&) = delete;
+  Account& operator=(const Account&) = delete;
+  ~Account() { --living; }
+  int add(int more) { return value += more; }
+  int get() const { return value; }
+  void fail() { throw std::runtime_error("overdrawn"); }
+  Future<int> add_later(int more) {
+    return rpc::this_agent().async<&number>(rpc::this_call().caller, more).then([this](int got) { return value += got; });
+  }
+  static int twice(int a) { return 2 * a; }
+  static int peek(const Account& account) { return account.value; }
+  int value;
+};
+// References that stay where they were sent.
+struct Kept {
+  RRef<Account> account;
+  RRef<int> number;
+};
+inline Kept kept(RRef<Account> account, RRef<int> number) { return {std::move(account), std::move(number)}; }
+inline int account_value(Account& account, int plus) { return account.value + plus; }
+struct Broken {
+  explicit Broken(std::string why) { throw std::runtime_error(why); }
+};
+
+struct Net : torch::nn::Module {
+  explicit Net(int width) : layer(register_module("layer", torch::nn::Linear(width, 2))) {}
+  at::Tensor forward(at::Tensor x) { return layer(x); }
+  torch::nn::Linear layer;
+};
+
+inline std::vector<RRef<at::Tensor>> parameters_of(Net& net) {
+  std::vector<RRef<at::Tensor>> all;
+  for (const auto& parameter : net.parameters()) all.push_back(RRef<at::Tensor>(parameter));
+  return all;
+}
+
+struct Node {
+  int value = 0;
+  RRef<Node> next;
+  WEFT_FIELDS(value, next)
+};
+inline Node node(int value, RRef<Node> next) { return {value, next}; }
+inline int walk(RRef<Node> at) {
+  int sum = 0;
+  for (; at;) {
+    const Node here = at.to_here();
+    sum += here.value;
+    at = here.next;
+  }
+  return sum;
+}
+
+}  // namespace refs
+
+namespace weft::harness {
+
+// One worker acts, the others serve: so counts are exact.
+inline void run_one(const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {}, int workers = 3) {
+  run_workers(
+      {As::Threads, "inproc", workers},
+      [&](rpc::Agent& agent) {
+        if (agent.self().rank == 0) body(agent);
+      },
+      options);
+}
+
+// Waits for a worker's DebugInfo to hold these: owner_rrefs, forks, pending_users.
+inline void expect_counters(rpc::Agent& agent, int worker, std::vector<std::uint64_t> expected) {
+  const auto deadline = Deadline::in(std::chrono::seconds(20));
+  std::vector<std::uint64_t> now;
+  do {
+    now = agent.sync<&refs::counters>(worker);
+  } while (now != expected && !deadline.passed());
+  EXPECT_EQ(now, expected) << "worker" << worker;
+}
+
+// As settings(); with four workers owner, user and giver differ, with two they do not.
+inline std::vector<Setting> settings_of_references() {
+  std::vector<Setting> all;
+  for (const char* transport : {"inproc", "shm", "tcp"}) {
+    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
+  }
+  all.push_back({As::Processes, "shm", 4});
+  all.push_back({As::Processes, "tcp", 4});
+  all.push_back({As::Threads, "shm", 8});
+  return all;
+}
+
+}  // namespace weft::harness

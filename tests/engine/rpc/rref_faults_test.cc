@@ -1,0 +1,152 @@
+// References on a network that refuses, delays and drops: group RF of the behaviours.
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <weft/tests/engine/rpc/refs.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::expect_counters;
+using harness::run_one;
+using namespace std::chrono_literals;
+
+class ControlFaults : public testing::TestWithParam<rpc::MessageKind> {};
+
+TEST_P(ControlFaults, RefusedControlMessagesAreSentAgain) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const auto a = agent.remote<&refs::number>(1, 4);
+          EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, a, a), 8);
+          EXPECT_EQ(agent.sync<&refs::make_on>(1, agent.worker(2), 5).to_here(), 5);
+          EXPECT_EQ(agent.sync<&refs::sum_of>(2, agent.sync<&refs::own_three>(1)), 3);
+        }
+        for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.fail_first = {{GetParam(), 3}}}});
+}
+
+TEST_P(ControlFaults, DelayedControlMessagesChangeNothing) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const auto a = agent.remote<&refs::number>(1, 4);
+          EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, a, a), 8);
+          EXPECT_EQ(agent.sync<&refs::make_on>(1, agent.worker(2), 5).to_here(), 5);
+          EXPECT_EQ(agent.sync<&refs::sum_of>(2, agent.sync<&refs::own_three>(1)), 3);
+        }
+        for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.delay = {{GetParam(), 50ms}}}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
+                         testing::Values(rpc::MessageKind::Fork, rpc::MessageKind::ChildAccept,
+                                         rpc::MessageKind::UserDelete),
+                         [](const auto& kind) {
+                           return kind.param == rpc::MessageKind::Fork          ? "Fork"
+                                  : kind.param == rpc::MessageKind::ChildAccept ? "ChildAccept"
+                                                                                : "UserDelete";
+                         });
+
+TEST(CreationFaults, RF003_ADroppedCreationIsACreationError) {
+  run_one(
+      [](rpc::Agent& agent) {
+        for (const int to : {0, 1}) {
+          const auto lost = agent.remote<&refs::number>(rpc::to(to).timeout(30ms), 1);
+          EXPECT_THROW(lost.to_here(), rpc::CreationError) << to;
+          EXPECT_EQ(error_of([&] { lost.to_here(); }).blame(), Blame::Timeout);
+        }
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+TEST(CreationFaults, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const auto late = agent.remote<refs::Account>(rpc::to(1).timeout(10ms), 1);
+          EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
+          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
+          while (refs::living == 0) std::this_thread::yield();  // it comes all the same
+          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
+        }
+        expect_counters(agent, 1, {0, 0, 0});
+        EXPECT_EQ(refs::living, 0);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
+}
+
+TEST(CreationFaults, APassedReferenceMayOvertakeItsCreation) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto late = agent.remote<&refs::number>(1, 4);
+        EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
+        EXPECT_EQ(agent.sync<&refs::fetch_sum>(1, late, late), 8);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
+}
+
+TEST(CreationFaults, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
+  run_one(
+      [](rpc::Agent& agent) {
+        for (const int to : {1, 0}) {
+          const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(10ms), at::ones({1}), 1);
+          const auto function = agent.remote<&refs::number>(rpc::to(to).timeout(10ms), 1);
+          EXPECT_EQ(error_of([&] { operation.created().get(); }).blame(), Blame::Timeout) << to;
+          EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
+          EXPECT_THROW(function.to_here(), rpc::CreationError) << to;
+        }
+        const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
+        EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout) << "the fetch is delayed, too";
+        EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
+        agent.set_timeout(20ms);
+        const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
+        EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
+        agent.set_timeout(60s);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+}
+
+TEST(CreationFaults, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(10ms), 1);
+        EXPECT_THROW(lost.to_here(), rpc::CreationError);
+        EXPECT_THROW(agent.sync<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
+        EXPECT_THROW(agent.remote<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
+        const auto good = agent.remote<&refs::number>(rpc::to(1).timeout(0ms), 1);
+        EXPECT_EQ(error_of([&] { good.to_here(1ms); }).blame(), Blame::Timeout);
+        EXPECT_EQ(good.to_here(100s), 1);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}}}});
+}
+
+TEST(CreationFaults, RF009_AFetchThatTimesOutCanBeDoneAgain) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto there = agent.remote<&refs::number>(1, 4);
+        there.created().get();
+        EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout);
+        EXPECT_EQ(there.to_here(0ms), 4);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Fetch, 100ms}}}});
+}
+
+TEST(CreationFaults, AFetchOfAValueThatIsStillMadeTimesOutAndCanBeDoneAgain) {
+  run_one([](rpc::Agent& agent) {
+    for (const int to : {0, 1}) {
+      const std::string gate = "fetch " + std::to_string(to);
+      const auto late = agent.remote<&refs::number_behind>(to, 4, gate);
+      EXPECT_EQ(error_of([&] { late.to_here(10ms); }).blame(), Blame::Timeout);
+      agent.sync<&refs::open_gate>(to, gate);
+      EXPECT_EQ(late.to_here(0ms), 4);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft

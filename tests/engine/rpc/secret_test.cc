@@ -1,0 +1,259 @@
+// Options::secret: who does not know it gets no further than the first message.
+#include <deque>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/peer.h>
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace guarded {
+
+using namespace weft;
+
+std::atomic<int> runs{0};
+int plus(int a, int b) {
+  ++runs;
+  return a + b;
+}
+RRef<int> own(int value) { return RRef<int>(value); }
+
+}  // namespace guarded
+
+namespace weft {
+namespace {
+
+using harness::after;
+using harness::As;
+using harness::error_of;
+using harness::run_alone;
+using harness::run_workers;
+using harness::Setting;
+using namespace std::chrono_literals;
+
+TEST(Proofs, AreThoseOfHmacAndDependOnEverything) {
+  rpc::Nonce c{};
+  rpc::Nonce l{};
+  l[31] = std::byte{1};
+  const auto proof = rpc::prove("key", rpc::Side::Connector, c, l);
+  EXPECT_TRUE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Connector, c, l)));
+  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("keY", rpc::Side::Connector, c, l)));
+  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Listener, c, l)));
+  EXPECT_FALSE(rpc::is_same(proof, rpc::prove("key", rpc::Side::Connector, l, c)));
+  EXPECT_FALSE(rpc::is_same(proof, std::span(proof).first(31)));
+  EXPECT_FALSE(rpc::is_same(proof, {}));
+  EXPECT_NE(rpc::make_nonce(), rpc::make_nonce());
+}
+
+class Secret : public testing::TestWithParam<Setting> {};
+
+TEST_P(Secret, WorkersThatShareItCallEachOther) {
+  run_workers(GetParam(),
+              [](rpc::Agent& agent) {
+                std::vector<Future<int>> calls;  // many at once wait for the first connection's challenge
+                for (int i = 0; i < 50; ++i) calls.push_back(agent.async<&guarded::plus>(after(agent, 1), i, 1));
+                for (int i = 0; i < 50; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i + 1);
+                const auto there = agent.sync<&guarded::own>(after(agent, 1), 4);
+                EXPECT_EQ(agent.async<&guarded::plus>(after(agent, 2), there.to_here(), 1).get(), 5);
+              },
+              {.secret = "a long and random text"});
+}
+
+// Both have one, so only the challenge tells them apart.
+TEST_P(Secret, AnotherOneIsTheCallersErrorThatNamesTheOption) {
+  guarded::runs = 0;
+  run_alone(GetParam(), [](rpc::Options options) {
+    options.secret = *options.rank == 0 ? "one" : "other";
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    const int wrong = agent.self().rank == 0 ? 1 : 0;
+    for (int again = 0; again < 2; ++again) {
+      const auto error = error_of([&] { agent.sync<&guarded::plus>(wrong, 1, 2); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("give all workers of the job the same rpc::Options::secret"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(), Blame::Caller);
+    EXPECT_EQ(guarded::runs, 0) << "nothing of it has run";
+    EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
+    agent.leave();
+  });
+}
+
+TEST_P(Secret, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
+  run_alone(GetParam(), [](rpc::Options options) {
+    if (*options.rank == 1) options.secret = "only mine";
+    const auto error = error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("worker1 (rank 1) was given a secret and"), std::string::npos) << error.what();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Secret,
+                         testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 2},
+                                         Setting{As::Threads, "tcp", 2}, Setting{As::Threads, "tcp", 4},
+                                         Setting{As::Processes, "shm", 2}, Setting{As::Processes, "tcp", 4}),
+                         harness::name_of);
+
+TEST(SecretOfOpenJobs, OneThatOnlySomeHaveIsSaidWhenTheyJoinAndTheyMayTryAgain) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank, const std::string& secret) {
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .store = store, .transports = {"inproc"}, .secret = secret});
+  };
+  rpc::Agent first = join(0, "mine");
+  EXPECT_EQ(error_of([&] { join(1, ""); }).blame(), Blame::Caller);
+  rpc::Agent second = join(1, "mine");
+  EXPECT_EQ(second.sync<&guarded::plus>(0, 1, 2), 3);
+  second.shutdown();
+  first.shutdown();
+}
+
+// Somebody who reaches an agent's address and speaks its language, without the secret.
+class Stranger {
+ public:
+  Stranger(rpc::Agent& agent, const std::string& transport) : routes_({transport}), agent_(agent) {
+    const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
+    connection_ = routes_.connect(offers, {loop_, Deadline::in(20s)});
+    connection_->receive({[this](const transport::Arrival& arrival) {
+                            const auto body = rpc::challenge_in(arrival);
+                            {
+                              std::lock_guard lock(mutex_);
+                              said_.emplace_back(body ? std::vector(body->begin(), body->end()) : std::vector<std::byte>());
+                            }
+                            connection_->accept({}, nullptr, Fence());
+                          },
+                          [this](const Error&) {
+                            std::lock_guard lock(mutex_);
+                            ended_ = true;
+                          }});
+  }
+  ~Stranger() { connection_->close(Error(Blame::Cancelled, "enough")); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
+  template <class T>
+  void say(rpc::FrameKind kind, const T& value) {
+    rpc::Head head;
+    head.kind = kind;
+    head.call = 1;
+    rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+  }
+  // What the agent said, the next time it does; nothing where it hung up instead.
+  std::optional<std::vector<std::byte>> next() {
+    wait();
+    std::lock_guard lock(mutex_);
+    if (said_.empty()) return std::nullopt;
+    auto one = std::move(said_.front());
+    said_.pop_front();
+    return one;
+  }
+  // Whether the agent hung up, without a word before.
+  bool is_refused() {
+    wait();
+    std::lock_guard lock(mutex_);
+    return said_.empty() && ended_;
+  }
+
+ private:
+  void wait() {
+    const auto anything = [&] {
+      std::lock_guard lock(mutex_);
+      return !said_.empty() || ended_;
+    };
+    loop_->drive(anything, Deadline::in(20s));
+  }
+
+  std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("stranger");
+  transport::Routes routes_;
+  rpc::Agent& agent_;
+  std::shared_ptr<transport::Connection> connection_;
+  std::mutex mutex_;
+  std::deque<std::vector<std::byte>> said_;
+  bool ended_ = false;
+};
+
+class SecretAndStrangers : public testing::TestWithParam<std::string> {
+ protected:
+  rpc::Agent agent = rpc::init("guarded", {.rank = 0,
+                                           .world_size = 1,
+                                           .store = c10::make_intrusive<c10d::HashStore>(),
+                                           .transports = {GetParam()},
+                                           .secret = "secret"});
+  // A greeting with the right token, as a worker without the secret could send it.
+  auto greeting() { return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self()); }
+};
+
+TEST_P(SecretAndStrangers, NoOtherMessageIsReadBeforeTheProof) {
+  {
+    Stranger stranger(agent, GetParam());
+    stranger.say(rpc::FrameKind::Hello, greeting());
+    EXPECT_TRUE(stranger.is_refused());
+  }
+  {
+    Stranger stranger(agent, GetParam());  // bytes that no decoder would take, with a storage
+    stranger.say(rpc::FrameKind::Call, std::vector<at::Tensor>{at::ones({100})});
+    EXPECT_TRUE(stranger.is_refused());
+  }
+  {
+    Stranger stranger(agent, GetParam());
+    stranger.challenge(rpc::make_nonce());
+    ASSERT_TRUE(stranger.next()) << "it answers";
+    stranger.say(rpc::FrameKind::Hello, greeting());
+    EXPECT_TRUE(stranger.is_refused()) << "a greeting is no proof";
+  }
+}
+
+TEST_P(SecretAndStrangers, AWrongOrShortOrReflectedProofIsRefused) {
+  for (const std::size_t bytes : {0, 1, 31, 33, 64}) {
+    Stranger stranger(agent, GetParam());
+    stranger.challenge(std::vector<std::byte>(bytes));
+    EXPECT_TRUE(stranger.is_refused()) << "a nonce of " << bytes << " bytes";
+  }
+  for (const bool reflects : {false, true}) {
+    Stranger stranger(agent, GetParam());
+    stranger.challenge(rpc::make_nonce());
+    const auto answer = stranger.next();
+    ASSERT_TRUE(answer);
+    ASSERT_EQ(answer->size(), 64U);
+    const auto shown = reflects ? std::vector<std::byte>(answer->begin() + 32, answer->end()) : std::vector<std::byte>(32);
+    stranger.challenge(shown);
+    EXPECT_TRUE(stranger.is_refused());
+  }
+}
+
+// What somebody overheard of another connection.
+TEST_P(SecretAndStrangers, AReplayedProofIsRefusedAndAFreshOneIsNot) {
+  const rpc::Nonce mine = rpc::make_nonce();
+  rpc::Proof overheard{};
+  for (const bool is_replay : {false, true}) {
+    Stranger stranger(agent, GetParam());
+    stranger.challenge(mine);
+    const auto answer = stranger.next();
+    ASSERT_TRUE(answer);
+    rpc::Nonce theirs{};
+    std::copy_n(answer->begin(), theirs.size(), theirs.begin());
+    if (!is_replay) {
+      EXPECT_TRUE(rpc::is_same(rpc::prove("secret", rpc::Side::Listener, mine, theirs), std::span(*answer).subspan(32)));
+      overheard = rpc::prove("secret", rpc::Side::Connector, mine, theirs);
+    }
+    stranger.challenge(overheard);
+    stranger.say(rpc::FrameKind::Hello, greeting());
+    stranger.say(rpc::FrameKind::Call, std::tuple(1, 2));  // of no function: answered by a failure
+    if (is_replay) {
+      EXPECT_TRUE(stranger.is_refused());
+    } else {
+      EXPECT_TRUE(stranger.next()) << "who knows the secret is served";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, SecretAndStrangers, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,72 @@
+// Whatever a process tells another over the lane below a cuda_ipc lane is refused as the peer's fault, or is within the
+// limits and says the same when it is written again. The first byte says what is expected: a hello, what it reaches, or a
+// message; of that, the next two how many payloads came with it, and their size.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/transport/cuda_ipc/wire.h>
+
+namespace {
+
+using namespace weft;
+using namespace weft::transport;
+using namespace weft::transport::cuda_ipc;
+
+template <class T>
+bool is_refused(const Result<T>& result) {
+  if (result) return false;
+  if (result.error().blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+  return true;
+}
+
+void check_same(const std::vector<std::byte>& again, Bytes input) {
+  if (!std::ranges::equal(again, input)) broken("what came changes when it is read and written");
+}
+
+void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
+  Capabilities below;
+  below.max_header = 4000;
+  below.max_payloads = 20;
+  below.max_message = 1 << 20;
+  const Capabilities limits = capabilities_over(below);
+  const std::vector<std::uint64_t> sizes(payloads, size);
+  const auto decoded = decode_shared(input, sizes, limits);
+  if (is_refused(decoded)) return;
+  const Shared& message = decoded.value();
+  if (message.slot >= kSlots || message.gpu >= kMaxGpus) broken("a slot that there is not");
+  if (message.payloads.size() > limits.max_payloads || message.header.size() > limits.max_header)
+    broken("beyond the limits");
+  std::uint64_t total = 0;
+  std::size_t plain = 0;
+  for (const Payload& payload : message.payloads) {
+    total += payload.bytes;
+    if (!payload.named) ++plain;
+  }
+  if (total > limits.max_message) broken("more bytes than a message may have");
+  if (plain != payloads) broken("payloads that are neither here nor there");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  if (bytes < 3) return 0;
+  const auto input = std::as_bytes(std::span(data + 3, bytes - 3));
+  if (data[0] % 3 == 0) {
+    const auto hello = decode_hello(input);
+    if (is_refused(hello)) return 0;
+    if (hello.value().gpus.size() > kMaxGpus) broken("more GPUs than there may be");
+    for (const Gpu& gpu : hello.value().gpus) {
+      if (gpu.events.size() != kSlots) broken("a GPU without its events");
+    }
+    check_same(encode(hello.value()), input);
+  } else if (data[0] % 3 == 1) {
+    const auto reach = decode_reach(input);
+    if (!is_refused(reach)) check_same(encode_reach(reach.value()), input);
+  } else {
+    check_shared(data[1] % 8, data[2] * std::uint64_t{16}, input);
+  }
+  return 0;
+}

@@ -1,0 +1,35 @@
+// Whatever a peer sends as the head of a message, it is refused as the peer's fault, or says no more than came and is the
+// same when it is written again. The first byte says how many payloads came with it.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/engine/rpc/wire.h>
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  using namespace weft;
+  if (bytes == 0) return 0;
+  const std::size_t payloads = data[0] % 8;
+  const auto input = std::as_bytes(std::span(data + 1, bytes - 1));
+  const auto parsed = rpc::parse_head(input, payloads);
+  if (!parsed) {
+    if (parsed.error().blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+    return 0;
+  }
+  const auto& [head, table, rest] = parsed.value();
+  if (head.kind < rpc::FrameKind::Hello || head.kind > rpc::FrameKind::Cancel) broken("a kind that there is not");
+  if (head.time_left < 0) broken("a deadline in the past");
+  const bool aside = (head.flags & rpc::kBodyAside) != 0;
+  if (table.size() + (aside ? 1 : 0) != payloads) broken("more or fewer storages than payloads");
+  if (aside && !rest.empty()) broken("two bodies");
+  for (const auto& entry : table) {
+    if (entry.device_type > 1 || entry.begin >> 48 != 0) broken("a storage that cannot be");
+  }
+  std::vector<std::byte> again;
+  rpc::append_head(again, head, table);
+  again.insert(again.end(), rest.begin(), rest.end());
+  if (!std::ranges::equal(again, input)) broken("a head changes when it is read and written");
+  return 0;
+}
