@@ -9,7 +9,7 @@ option(WEFT_FUZZ "Build the fuzz targets for libFuzzer instead of as tests; need
 set(WEFT_CUDA_ARCHITECTURES "80-real;90-real;100-real;90-virtual" CACHE STRING "GPU architectures of the kernels")
 set(WEFT_TORCH_ROOT "" CACHE PATH "Folder of a torch wheel or libtorch (holds include/ and lib/)")
 
-foreach(option CUDA NCCL GLOO VERBS MPI TRACE)
+foreach(option CUDA NCCL GLOO VERBS MPI TRACE METRICS)
   set(WEFT_${option} AUTO CACHE STRING "AUTO, ON or OFF")
   set_property(CACHE WEFT_${option} PROPERTY STRINGS AUTO ON OFF)
   string(TOUPPER "${WEFT_${option}}" WEFT_${option})
@@ -115,15 +115,26 @@ if(NOT WEFT_VERBS STREQUAL "OFF")
 endif()
 weft_decide(VERBS ${verbs_found} "no infiniband/verbs.h; install libibverbs-dev")
 
-# --- NVTX ranges
-set(nvtx_found FALSE)
-if(NOT WEFT_TRACE STREQUAL "OFF")
-  find_path(WEFT_NVTX_INCLUDE_DIR nvtx3/nvtx3.hpp HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NVTX_ROOT}/include)
-  if(WEFT_NVTX_INCLUDE_DIR)
-    set(nvtx_found TRUE)
+# --- Metrics over HTTP
+set(metrics_found FALSE)
+if(NOT WEFT_METRICS STREQUAL "OFF")
+  find_path(WEFT_PROMETHEUS_INCLUDE_DIR prometheus/exposer.h)
+  find_library(WEFT_PROMETHEUS_CORE prometheus-cpp-core)
+  find_library(WEFT_PROMETHEUS_PULL prometheus-cpp-pull)
+  if(WEFT_PROMETHEUS_INCLUDE_DIR AND WEFT_PROMETHEUS_CORE AND WEFT_PROMETHEUS_PULL)
+    set(metrics_found TRUE)
   endif()
 endif()
-weft_decide(TRACE ${nvtx_found} "no nvtx3/nvtx3.hpp; it comes with the CUDA toolkit")
+weft_decide(METRICS ${metrics_found} "no prometheus/exposer.h; install prometheus-cpp-dev")
+
+# --- Ranges: for the timeline, and by NVTX for tools where its headers are.
+weft_decide(TRACE TRUE "")
+if(WEFT_TRACE)
+  find_path(WEFT_NVTX_INCLUDE_DIR nvtx3/nvtx3.hpp HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NVTX_ROOT}/include)
+  if(NOT WEFT_NVTX_INCLUDE_DIR)
+    message(STATUS "no nvtx3/nvtx3.hpp, so Nsight sees no ranges; it comes with the CUDA toolkit")
+  endif()
+endif()
 
 find_package(Threads REQUIRED)
 find_package(spdlog REQUIRED)

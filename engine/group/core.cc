@@ -53,7 +53,8 @@ Job::~Job() {
 
 Core::Core(CoreOptions given)
     : options(std::move(given)),
-      bootstrap(std::make_shared<StoreBootstrap>(options.own_store, [this] { throw_broken(); })) {
+      bootstrap(std::make_shared<StoreBootstrap>(options.own_store, [this] { throw_broken(); })),
+      member_(trace::Member::join({"group", options.name, options.rank, options.global_ranks})) {
   const bool by_default = is_default_backend(options.backend);
   for (const auto& [type, name] : parse_backends(options.backend)) {
     Carrier& carrier = carriers_[type];

@@ -13,6 +13,7 @@
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/tensor/cuda_devices.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
@@ -63,7 +64,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void join();
 
   struct Operation {
-    std::string name;                          // "all_reduce"
+    const char* name = "";                     // "all_reduce"
     std::function<std::string()> fingerprint;  // what must agree between ranks; asked for with WEFT_DEBUG=detail only
     c10::Device device;
     std::vector<at::Tensor> tensors;  // pinned until the operation has passed
@@ -128,9 +129,13 @@ struct Core : std::enable_shared_from_this<Core> {
   // Waits for this rank's operations, and until the others have completed them too.
   void leave();
   void wait_for_own_operations(Deadline deadline);
-  void follow(const std::string& what, const Op& op, Task done);
+  void follow(const std::string& what, const Op& op, std::function<void(const std::optional<Error>&)> done);
+  // Counts the messages to, or from, a rank with a tag: 1, 2, …
+  std::uint64_t next_message(bool is_send, int peer, int tag);
   ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made);
 
+  const trace::Member member_;
+  std::map<std::pair<int, int>, std::uint64_t> sent_, received_;  // messages by peer and tag; guarded by numbers_mutex_
   std::weak_ptr<Core> handle_;                   // as handles hold it, with the Stay
   std::mutex making_mutex_;                      // of communicators: one is made at a time
   std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_

@@ -3,8 +3,30 @@
 #include <weft/base/config.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/dump.h>
 
 namespace weft::group {
+
+namespace {
+
+trace::About about(const char* name, std::uint64_t number, const at::Tensor* tensor) {
+  trace::About about{.name = name, .sequence = number};
+  if (tensor == nullptr) return about;
+  about.bytes = tensor->nbytes();
+  about.dtype = weft::name(tensor::dtype_of(tensor->scalar_type())).data();  // a literal
+  about.shape = {tensor->sizes().data(), tensor->sizes().size()};
+  return about;
+}
+
+void end(trace::Operation& traced, const std::optional<Error>& error) {
+  if (error) {
+    traced.fail(*error);
+  } else {
+    traced.end();
+  }
+}
+
+}  // namespace
 
 // --- issuing ---------------------------------------------------------------------------------------------------------
 
@@ -17,10 +39,14 @@ Work Core::issue(Operation operation, const Call& call) {
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
-  state->what = operation.name + " #" + std::to_string(number);
+  state->what = std::string(operation.name) + " #" + std::to_string(number);
+  auto traced = trace::Operation::begin(
+      member_, trace::Kind::Collective,
+      about(operation.name, number, operation.tensors.empty() ? nullptr : &operation.tensors.front()));
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
-  } catch (...) {
+  } catch (const Error& error) {
+    traced.fail(error);
     ledger_->complete_collective(number);
     throw;
   }
@@ -32,15 +58,31 @@ Work Core::issue(Operation operation, const Call& call) {
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
-  if (state->ops.empty()) ledger_->complete_collective(number);
-  auto left = std::make_shared<std::atomic<std::size_t>>(state->ops.size());
+  if (state->ops.empty()) {
+    ledger_->complete_collective(number);
+    traced.end();
+  }
+  // Of several Ops the last one ends the collective; if any has failed, with the error of one that did.
+  struct Ends {
+    std::atomic<std::size_t> left;
+    std::atomic<bool> failed{false};
+  };
+  auto ends = std::make_shared<Ends>(state->ops.size());
   for (const Op& op : state->ops) {
     unfinished_.push_back({state->what, op});
-    follow(state->what, op, [left, ledger = ledger_, number] {
-      if (--*left == 0) ledger->complete_collective(number);
+    follow(state->what, op, [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
+      if (error && !ends->failed.exchange(true)) traced.fail(*error);
+      if (--ends->left > 0) return;
+      ledger->complete_collective(number);
+      if (!ends->failed) traced.end();
     });
   }
   return Work(std::move(state));
+}
+
+std::uint64_t Core::next_message(bool is_send, int peer, int tag) {
+  std::lock_guard lock(numbers_mutex_);
+  return ++(is_send ? sent_ : received_)[{peer, tag}];
 }
 
 Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
@@ -66,25 +108,38 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   } else {
     ledger_->begin_recv(peer);
   }
+  const bool from_any = peer == transport::kAnySource;
+  auto shown = about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), &tensor);
+  shown.peer = peer;
+  shown.tag = tag;
+  auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
   const Op op = call(*messages, tensor::pin(tensor), options.job->devices->ready(tensor.device()));
   state->ops.push_back(op);
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (is_send) unfinished_.push_back({name, op});
-  follow(name, op, [weak = weak_from_this(), ledger = ledger_, op, peer, is_send] {
-    if (is_send) return;
-    ledger->complete_recv(peer, op.error() ? -1 : op.source_rank());
-    const auto core = weak.lock();
-    const auto error = ledger->left_behind();
-    if (core && error) core->fail(*error);
-  });
+  follow(name, op,
+         [weak = weak_from_this(), ledger = ledger_, op, peer, tag, is_send,
+          traced](const std::optional<Error>& failure) mutable {
+           const auto core = weak.lock();
+           const int source = op.source_rank();
+           if (peer == transport::kAnySource && !failure && core) {
+             traced.end(source, core->next_message(false, source, tag));
+           } else {
+             end(traced, failure);
+           }
+           if (is_send) return;
+           ledger->complete_recv(peer, failure ? -1 : source);
+           const auto error = ledger->left_behind();
+           if (core && error) core->fail(*error);
+         });
   return Work(std::move(state));
 }
 
 // Calls `done` when the operation has ended; its timing out breaks the group.
-void Core::follow(const std::string& what, const Op& op, Task done) {
-  op.on_ended([weak = weak_from_this(), what, op, finish = std::make_shared<Task>(std::move(done))] {
-    (*finish)();
+void Core::follow(const std::string& what, const Op& op, std::function<void(const std::optional<Error>&)> done) {
+  op.on_ended([weak = weak_from_this(), what, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
+    finish(error);
     const auto core = weak.lock();
     if (core && error && error->blame() == Blame::Timeout) core->fail(error->within(what));
   });
@@ -92,7 +147,7 @@ void Core::follow(const std::string& what, const Op& op, Task done) {
 
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
   const std::string base = "detail/" + std::to_string(number) + "/";
-  const std::string mine = operation.name + " " + operation.fingerprint();
+  const std::string mine = std::string(operation.name) + " " + operation.fingerprint();
   bootstrap->set(base + std::to_string(options.rank), to_bytes(mine));
   const Deadline deadline = Deadline::in(options.timeout);
   for (int rank = 0; rank < options.size; ++rank) {
@@ -129,6 +184,7 @@ void Core::fail(const Error& why) {
       if (carrier.communicator) communicators.push_back(carrier.communicator);
     }
   }
+  trace::dump_after(place(), why);
   broken_changed_.notify_all();
   if (joining) joining->raise();
   for (const auto& communicator : communicators) communicator->abort(why);

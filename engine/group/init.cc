@@ -8,6 +8,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/rendezvous.h>
+#include <weft/engine/instruments/instruments.h>
 #include <weft/engine/tensor/torch_cuda.h>
 
 namespace weft {
@@ -64,6 +65,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);
   if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
+  instruments::start({made.rank, made.size}, *group::Core::of(joined).bootstrap, deadline);
   log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));
   return joined;

@@ -4,6 +4,7 @@
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>
 
 namespace weft {
@@ -300,5 +301,7 @@ ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions
 ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
 
 void ProcessGroup::abort(std::string reason) { core().abort(reason); }
+
+std::string ProcessGroup::dump() const { return trace::dump("asked for " + core().place()); }
 
 }  // namespace weft

@@ -98,6 +98,8 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Store> store() const;
   // Fails every pending and later operation of this group, on all ranks, with Cancelled and the reason.
   void abort(std::string reason);
+  // What this process did last, in all its groups and agents, as JSON for weft-debug analyze.
+  std::string dump() const;
   explicit operator bool() const { return core_ != nullptr; }
 
  private:

@@ -1,6 +1,14 @@
 #include <weft/engine/group/core.h>
+#include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft {
+
+namespace traced {
+namespace {
+constinit trace::Name wait{trace::Layer::Engine, "wait"};
+}  // namespace
+}  // namespace traced
 
 namespace group {
 
@@ -67,9 +75,12 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout);
   for (const Op& op : state_->ops) {
+    const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
     if (!op.done().synchronize(deadline)) {
-      throw Error(Blame::Timeout, state_->what + " " + state_->core->place() + " was not done within " + describe(timeout) +
-                                      "; it goes on and may be waited for again");
+      const Error late(Blame::Timeout, state_->what + " " + state_->core->place() + " was not done within " +
+                                           describe(timeout) + "; it goes on and may be waited for again");
+      trace::dump_after("Work::synchronize", late);
+      throw late;
     }
   }
   state_->seen = true;

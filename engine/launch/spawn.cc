@@ -13,6 +13,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/spawn.h>
+#include <weft/profiling/trace/timeline.h>
 
 namespace weft {
 
@@ -45,6 +46,7 @@ Error decode(const std::string& report) {
     code = 1;
   }
   std::fflush(nullptr);
+  trace::timeline::finish();
   // Not exit(): the parent's static objects are not this process's to destroy.
   ::_exit(code);
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
 #include <weft/engine/launch/process.h>
+#include <weft/engine/launch/status.h>
 
 namespace weft::launch {
 namespace {
@@ -37,6 +39,7 @@ struct Options {
   std::string run_id = "none";
   int grace_seconds = 5;
   bool no_prefix = false;
+  int status_seconds = 0;
   std::vector<std::string> command;
 };
 
@@ -115,6 +118,7 @@ class Job {
         throw Error(Blame::Caller, "with --nnodes, all nodes need the same --master-addr and --master-port");
       options_.master_port = free_port();
     }
+    if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
   }
 
   // The exit code of the job: 0, or that of the rank that failed first.
@@ -122,16 +126,22 @@ class Job {
     for (int local = 0; local < ranks_per_node_; ++local) start(local);
     for (;;) {
       forward_output(milliseconds(0));
+      if (status_) show(status_->due());
       if (received_signal != 0) return end_on_signal();
       if (children_.running().empty()) break;
       const auto ended = wait_for_end();
       if (ended.process != 0 && ended.status != 0) return report(ended);
     }
     forward_output(milliseconds(0));
+    if (status_) show(status_->line());
     return 0;
   }
 
  private:
+  static void show(const std::string& status) {
+    if (!status.empty()) std::fprintf(stderr, "weft-run: %s\n", status.c_str());
+  }
+
   void set_environment(int local) const {
     const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
     const int rank = options_.node_rank * ranks_per_node_ + local;
@@ -161,6 +171,8 @@ class Job {
     if ((!options_.no_prefix && ::pipe2(out, O_CLOEXEC) != 0) || ::pipe2(err, O_CLOEXEC) != 0) {
       throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
     }
+    const int rank = options_.node_rank * ranks_per_node_ + local;
+    const std::string page = status_ ? status_->add(rank) : "";
     const pid_t parent = ::getpid();
     const pid_t process = ::fork();
     if (process < 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
@@ -170,6 +182,7 @@ class Job {
       if (!options_.no_prefix) ::dup2(out[1], STDOUT_FILENO);
       ::dup2(err[1], STDERR_FILENO);
       set_environment(local);
+      if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);
       std::vector<char*> arguments;
       for (const std::string& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
       arguments.push_back(nullptr);
@@ -177,7 +190,6 @@ class Job {
       std::fprintf(stderr, "weft-run: cannot start '%s': %s\n", arguments[0], std::strerror(errno));
       ::_exit(127);
     }
-    const int rank = options_.node_rank * ranks_per_node_ + local;
     if (!options_.no_prefix) add_output(rank, out, STDOUT_FILENO);
     Output* error = add_output(rank, err, STDERR_FILENO);
     ranks_[process] = {rank, process, error};
@@ -288,6 +300,7 @@ class Job {
   std::vector<std::unique_ptr<Output>> outputs_;
   std::map<pid_t, Rank> ranks_;
   Children children_;
+  std::optional<StatusLine> status_;
 };
 
 Options parse(int argc, char** argv) {
@@ -315,6 +328,8 @@ Options parse(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--no-prefix,--no_prefix", options.no_prefix, "Leave the ranks' output as it is; stdout stays a terminal");
+  app.add_flag("--status{5}", options.status_seconds,
+               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second");
   app.footer("The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train --epochs 3");
   app.prefix_command();  // from the first word that is no option, everything is the program's
   try {

@@ -12,8 +12,17 @@
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
 #include <weft/engine/tensor/cuda_devices.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
+
+namespace traced {
+namespace {
+constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
+constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the backward pass waits for them
+}  // namespace
+}  // namespace traced
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, ProcessGroup group,
                                        const DdpOptions& options) {
@@ -66,6 +75,7 @@ void Reducer::set_divisor(int ranks) {
 }
 
 void Reducer::prepare_forward() {
+  trace::step(group_.rank());
   std::lock_guard lock(mutex_);
   if (passing_) {
     throw Error(
@@ -223,6 +233,8 @@ void Reducer::launch_ready_buckets() {
 
 void Reducer::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
+  const trace::Range range(traced::bucket,
+                           {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group_.rank()});
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
@@ -277,6 +289,7 @@ void Reducer::finish() {
       if (!ready_[i]) mark_ready(i);
     }
   }
+  const trace::Range range(traced::gradients, {.rank = group_.rank()});
   const auto start = std::chrono::steady_clock::now();
   for (Bucket& bucket : buckets_) collect(bucket);
   std::exchange(usage_work_, {}).wait();

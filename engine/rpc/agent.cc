@@ -1,5 +1,6 @@
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/profiling/trace/dump.h>
 
 namespace weft::rpc {
 
@@ -75,6 +76,7 @@ std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
 void Agent::shutdown(const Graceful& options) { core().shutdown(options); }
 void Agent::leave() { core().leave(); }
 DebugInfo Agent::debug_info() const { return core().debug_info(); }
+std::string Agent::dump() const { return trace::dump("asked for by " + describe(self())); }
 
 Agent& this_agent() { return current_call("rpc::this_agent()").agent(); }
 

@@ -92,6 +92,8 @@ class Agent {
   void leave();
 
   DebugInfo debug_info() const;
+  // What this process did last, as JSON for weft-debug analyze.
+  std::string dump() const;
   const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
 
  private:

@@ -5,6 +5,7 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
+#include <weft/profiling/trace/dump.h>
 
 namespace weft::rpc {
 
@@ -28,6 +29,7 @@ RemoteError::RemoteError(std::string worker, std::string function, std::string t
 
 AgentCore::AgentCore(Parts parts)
     : parts_(std::move(parts)),
+      member_(trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}})),
       loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
       routes_(parts_.options.transports),
       crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
@@ -114,7 +116,9 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
     ++waiting_;
     ++issued_;
   }
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts});
+  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to};
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts,
+                  trace::Operation::begin(member_, trace::Kind::Call, shown)});
   arm(deadline);
   return id;
 }
@@ -123,7 +127,14 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
 void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
   if (!call.pending) return;
   how(*call.pending);
+  call.traced.end();
   if (call.counts) --waiting_;
+}
+
+void AgentCore::fail_here(std::uint64_t id, const Error& error) {
+  WaitingCall call = calls_.take(id);
+  call.traced.fail(error);
+  complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
 }
 
 void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
@@ -157,15 +168,13 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
       if (!op.ended() || !op.error()) return;
       // A lane that has failed ends all its calls; here the message alone was not taken.
       forks->undo();
-      self->complete_here(head.call, [&](PendingCall& call) { call.fail(std::make_exception_ptr(*op.error())); });
+      self->fail_here(head.call, *op.error());
     });
   });
   if (sent) return;
   forks->undo();
-  complete_here(head.call, [&](PendingCall& call) {
-    call.fail(std::make_exception_ptr(Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
-                                                                 " refused the message (an injected fault)")));
-  });
+  fail_here(head.call, Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
+                                                  " refused the message (an injected fault)"));
 }
 
 void AgentCore::check_devices(const std::vector<codec::Part>& parts, const WorkerInfo& to) const {
@@ -230,17 +239,22 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   WaitingCall call = calls_.take(message.head.call);
   if (!call.pending) return;  // its time was over, or the peer made it up
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
-    const auto late = std::make_exception_ptr(not_in_time(call, describe(worker)));
-    return complete(std::move(call), [&](PendingCall& pending) { pending.fail(late); });
+    const Error late = not_in_time(call, describe(worker));
+    call.traced.fail(late);
+    return complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
   }
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
+  auto traced = std::exchange(call.traced, {});
   complete(std::move(call), [&](PendingCall& pending) {
     try {
       if (lacking != nullptr) throw *lacking;
       rref::ForkReader forks(*this, worker.rank);
       codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
-        if (!failure) return pending.succeed(object);
+        if (!failure) {
+          pending.succeed(object);
+          return traced.end();
+        }
         const auto record = object.as<FailureRecord>();
         const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
         const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
@@ -251,6 +265,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
                         record.text);
       });
     } catch (...) {
+      traced.fail(to_error(std::current_exception(), Blame::Remote));
       pending.fail(std::current_exception());
     }
   });
@@ -258,8 +273,10 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
 
 void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why) {
   for (auto& [id, call] : calls) {
-    const auto error = std::make_exception_ptr(why(call));
-    complete(std::move(call), [&](PendingCall& pending) { pending.fail(error); });
+    const Error error = why(call);
+    trace::dump_after("a call", error);  // while it is still open there
+    call.traced.fail(error);
+    complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
   }
 }
 

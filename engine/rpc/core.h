@@ -67,6 +67,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   const WorkerInfo& self() const { return parts_.self; }
   std::optional<int> world_size() const { return parts_.world_size; }
+  const trace::Member& member() const { return member_; }
   const std::shared_ptr<EventLoop>& loop() const { return loop_; }
   const std::shared_ptr<Crew>& crew() const { return crew_; }
   Directory& directory() { return directory_; }
@@ -125,6 +126,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::shared_ptr<Peer> peer(int rank);
   std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane);
   void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
+  void fail_here(std::uint64_t id, const Error& error);
   void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
@@ -136,6 +138,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void report_held() const;
 
   Parts parts_;
+  const trace::Member member_;
   const std::shared_ptr<EventLoop> loop_;
   transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;

@@ -6,6 +6,7 @@
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/group/url.h>
+#include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 
@@ -71,7 +72,10 @@ Agent init(const std::string& name, Options options) {
   // Peers come from this machine only, unless the user names an interface.
   const auto& interfaces = config().socket_interfaces;
   const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
+  const auto store = parts.store;
+  const instruments::Participant participant{place.rank, open ? 0 : place.world_size};
   auto core = AgentCore::make(std::move(parts), address, deadline);
+  instruments::start(participant, *store, deadline);
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);
 }

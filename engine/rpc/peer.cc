@@ -280,6 +280,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
   {
+    const trace::About shown{.name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank};
+    state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
     std::lock_guard lock(mutex_);
     calls_.insert_or_assign(head.call, state);
   }
@@ -322,7 +324,7 @@ void Inbound::reply(std::uint64_t call, const Function& function,
 }
 
 void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcept {
-  forget(call);
+  forget(call, &error);
   const auto core = core_.lock();
   if (!core) return;
   core->count_served();
@@ -335,15 +337,25 @@ void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcep
                    [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
 }
 
-void Inbound::forget(std::uint64_t call) {
+void Inbound::forget(std::uint64_t call, const Error* error) {
   std::lock_guard lock(mutex_);
-  calls_.erase(call);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  if (error != nullptr) {
+    found->second->traced.fail(*error);
+  } else {
+    found->second->traced.end();
+  }
+  calls_.erase(found);
 }
 
 void Inbound::ended(const Error& why) {
   {
     std::lock_guard lock(mutex_);
-    for (auto& [id, state] : calls_) state->cancelled = true;
+    for (auto& [id, state] : calls_) {
+      state->cancelled = true;
+      state->traced.fail(why);
+    }
     calls_.clear();
   }
   if (const auto core = core_.lock()) core->inbound_ended(*this, why);

@@ -78,7 +78,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
-  void forget(std::uint64_t call);
+  void forget(std::uint64_t call, const Error* error = nullptr);
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;

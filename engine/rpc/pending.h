@@ -13,6 +13,7 @@
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
+#include <weft/profiling/trace/operation.h>
 
 namespace weft::rpc {
 
@@ -48,6 +49,7 @@ struct WaitingCall {
   int to = -1;                            // the callee's rank
   std::uint64_t lane = 0;                 // which of its connections, one after the other
   bool counts = true;                     // a user's call, not one of Weft's own
+  trace::Operation traced{};
 };
 
 // Usable from every thread.

@@ -11,6 +11,7 @@
 #include <weft/engine/rpc/function.h>
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rref/references.h>
+#include <weft/profiling/trace/operation.h>
 
 namespace weft::rpc {
 
@@ -22,6 +23,7 @@ struct CallState {
   WorkerInfo caller;
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
+  trace::Operation traced{};  // whoever takes the call from Inbound's table ends it
 };
 
 // What follows a call through continuations: the agent and the call.

@@ -126,6 +126,7 @@ void References::expire(Id id) {
 }
 
 std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const Make& make) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "creation came", .sequence = id, .peer = holder});
   std::lock_guard lock(mutex_);
   if (buried_.contains(fork)) {  // given up before it came: the value lives until it is made, and no longer
     if (const auto found = entries_.find(id); found == entries_.end()) return make();
@@ -167,6 +168,7 @@ References::Entry References::take_if_unused(Id id) {
   if (found == entries_.end() || !found->second.forks.empty() || found->second.here > 0) return {};
   Entry unused = std::move(found->second);
   entries_.erase(found);
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "value released", .sequence = id});
   return unused;
 }
 

@@ -2,11 +2,8 @@
 
 #if WEFT_TRACE_ENABLED
 
-#include <cstddef>
-#include <iterator>
-
-#include <nvtx3/nvToolsExt.h>
-#include <nvtx3/nvToolsExtPayload.h>
+#include <weft/profiling/trace/nvtx.h>
+#include <weft/profiling/trace/timeline.h>
 
 namespace weft::trace {
 
@@ -14,99 +11,35 @@ inline namespace enabled {
 
 namespace {
 
-// A Payload as the tool sees it.
-struct Wire {
-  std::uint64_t bytes;
-  nvtxStringHandle_t operation;
-  std::int32_t rank;
-  std::int32_t ranks;
-  std::int32_t device;
-};
+timeline::Label label(const Name& name, const Payload* payload) {
+  if (payload == nullptr) return {name.text(), name.layer(), 0, -1};
+  return {name.text(), name.layer(), payload->bytes, payload->rank};
+}
 
-constexpr nvtxPayloadSchemaEntry_t kWireEntries[] = {
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "Message size [bytes]", nullptr, 0, offsetof(Wire, bytes), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_NVTX_REGISTERED_STRING_HANDLE, "Reduction operation", nullptr, 0, offsetof(Wire, operation),
-     nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Rank", nullptr, 0, offsetof(Wire, rank), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "No. of ranks", nullptr, 0, offsetof(Wire, ranks), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "CUDA device", nullptr, 0, offsetof(Wire, device), nullptr, nullptr},
-};
+void begin(Name& name, const Payload* payload) {
+  nvtx::push(name, payload);
+  if (timeline::on()) timeline::push(label(name, payload));
+}
 
-constexpr std::uint64_t kWireSchema = NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
-
-// The domain, made with its categories and its schema when something is first traced. Null without a tool.
-nvtxDomainHandle_t domain() {
-  static const nvtxDomainHandle_t made = [] {
-    const nvtxDomainHandle_t fresh = nvtxDomainCreateA("weft");
-    const char* const layers[] = {"base", "cuda", "kernels", "transport", "engine", "user"};
-    for (std::uint32_t i = 0; i < std::size(layers); ++i) nvtxDomainNameCategoryA(fresh, i + 1, layers[i]);
-    nvtxPayloadSchemaAttr_t schema{};
-    schema.fieldMask = NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NAME | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE |
-                       NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ENTRIES | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NUM_ENTRIES |
-                       NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_SCHEMA_ID;
-    schema.name = "weft operation";
-    schema.type = NVTX_PAYLOAD_SCHEMA_TYPE_STATIC;
-    schema.entries = kWireEntries;
-    schema.numEntries = std::size(kWireEntries);
-    schema.payloadStaticSize = sizeof(Wire);
-    schema.schemaId = kWireSchema;
-    nvtxPayloadSchemaRegister(fresh, &schema);
-    return fresh;
-  }();
-  return made;
+void point(Name& name, const Payload* payload) {
+  nvtx::mark(name, payload);
+  if (timeline::on()) timeline::mark(label(name, payload));
 }
 
 }  // namespace
 
-// The attributes of one event, and the memory they point to.
-struct Attributes {
-  explicit Attributes(Name& name) {
-    event.version = NVTX_VERSION;
-    event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-    event.category = static_cast<std::uint32_t>(name.layer_);
-    event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
-    event.message.registered = handle(name);
-  }
+Range::Range(Name& name) noexcept { begin(name, nullptr); }
 
-  Attributes(Name& name, const Payload& payload) : Attributes(name) {
-    wire = {payload.bytes, payload.operation ? handle(*payload.operation) : nullptr, payload.rank, payload.ranks,
-            payload.device};
-    data = {kWireSchema, sizeof wire, &wire};
-    event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
-    event.reserved0 = 1;  // payloads in the array that follows
-    event.payload.ullValue = NVTX_POINTER_AS_PAYLOAD_ULLVALUE(&data);
-  }
-  Attributes(const Attributes&) = delete;
-  Attributes& operator=(const Attributes&) = delete;
+Range::Range(Name& name, const Payload& payload) noexcept { begin(name, &payload); }
 
-  const nvtxEventAttributes_t* get() const { return &event; }
-
-  // Two threads may register a name at once; the tool then gives both the same or two equal handles.
-  static nvtxStringHandle_t handle(Name& name) {
-    void* known = name.registered_.load(std::memory_order_acquire);
-    if (known == nullptr) {
-      known = nvtxDomainRegisterStringA(domain(), name.text_);
-      name.registered_.store(known, std::memory_order_release);
-    }
-    return static_cast<nvtxStringHandle_t>(known);
-  }
-
-  nvtxEventAttributes_t event{};
-  nvtxPayloadData_t data{};
-  Wire wire{};
-};
-
-Range::Range(Name& name) noexcept { nvtxDomainRangePushEx(domain(), Attributes(name).get()); }
-
-Range::Range(Name& name, const Payload& payload) noexcept {
-  nvtxDomainRangePushEx(domain(), Attributes(name, payload).get());
+Range::~Range() {
+  nvtx::pop();
+  if (timeline::on()) timeline::pop();
 }
 
-Range::~Range() { nvtxDomainRangePop(domain()); }
+void mark(Name& name) noexcept { point(name, nullptr); }
 
-void mark(Name& name) noexcept { nvtxDomainMarkEx(domain(), Attributes(name).get()); }
-
-void mark(Name& name, const Payload& payload) noexcept { nvtxDomainMarkEx(domain(), Attributes(name, payload).get()); }
+void mark(Name& name, const Payload& payload) noexcept { point(name, &payload); }
 
 }  // namespace enabled
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/engine/launch/spawn.h>
+#include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft::harness {
@@ -168,6 +169,7 @@ Processes::Processes(int ranks, const std::function<void(int)>& body) {
         code = 1;
       }
       std::fflush(nullptr);
+      trace::timeline::finish();
       ::_exit(code);
     }
     ::close(ends[1]);

@@ -1,0 +1,41 @@
+# Weft without CUDA: built and tested in a clean system, then a small image that training programs run in. The installing is
+# ./dev's own, so this file names no package of the build.
+#
+#   docker build -f docker/cpu.Dockerfile -t weft-cpu .
+#   docker run --rm weft-cpu                                       trains examples/digits on two processes
+#   docker build -f docker/cpu.Dockerfile --target test .          builds, and runs every test
+#
+# BASE is Debian 12, from wherever that is had. Where apt and pip need settings (a mirror, a proxy), mount them for the build:
+#   docker build --secret id=apt,src=apt.conf --secret id=pip,src=pip.conf …
+ARG BASE=debian:12
+
+FROM ${BASE} AS build
+# What ./dev itself needs to start.
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    apt-get -q update && apt-get -qy install --no-install-recommends python3 ca-certificates && rm -rf /var/lib/apt/lists/*
+WORKDIR /weft
+# First the installing, which changes rarely.
+COPY dev ./
+COPY cmake/requirements cmake/requirements
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    ./dev setup --cuda off
+COPY . .
+ARG JOBS=
+RUN ./dev build --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}} digits weft-run weft-info weft-debug weft-timeline
+
+FROM build AS test
+RUN ./dev test --preset cpu --cuda off
+
+# Programs with the libraries that they need, gathered by the build: no compiler, no headers, no Python.
+FROM build AS gather
+RUN ./dev pack --preset cpu --cuda off --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+
+FROM ${BASE} AS runtime
+COPY --from=gather /opt/weft /opt/weft
+COPY --from=build /weft/examples/digits/data /weft/examples/digits/data
+RUN useradd --create-home --uid 10001 weft
+USER weft
+WORKDIR /home/weft
+ENV PATH=/opt/weft/bin:${PATH} LD_LIBRARY_PATH=/opt/weft/lib
+CMD ["weft-run", "--nproc-per-node", "2", "digits", "--epochs", "1"]

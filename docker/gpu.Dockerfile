@@ -1,0 +1,44 @@
+# Weft with CUDA 13: the GPU tests and benches, and an image that training programs run in.
+#
+#   docker build -f docker/gpu.Dockerfile -t weft-gpu .
+#   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 --ulimit stack=67108864 weft-gpu
+#   docker run … --device /dev/infiniband --cap-add IPC_LOCK weft-gpu            with RDMA
+#   docker build -f docker/gpu.Dockerfile --target test -t weft-gpu-test . && docker run --rm --gpus all --ipc=host weft-gpu-test
+#
+# What containers with GPUs need, and why:
+#   --ipc=host (or --shm-size=1g)   NCCL and Weft's shm transport keep their rings in /dev/shm, of which a container gets 64 MiB
+#   --ulimit memlock=-1             pages that a NIC or a GPU reads must stay where they are
+#   --device /dev/infiniband        the RDMA devices; --cap-add IPC_LOCK lets a user who is not root lock the pages
+#   CUDA IPC between containers     needs one PID namespace (--pid=host or --pid=container:…) as well as --ipc=host
+# The driver's libcuda comes from the host, by the NVIDIA container toolkit.
+ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
+
+FROM ${BASE} AS build
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    apt-get -q update && apt-get -qy install --no-install-recommends python3 ca-certificates && rm -rf /var/lib/apt/lists/*
+WORKDIR /weft
+COPY dev ./
+COPY cmake/requirements cmake/requirements
+# nvcc and NCCL come from the wheels that match torch's, so the base need hold no more than a runtime.
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    ./dev setup --cuda pip
+COPY . .
+ARG JOBS=
+RUN ./dev build --preset release --cuda pip ${JOBS:+--jobs ${JOBS}}
+
+# Needs a GPU when it is run, not when it is built.
+FROM build AS test
+CMD ["./dev", "gpu", "--preset", "release", "--cuda", "pip"]
+
+FROM build AS gather
+RUN ./dev pack --preset release --cuda pip --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+
+FROM ${BASE} AS runtime
+COPY --from=gather /opt/weft /opt/weft
+COPY --from=build /weft/examples/digits/data /weft/examples/digits/data
+RUN useradd --create-home --uid 10001 weft
+USER weft
+WORKDIR /home/weft
+ENV PATH=/opt/weft/bin:${PATH} LD_LIBRARY_PATH=/opt/weft/lib NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+CMD ["weft-run", "--nproc-per-node", "gpu", "digits"]

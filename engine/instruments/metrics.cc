@@ -1,0 +1,171 @@
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+#include <weft/engine/instruments/metrics.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/progress.h>
+
+namespace weft::instruments {
+
+namespace {
+
+using trace::Kind;
+
+// 1 µs to 60 s.
+const prometheus::Histogram::BucketBoundaries kSeconds{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4,
+                                                       5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
+                                                       0.2,  0.5,  1,    2,    5,    10,   60};
+
+// Counts operations into a registry.
+class Counting final : public trace::Observer {
+ public:
+  Counting(prometheus::Registry& registry, int rank)
+      : labels_{{"rank", std::to_string(rank)}},
+        operations_(prometheus::BuildCounter()
+                        .Name("weft_operations_total")
+                        .Help("Operations that have begun")
+                        .Labels(labels_)
+                        .Register(registry)),
+        bytes_(prometheus::BuildCounter()
+                   .Name("weft_bytes_total")
+                   .Help("Bytes of this rank's tensors in operations that have begun")
+                   .Labels(labels_)
+                   .Register(registry)),
+        errors_(prometheus::BuildCounter()
+                    .Name("weft_errors_total")
+                    .Help("Operations that failed, by whose fault it is")
+                    .Labels(labels_)
+                    .Register(registry)) {
+    auto& in_flight = prometheus::BuildGauge()
+                          .Name("weft_in_flight")
+                          .Help("Operations that have begun and not ended")
+                          .Labels(labels_)
+                          .Register(registry);
+    auto& seconds = prometheus::BuildHistogram()
+                        .Name("weft_operation_seconds")
+                        .Help("From an operation's beginning to its end")
+                        .Labels(labels_)
+                        .Register(registry);
+    for (std::size_t i = 0; i < trace::kKinds; ++i) {
+      const char* kind = trace::name(static_cast<Kind>(i));
+      in_flight_[i] = &in_flight.Add({{"kind", kind}});
+      seconds_[i] = &seconds.Add({{"kind", kind}}, kSeconds);
+    }
+  }
+
+  void begun(Kind kind, const char* name, std::uint64_t bytes) noexcept override {
+    in_flight_[place(kind)]->Increment();
+    try {
+      const Cells cells = cells_of(kind, name);
+      cells.operations->Increment();
+      cells.bytes->Increment(static_cast<double>(bytes));
+    } catch (const std::exception&) {
+      // not counted then
+    }
+  }
+
+  void ended(Kind kind, const char*, double seconds, const Error* error) noexcept override {
+    in_flight_[place(kind)]->Decrement();
+    seconds_[place(kind)]->Observe(seconds);
+    if (error == nullptr) return;
+    try {
+      errors_.Add({{"kind", trace::name(kind)}, {"blame", std::string(weft::name(error->blame()))}}).Increment();
+    } catch (const std::exception&) {
+      // not counted then
+    }
+  }
+
+ private:
+  struct Cells {
+    prometheus::Counter* operations = nullptr;
+    prometheus::Counter* bytes = nullptr;
+  };
+  static std::size_t place(Kind kind) { return static_cast<std::size_t>(kind); }
+
+  // Names are few and have static lifetime: found by their address.
+  Cells cells_of(Kind kind, const char* name) {
+    const std::pair key(kind, name);
+    {
+      std::shared_lock lock(mutex_);
+      if (const auto found = cells_.find(key); found != cells_.end()) return found->second;
+    }
+    const prometheus::Labels labels{{"kind", trace::name(kind)}, {"name", name}};
+    std::lock_guard lock(mutex_);
+    return cells_[key] = {&operations_.Add(labels), &bytes_.Add(labels)};
+  }
+
+  const prometheus::Labels labels_;
+  prometheus::Family<prometheus::Counter>& operations_;
+  prometheus::Family<prometheus::Counter>& bytes_;
+  prometheus::Family<prometheus::Counter>& errors_;
+  std::array<prometheus::Gauge*, trace::kKinds> in_flight_{};
+  std::array<prometheus::Histogram*, trace::kKinds> seconds_{};
+  std::shared_mutex mutex_;
+  std::map<std::pair<Kind, const char*>, Cells> cells_;
+};
+
+// What is counted elsewhere, read when it is asked for.
+class Steps final : public prometheus::Collectable {
+ public:
+  explicit Steps(int rank) : rank_(rank) {}
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    prometheus::ClientMetric metric;
+    metric.label = {{"rank", std::to_string(rank_)}};
+    metric.counter.value = static_cast<double>(trace::progress().steps.load());
+    return {{"weft_steps_total", "Training steps that have begun", prometheus::MetricType::Counter, {metric}}};
+  }
+
+ private:
+  const int rank_;
+};
+
+// Never destroyed: operations end while the process does.
+struct Service {
+  Service(const std::string& address, int rank)
+      : registry(std::make_shared<prometheus::Registry>()),
+        steps(std::make_shared<Steps>(rank)),
+        counting(*registry, rank),
+        exposer(address, 2) {
+    exposer.RegisterCollectable(registry);
+    exposer.RegisterCollectable(steps);
+    trace::observe(counting);
+  }
+  std::shared_ptr<prometheus::Registry> registry;
+  std::shared_ptr<Steps> steps;
+  Counting counting;
+  prometheus::Exposer exposer;
+};
+
+std::mutex serving;
+Service* service = nullptr;
+
+}  // namespace
+
+void serve_metrics(const std::string& text, int rank) {
+  std::lock_guard lock(serving);
+  if (service != nullptr) return;
+  const char* local = std::getenv("LOCAL_RANK");  // as the rendezvous reads it
+  const std::string address = metrics_address(text, local == nullptr ? rank : std::atoi(local));
+  try {
+    service = new Service(address, rank);
+  } catch (const std::exception& error) {
+    throw Error(Blame::Caller, "WEFT_METRICS: nothing can listen on " + address + " (" + error.what() +
+                                   "); where several ranks share a machine, put a + behind the port");
+  }
+  log::info("metrics are served at http://" + address + "/metrics");
+}
+
+}  // namespace weft::instruments

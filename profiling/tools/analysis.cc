@@ -1,0 +1,376 @@
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include <weft/profiling/tools/analysis.h>
+
+namespace weft::tools {
+
+namespace {
+
+using What = Finding::What;
+using Ranks = std::vector<int>;
+
+constexpr std::size_t kMostOfAKind = 20;
+
+std::string list(const Ranks& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+std::string duration(std::int64_t nanoseconds) {
+  char text[32];
+  const double seconds = static_cast<double>(nanoseconds) * 1e-9;
+  std::snprintf(text, sizeof text, seconds < 1 ? "%.1f ms" : "%.1f s", seconds < 1 ? seconds * 1e3 : seconds);
+  return text;
+}
+
+std::string describe(const Record& record) {
+  const std::string tensor = tensor_of(record);
+  std::string text = record.name;
+  if (record.kind == "collective") text = "collective #" + std::to_string(record.sequence) + ", " + text;
+  if (record.kind == "send") text += " #" + std::to_string(record.sequence) + " to rank " + std::to_string(record.peer);
+  if (record.kind == "receive")
+    text += record.peer < 0 ? " from any rank"
+                            : " #" + std::to_string(record.sequence) + " from rank " + std::to_string(record.peer);
+  if (record.kind == "call") text = "the call of " + text + " on rank " + std::to_string(record.peer);
+  if (record.kind == "served") text += ", called by rank " + std::to_string(record.peer);
+  if (record.tag != 0) text += " with tag " + std::to_string(record.tag);
+  return text + (tensor.empty() ? "" : " of " + tensor);
+}
+
+// Whether others were waited for in vain: it still waits, or gave up.
+bool is_stuck(const Record& record) {
+  return record.state == "open" || (record.state == "failed" && (record.blame == "Timeout" || record.blame == "PeerLost" ||
+                                                                 record.blame == "Cancelled"));
+}
+
+const Record* collective(const View& view, std::uint64_t sequence) {
+  for (const Record& record : view.records) {
+    if (record.kind == "collective" && record.sequence == sequence) return &record;
+  }
+  return nullptr;
+}
+
+std::uint64_t last_begun(const View& view) {
+  std::uint64_t last = 0;
+  for (const Record& record : view.records) {
+    if (record.kind == "collective") last = std::max(last, record.sequence);
+  }
+  return last;
+}
+
+class Analysis {
+ public:
+  explicit Analysis(const Dumps& dumps) : dumps_(dumps) {}
+
+  std::vector<Finding> run() {
+    for (const Group& group : dumps_.groups) {
+      find_mismatch(group);
+      find_late(group);
+      find_stuck_messages(group);
+      find_slow(group);
+    }
+    find_calls();
+    find_cycle();
+    find_first_failure();
+    std::stable_sort(findings_.begin(), findings_.end(),
+                     [](const Finding& a, const Finding& b) { return a.what < b.what; });
+    return std::move(findings_);
+  }
+
+ private:
+  void report(What what, Ranks ranks, std::string text) { findings_.push_back({what, std::move(ranks), std::move(text)}); }
+
+  std::int64_t now_of(const View& view) const { return dumps_.dumps[view.dump].time; }
+  static int job_rank(const Group& group, int rank) {
+    const bool is_member = rank >= 0 && static_cast<std::size_t>(rank) < group.ranks.size();
+    return is_member ? group.ranks[static_cast<std::size_t>(rank)] : rank;
+  }
+  static std::string title(const Group& group) { return "group '" + group.name + "'"; }
+
+  // The first collective that not all call alike; what comes after it is a consequence.
+  void find_mismatch(const Group& group) {
+    std::map<std::uint64_t, std::map<std::string, Ranks>> calls;  // number, what, by whom
+    for (const auto& [rank, view] : group.views) {
+      for (const Record& record : view.records) {
+        if (record.kind != "collective") continue;
+        std::string what = record.name + (record.dtype.empty() ? "" : " of " + record.dtype);
+        if (record.name != "all_to_all" && !record.dtype.empty()) what += ", " + std::to_string(record.bytes) + " bytes";
+        calls[record.sequence][what].push_back(rank);
+      }
+    }
+    for (const auto& [sequence, whats] : calls) {
+      if (whats.size() < 2) continue;
+      const auto most =
+          std::max_element(whats.begin(), whats.end(), [](auto& a, auto& b) { return a.second.size() < b.second.size(); });
+      Ranks others;
+      std::string text = "in collective #" + std::to_string(sequence) + " of " + title(group) + " " + list(most->second) +
+                         " call" + (most->second.size() == 1 ? "s " : " ") + most->first;
+      for (const auto& [what, ranks] : whats) {
+        if (what == most->first) continue;
+        text += ", and " + list(ranks) + (ranks.size() == 1 ? " calls " : " call ") + what;
+        for (const int rank : ranks) others.push_back(job_rank(group, rank));
+      }
+      // Two that differ: neither is more right.
+      if (whats.size() == 2 && most->second.size() == others.size()) {
+        for (const int rank : most->second) others.push_back(job_rank(group, rank));
+      }
+      std::sort(others.begin(), others.end());
+      return report(What::Mismatch, others, text + "; WEFT_DEBUG=detail throws where that happens");
+    }
+  }
+
+  // Who has not come to the first collective that others wait in.
+  void find_late(const Group& group) {
+    std::uint64_t stuck = std::numeric_limits<std::uint64_t>::max();
+    for (const auto& [rank, view] : group.views) {
+      for (const Record& record : view.records) {
+        if (record.kind == "collective" && is_stuck(record)) stuck = std::min(stuck, record.sequence);
+      }
+    }
+    if (stuck == std::numeric_limits<std::uint64_t>::max()) return;
+    Ranks waiting;
+    Ranks late;
+    Ranks missing;
+    const Record* shown = nullptr;
+    std::int64_t longest = 0;
+    for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
+      const auto view = group.views.find(rank);
+      if (view == group.views.end()) {
+        missing.push_back(rank);
+        continue;
+      }
+      const Record* record = collective(view->second, stuck);
+      if (record != nullptr && is_stuck(*record)) {
+        waiting.push_back(rank);
+        shown = record;
+        longest = std::max(longest, (record->ended == 0 ? now_of(view->second) : record->ended) - record->begun);
+      } else if (record == nullptr && last_begun(view->second) < stuck) {
+        late.push_back(rank);
+      }
+    }
+    const std::string where = describe(*shown) + " in " + title(group);
+    const std::string who =
+        list(waiting) + (waiting.size() == 1 ? " waits" : " wait") + " for " + duration(longest) + " in " + where;
+    for (const int rank : late) {
+      const View& view = group.views.at(rank);
+      std::string text = "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " +
+                         who.substr(0, who.find(" in ")) + "; ";
+      const std::uint64_t last = last_begun(view);
+      const Record* before = last == 0 ? nullptr : collective(view, last);
+      text += before == nullptr ? "it has begun none at all" : "its last was " + describe(*before);
+      if (before != nullptr && before->ended != 0)
+        text += ", which ended " + duration(now_of(view) - before->ended) + " before its dump";
+      for (const std::string& doing : doings(view.job_rank)) text += "; it is in " + doing;
+      report(What::LateRank, {job_rank(group, rank)}, text);
+      for (const int one : waiting) add_wait(job_rank(group, one), job_rank(group, rank), where);
+    }
+    for (const int rank : missing) {
+      report(What::MissingRank, {job_rank(group, rank)},
+             "rank " + std::to_string(rank) + " is missing: there is no dump of it, and " + who +
+                 (late.empty() ? "" : " (for others as well)"));
+    }
+    if (late.empty() && missing.empty()) {
+      Ranks all;
+      for (const int rank : waiting) all.push_back(job_rank(group, rank));
+      report(What::StuckCollective, all,
+             "all ranks have come to " + where + ", and " + list(waiting) + " did not get through it");
+    }
+  }
+
+  // What a rank of the job has begun and not ended.
+  std::vector<std::string> doings(int job) const {
+    std::vector<std::string> texts;
+    const auto look = [&](const View& view, const std::string& where) {
+      if (view.job_rank != job) return;
+      for (const Record& record : view.records) {
+        if (record.state == "open" && texts.size() < 4)
+          texts.push_back(describe(record) + where + " since " + duration(now_of(view) - record.begun));
+      }
+    };
+    for (const Group& group : dumps_.groups) {
+      for (const auto& [rank, view] : group.views) look(view, " in " + title(group));
+    }
+    for (const auto& [rank, view] : dumps_.agents) look(view, "");
+    return texts;
+  }
+
+  // Receives whose send was not begun, and sends whose receive was not.
+  void find_stuck_messages(const Group& group) {
+    for (const auto& [rank, view] : group.views) {
+      for (const Record& record : view.records) {
+        const bool is_receive = record.kind == "receive";
+        if (record.state != "open" || record.peer < 0 || !(is_receive || record.kind == "send")) continue;
+        const auto other = group.views.find(record.peer);
+        if (other == group.views.end() || has_counterpart(other->second, record, rank)) continue;
+        add_wait(view.job_rank, other->second.job_rank,
+                 describe(record) + " in " + title(group) + " since " + duration(now_of(view) - record.begun));
+      }
+    }
+  }
+
+  static bool has_counterpart(const View& other, const Record& record, int rank) {
+    const char* kind = record.kind == "receive" ? "send" : "receive";
+    return std::any_of(other.records.begin(), other.records.end(), [&](const Record& theirs) {
+      if (theirs.kind != kind || theirs.tag != record.tag) return false;
+      return theirs.peer < 0 || (theirs.peer == rank && theirs.sequence == record.sequence);
+    });
+  }
+
+  // Nothing is stuck, but one comes last to nearly every collective.
+  void find_slow(const Group& group) {
+    constexpr std::size_t kLeast = 5;
+    constexpr std::int64_t kLeastDelay = 1'000'000;
+    if (group.views.size() < 2) return;
+    std::map<std::uint64_t, std::map<int, std::int64_t>> begun;
+    for (const auto& [rank, view] : group.views) {
+      for (const Record& record : view.records) {
+        if (record.kind == "collective" && record.state == "done") begun[record.sequence][rank] = record.begun;
+      }
+    }
+    std::map<int, std::vector<std::int64_t>> behind;  // the one before it, where it was last
+    std::size_t counted = 0;
+    for (const auto& [sequence, ranks] : begun) {
+      if (ranks.size() != group.views.size()) continue;
+      ++counted;
+      std::vector<std::pair<std::int64_t, int>> order;
+      for (const auto& [rank, time] : ranks) order.emplace_back(time, rank);
+      std::sort(order.begin(), order.end());
+      behind[order.back().second].push_back(order.back().first - order[order.size() - 2].first);
+    }
+    for (auto& [rank, delays] : behind) {
+      if (counted < kLeast || delays.size() * 5 < counted * 4) continue;
+      std::nth_element(delays.begin(), delays.begin() + static_cast<std::ptrdiff_t>(delays.size() / 2), delays.end());
+      const std::int64_t median = delays[delays.size() / 2];
+      if (median < kLeastDelay) continue;
+      std::string text = "rank " + std::to_string(rank) + " came last to " + std::to_string(delays.size()) +
+                         " of the last " + std::to_string(counted) + " collectives of " + title(group) + ", " +
+                         duration(median) + " behind the one before it (median)";
+      if (on_several_hosts(group)) text += "; the machines' clocks were compared by the calendar only";
+      report(What::SlowRank, {job_rank(group, rank)}, text);
+    }
+  }
+
+  bool on_several_hosts(const Group& group) const {
+    std::set<std::string> hosts;
+    for (const auto& [rank, view] : group.views) hosts.insert(dumps_.dumps[view.dump].host);
+    return hosts.size() > 1;
+  }
+
+  void find_calls() {
+    std::size_t found = 0;
+    for (const auto& [rank, agent] : dumps_.agents) {
+      for (const Record& call : agent.records) {
+        const bool no_reply = call.state == "open" || (call.state == "failed" && call.blame == "Timeout");
+        if (call.kind != "call" || !no_reply) continue;
+        const std::int64_t waited = (call.ended == 0 ? now_of(agent) : call.ended) - call.begun;
+        std::string text = "rank " + std::to_string(rank) + (call.ended == 0 ? " waits" : " waited") + " for " +
+                           duration(waited) + " for a reply to " + describe(call) + ": " + fate(call, rank);
+        if (++found <= kMostOfAKind) report(What::NoReply, {rank, call.peer}, text);
+      }
+    }
+    if (found > kMostOfAKind)
+      report(What::NoReply, {}, "and " + std::to_string(found - kMostOfAKind) + " more calls without a reply");
+  }
+
+  std::string fate(const Record& call, int caller) {
+    if (call.peer == caller) return "it is a call to itself";
+    const auto callee = dumps_.agents.find(call.peer);
+    if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
+    if (call.state == "open") add_wait(caller, call.peer, describe(call));
+    for (const Record& served : callee->second.records) {
+      if (served.kind != "served" || served.peer != caller || served.sequence != call.sequence) continue;
+      if (served.state == "open") return "it runs there since " + duration(now_of(callee->second) - served.begun);
+      return "it was answered there after " + duration(served.ended - served.begun) +
+             "; the reply did not come, or too late";
+    }
+    return "it has never come there";
+  }
+
+  void add_wait(int who, int whom, std::string in) {
+    if (who != whom) waits_[who].emplace(whom, std::move(in));
+  }
+
+  // The shortest circle.
+  void find_cycle() {
+    Ranks best;
+    for (const auto& [start, edges] : waits_) {
+      std::map<int, int> from{{start, start}};
+      Ranks front{start};
+      for (std::size_t i = 0; i < front.size(); ++i) {
+        const auto next = waits_.find(front[i]);
+        if (next == waits_.end()) continue;
+        for (const auto& [whom, in] : next->second) {
+          if (whom == start) {
+            Ranks circle;
+            for (int rank = front[i]; rank != start; rank = from[rank]) circle.push_back(rank);
+            circle.push_back(start);
+            std::reverse(circle.begin(), circle.end());
+            if (best.empty() || circle.size() < best.size()) best = circle;
+          } else if (from.emplace(whom, front[i]).second) {
+            front.push_back(whom);
+          }
+        }
+      }
+    }
+    if (best.empty()) return;
+    std::string text = list(best) + " wait for each other: ";
+    for (std::size_t i = 0; i < best.size(); ++i) {
+      const int whom = best[(i + 1) % best.size()];
+      text += (i > 0 ? "; " : "") + std::string("rank ") + std::to_string(best[i]) + " for rank " + std::to_string(whom) +
+              " in " + waits_.at(best[i]).at(whom);
+    }
+    report(What::CycleOfWaits, best, text);
+  }
+
+  void find_first_failure() {
+    const Record* first = nullptr;
+    const View* whose = nullptr;
+    const auto look = [&](const View& view) {
+      for (const Record& record : view.records) {
+        if (record.state != "failed" || (first != nullptr && first->ended <= record.ended)) continue;
+        first = &record;
+        whose = &view;
+      }
+    };
+    for (const Group& group : dumps_.groups) {
+      for (const auto& [rank, view] : group.views) look(view);
+    }
+    for (const auto& [rank, view] : dumps_.agents) look(view);
+    if (first == nullptr) return;
+    report(What::Failure, {whose->job_rank},
+           "the first failure was on rank " + std::to_string(whose->job_rank) + ": " + describe(*first) + ": " +
+               first->blame + ": " + first->error);
+  }
+
+  const Dumps& dumps_;
+  std::map<int, std::map<int, std::string>> waits_;  // ranks of the job: who, for whom, in what
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+const char* name(Finding::What what) {
+  switch (what) {
+    case What::Mismatch: return "mismatch";
+    case What::MissingRank: return "missing rank";
+    case What::LateRank: return "late rank";
+    case What::StuckCollective: return "stuck collective";
+    case What::NoReply: return "no reply";
+    case What::CycleOfWaits: return "cycle of waits";
+    case What::SlowRank: return "slow rank";
+    case What::Failure: return "failure";
+  }
+  return "";
+}
+
+std::vector<Finding> analyze(const Dumps& dumps) { return Analysis(dumps).run(); }
+
+}  // namespace weft::tools

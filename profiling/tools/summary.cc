@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <cstdio>
+#include <tuple>
+
+#include <nlohmann/json.hpp>
+
+#include <weft/profiling/tools/summary.h>
+
+namespace weft::tools {
+
+namespace {
+
+using Interval = std::pair<double, double>;
+using Intervals = std::vector<Interval>;
+
+// Sorted, and without overlaps.
+Intervals united(Intervals intervals) {
+  std::sort(intervals.begin(), intervals.end());
+  Intervals result;
+  for (const Interval& one : intervals) {
+    if (!result.empty() && one.first <= result.back().second) {
+      result.back().second = std::max(result.back().second, one.second);
+    } else {
+      result.push_back(one);
+    }
+  }
+  return result;
+}
+
+double within(const Intervals& intervals, double begin, double end) {
+  double sum = 0;
+  for (const auto& [from, to] : intervals) sum += std::max(0.0, std::min(to, end) - std::max(from, begin));
+  return sum;
+}
+
+bool is_between_ranks(const Span& span) {
+  return span.kind != "served" && span.kind != "reference" && span.kind != "gradient";
+}
+
+struct Lines {
+  Intervals communication;
+  Intervals exposed;
+  Intervals waiting;
+};
+
+using CollectiveKey = std::tuple<std::string, int, std::uint64_t>;
+
+class Counting {
+ public:
+  explicit Counting(const Run& run) : run_(run) {}
+
+  Summary count() {
+    find_collectives();
+    for (const auto& [rank, events] : run_.ranks) lines_[rank] = lines_of(events);
+    count_steps();
+    count_links();
+    find_gaps();
+    return std::move(summary_);
+  }
+
+ private:
+  void find_collectives() {
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.operations) {
+        if (span.kind == "collective") collectives_[{span.group, span.generation, span.sequence}][rank] = &span;
+      }
+    }
+    for (const auto& [key, ranks] : collectives_) {
+      if (ranks.size() < 2) continue;
+      ++summary_.collectives;
+      const auto last =
+          std::max_element(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.second->begin < b.second->begin; });
+      ++summary_.last[last->first];
+    }
+    const auto most =
+        std::max_element(summary_.last.begin(), summary_.last.end(), [](auto& a, auto& b) { return a.second < b.second; });
+    if (most != summary_.last.end()) summary_.slowest_rank = most->first;
+  }
+
+  Lines lines_of(const RankRun& events) const {
+    Lines lines;
+    for (const Span& span : events.operations) {
+      if (is_between_ranks(span)) lines.communication.emplace_back(span.begin, span.end);
+      if (span.kind != "collective") continue;
+      double last = span.begin;
+      for (const auto& [rank, other] : collectives_.at({span.group, span.generation, span.sequence}))
+        last = std::max(last, other->begin);
+      lines.waiting.emplace_back(span.begin, std::min(last, span.end));
+    }
+    for (const Span& range : events.ranges) {
+      if (range.name == "wait") lines.exposed.emplace_back(range.begin, range.end);
+    }
+    lines.communication = united(std::move(lines.communication));
+    lines.exposed = united(std::move(lines.exposed));
+    lines.waiting = united(std::move(lines.waiting));
+    return lines;
+  }
+
+  void count_steps() {
+    for (const auto& [rank, events] : run_.ranks) {
+      std::vector<double> bounds = events.steps;
+      if (bounds.empty()) bounds.push_back(0);
+      bounds.push_back(events.end);
+      const Lines& lines = lines_.at(rank);
+      std::vector<Times> counted;
+      for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+        const double begin = bounds[i];
+        const double end = bounds[i + 1];
+        Times times;
+        times.total = end - begin;
+        times.communication = within(lines.communication, begin, end);
+        times.exposed = within(lines.exposed, begin, end);
+        times.waiting = within(lines.waiting, begin, end);
+        times.compute = times.total - times.exposed;
+        counted.push_back(times);
+        if (summary_.steps.size() <= i) summary_.steps.push_back({static_cast<int>(i), {}});
+        summary_.steps[i].ranks[rank] = times;
+      }
+      summary_.ranks[rank] = mean(counted);
+    }
+  }
+
+  // The first warms up, and the last reaches to the end of the program.
+  static Times mean(const std::vector<Times>& steps) {
+    const std::size_t trimmed = steps.size() > 2 ? 1 : 0;
+    Times sum;
+    const std::size_t end = steps.size() - trimmed;
+    const double count = static_cast<double>(end - trimmed);
+    for (std::size_t i = trimmed; i < end; ++i) {
+      sum.total += steps[i].total / count;
+      sum.compute += steps[i].compute / count;
+      sum.communication += steps[i].communication / count;
+      sum.exposed += steps[i].exposed / count;
+      sum.waiting += steps[i].waiting / count;
+    }
+    return sum;
+  }
+
+  void count_links() {
+    using MessageKey =
+        std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
+    std::map<MessageKey, std::pair<int, const Span*>> sends;
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.operations) {
+        if (span.kind == "send")
+          sends[{span.group, span.generation, span.rank, span.peer, span.tag, span.sequence}] = {rank, &span};
+      }
+    }
+    std::map<std::pair<int, int>, Link> links;
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.operations) {
+        if (span.kind != "receive" || span.state != "done") continue;
+        const auto sent = sends.find({span.group, span.generation, span.peer, span.rank, span.tag, span.sequence});
+        if (sent == sends.end()) continue;
+        Link& link = links[{sent->second.first, rank}];
+        link.from = sent->second.first;
+        link.to = rank;
+        ++link.messages;
+        link.bytes += span.bytes;
+        link.microseconds += std::max(0.0, span.end - std::max(span.begin, sent->second.second->begin));
+      }
+    }
+    for (const auto& [ends, link] : links) summary_.links.push_back(link);
+    std::sort(summary_.links.begin(), summary_.links.end(),
+              [](const Link& a, const Link& b) { return a.gigabytes_per_second() < b.gigabytes_per_second(); });
+  }
+
+  void find_gaps() {
+    constexpr std::size_t kShown = 5;
+    for (const auto& [rank, lines] : lines_) {
+      for (std::size_t i = 1; i < lines.communication.size(); ++i) {
+        summary_.gaps.push_back({rank, lines.communication[i - 1].second, lines.communication[i].first});
+      }
+    }
+    std::sort(summary_.gaps.begin(), summary_.gaps.end(),
+              [](const Gap& a, const Gap& b) { return a.end - a.begin > b.end - b.begin; });
+    if (summary_.gaps.size() > kShown) summary_.gaps.resize(kShown);
+  }
+
+  const Run& run_;
+  Summary summary_;
+  std::map<int, Lines> lines_;
+  std::map<CollectiveKey, std::map<int, const Span*>> collectives_;
+};
+
+double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+
+template <class... A>
+std::string line(const char* format, A... values) {
+  char text[256];
+  std::snprintf(text, sizeof text, format, values...);
+  return std::string(text) + "\n";
+}
+
+nlohmann::ordered_json json_of(const Times& times) {
+  return {{"total_us", times.total},
+          {"compute_us", times.compute},
+          {"communication_us", times.communication},
+          {"exposed_us", times.exposed},
+          {"waiting_us", times.waiting}};
+}
+
+}  // namespace
+
+Summary summarize(const Run& run) { return Counting(run).count(); }
+
+std::string to_text(const Run& run, const Summary& summary) {
+  std::string text =
+      line("%zu ranks, %zu steps, %zu collectives", run.ranks.size(), summary.steps.size(), summary.collectives);
+  for (const auto& [rank, events] : run.ranks) {
+    if (events.clock_error > 0) text += line("the clock of rank %d is known to %.1f us only", rank, events.clock_error);
+  }
+  if (run.lost > 0)
+    text += line("%llu events are missing: there was no room for them", static_cast<unsigned long long>(run.lost));
+  for (const int rank : run.cut) text += line("rank %d did not end in good order; its last moments are missing", rank);
+  text += line("\n%-6s %12s %12s %16s %18s %12s", "rank", "step ms", "compute ms", "communication ms", "exposed ms (share)",
+               "waiting ms");
+  for (const auto& [rank, times] : summary.ranks) {
+    text += line("%-6d %12.3f %12.3f %16.3f %10.3f (%4.1f%%) %12.3f", rank, times.total / 1e3, times.compute / 1e3,
+                 times.communication / 1e3, times.exposed / 1e3, percent(times.exposed, times.total), times.waiting / 1e3);
+  }
+  if (summary.slowest_rank) {
+    const int rank = *summary.slowest_rank;
+    text +=
+        line("\nslowest rank: %d came last to %zu of %zu collectives", rank, summary.last.at(rank), summary.collectives);
+  }
+  if (!summary.links.empty()) {
+    const Link& link = summary.links.front();
+    text += line("slowest link: rank %d to rank %d, %.3f GB/s in %llu messages", link.from, link.to,
+                 link.gigabytes_per_second(), static_cast<unsigned long long>(link.messages));
+  }
+  for (const Gap& gap : summary.gaps) {
+    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank, (gap.end - gap.begin) / 1e3,
+                 gap.begin / 1e3);
+  }
+  return text;
+}
+
+std::string to_json(const Summary& summary) {
+  nlohmann::ordered_json json{{"steps", nlohmann::ordered_json::array()},
+                              {"ranks", nlohmann::ordered_json::object()},
+                              {"collectives", summary.collectives}};
+  for (const Step& step : summary.steps) {
+    nlohmann::ordered_json row{{"step", step.number}, {"ranks", nlohmann::ordered_json::object()}};
+    for (const auto& [rank, times] : step.ranks) row["ranks"][std::to_string(rank)] = json_of(times);
+    json["steps"].push_back(std::move(row));
+  }
+  for (const auto& [rank, times] : summary.ranks) {
+    auto row = json_of(times);
+    row["exposed_share"] = times.total > 0 ? times.exposed / times.total : 0;
+    row["last_to_begin"] = summary.last.contains(rank) ? summary.last.at(rank) : 0;
+    json["ranks"][std::to_string(rank)] = std::move(row);
+  }
+  if (summary.slowest_rank) json["slowest_rank"] = *summary.slowest_rank;
+  json["links"] = nlohmann::ordered_json::array();
+  for (const Link& link : summary.links) {
+    json["links"].push_back({{"from", link.from},
+                             {"to", link.to},
+                             {"messages", link.messages},
+                             {"bytes", link.bytes},
+                             {"gigabytes_per_second", link.gigabytes_per_second()}});
+  }
+  json["gaps"] = nlohmann::ordered_json::array();
+  for (const Gap& gap : summary.gaps)
+    json["gaps"].push_back({{"rank", gap.rank}, {"begin_us", gap.begin}, {"end_us", gap.end}});
+  return json.dump(2);
+}
+
+}  // namespace weft::tools

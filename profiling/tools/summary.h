@@ -1,0 +1,65 @@
+// Where the time of a run went. Of each step and rank:
+//
+//   communication  operations between ranks were under way (the union of their times)
+//   exposed        the host waited for one (Work::wait of CPU tensors, synchronize); what CUDA streams wait is not seen
+//   compute        the rest of the step: step - exposed
+//   waiting        collectives had begun here and not yet on the last rank: what others cost this one
+//
+// A step is from one mark to the next (DistributedDataParallel's forward passes); a run without marks is one step.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <weft/profiling/tools/run.h>
+
+namespace weft::tools {
+
+struct Times {  // microseconds
+  double total = 0;
+  double compute = 0;
+  double communication = 0;
+  double exposed = 0;
+  double waiting = 0;
+};
+
+struct Step {
+  int number = 0;  // from 0
+  std::map<int, Times> ranks;
+};
+
+struct Link {
+  int from = 0;
+  int to = 0;
+  std::uint64_t messages = 0;
+  std::uint64_t bytes = 0;
+  double microseconds = 0;  // from when both sides had begun until the receive ended
+  double gigabytes_per_second() const { return microseconds > 0 ? static_cast<double>(bytes) / microseconds / 1000 : 0; }
+};
+
+struct Gap {
+  int rank = 0;
+  double begin = 0;
+  double end = 0;
+};
+
+struct Summary {
+  std::vector<Step> steps;
+  std::map<int, Times> ranks;       // the mean of their steps; the first, which warms up, is left out where there are three
+  std::map<int, std::size_t> last;  // how many collectives each rank was the last to begin
+  std::size_t collectives = 0;      // that all ranks took part in
+  std::vector<Link> links;          // the slowest first
+  std::vector<Gap> gaps;            // the longest times without anything between ranks; the longest first, at most 5
+  std::optional<int> slowest_rank;  // last most often
+};
+
+Summary summarize(const Run& run);
+
+// As a table for people.
+std::string to_text(const Run& run, const Summary& summary);
+// As an object for programs.
+std::string to_json(const Summary& summary);
+
+}  // namespace weft::tools

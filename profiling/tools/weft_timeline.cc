@@ -1,0 +1,80 @@
+// weft-timeline: looks at the file that WEFT_TIMELINE made. (Perfetto and chrome://tracing open it as it is.)
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <weft/base/error.h>
+#include <weft/profiling/tools/page.h>
+#include <weft/profiling/trace/merge.h>
+
+namespace weft::tools {
+namespace {
+
+struct Options {
+  std::string file;
+  std::string output = "report.html";
+  bool as_json = false;
+  double from_ms = -1;
+  double to_ms = -1;
+};
+
+void summary(const Options& options) {
+  const Run run = read_run(options.file);
+  const Summary counted = summarize(run);
+  std::printf("%s\n", options.as_json ? to_json(counted).c_str() : to_text(run, counted).c_str());
+}
+
+void html(const Options& options) {
+  const Run run = read_run(options.file);
+  Window window = middle_steps(run);
+  if (options.from_ms >= 0) window.begin = options.from_ms * 1e3;
+  if (options.to_ms >= 0) window.end = options.to_ms * 1e3;
+  if (window.end <= window.begin) throw Error(Blame::Caller, "--from and --to leave no time between them");
+  const std::string page = to_html(run, summarize(run), window, std::filesystem::path(options.file).filename().string());
+  std::ofstream file(options.output, std::ios::binary);
+  file << page;
+  file.close();
+  if (!file) throw Error(Blame::Caller, "'" + options.output + "' cannot be written");
+  std::printf("%s\n", options.output.c_str());
+}
+
+void merge(const Options& options) {
+  const auto merged = trace::timeline::merge(options.file);
+  std::printf("%d parts%s\n", merged.parts,
+              merged.complete ? "" : "; not all ranks of the job have one that was ended in good order");
+}
+
+}  // namespace
+}  // namespace weft::tools
+
+int main(int argc, char** argv) {
+  weft::tools::Options options;
+  CLI::App app("Looks at the timeline of a job, the file that WEFT_TIMELINE names.", "weft-timeline");
+  app.require_subcommand(1);
+  const auto command = [&](const char* name, const char* help) {
+    CLI::App* made = app.add_subcommand(name, help);
+    made->add_option("file", options.file, "The timeline")->required();
+    return made;
+  };
+  CLI::App* const summary = command("summary", "Where the time of each step went, who is slowest, the longest gaps");
+  summary->add_flag("--json", options.as_json, "print a JSON object");
+  CLI::App* const html = command("html", "Writes a page with the steps and the ranks' lanes drawn");
+  html->add_option("-o,--output", options.output, "The page")->capture_default_str();
+  html->add_option("--from", options.from_ms, "Lanes from this millisecond on (default: steps in the middle of the run)");
+  html->add_option("--to", options.to_ms, "and up to this one");
+  CLI::App* const merge =
+      command("merge", "Makes the file from what ranks have written so far, where nobody was left to do it");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (summary->parsed()) weft::tools::summary(options);
+    if (html->parsed()) weft::tools::html(options);
+    if (merge->parsed()) weft::tools::merge(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft-timeline: %s\n", error.what());
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,235 @@
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <weft/base/log.h>
+#include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/part.h>
+#include <weft/profiling/trace/timeline.h>
+
+namespace weft::trace {
+
+namespace {
+
+class Json {
+ public:
+  Json& key(const char* name) {
+    separate();
+    timeline::append_quoted(text_, name);
+    text_ += ':';
+    fresh_ = true;
+    return *this;
+  }
+  void text(std::string_view value) {
+    separate();
+    timeline::append_quoted(text_, value);
+  }
+  void number(std::int64_t value) {
+    separate();
+    text_ += std::to_string(value);
+  }
+  void open(char bracket) {
+    separate();
+    text_ += bracket;
+    fresh_ = true;
+  }
+  void close(char bracket) {
+    text_ += bracket;
+    fresh_ = false;
+  }
+  void line() { text_ += '\n'; }
+  std::string take() { return std::move(text_); }
+
+ private:
+  void separate() {
+    if (!fresh_) text_ += ',';
+    fresh_ = false;
+  }
+  std::string text_;
+  bool fresh_ = true;
+};
+
+const char* name_of(State state) {
+  switch (state) {
+    case State::Open: return "open";
+    case State::Done: return "done";
+    case State::Failed: return "failed";
+  }
+  broken("no such trace::State");
+}
+
+void write(Json& json, const Record& record, int party) {
+  json.open('{');
+  json.key("ticket").number(static_cast<std::int64_t>(record.ticket));
+  json.key("party").number(party);
+  json.key("kind").text(name(record.kind));
+  json.key("state").text(name_of(record.state));
+  json.key("name").text(record.name);
+  json.key("sequence").number(static_cast<std::int64_t>(record.sequence));
+  json.key("peer").number(record.peer);
+  json.key("tag").number(record.tag);
+  json.key("bytes").number(static_cast<std::int64_t>(record.bytes));
+  json.key("dtype").text(record.dtype);
+  json.key("shape").open('[');
+  for (std::size_t i = 0; i < std::min<std::size_t>(record.dims, kMostDims); ++i) json.number(record.shape[i]);
+  json.close(']');
+  json.key("dims").number(record.dims);
+  json.key("begun").number(record.begun);
+  json.key("ended").number(record.ended);
+  if (record.state == State::Failed) {
+    json.key("blame").text(weft::name(static_cast<Blame>(record.blame)));
+    json.key("error").text(record.error.data());
+  }
+  json.close('}');
+  json.line();
+}
+
+void write(Json& json, const Member& member, int number) {
+  const Party& party = *member.party();
+  json.open('{');
+  json.key("party").number(number);
+  json.key("kind").text(party.kind);
+  json.key("name").text(party.name);
+  json.key("rank").number(party.rank);
+  json.key("ranks").open('[');
+  for (const int rank : party.ranks) json.number(rank);
+  json.close(']');
+  json.key("generation").number(member.generation());
+  json.close('}');
+  json.line();
+}
+
+std::int64_t wall_clock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::mutex writing;  // of the two below
+std::string folder;
+int written = 0;
+std::atomic<bool> is_wanted{false};  // there is a folder
+std::atomic<std::int64_t> last_dump{0};
+int signal_pipe[2] = {-1, -1};
+
+// One byte: all that may be done here.
+void on_signal(int) {
+  const int number = errno;
+  [[maybe_unused]] const auto count = ::write(signal_pipe[1], "d", 1);
+  errno = number;
+}
+
+void install_signal() {
+  if (::pipe2(signal_pipe, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "WEFT_DUMP_DIR: pipe", errno);
+  ::fcntl(signal_pipe[1], F_SETFL, O_NONBLOCK);
+  std::thread([from = signal_pipe[0]] {
+    pthread_setname_np(pthread_self(), "weft dump");
+    for (char byte = 0;;) {
+      const auto count = ::read(from, &byte, 1);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return;
+      last_dump = 0;  // whoever asks, gets one
+      dump_now("SIGUSR1");
+    }
+  }).detach();
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string fresh = path + ".new";
+  std::FILE* file = std::fopen(fresh.c_str(), "w");
+  if (file == nullptr) throw system_error(Blame::Caller, "'" + fresh + "' cannot be written", errno);
+  const bool is_whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
+  std::filesystem::rename(fresh, path);
+}
+
+}  // namespace
+
+std::string dump(const std::string& reason) {
+  const auto records = flight_recorder().read();
+  Json json;
+  json.open('{');
+  json.key("weft").text("flight recorder 1");
+  json.key("reason").text(reason);
+  json.key("host").text(timeline::host_identity());
+  json.key("pid").number(::getpid());
+  json.key("time").number(now());
+  json.key("wall_clock").number(wall_clock());
+  std::map<std::pair<const Party*, std::uint32_t>, int> numbers;
+  json.key("parties").open('[');
+  for (const Member& member : members()) {
+    const int number = static_cast<int>(numbers.size());
+    numbers[{member.party(), member.generation()}] = number;
+    write(json, member, number);
+  }
+  for (const Record& record : records) {
+    const Member& member = record.member;
+    const auto [found, is_new] =
+        numbers.try_emplace({member.party(), member.generation()}, static_cast<int>(numbers.size()));
+    if (is_new) write(json, member, found->second);
+  }
+  json.close(']');
+  json.key("records").open('[');
+  for (const Record& record : records) write(json, record, numbers.at({record.member.party(), record.member.generation()}));
+  json.close(']');
+  json.close('}');
+  json.line();
+  return json.take();
+}
+
+void dump_to(const std::string& where) {
+  std::lock_guard lock(writing);
+  static pid_t installed_in = 0;
+  if (folder == where && installed_in == ::getpid()) return;
+  std::error_code failure;
+  std::filesystem::create_directories(where, failure);
+  if (failure) throw Error(Blame::Caller, "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
+  folder = where;
+  is_wanted.store(true, std::memory_order_release);
+  if (installed_in == ::getpid()) return;
+  install_signal();
+  installed_in = ::getpid();
+  written = 0;
+}
+
+std::string dump_now(const std::string& reason) noexcept {
+  constexpr std::int64_t kPause = 1'000'000'000;
+  if (!is_wanted.load(std::memory_order_acquire)) return "";
+  const std::int64_t time = now();
+  std::int64_t before = last_dump.load();
+  if (before != 0 && time - before < kPause) return "";
+  if (!last_dump.compare_exchange_strong(before, time)) return "";
+  try {
+    std::lock_guard lock(writing);
+    const std::string path = folder + "/dump-" + std::to_string(::getpid()) + "-" + std::to_string(++written) + ".json";
+    write_file(path, dump(reason));
+    log::info("flight recorder written to " + path + ": " + reason);
+    return path;
+  } catch (const std::exception& error) {
+    log::warn(std::string("the flight recorder was not written: ") + error.what());
+    return "";
+  }
+}
+
+void dump_after(const std::string& what, const Error& error) noexcept {
+  if (error.blame() != Blame::Timeout && error.blame() != Blame::PeerLost) return;
+  try {
+    dump_now(what + ": " + error.text());
+  } catch (const std::bad_alloc&) {
+    dump_now("");
+  }
+}
+
+}  // namespace weft::trace

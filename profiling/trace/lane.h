@@ -1,0 +1,100 @@
+// One thread's events for the timeline, until the timeline's thread takes them: a chain of blocks, one writer, one reader,
+// no locks. Internal to profiling/trace.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <weft/profiling/trace/timeline.h>
+
+namespace weft::trace::timeline {
+
+struct Event {
+  enum class What : std::uint8_t { Push, Pop, Mark, Begin, End };
+  What what = What::Mark;
+  Kind kind = Kind::Collective;
+  Layer layer = Layer::User;
+  std::uint8_t dims = 0;
+  std::int64_t time = 0;
+  const char* text = "";
+  std::uint64_t bytes = 0;
+  int rank = -1;
+  int peer = -1;
+  int tag = 0;
+  std::uint64_t ticket = 0;
+  std::uint64_t sequence = 0;
+  Member member;
+  const char* dtype = "";
+  std::array<std::int64_t, kMostDims> shape{};
+  std::unique_ptr<const std::string> error;  // of an operation that failed
+};
+
+class Lane {
+ public:
+  explicit Lane(int number, std::string name)
+      : number_(number), name_(std::move(name)), write_(std::make_unique<Block>().release()), read_(write_) {}
+  ~Lane() {
+    while (read_ != nullptr) delete std::exchange(read_, read_->next.load());
+  }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  int number() const { return number_; }
+  const std::string& name() const { return name_; }
+
+  // By the thread. False where the reader is too far behind.
+  bool add(Event event) {
+    if (waiting_.load(std::memory_order_relaxed) >= kMost) return false;
+    const std::size_t at = write_->filled.load(std::memory_order_relaxed);
+    write_->events[at] = std::move(event);
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    Block* const block = write_;
+    if (at + 1 == kBlock) {
+      auto* const fresh = new Block();
+      block->next.store(fresh, std::memory_order_release);
+      write_ = fresh;
+    }
+    block->filled.store(at + 1, std::memory_order_release);
+    return true;
+  }
+  void close() { closed_.store(true, std::memory_order_release); }
+
+  // By the timeline's thread.
+  template <class Take>
+  void take(const Take& each) {
+    for (;;) {
+      const std::size_t filled = read_->filled.load(std::memory_order_acquire);
+      for (; taken_ < filled; ++taken_) {
+        each(read_->events[taken_]);
+        waiting_.fetch_sub(1, std::memory_order_relaxed);
+      }
+      if (taken_ < kBlock) return;
+      delete std::exchange(read_, read_->next.load(std::memory_order_acquire));
+      taken_ = 0;
+    }
+  }
+  // Whether its thread has ended. What it wrote before is there to be taken.
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+ private:
+  static constexpr std::size_t kBlock = 512;
+  static constexpr std::size_t kMost = 1 << 17;
+  struct Block {
+    std::array<Event, kBlock> events;
+    std::atomic<std::size_t> filled{0};
+    std::atomic<Block*> next{nullptr};
+  };
+  const int number_;
+  const std::string name_;
+  std::atomic<bool> closed_{false};
+  std::atomic<std::size_t> waiting_{0};
+  Block* write_;
+  Block* read_;
+  std::size_t taken_ = 0;
+};
+
+}  // namespace weft::trace::timeline

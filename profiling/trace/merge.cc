@@ -1,0 +1,482 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/timeline.h>
+
+namespace weft::trace::timeline {
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Owner {
+  std::string kind;
+  std::string name;
+  int rank = -1;      // there
+  int job_rank = -1;  // the process that it is drawn in
+  std::vector<int> ranks;
+  int generation = 0;
+};
+
+struct Span {
+  Owner owner;
+  std::string kind;
+  std::string name;
+  std::int64_t begin = 0;  // job time
+  std::int64_t end = 0;
+  std::string state = "unfinished";
+  std::string error;
+  std::uint64_t sequence = 0;
+  int peer = -1;
+  int tag = 0;
+  std::uint64_t bytes = 0;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  int row = 0;
+};
+
+// A thread's own event.
+struct Point {
+  char phase = 'i';
+  std::int64_t time = 0;
+  std::string name;
+  std::string layer;
+  std::uint64_t bytes = 0;
+};
+
+struct ThreadRow {
+  int rank = 0;
+  std::string name;
+  std::vector<Point> points;
+};
+
+struct RankInfo {
+  std::string machine;
+  std::int64_t pid = 0;
+  std::int64_t clock_error = 0;
+  std::uint64_t lost = 0;
+  bool ended = false;
+};
+
+struct Timeline {
+  std::vector<Span> spans;
+  std::vector<ThreadRow> threads;
+  std::map<int, RankInfo> ranks;  // of processes
+  int job_ranks = 0;
+};
+
+// --- reading ---------------------------------------------------------------------------------------------------------
+
+class PartReader {
+ public:
+  explicit PartReader(Timeline& into) : into_(into) {}
+
+  // False for a file that is no part.
+  bool read(const std::string& path) {
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line)) {
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (json.is_discarded()) break;  // the writer was killed in the middle of it
+      try {
+        if (json.is_object()) {
+          take_object(json);
+        } else {
+          take_event(json);
+        }
+      } catch (const Json::exception&) {
+        break;
+      }
+      if (!header_) return false;
+    }
+    if (!header_) return false;
+    finish();
+    return true;
+  }
+
+ private:
+  void take_object(const Json& json) {
+    if (json.contains("weft")) {
+      header_ = json;
+      RankInfo& info = into_.ranks[rank()];
+      info.machine = json.at("machine");
+      info.pid = json.at("pid");
+      info.clock_error = json.at("error");
+      offset_ = json.at("offset");
+      into_.job_ranks = std::max(into_.job_ranks, json.at("ranks").get<int>());
+    } else if (json.contains("thread")) {
+      threads_[json.at("thread")].name = json.at("name");
+    } else if (json.contains("party")) {
+      Owner owner{json.at("kind"), json.at("name"), json.at("rank"), rank(), json.at("ranks"), json.at("generation")};
+      const bool is_member = owner.rank >= 0 && static_cast<std::size_t>(owner.rank) < owner.ranks.size();
+      if (is_member) owner.job_rank = owner.ranks[static_cast<std::size_t>(owner.rank)];
+      if (owner.kind == "agent") owner.job_rank = owner.rank;
+      owned_.insert(owner.job_rank);
+      owners_[json.at("party")] = std::move(owner);
+    } else if (json.contains("lost")) {
+      into_.ranks[rank()].lost += json.at("lost").get<std::uint64_t>();
+    } else if (json.contains("end")) {
+      into_.ranks[rank()].ended = true;
+    }
+  }
+
+  void take_event(const Json& json) {
+    const std::string& letter = json.at(0).get_ref<const std::string&>();
+    if (letter == "O") return begin_operation(json);
+    if (letter == "F") return end_operation(json);
+    Thread& thread = threads_[json.at(1)];
+    const std::int64_t time = at(json.at(2));
+    if (letter == "E") {
+      if (thread.depth == 0) return;  // it began before the timeline did
+      --thread.depth;
+      thread.points.push_back({'E', time, "", "", 0});
+      return;
+    }
+    thread.points.push_back({letter == "B" ? 'B' : 'i', time, json.at(3), json.at(4), json.at(5)});
+    if (thread.rank < 0) thread.rank = json.at(6);
+    if (letter == "B") ++thread.depth;
+  }
+
+  void begin_operation(const Json& json) {
+    Span span;
+    span.owner = owners_.at(json.at(5));
+    span.begin = at(json.at(3));
+    span.kind = json.at(4);
+    span.name = json.at(6);
+    span.sequence = json.at(7);
+    span.peer = json.at(8);
+    span.tag = json.at(9);
+    span.bytes = json.at(10);
+    span.dtype = json.at(11);
+    span.shape = json.at(12).get<std::vector<std::int64_t>>();
+    open_[json.at(1)] = std::move(span);
+  }
+
+  // The threads' lines are not in one order: an operation's end may stand before its beginning.
+  void end_operation(const Json& json) {
+    const std::uint64_t ticket = json.at(1);
+    ends_[ticket] = json;
+    at(json.at(3));
+  }
+
+  void finish() {
+    for (auto& [ticket, span] : open_) {
+      span.end = std::max(last_, span.begin);
+      if (const auto found = ends_.find(ticket); found != ends_.end()) {
+        const Json& json = found->second;
+        span.end = std::max(json.at(3).get<std::int64_t>() + offset_, span.begin);
+        span.state = json.size() > 6 ? "failed" : "done";
+        if (json.size() > 6) span.error = json.at(6);
+        if (json.at(4).get<int>() >= 0) {
+          span.peer = json.at(4);
+          span.sequence = json.at(5);
+        }
+      }
+      into_.spans.push_back(std::move(span));
+    }
+    const bool has_several = owned_.size() > 1;
+    for (auto& [number, thread] : threads_) {
+      for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', last_, "", "", 0});
+      const int drawn_in = has_several && thread.rank >= 0 ? thread.rank : rank();
+      if (!thread.points.empty()) into_.threads.push_back({drawn_in, thread.name, std::move(thread.points)});
+    }
+  }
+
+  int rank() const { return header_->at("rank"); }
+  std::int64_t at(const Json& time) {
+    const std::int64_t job = time.get<std::int64_t>() + offset_;
+    last_ = std::max(last_, job);
+    return job;
+  }
+
+  struct Thread {
+    std::string name;
+    int rank = -1;
+    int depth = 0;
+    std::vector<Point> points;
+  };
+  Timeline& into_;
+  std::optional<Json> header_;
+  std::int64_t offset_ = 0;
+  std::int64_t last_ = 0;
+  std::map<int, Owner> owners_;
+  std::set<int> owned_;
+  std::map<int, Thread> threads_;
+  std::map<std::uint64_t, Span> open_;
+  std::map<std::uint64_t, Json> ends_;
+};
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+constexpr int kRowsOfKind = 1000;
+
+int kind_order(const std::string& kind) {
+  constexpr const char* kOrder[] = {"gradient", "collective", "send", "receive", "call", "served", "backward", "reference"};
+  for (int i = 0; i < 8; ++i) {
+    if (kind == kOrder[i]) return i + 1;
+  }
+  return 9;
+}
+
+// Gives each span a row of its kind where it overlaps no other: slices of one row must nest.
+void choose_rows(std::vector<Span>& spans) {
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::map<std::tuple<int, std::string>, std::vector<std::int64_t>> rows;  // until when each is taken
+  for (Span& span : spans) {
+    auto& taken = rows[{span.owner.job_rank, span.kind}];
+    const auto free = std::find_if(taken.begin(), taken.end(), [&](std::int64_t until) { return until <= span.begin; });
+    const auto index = static_cast<std::size_t>(free - taken.begin());
+    if (free == taken.end()) taken.push_back(0);
+    taken[index] = std::max(span.end, span.begin + 1);
+    span.row = kind_order(span.kind) * kRowsOfKind + static_cast<int>(std::min<std::size_t>(index, kRowsOfKind - 1));
+  }
+}
+
+class Drawing {
+ public:
+  Drawing(std::FILE* file, std::int64_t origin) : file_(file), origin_(origin) {
+    std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", file_);
+  }
+
+  void event(Json json) {
+    const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (!is_first_) std::fputs(",\n", file_);
+    is_first_ = false;
+    std::fwrite(text.data(), 1, text.size(), file_);
+  }
+
+  void meta(const char* what, int pid, int tid, const Json& args) {
+    event({{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"args", args}});
+  }
+
+  void span(const Span& span) {
+    Json args{{"rank", span.owner.rank},
+              {span.owner.kind, span.owner.name},
+              {"state", span.state},
+              {"sequence", span.sequence},
+              {"bytes", span.bytes}};
+    if (span.owner.generation > 0) args["generation"] = span.owner.generation;
+    if (span.peer >= 0) args["peer"] = span.peer;
+    if (span.tag != 0) args["tag"] = span.tag;
+    if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();
+    if (!span.error.empty()) args["error"] = span.error;
+    event({{"ph", "X"},
+           {"pid", span.owner.job_rank},
+           {"tid", span.row},
+           {"ts", microseconds(span.begin)},
+           {"dur", static_cast<double>(span.end - span.begin) / 1000.0},
+           {"cat", span.kind},
+           {"name", span.name},
+           {"args", args}});
+  }
+
+  void thread(const ThreadRow& row, int tid) {
+    for (const Point& point : row.points) {
+      Json json{{"ph", std::string(1, point.phase)}, {"pid", row.rank}, {"tid", tid}, {"ts", microseconds(point.time)}};
+      if (point.phase != 'E') {
+        json["name"] = point.name;
+        json["cat"] = point.layer;
+        if (point.bytes > 0) json["args"] = {{"bytes", point.bytes}};
+      }
+      if (point.phase == 'i') json["s"] = "t";
+      event(std::move(json));
+    }
+  }
+
+  // An arrow from a moment of one span to a moment of another. `name` says what it is.
+  void flow(const char* name, const Span& from, std::int64_t leaves, const Span& to, std::int64_t arrives) {
+    const auto end = [&](const char* phase, const Span& span, std::int64_t time) {
+      const std::int64_t inside = std::clamp(time, span.begin, std::max(span.begin, span.end - 1));
+      Json json{
+          {"ph", phase},   {"id", flows_}, {"pid", span.owner.job_rank}, {"tid", span.row}, {"ts", microseconds(inside)},
+          {"cat", "flow"}, {"name", name}};
+      if (*phase == 'f') json["bp"] = "e";
+      event(std::move(json));
+    };
+    ++flows_;
+    end("s", from, leaves);
+    end("f", to, arrives);
+  }
+
+  void finish(const Json& about) {
+    std::fprintf(file_, "\n],\"otherData\":%s}\n", about.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  }
+
+ private:
+  double microseconds(std::int64_t time) const { return static_cast<double>(time - origin_) / 1000.0; }
+  std::FILE* file_;
+  std::int64_t origin_;
+  bool is_first_ = true;
+  std::uint64_t flows_ = 0;
+};
+
+void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
+  using MessageKey =
+      std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
+  using CallKey = std::tuple<int, int, std::uint64_t>;             // caller, callee, id
+  std::map<MessageKey, const Span*> sends;
+  std::map<CallKey, const Span*> calls;
+  std::map<std::tuple<std::string, int, std::uint64_t>, std::vector<const Span*>> collectives;
+  for (const Span& span : spans) {
+    const Owner& owner = span.owner;
+    if (span.kind == "send") sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
+    if (span.kind == "call") calls[{owner.rank, span.peer, span.sequence}] = &span;
+    if (span.kind == "collective") collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
+  }
+  for (const Span& span : spans) {
+    const Owner& owner = span.owner;
+    if (span.kind == "receive") {
+      const auto sent = sends.find({owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
+      if (sent != sends.end()) drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
+    } else if (span.kind == "served") {
+      const auto call = calls.find({span.peer, owner.rank, span.sequence});
+      if (call == calls.end()) continue;
+      drawing.flow("call", *call->second, call->second->begin, span, span.begin);
+      if (span.state == "done" && call->second->state == "done")
+        drawing.flow("reply", span, span.end, *call->second, call->second->end);
+    }
+  }
+  for (const auto& [key, ranks] : collectives) {
+    const Span* last = *std::max_element(ranks.begin(), ranks.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
+    for (const Span* one : ranks) {
+      if (one != last && one->state == "done") drawing.flow("collective", *last, last->begin, *one, one->end);
+    }
+  }
+}
+
+void draw(const Timeline& timeline, std::FILE* file) {
+  std::int64_t origin = std::numeric_limits<std::int64_t>::max();
+  for (const Span& span : timeline.spans) origin = std::min(origin, span.begin);
+  for (const ThreadRow& row : timeline.threads) origin = std::min(origin, row.points.front().time);
+  Drawing drawing(file, origin);
+  std::map<int, std::string> processes;
+  for (const Span& span : timeline.spans) processes[span.owner.job_rank];
+  for (const ThreadRow& row : timeline.threads) processes[row.rank];
+  Json ranks = Json::array();
+  for (const auto& [rank, info] : timeline.ranks) {
+    processes[rank] = " on " + info.machine +
+                      (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs" : "");
+    ranks.push_back({{"rank", rank},
+                     {"machine", info.machine},
+                     {"pid", info.pid},
+                     {"clock_error_ns", info.clock_error},
+                     {"events_lost", info.lost},
+                     {"ended_in_order", info.ended}});
+  }
+  for (const auto& [rank, where] : processes) {
+    drawing.meta("process_name", rank, 0, {{"name", "rank " + std::to_string(rank) + where}});
+    drawing.meta("process_sort_index", rank, 0, {{"sort_index", rank}});
+  }
+  std::set<std::pair<int, int>> named;
+  for (const Span& span : timeline.spans) {
+    if (named.emplace(span.owner.job_rank, span.row).second) {
+      drawing.meta(
+          "thread_name", span.owner.job_rank, span.row,
+          {{"name", span.kind + (span.row % kRowsOfKind > 0 ? " " + std::to_string(span.row % kRowsOfKind + 1) : "")}});
+      drawing.meta("thread_sort_index", span.owner.job_rank, span.row, {{"sort_index", span.row}});
+    }
+    drawing.span(span);
+  }
+  int tid = 0;
+  for (const ThreadRow& row : timeline.threads) {
+    drawing.meta("thread_name", row.rank, ++tid, {{"name", "thread " + row.name}});
+    drawing.meta("thread_sort_index", row.rank, tid, {{"sort_index", row.name == "main" ? 0 : tid}});
+    drawing.thread(row, tid);
+  }
+  draw_flows(drawing, timeline.spans);
+  drawing.finish({{"weft", "timeline 1"}, {"job_ranks", timeline.job_ranks}, {"ranks", ranks}});
+}
+
+// --- files -----------------------------------------------------------------------------------------------------------
+
+std::vector<std::string> parts_of(const std::string& file) {
+  std::vector<std::string> parts;
+  std::error_code failure;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of_parts(file), failure)) {
+    if (entry.is_regular_file(failure)) parts.push_back(entry.path().string());
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
+// A lock on a file or folder, while it lives; without one where it cannot be had.
+class FileLock {
+ public:
+  FileLock(const std::string& path, int how) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    held_ = descriptor_ >= 0 && ::flock(descriptor_, how) == 0;
+  }
+  ~FileLock() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+  explicit operator bool() const { return held_; }
+
+ private:
+  int descriptor_;
+  bool held_ = false;
+};
+
+}  // namespace
+
+Merged merge(const std::string& file) {
+  Timeline timeline;
+  Merged merged;
+  for (const std::string& part : parts_of(file)) merged.parts += PartReader(timeline).read(part) ? 1 : 0;
+  if (merged.parts == 0) {
+    throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
+                                   "' what WEFT_TIMELINE was set to, and has it been merged before?");
+  }
+  choose_rows(timeline.spans);
+  const std::string fresh = file + ".new";
+  std::FILE* out = std::fopen(fresh.c_str(), "w");
+  if (out == nullptr) throw system_error(Blame::Caller, "'" + fresh + "' cannot be written", errno);
+  draw(timeline, out);
+  const bool is_whole = std::ferror(out) == 0;
+  if (std::fclose(out) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
+  std::filesystem::rename(fresh, file);
+  std::size_t ended = 0;
+  for (const auto& [rank, info] : timeline.ranks) ended += info.ended ? 1 : 0;
+  merged.complete = ended >= static_cast<std::size_t>(timeline.job_ranks);
+  return merged;
+}
+
+void merge_if_last(const std::string& file) {
+  const FileLock alone(folder_of_parts(file), LOCK_EX);
+  if (!alone) return;
+  const auto parts = parts_of(file);
+  if (parts.empty()) return;
+  for (const std::string& part : parts) {
+    if (!FileLock(part, LOCK_SH | LOCK_NB)) return;  // its writer lives, and will merge
+  }
+  if (!merge(file).complete) return;  // a process may still come
+  std::error_code ignored;
+  for (const std::string& part : parts) std::filesystem::remove(part, ignored);
+  std::filesystem::remove(folder_of_parts(file), ignored);
+}
+
+void remove_leftovers(const std::string& file, const std::string& job) {
+  for (const std::string& part : parts_of(file)) {
+    if (std::filesystem::path(part).filename().string().starts_with(job + ".")) continue;
+    std::error_code ignored;
+    if (FileLock(part, LOCK_EX | LOCK_NB)) std::filesystem::remove(part, ignored);
+  }
+}
+
+}  // namespace weft::trace::timeline

@@ -1,0 +1,26 @@
+// Trace's words to a tool, by NVTX. Internal to profiling/trace. Without NVTX's headers, and without a tool, nothing
+// happens.
+#pragma once
+
+#include <cstdint>
+
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::trace::nvtx {
+
+#if WEFT_HAVE_NVTX
+void push(Name& name, const Payload* payload) noexcept;
+void pop() noexcept;
+void mark(Name& name, const Payload* payload) noexcept;
+// A range that ends on another thread; 0 without a tool.
+std::uint64_t start(Layer layer, const char* text, const Payload& payload) noexcept;
+void stop(std::uint64_t range) noexcept;
+#else
+inline void push(Name&, const Payload*) noexcept {}
+inline void pop() noexcept {}
+inline void mark(Name&, const Payload*) noexcept {}
+inline std::uint64_t start(Layer, const char*, const Payload&) noexcept { return 0; }
+inline void stop(std::uint64_t) noexcept {}
+#endif
+
+}  // namespace weft::trace::nvtx

@@ -1,0 +1,125 @@
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include <pthread.h>
+
+#include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/nvtx.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/progress.h>
+#include <weft/profiling/trace/timeline.h>
+
+namespace weft::trace {
+
+namespace {
+
+std::mutex names_mutex;  // of the two sets below
+
+// Never destroyed: operations end while the process does.
+std::map<Party, std::uint32_t>& parties() {
+  static auto* const made = new std::map<Party, std::uint32_t>();
+  return *made;
+}
+std::set<std::string>& texts() {
+  static auto* const made = new std::set<std::string>();
+  return *made;
+}
+
+std::atomic<Observer*> observer{nullptr};
+
+constinit Name training_step{Layer::Engine, "step"};
+
+}  // namespace
+
+std::int64_t now() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+const char* name(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::Collective: return "collective";
+    case Kind::Send: return "send";
+    case Kind::Receive: return "receive";
+    case Kind::Call: return "call";
+    case Kind::Served: return "served";
+    case Kind::Reference: return "reference";
+    case Kind::Backward: return "backward";
+    case Kind::Gradient: return "gradient";
+  }
+  broken("no such trace::Kind");
+}
+
+Member Member::join(const Party& party) {
+  // What was recorded is not what a forked process does.
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { flight_recorder().forget(); });
+  static_cast<void>(registered);
+  std::lock_guard lock(names_mutex);
+  const auto found = parties().try_emplace(party, 0).first;
+  return known(&found->first, found->second++);
+}
+
+std::vector<Member> members() {
+  std::lock_guard lock(names_mutex);
+  std::vector<Member> newest;
+  for (const auto& [party, joined] : parties()) newest.push_back(Member::known(&party, joined - 1));
+  return newest;
+}
+
+const char* keep(const std::string& text) {
+  std::lock_guard lock(names_mutex);
+  return texts().insert(text).first->c_str();
+}
+
+Operation Operation::begin(const Member& member, Kind kind, const About& about) noexcept {
+  Operation made;
+  if (member.party() == nullptr) return made;
+  made.open_ = true;
+  made.kind_ = kind;
+  made.name_ = about.name;
+  made.bytes_ = about.bytes;
+  made.begun_ = now();
+  made.ticket_ = flight_recorder().begin(member, kind, about, made.begun_);
+  const auto ranks = static_cast<std::int32_t>(member.party()->ranks.size());
+  made.range_ =
+      nvtx::start(Layer::Engine, about.name, {.bytes = about.bytes, .rank = member.party()->rank, .ranks = ranks});
+  if (timeline::on()) timeline::begin(made.ticket_, member, kind, about, made.begun_);
+  if (auto* watching = observer.load(std::memory_order_acquire)) watching->begun(kind, about.name, about.bytes);
+  return made;
+}
+
+void Operation::end(int peer, std::uint64_t sequence) noexcept { finish(nullptr, peer, sequence); }
+
+void Operation::fail(const Error& error) noexcept { finish(&error, -1, 0); }
+
+void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noexcept {
+  if (!open_) return;
+  open_ = false;
+  const std::int64_t time = now();
+  flight_recorder().end(ticket_, time, error, peer, sequence);
+  nvtx::stop(range_);
+  if (timeline::on()) timeline::end(ticket_, time, error, peer, sequence);
+  if (auto* watching = observer.load(std::memory_order_acquire)) {
+    watching->ended(kind_, name_, static_cast<double>(time - begun_) * 1e-9, error);
+  }
+  Progress& done = progress();
+  done.operations.fetch_add(1, std::memory_order_relaxed);
+  done.bytes.fetch_add(bytes_, std::memory_order_relaxed);
+  if (error != nullptr) done.failures.fetch_add(1, std::memory_order_relaxed);
+}
+
+void observe(Observer& watching) noexcept {
+  Observer* none = nullptr;
+  if (!observer.compare_exchange_strong(none, &watching)) broken("two trace::observe in one process");
+}
+
+void step(int rank) noexcept {
+  progress().steps.fetch_add(1, std::memory_order_relaxed);
+  const Payload payload{.rank = rank};
+  nvtx::mark(training_step, &payload);
+  if (timeline::on()) timeline::mark({"step", Layer::Engine, 0, rank});
+}
+
+}  // namespace weft::trace

@@ -1,0 +1,200 @@
+#include <array>
+#include <cerrno>
+#include <cinttypes>
+#include <filesystem>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/trace/part.h>
+
+namespace weft::trace::timeline {
+
+namespace {
+
+const char* name_of(Layer layer) {
+  switch (layer) {
+    case Layer::Base: return "base";
+    case Layer::Cuda: return "cuda";
+    case Layer::Kernels: return "kernels";
+    case Layer::Transport: return "transport";
+    case Layer::Engine: return "engine";
+    case Layer::User: return "user";
+  }
+  broken("no such trace::Layer");
+}
+
+std::string machine() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+// The bytes of the UTF-8 sequence that begins there; 0 where none does.
+std::size_t sequence_at(std::string_view text, std::size_t at) {
+  const auto byte = static_cast<unsigned char>(text[at]);
+  const std::size_t bytes = byte < 0x80                   ? 1
+                            : byte >= 0xc2 && byte < 0xe0 ? 2
+                            : byte >= 0xe0 && byte < 0xf0 ? 3
+                            : byte >= 0xf0 && byte < 0xf5 ? 4
+                                                          : 0;
+  if (bytes == 0 || at + bytes > text.size()) return 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xc0) != 0x80) return 0;
+  }
+  return bytes;
+}
+
+void append(std::string& to, std::int64_t number) { to += std::to_string(number); }
+
+}  // namespace
+
+void append_quoted(std::string& to, std::string_view text) {
+  to += '"';
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = sequence_at(text, at);
+    const char letter = text[at];
+    if (bytes == 0) {
+      to += '?';
+    } else if (letter == '"' || letter == '\\') {
+      to += '\\';
+      to += letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) {
+      std::array<char, 8> escaped{};
+      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", static_cast<unsigned>(letter));
+      to += escaped.data();
+    } else {
+      to += text.substr(at, bytes);
+    }
+    at += std::max<std::size_t>(bytes, 1);
+  }
+  to += '"';
+}
+
+Part::Part(const std::string& folder, const Place& place) {
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  const std::string path = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
+  const int descriptor = ::open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor < 0) throw system_error(Blame::Caller, "WEFT_TIMELINE: '" + path + "' cannot be written", errno);
+  ::flock(descriptor, LOCK_EX | LOCK_NB);  // goes with the process
+  file_ = ::fdopen(descriptor, "w");
+  line_ = R"({"weft":"timeline part 1","job":)";
+  append_quoted(line_, place.job);
+  line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) + ",\"host\":";
+  append_quoted(line_, host_identity());
+  line_ += ",\"machine\":";
+  append_quoted(line_, machine());
+  line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"offset\":" + std::to_string(place.clock.offset) +
+           ",\"error\":" + std::to_string(place.clock.error) + "}";
+  write_line();
+  flush();
+}
+
+Part::~Part() { std::fclose(file_); }
+
+void Part::text(const char* text) {
+  line_ += ',';
+  append_quoted(line_, text);
+}
+
+void Part::write_line() {
+  line_ += '\n';
+  std::fwrite(line_.data(), 1, line_.size(), file_);
+  line_.clear();
+}
+
+void Part::flush() { std::fflush(file_); }
+
+void Part::add_thread(const Lane& lane) {
+  line_ = "{\"thread\":" + std::to_string(lane.number()) + ",\"name\":";
+  append_quoted(line_, lane.name());
+  line_ += '}';
+  write_line();
+}
+
+int Part::party(const Member& member) {
+  const auto [found, is_new] =
+      parties_.try_emplace({member.party(), member.generation()}, static_cast<int>(parties_.size()));
+  if (!is_new) return found->second;
+  const Party& party = *member.party();
+  line_ = "{\"party\":" + std::to_string(found->second) + ",\"kind\":";
+  append_quoted(line_, party.kind);
+  line_ += ",\"name\":";
+  append_quoted(line_, party.name);
+  line_ += ",\"rank\":" + std::to_string(party.rank) + ",\"ranks\":[";
+  for (std::size_t i = 0; i < party.ranks.size(); ++i) line_ += (i > 0 ? "," : "") + std::to_string(party.ranks[i]);
+  line_ += "],\"generation\":" + std::to_string(member.generation()) + "}";
+  write_line();
+  return found->second;
+}
+
+void Part::add(const Lane& lane, const Event& event) {
+  const int whose = event.what == Event::What::Begin ? party(event.member) : 0;  // may write a line of its own
+  const auto number = [&](std::int64_t value) {
+    line_ += ',';
+    append(line_, value);
+  };
+  const auto label = [&](const char* letter) {
+    line_ = letter;
+    number(lane.number());
+    number(event.time);
+    text(event.text);
+    text(name_of(event.layer));
+    number(static_cast<std::int64_t>(event.bytes));
+    number(event.rank);
+  };
+  switch (event.what) {
+    case Event::What::Push: label("[\"B\""); break;
+    case Event::What::Mark: label("[\"M\""); break;
+    case Event::What::Pop:
+      line_ = "[\"E\"";
+      number(lane.number());
+      number(event.time);
+      break;
+    case Event::What::Begin:
+      line_ = "[\"O\"";
+      number(static_cast<std::int64_t>(event.ticket));
+      number(lane.number());
+      number(event.time);
+      text(name(event.kind));
+      number(whose);
+      text(event.text);
+      number(static_cast<std::int64_t>(event.sequence));
+      number(event.peer);
+      number(event.tag);
+      number(static_cast<std::int64_t>(event.bytes));
+      text(event.dtype);
+      line_ += ",[";
+      for (std::size_t i = 0; i < std::min<std::size_t>(event.dims, kMostDims); ++i) {
+        if (i > 0) line_ += ',';
+        append(line_, event.shape[i]);
+      }
+      line_ += ']';
+      break;
+    case Event::What::End:
+      line_ = "[\"F\"";
+      number(static_cast<std::int64_t>(event.ticket));
+      number(lane.number());
+      number(event.time);
+      number(event.peer);
+      number(static_cast<std::int64_t>(event.sequence));
+      if (event.error) text(event.error->c_str());
+      break;
+  }
+  line_ += ']';
+  write_line();
+}
+
+void Part::add_lost(std::uint64_t events) {
+  line_ = "{\"lost\":" + std::to_string(events) + "}";
+  write_line();
+}
+
+void Part::add_end() {
+  line_ = "{\"end\":" + std::to_string(now()) + "}";
+  write_line();
+}
+
+}  // namespace weft::trace::timeline

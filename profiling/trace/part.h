@@ -1,0 +1,49 @@
+// The file that one process writes for the timeline: a line of JSON for each thing, the header first. Its writer holds a
+// lock on it as long as it lives, whatever ends it. Internal to profiling/trace; read by merge.cc.
+//
+//   {"weft":"timeline part 1","job":"…","rank":0,"ranks":2,"host":"…","machine":"…","pid":1,"offset":0,"error":0}
+//   {"thread":1,"name":"main"}          {"party":1,"kind":"group","name":"default","rank":0,"ranks":[0,1],"generation":0}
+//   ["B",thread,time,"name","layer",bytes,rank]   a range begins      ["E",thread,time]   and ends
+//   ["M",thread,time,"name","layer",bytes,rank]   a mark
+//   ["O",ticket,thread,time,"kind",party,"name",sequence,peer,tag,bytes,"dtype",[shape]]   an operation begins
+//   ["F",ticket,thread,time,peer,sequence]   and ends; with the error as an eighth field if it failed
+//   {"lost":12}   so many events there was no room for        {"end":time}   the process ended in good order
+#pragma once
+
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include <weft/profiling/trace/lane.h>
+
+namespace weft::trace::timeline {
+
+class Part {
+ public:
+  // Throws Caller where the file cannot be made.
+  Part(const std::string& folder, const Place& place);
+  ~Part();
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  void add_thread(const Lane& lane);
+  void add(const Lane& lane, const Event& event);
+  void add_lost(std::uint64_t events);
+  void add_end();
+  void flush();
+
+ private:
+  int party(const Member& member);
+  void text(const char* text);  // quoted
+  void write_line();
+
+  std::FILE* file_ = nullptr;
+  std::string line_;
+  std::map<std::pair<const Party*, std::uint32_t>, int> parties_;
+};
+
+// Appends the text with the quotes and escapes of JSON. Bytes that are no ASCII pass as they are if they are UTF-8, else
+// as '?'.
+void append_quoted(std::string& to, std::string_view text);
+
+}  // namespace weft::trace::timeline

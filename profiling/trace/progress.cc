@@ -1,0 +1,47 @@
+#include <cerrno>
+#include <mutex>
+#include <string>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/trace/progress.h>
+
+namespace weft::trace {
+
+namespace {
+
+constinit Progress own;
+std::mutex publishing;
+std::string published;  // the file, once there is one
+std::atomic<Progress*> current{&own};
+
+}  // namespace
+
+Progress& progress() noexcept { return *current.load(std::memory_order_acquire); }
+
+void publish_progress(const char* file) {
+  std::lock_guard lock(publishing);
+  if (published == file) return;
+  const std::string what = std::string("WEFT_STATUS_FILE is '") + file + "', which weft-run sets";
+  const int descriptor = ::open(file, O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) throw system_error(Blame::Caller, what, errno);
+  const bool is_large = ::lseek(descriptor, 0, SEEK_END) >= static_cast<off_t>(sizeof(Progress));
+  void* page = is_large ? ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0) : MAP_FAILED;
+  const int number = is_large ? errno : EINVAL;
+  ::close(descriptor);
+  if (page == MAP_FAILED) throw system_error(Blame::Caller, what, number);
+  auto* const shared = static_cast<Progress*>(page);
+  Progress& before = progress();
+  shared->steps += before.steps;
+  shared->operations += before.operations;
+  shared->bytes += before.bytes;
+  shared->failures += before.failures;
+  shared->magic = Progress::kMagic;
+  published = file;
+  current.store(shared, std::memory_order_release);
+}
+
+}  // namespace weft::trace

@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <weft/base/log.h>
+#include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/part.h>
+
+namespace weft::trace::timeline {
+
+namespace {
+
+constexpr auto kPause = std::chrono::milliseconds(100);  // between looks at the threads' buffers
+
+class Collector {
+ public:
+  Collector(std::string file, const Place& place)
+      : file_(std::move(file)), part_(std::in_place, folder_of_parts(file_), place) {
+    thread_ = std::thread([this] { collect(); });
+  }
+
+  std::shared_ptr<Lane> make_lane() {
+    std::array<char, 16> name{};
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    std::lock_guard lock(mutex_);
+    lanes_.push_back(std::make_shared<Lane>(++made_, ::getpid() == ::gettid() ? "main" : name.data()));
+    return lanes_.back();
+  }
+
+  void count_lost() { lost_.fetch_add(1, std::memory_order_relaxed); }
+
+  // Called once.
+  void finish() {
+    {
+      std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+    drain();
+    if (lost_ > 0) part_->add_lost(lost_);
+    part_->add_end();
+    part_.reset();  // and with it the lock
+    merge_if_last(file_);
+  }
+
+ private:
+  void collect() {
+    pthread_setname_np(pthread_self(), "weft timeline");
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kPause, [this] { return ends_; })) {
+      lock.unlock();
+      drain();
+      lock.lock();
+    }
+  }
+
+  void drain() {
+    std::vector<std::shared_ptr<Lane>> lanes;
+    {
+      std::lock_guard lock(mutex_);
+      lanes = lanes_;
+    }
+    for (const auto& lane : lanes) {
+      const bool closed = lane->closed();
+      if (known_ < lane->number()) {
+        known_ = lane->number();
+        part_->add_thread(*lane);
+      }
+      lane->take([&](const Event& event) { part_->add(*lane, event); });
+      if (!closed) continue;
+      std::lock_guard lock(mutex_);
+      std::erase(lanes_, lane);
+    }
+    part_->flush();
+  }
+
+  const std::string file_;
+  std::optional<Part> part_;  // of the timeline's thread, then of finish()
+  int known_ = 0;             // lanes that the part has; they come in order
+  std::mutex mutex_;          // of what follows
+  std::condition_variable changed_;
+  bool ends_ = false;
+  int made_ = 0;
+  std::vector<std::shared_ptr<Lane>> lanes_;
+  std::atomic<std::uint64_t> lost_{0};
+  std::thread thread_;
+};
+
+// Never destroyed: threads may write while the process ends.
+std::atomic<Collector*> collector{nullptr};
+std::mutex joining;
+
+// This thread's lane. Of a plain type, so that it can be looked at while the thread's objects are destroyed.
+thread_local Lane* own = nullptr;
+thread_local const Collector* own_of = nullptr;
+thread_local bool thread_ends = false;
+struct OwnLane {
+  std::shared_ptr<Lane> lane;
+  OwnLane() = default;
+  OwnLane(const OwnLane&) = delete;
+  OwnLane& operator=(const OwnLane&) = delete;
+  ~OwnLane() {
+    thread_ends = true;
+    own_of = nullptr;
+    if (lane) lane->close();
+  }
+};
+thread_local OwnLane kept;
+
+void add(Event event) noexcept {
+  Collector* const to = collector.load(std::memory_order_acquire);
+  if (to == nullptr || thread_ends) return;
+  try {
+    if (own_of != to) {
+      kept.lane = to->make_lane();
+      own = kept.lane.get();
+      own_of = to;
+    }
+    if (!own->add(std::move(event))) to->count_lost();
+  } catch (const std::exception&) {
+    to->count_lost();
+  }
+}
+
+Event event_of(Event::What what, const Label& label) {
+  Event event;
+  event.what = what;
+  event.time = now();
+  event.text = label.text;
+  event.layer = label.layer;
+  event.bytes = label.bytes;
+  event.rank = label.rank;
+  return event;
+}
+
+// A forked process has no thread that collects, and shares the parent's file.
+void forget_in_child() {
+  detail::is_on.store(false);
+  collector.store(nullptr);
+  if (kept.lane) static_cast<void>(new std::shared_ptr<Lane>(std::move(kept.lane)));  // the parent's; left as it is
+  own_of = nullptr;
+}
+
+}  // namespace
+
+void push(const Label& label) noexcept { add(event_of(Event::What::Push, label)); }
+
+void pop() noexcept { add(event_of(Event::What::Pop, {})); }
+
+void mark(const Label& label) noexcept { add(event_of(Event::What::Mark, label)); }
+
+void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::About& about, std::int64_t time) noexcept {
+  Event event;
+  event.what = Event::What::Begin;
+  event.kind = kind;
+  event.time = time;
+  event.text = about.name;
+  event.bytes = about.bytes;
+  event.peer = about.peer;
+  event.tag = about.tag;
+  event.ticket = ticket;
+  event.sequence = about.sequence;
+  event.member = member;
+  event.dtype = about.dtype;
+  event.dims = static_cast<std::uint8_t>(std::min<std::size_t>(about.shape.size(), 255));
+  std::copy_n(about.shape.begin(), std::min(about.shape.size(), kMostDims), event.shape.begin());
+  add(std::move(event));
+}
+
+void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept {
+  Event event;
+  event.what = Event::What::End;
+  event.time = time;
+  event.ticket = ticket;
+  event.peer = peer;
+  event.sequence = sequence;
+  try {
+    if (error != nullptr) event.error = std::make_unique<const std::string>(error->text());
+  } catch (const std::bad_alloc&) {
+    // without its text then
+  }
+  add(std::move(event));
+}
+
+std::string host_identity() {
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::string identity;
+  std::getline(boot, identity);
+  // A process in a time namespace of its own has another CLOCK_MONOTONIC.
+  std::array<char, 64> clock{};
+  if (::readlink("/proc/self/ns/time", clock.data(), clock.size() - 1) > 0) identity += std::string("/") + clock.data();
+  return identity;
+}
+
+void join(const std::string& file, const Place& place) {
+  std::lock_guard lock(joining);
+  if (collector.load() != nullptr) return;
+  static const int registered = [] {
+    std::atexit([] { finish(); });
+    return ::pthread_atfork(nullptr, nullptr, forget_in_child);
+  }();
+  static_cast<void>(registered);
+  remove_leftovers(file, place.job);
+  collector.store(new Collector(file, place), std::memory_order_release);
+  detail::is_on.store(true);
+}
+
+void finish() noexcept {
+  std::lock_guard lock(joining);
+  Collector* const ending = collector.load();
+  if (ending == nullptr) return;
+  detail::is_on.store(false);
+  collector.store(nullptr);
+  try {
+    ending->finish();
+  } catch (const std::exception& error) {
+    log::warn(std::string("the timeline was not written: ") + error.what());
+  }
+  // Left as it is: a thread may be about to write to it.
+}
+
+}  // namespace weft::trace::timeline

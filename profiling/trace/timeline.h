@@ -1,0 +1,67 @@
+// One timeline of all ranks. Threads write events into buffers of their own; a thread of the timeline moves them into this
+// process's part, a file beside the one that was asked for. When a process ends and no other part's writer lives, it merges
+// the parts into one file in Chrome's trace format (merge.h): the last one does, whoever that is, and a rank that died
+// has left what it had written until a moment before.
+//
+// Off until join(). Usable from every thread; the events' functions neither block nor throw.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace weft::trace::timeline {
+
+namespace detail {
+inline std::atomic<bool> is_on{false};
+}
+
+inline bool on() noexcept { return detail::is_on.load(std::memory_order_relaxed); }
+
+// What a range or mark shows. `text` has static lifetime.
+struct Label {
+  const char* text = "";
+  Layer layer = Layer::User;
+  std::uint64_t bytes = 0;
+  int rank = -1;  // whose it is, where a process has several
+};
+
+// Ranges of the calling thread nest.
+void push(const Label& label) noexcept;
+void pop() noexcept;
+void mark(const Label& label) noexcept;
+// An operation, by its ticket.
+void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::About& about, std::int64_t time) noexcept;
+void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept;
+
+// How this process's clock relates to that of the job: job time = now() + offset, wrong by at most `error`. Nanoseconds.
+struct Clock {
+  std::int64_t offset = 0;
+  std::int64_t error = 0;
+};
+
+// Who a process is in the job.
+struct Place {
+  std::string job;  // what its processes agree on; parts of other jobs in the same folder are left-overs
+  int rank = 0;
+  int ranks = 1;
+  Clock clock;
+};
+
+// Begins to collect, for `file`. A second call changes nothing: a process has one part. Throws Caller where the part
+// cannot be written.
+void join(const std::string& file, const Place& place);
+// Writes what is left, and merges where no other process still writes. Called when the process ends by exit(); a process
+// that ends by _exit() calls it first. Later events are lost.
+void finish() noexcept;
+
+// Where the parts of a timeline lie until they are merged.
+inline std::string folder_of_parts(const std::string& file) { return file + ".parts"; }
+
+// "3f2a…": the machine and its clock. Processes with equal ones have equal now().
+std::string host_identity();
+
+}  // namespace weft::trace::timeline

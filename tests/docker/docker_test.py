@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds docker/cpu.Dockerfile
+and runs what it made.
+
+usage: docker_test.py files | image
+
+image: WEFT_TEST_IMAGE_BASE names the base image (for buildah's storage); WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set,
+are files with the settings of apt and pip that the build is given. It takes as long as building Weft does.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILDAH = ["buildah", "--storage-driver", "vfs"]
+
+
+def fail(text):
+    sys.exit(f"docker_test: {text}")
+
+
+def skip(reason):
+    print(f"SKIP: {reason}")
+    sys.exit(77)
+
+
+def run(*command, **options):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    if result.returncode != 0:
+        fail(f"{' '.join(str(part) for part in command[:5])} …: exit {result.returncode}\n{result.stdout[-4000:]}{result.stderr[-4000:]}")
+    return result.stdout
+
+
+def check_dev_commands():
+    """Every ./dev command that a file names exists, with the options that it is given."""
+    help_text = run(ROOT / "dev", "help")
+    known = set(re.findall(r"^  ([a-z-]+) ", help_text, re.MULTILINE))
+    files = [*sorted((ROOT / "docker").iterdir()), *sorted((ROOT / ".github").rglob("*.yaml"))]
+    named = 0
+    for file in files:
+        text = re.sub(r"^\s*#.*$", "", file.read_text(), flags=re.MULTILINE)
+        for match in re.finditer(r'(?:\./dev|"\./dev",) "?([a-z-]+)"?', text):
+            named += 1
+            if match.group(1) not in known:
+                fail(f"{file.relative_to(ROOT)} runs './dev {match.group(1)}', which there is not")
+    if named < 6:
+        fail(f"only {named} uses of ./dev were found in docker/ and .github/")
+
+
+def check_dockerfiles():
+    for name in ("cpu", "gpu"):
+        text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
+        stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
+        if stages != ["build", "test", "gather", "runtime"]:
+            fail(f"docker/{name}.Dockerfile has the stages {stages}")
+        runtime = text[text.index("AS runtime") :]
+        if "\nUSER weft\n" not in runtime:
+            fail(f"docker/{name}.Dockerfile: the runtime stage runs as root")
+        for copied in re.findall(r"^COPY --from=(\w+) ", runtime, re.MULTILINE):
+            if copied not in ("gather", "build"):
+                fail(f"docker/{name}.Dockerfile copies from {copied}")
+        if re.search(r"https?://|index-url|sources\.list", text):
+            fail(f"docker/{name}.Dockerfile names a package host; that is the builder's to say")
+        for copied in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
+            for source in copied.split()[:-1]:
+                if not (ROOT / source).exists():
+                    fail(f"docker/{name}.Dockerfile copies {source}, which there is not")
+
+
+def check_scripts():
+    for script in ["docker/slurm.sh", "profiling/nsight/nsys.sh", "profiling/nsight/ncu.sh"]:
+        run("bash", "-n", ROOT / script)
+        unasked = subprocess.run(["bash", ROOT / script], capture_output=True, text=True)
+        if unasked.returncode != 2 or "usage" not in unasked.stderr:
+            fail(f"{script} without arguments: exit {unasked.returncode}, {unasked.stderr}")
+
+
+def check_dashboard():
+    """The dashboard asks for metrics that there are."""
+    served = (ROOT / "engine/instruments/metrics.cc").read_text()
+    made = set(re.findall(r'"(weft_\w+)"', served))
+    made |= {f"{name}_{part}" for name in set(made) for part in ("bucket", "count", "sum")}
+    dashboard = (ROOT / "profiling/grafana/weft.json").read_text()
+    asked = set(re.findall(r"\bweft_\w+", dashboard))
+    if not asked or asked - made:
+        fail(f"profiling/grafana/weft.json asks for {sorted(asked - made) or 'nothing'}")
+    if not json.loads(dashboard)["panels"]:
+        fail("profiling/grafana/weft.json has no panels")
+
+
+def check_yaml():
+    try:
+        import yaml
+    except ImportError:
+        print("docker_test: no PyYAML, so the YAML files were not parsed")
+        return
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    if {"tcp-0", "tcp-1", "shm-0", "shm-1"} != set(compose["services"]):
+        fail(f"compose.yaml has the services {sorted(compose['services'])}")
+    kinds = [document["kind"] for document in yaml.safe_load_all((ROOT / "docker/kubernetes.yaml").read_text())]
+    if kinds != ["Service", "Job"]:
+        fail(f"kubernetes.yaml has {kinds}")
+    for file in (ROOT / ".github").rglob("*.yaml"):
+        yaml.safe_load(file.read_text())
+
+
+def files():
+    check_dev_commands()
+    check_dockerfiles()
+    check_scripts()
+    check_dashboard()
+    check_yaml()
+
+
+def image():
+    base = os.environ.get("WEFT_TEST_IMAGE_BASE")
+    if not shutil.which("buildah"):
+        skip("no buildah: install it to have docker/cpu.Dockerfile built")
+    if not base:
+        skip("WEFT_TEST_IMAGE_BASE names no base image (made by debootstrap, imported by buildah) to build docker/cpu.Dockerfile on")
+    secrets = []
+    for name, variable in (("apt", "WEFT_TEST_APT_CONF"), ("pip", "WEFT_TEST_PIP_CONF")):
+        if os.environ.get(variable):
+            secrets += ["--secret", f"id={name},src={os.environ[variable]}"]
+    command = [*BUILDAH, "bud", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={base}", *secrets]
+    run(*command, "-f", ROOT / "docker" / "cpu.Dockerfile", "--target", "runtime", "-t", "weft-cpu-test", ROOT)
+    container = run(*BUILDAH, "from", "weft-cpu-test").strip()
+    try:
+        inside = [*BUILDAH, "run", "--isolation", "chroot", container, "--"]
+        user = run(*inside, "id", "-u").strip()
+        if user == "0":
+            fail("the image runs as root")
+        print(run(*inside, "weft-run", "--nproc-per-node", "2", "digits", "--epochs", "1"))
+    finally:
+        run(*BUILDAH, "rm", container)
+
+
+if __name__ == "__main__":
+    {"files": files, "image": image}[sys.argv[1]]()

@@ -1,0 +1,208 @@
+// Faults planted among real ranks, each in a process of its own, and named by what their flight recorders held.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/profiling/tools/analysis.h>
+#include <weft/rpc.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::Processes;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using tools::Finding;
+using What = Finding::What;
+using namespace std::chrono_literals;
+
+[[noreturn]] void stay() {
+  for (;;) ::pause();
+}
+
+int hang() { stay(); }
+
+class PlantedFaults : public testing::Test {
+ protected:
+  // Set before anything reads it; the ranks are forked from here.
+  PlantedFaults() {
+    std::string name = std::filesystem::temp_directory_path() / "weft-faults-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+    ::setenv("WEFT_DUMP_DIR", folder_.c_str(), 1);
+  }
+  ~PlantedFaults() override { std::filesystem::remove_all(folder_); }
+
+  static ProcessGroup join(const std::string& backend = "tcp") {
+    ProcessGroupOptions options;
+    options.backend = backend;
+    options.device = c10::Device(c10::kCPU);
+    return init_process_group(options);
+  }
+
+  // Asks that rank for a dump, and blocks until there is one.
+  void ask(Processes& ranks, int rank) {
+    const auto before = dumps_of(ranks.process(rank));
+    ranks.signal(rank, SIGUSR1);
+    while (dumps_of(ranks.process(rank)) == before) std::this_thread::yield();  // ctest's time limit ends it
+  }
+
+  std::size_t dumps_of(pid_t process) const {
+    const std::string start = "dump-" + std::to_string(process) + "-";
+    std::size_t count = 0;
+    for (const std::string& file : files())
+      count += std::filesystem::path(file).filename().string().starts_with(start) ? 1 : 0;
+    return count;
+  }
+
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      if (entry.path().extension() == ".json") names.push_back(entry.path().string());
+    }
+    return names;
+  }
+
+  std::vector<Finding> findings(What what) const {
+    std::vector<Finding> found;
+    for (const Finding& one : tools::analyze(tools::read_dumps(files()))) {
+      std::printf("%s: %s\n", name(one.what), one.text.c_str());
+      if (one.what == what) found.push_back(one);
+    }
+    return found;
+  }
+
+  std::string folder_;
+};
+
+TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
+  Processes ranks(3, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    group.all_reduce(tensor).wait();
+    if (rank != 2) {
+      Work second = group.all_reduce(tensor);
+      EXPECT_EQ(harness::error_of([&] { second.synchronize(200ms); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
+  ask(ranks, 2);
+  const auto late = findings(What::LateRank);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_THAT(late[0].ranks, ElementsAre(2));
+  EXPECT_THAT(
+      late[0].text,
+      HasSubstr("it has not come to collective #2, all_reduce of float32 [4] in group 'default', where ranks 0, 1 wait"));
+}
+
+TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    Work work = rank == 0 ? group.all_reduce(tensor) : group.broadcast(tensor, 0);
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.wait_for(rank, "there");
+    ask(ranks, rank);
+  }
+  const auto found = findings(What::Mismatch);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
+  EXPECT_THAT(found[0].text, HasSubstr("rank 0 calls all_reduce of float32, 16 bytes"));
+  EXPECT_THAT(found[0].text, HasSubstr("rank 1 calls broadcast of float32, 16 bytes"));
+}
+
+TEST_F(PlantedFaults, AMissingRankIsNamedByThoseThatLostIt) {
+  Processes ranks(3, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    group.all_reduce(tensor).wait();
+    Processes::say("there");
+    if (rank == 1) stay();
+    Work work = group.all_reduce(tensor);
+    EXPECT_EQ(harness::error_of([&] { work.wait(); }).blame(), Blame::PeerLost);
+    Processes::say("lost it");
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  ranks.signal(1, SIGKILL);
+  for (const int rank : {0, 2}) {
+    ranks.wait_for(rank, "lost it");
+    EXPECT_GE(dumps_of(ranks.process(rank)), 1u);
+  }
+  const auto missing = findings(What::MissingRank);
+  ASSERT_EQ(missing.size(), 1u);
+  EXPECT_THAT(missing[0].ranks, ElementsAre(1));
+}
+
+TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    Work work = group.recv(tensor, 1 - rank, /*tag=*/3);
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.wait_for(rank, "there");
+    ask(ranks, rank);
+  }
+  const auto found = findings(What::CycleOfWaits);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
+  EXPECT_THAT(found[0].text,
+              HasSubstr("rank 0 for rank 1 in recv #1 from rank 1 with tag 3 of float32 [4] in group 'default'"));
+}
+
+TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      EXPECT_EQ(harness::error_of([&] { agent.sync<&hang>(rpc::to("worker1").timeout(300ms)); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u);
+  ask(ranks, 1);
+  const auto found = findings(What::NoReply);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].text, HasSubstr("for a reply to the call of"));
+  EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it runs there since"));
+}
+
+// The same dump, asked for by the program.
+TEST_F(PlantedFaults, AGroupAndAnAgentGiveTheirDumps) {
+  Processes ranks(1, [&](int) {
+    auto group = join();
+    group.barrier().wait();
+    rpc::Agent agent = rpc::init("worker0");
+    std::ofstream(folder_ + "/group.json") << group.dump();
+    std::ofstream(folder_ + "/agent.json") << agent.dump();
+  });
+  ranks.expect_success();
+  const auto dumps = tools::read_dumps({folder_ + "/group.json"});
+  ASSERT_EQ(dumps.groups.size(), 1u);
+  EXPECT_EQ(dumps.groups[0].views.at(0).records.at(0).name, "barrier");
+  EXPECT_EQ(tools::read_dumps({folder_ + "/agent.json"}).agents.size(), 1u);
+}
+
+}  // namespace
+}  // namespace weft

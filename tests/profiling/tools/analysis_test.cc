@@ -1,0 +1,258 @@
+// Each fault planted in dumps that are made by hand. The same with real ranks:
+// tests/engine/instruments/planted_faults_test.cc.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/tools/analysis.h>
+
+namespace weft::tools {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using What = Finding::What;
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kStart = 1'700'000'000 * kSecond;
+
+Record collective(std::uint64_t sequence, std::int64_t begun, std::int64_t ended, const std::string& name = "all_reduce") {
+  Record record;
+  record.kind = "collective";
+  record.state = ended == 0 ? "open" : "done";
+  record.name = name;
+  record.sequence = sequence;
+  record.bytes = 16;
+  record.dtype = "float32";
+  record.shape = {4};
+  record.begun = kStart + begun;
+  record.ended = ended == 0 ? 0 : kStart + ended;
+  return record;
+}
+
+Record message(const std::string& kind, int peer, std::uint64_t sequence, const std::string& state = "open") {
+  Record record = collective(sequence, kSecond, state == "open" ? 0 : 2 * kSecond, kind == "receive" ? "recv" : "send");
+  record.kind = kind;
+  record.peer = peer;
+  return record;
+}
+
+Record call(const std::string& kind, int peer, std::uint64_t id, const std::string& state) {
+  Record record = message(kind, peer, id, state);
+  record.name = "work::slowly";
+  record.dtype.clear();
+  return record;
+}
+
+// A job of some ranks, all with a dump 10 s after the start.
+Dumps job(int ranks) {
+  Dumps dumps;
+  Group group{"default", 0, {}, {}};
+  for (int rank = 0; rank < ranks; ++rank) {
+    dumps.dumps.push_back({"dump" + std::to_string(rank), "host", rank, kStart + 10 * kSecond, "asked"});
+    group.ranks.push_back(rank);
+    group.views[rank] = {static_cast<std::size_t>(rank), rank, rank, {}};
+    dumps.agents[rank] = group.views[rank];
+  }
+  dumps.groups.push_back(group);
+  return dumps;
+}
+
+std::vector<Finding> of(const std::vector<Finding>& all, What what) {
+  std::vector<Finding> some;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(some), [&](const Finding& one) { return one.what == what; });
+  return some;
+}
+
+TEST(Analysis, FindsNothingInAJobThatRuns) {
+  Dumps dumps = job(3);
+  for (auto& [rank, view] : dumps.groups[0].views) {
+    for (std::uint64_t i = 1; i <= 10; ++i) {
+      view.records.push_back(collective(i, static_cast<std::int64_t>(i) * 1000 + (static_cast<std::int64_t>(i) + rank) % 3,
+                                        static_cast<std::int64_t>(i) * 1000 + 500));
+    }
+  }
+  EXPECT_TRUE(analyze(dumps).empty());
+}
+
+TEST(Analysis, NamesTheLateRankAndTheCollectiveItMissed) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  for (int rank = 0; rank < 3; ++rank) views[rank].records.push_back(collective(1, 0, kSecond));
+  views[0].records.push_back(collective(2, 2 * kSecond, 0));
+  views[1].records.push_back(collective(2, 3 * kSecond, 0));
+  const auto findings = of(analyze(dumps), What::LateRank);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, ElementsAre(2));
+  EXPECT_THAT(findings[0].text, HasSubstr("it has not come to collective #2, all_reduce of float32 [4] in group 'default', "
+                                          "where ranks 0, 1 wait for 8.0 s"));
+  EXPECT_THAT(findings[0].text, HasSubstr("its last was collective #1"));
+}
+
+TEST(Analysis, SaysWhatTheLateRankDoesInstead) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 0)};
+  views[1].records = {message("receive", 0, 1)};
+  const auto findings = of(analyze(dumps), What::LateRank);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].text, HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' since 9.0 s"));
+}
+
+TEST(Analysis, ARankThatGaveUpWaitedAsWell) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 5 * kSecond)};
+  views[0].records[0].state = "failed";
+  views[0].records[0].blame = "Timeout";
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).ranks, ElementsAre(1));
+}
+
+TEST(Analysis, NamesTheMissingRank) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  views.erase(1);
+  views[0].records = {collective(1, 0, 0)};
+  views[2].records = {collective(1, 0, 0)};
+  const auto findings = analyze(dumps);
+  ASSERT_EQ(of(findings, What::MissingRank).size(), 1u);
+  EXPECT_THAT(of(findings, What::MissingRank)[0].ranks, ElementsAre(1));
+  EXPECT_TRUE(of(findings, What::LateRank).empty());
+}
+
+TEST(Analysis, NamesWhoseCollectivesDoNotMatch) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  for (int rank = 0; rank < 3; ++rank) views[rank].records = {collective(1, 0, 1), collective(2, 2, 0)};
+  views[1].records[1].name = "broadcast";
+  auto findings = of(analyze(dumps), What::Mismatch);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_THAT(findings[0].text, HasSubstr("in collective #2 of group 'default' ranks 0, 2 call all_reduce of float32, 16 "
+                                          "bytes, and rank 1 calls broadcast of float32, 16 bytes"));
+  views[1].records[1].name = "all_reduce";
+  views[1].records[1].bytes = 20;
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
+  views[1].records[1].bytes = 16;
+  views[1].records[1].dtype = "int32";
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
+}
+
+TEST(Analysis, OfTwoRanksThatDifferNeitherIsRight) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 0)};
+  views[1].records = {collective(1, 0, 0, "broadcast")};
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(0, 1));
+}
+
+TEST(Analysis, PartsOfDifferentSizesInAllToAllAreNoMismatch) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 1, "all_to_all")};
+  views[1].records = {collective(1, 0, 1, "all_to_all")};
+  views[1].records[0].bytes = 400;
+  EXPECT_TRUE(analyze(dumps).empty());
+}
+
+TEST(Analysis, NamesRanksThatWaitForEachOthersMessages) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {message("receive", 1, 1)};
+  views[1].records = {message("receive", 2, 1)};
+  views[2].records = {message("receive", 0, 1)};
+  const auto findings = of(analyze(dumps), What::CycleOfWaits);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, testing::UnorderedElementsAre(0, 1, 2));
+  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 for rank 1 in recv #1 from rank 1"));
+}
+
+TEST(Analysis, AMessageThatIsUnderWayIsNoCircle) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {message("receive", 1, 1)};
+  views[1].records = {message("send", 0, 1), message("receive", 0, 1)};
+  EXPECT_TRUE(of(analyze(dumps), What::CycleOfWaits).empty());
+}
+
+TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 0)};
+  views[1].records = {message("receive", 0, 1)};
+  EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(), 1u);
+}
+
+TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
+  Dumps dumps = job(3);
+  dumps.agents[0].records = {call("call", 1, 7, "open"), call("call", 1, 8, "open"), call("call", 2, 9, "open"),
+                             call("call", 1, 10, "done")};
+  dumps.agents[1].records = {call("served", 0, 7, "open"), call("served", 0, 9, "open"), call("served", 0, 8, "done")};
+  const auto findings = of(analyze(dumps), What::NoReply);
+  ASSERT_EQ(findings.size(), 3u);
+  EXPECT_THAT(
+      findings[0].text,
+      HasSubstr("rank 0 waits for 9.0 s for a reply to the call of work::slowly on rank 1: it runs there since 9.0 s"));
+  EXPECT_THAT(findings[1].text, HasSubstr("it was answered there after 1.0 s"));
+  EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never come there"));
+}
+
+TEST(Analysis, NamesTheRankThatOthersWaitForThoughNothingIsStuck) {
+  Dumps dumps = job(3);
+  for (auto& [rank, view] : dumps.groups[0].views) {
+    for (std::uint64_t i = 1; i <= 20; ++i) {
+      const auto start = static_cast<std::int64_t>(i) * kSecond;
+      view.records.push_back(collective(i, start + (rank == 1 ? 50'000'000 : rank), start + 60'000'000));
+    }
+  }
+  const auto findings = analyze(dumps);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].what, What::SlowRank);
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_THAT(findings[0].text, HasSubstr("came last to 20 of the last 20 collectives of group 'default', 50.0 ms behind"));
+}
+
+TEST(Analysis, NamesTheFirstFailure) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 0, 4 * kSecond)};
+  views[1].records = {collective(1, 0, 3 * kSecond)};
+  for (int rank = 0; rank < 2; ++rank) {
+    views[rank].records[0].state = "failed";
+    views[rank].records[0].blame = "Device";
+    views[rank].records[0].error = "ECC on rank " + std::to_string(rank);
+  }
+  EXPECT_THAT(
+      of(analyze(dumps), What::Failure).at(0).text,
+      HasSubstr("the first failure was on rank 1: collective #1, all_reduce of float32 [4]: Device: ECC on rank 1"));
+}
+
+TEST(Analysis, AFileThatIsNoDumpIsRefusedByName) {
+  std::string folder = std::filesystem::temp_directory_path() / "weft-dumps-XXXXXX";
+  ::mkdtemp(folder.data());
+  const auto message_for = [&](const std::string& text) -> std::string {
+    std::ofstream(folder + "/dump.json") << text;
+    try {
+      read_dumps({folder + "/dump.json"});
+    } catch (const Error& error) {
+      return error.text();
+    }
+    return "";
+  };
+  EXPECT_THAT(message_for("no json"), HasSubstr("dump.json' is no dump of a flight recorder"));
+  EXPECT_THAT(message_for("[]"), HasSubstr("is no dump"));
+  EXPECT_THAT(message_for(R"({"weft":"flight recorder 1"})"), HasSubstr("dump.json'"));
+  EXPECT_THAT(
+      message_for(
+          R"({"weft":"flight recorder 1","host":"h","pid":1,"time":0,"wall_clock":0,"reason":"","parties":[],"records":[{"party":9}]})"),
+      "");
+  EXPECT_THROW(read_dumps({folder + "/none.json"}), Error);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace weft::tools

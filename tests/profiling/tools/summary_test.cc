@@ -1,0 +1,184 @@
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/tools/page.h>
+
+namespace weft::tools {
+namespace {
+
+using testing::HasSubstr;
+
+Span span(const std::string& kind, std::uint64_t sequence, double begin, double end, int rank, int peer = -1) {
+  Span made;
+  made.begin = begin;
+  made.end = end;
+  made.name = kind == "collective" ? "all_reduce" : kind;
+  made.kind = kind;
+  made.group = "default";
+  made.sequence = sequence;
+  made.rank = rank;
+  made.peer = peer;
+  made.bytes = 1'000'000;
+  made.state = "done";
+  made.row = 2000;
+  return made;
+}
+
+Span wait(double begin, double end) {
+  Span made;
+  made.begin = begin;
+  made.end = end;
+  made.name = "wait";
+  made.kind = "engine";
+  made.row = 1;
+  return made;
+}
+
+// Four steps of 1000 µs on two ranks. In each an all_reduce from 600 to 900 on rank 0; rank 1 comes to it at 700; both wait
+// for it from 800 on.
+Run steps() {
+  Run run;
+  for (int rank = 0; rank < 2; ++rank) {
+    RankRun& one = run.ranks[rank];
+    one.name = "rank " + std::to_string(rank) + " <on> host";
+    one.rows = {{1, "thread main"}, {2000, "collective"}};
+    for (int i = 0; i < 4; ++i) {
+      const double start = i * 1000;
+      one.steps.push_back(start);
+      one.operations.push_back(
+          span("collective", static_cast<std::uint64_t>(i) + 1, start + (rank == 0 ? 600 : 700), start + 900, rank));
+      one.ranges.push_back(wait(start + 800, start + 900));
+    }
+    one.end = 4000;
+  }
+  return run;
+}
+
+TEST(Summary, SplitsStepsIntoComputeAndExposedCommunication) {
+  const Summary summary = summarize(steps());
+  ASSERT_EQ(summary.steps.size(), 4u);
+  const Times& times = summary.ranks.at(0);
+  EXPECT_DOUBLE_EQ(times.total, 1000);
+  EXPECT_DOUBLE_EQ(times.communication, 300);
+  EXPECT_DOUBLE_EQ(times.exposed, 100);
+  EXPECT_DOUBLE_EQ(times.compute, 900);
+  EXPECT_DOUBLE_EQ(times.waiting, 100);
+  EXPECT_DOUBLE_EQ(summary.ranks.at(1).waiting, 0);
+}
+
+TEST(Summary, NamesTheRankThatComesLast) {
+  const Summary summary = summarize(steps());
+  EXPECT_EQ(summary.slowest_rank, 1);
+  EXPECT_EQ(summary.collectives, 4u);
+  EXPECT_EQ(summary.last.at(1), 4u);
+}
+
+TEST(Summary, OperationsThatOverlapCountOnce) {
+  auto run = steps();
+  run.ranks[0].operations.push_back(span("send", 1, 650, 950, 0, 1));
+  EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).communication, 350);
+}
+
+TEST(Summary, NamesTheSlowestLinkAndTheLongestGap) {
+  auto run = steps();
+  run.ranks[0].operations.push_back(span("send", 1, 100, 110, 0, 1));
+  run.ranks[1].operations.push_back(span("receive", 1, 50, 200, 1, 0));
+  run.ranks[1].operations.push_back(span("send", 1, 100, 110, 1, 0));
+  run.ranks[0].operations.push_back(span("receive", 1, 50, 1100, 0, 1));
+  const Summary summary = summarize(run);
+  ASSERT_EQ(summary.links.size(), 2u);
+  EXPECT_EQ(summary.links[0].from, 1);
+  EXPECT_EQ(summary.links[0].to, 0);
+  EXPECT_DOUBLE_EQ(summary.links[0].gigabytes_per_second(), 1.0);
+  EXPECT_DOUBLE_EQ(summary.links[1].gigabytes_per_second(), 10.0);
+  ASSERT_FALSE(summary.gaps.empty());
+  EXPECT_DOUBLE_EQ(summary.gaps[0].end - summary.gaps[0].begin, 800);
+}
+
+TEST(Summary, ARunWithoutMarksIsOneStep) {
+  auto run = steps();
+  for (auto& [rank, one] : run.ranks) one.steps.clear();
+  EXPECT_EQ(summarize(run).steps.size(), 1u);
+  EXPECT_DOUBLE_EQ(summarize(run).ranks.at(0).total, 4000);
+}
+
+TEST(Summary, TextAndJsonSayTheSame) {
+  const auto run = steps();
+  const Summary summary = summarize(run);
+  EXPECT_THAT(to_text(run, summary), HasSubstr("slowest rank: 1 came last to 4 of 4 collectives"));
+  EXPECT_THAT(to_text(run, summary), HasSubstr("0.100 (10.0%)"));
+  EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_share\": 0.1"));
+}
+
+TEST(Page, HasNoReferenceToAnythingOutside) {
+  const auto run = steps();
+  const std::string page = to_html(run, summarize(run), middle_steps(run), "run.json");
+  for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "url("})
+    EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+  EXPECT_THAT(page, HasSubstr("rank 0 &lt;on&gt; host"));
+  EXPECT_THAT(page, HasSubstr("all_reduce #2: 0.300 ms from 1.600 ms, 1000000 bytes"));
+}
+
+// What a browser makes of it: the picture must hold the colours of compute, exposed communication and collectives.
+TEST(Page, IsDrawnByABrowser) {
+  std::string browser;
+  for (const char* name : {"chromium", "chromium-browser", "google-chrome"}) {
+    if (browser.empty() && std::system(("command -v " + std::string(name) + " > /dev/null 2>&1").c_str()) == 0)
+      browser = name;
+  }
+  if (browser.empty()) GTEST_SKIP() << "no chromium: install it to have the page looked at";
+  std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
+  ::mkdtemp(folder.data());
+  const auto run = steps();
+  std::ofstream(folder + "/page.html") << to_html(run, summarize(run), middle_steps(run), "run.json");
+  const std::string options = " --headless --no-sandbox --disable-gpu --user-data-dir=" + folder + "/profile ";
+  const std::string quiet = " > " + folder + "/out 2> " + folder + "/err";
+  ASSERT_EQ(std::system((browser + options + "--window-size=1200,1000 --screenshot=" + folder + "/page.png file://" +
+                         folder + "/page.html" + quiet)
+                            .c_str()),
+            0);
+  EXPECT_GT(std::filesystem::file_size(folder + "/page.png"), 10'000u) << "an empty page is smaller";
+  // The layout as the browser made it: a script added here asks where the drawings are.
+  std::ofstream(folder + "/probe.html")
+      << to_html(run, summarize(run), middle_steps(run), "run.json")
+      << "<script>const s=document.querySelector('svg.lanes');document.title='lanes "
+         "'+Math.round(s.getBoundingClientRect().width)+' '+s.querySelectorAll('rect').length"
+         "+' '+getComputedStyle(s.querySelector('rect[fill=\"#3b76c4\"]')).fill</script>";
+  ASSERT_EQ(
+      std::system(
+          (browser + options + "--window-size=1200,1000 --dump-dom file://" + folder + "/probe.html" + quiet).c_str()),
+      0);
+  std::ostringstream dom;
+  dom << std::ifstream(folder + "/out").rdbuf();
+  EXPECT_THAT(dom.str(), testing::ContainsRegex("<title>lanes 1[0-9][0-9][0-9] 2[0-9] rgb.59, 118, 196.</title>"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
+  std::string folder = std::filesystem::temp_directory_path() / "weft-run-XXXXXX";
+  ::mkdtemp(folder.data());
+  const auto message_for = [&](const std::string& text) -> std::string {
+    std::ofstream(folder + "/run.json") << text;
+    try {
+      read_run(folder + "/run.json");
+    } catch (const Error& error) {
+      return error.text();
+    }
+    return "";
+  };
+  EXPECT_THAT(message_for("{}"), HasSubstr("run.json' is no timeline of Weft"));
+  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1"},"traceEvents":[{"ph":1}]})"), HasSubstr("is damaged"));
+  EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1","ranks":[]},"traceEvents":[]})"), "");
+  EXPECT_THROW(read_run(folder + "/none.json"), Error);
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace weft::tools

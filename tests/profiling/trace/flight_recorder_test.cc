@@ -1,0 +1,227 @@
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/flight_recorder.h>
+
+namespace weft::trace {
+namespace {
+
+const Member& somebody() {
+  static const Member member = Member::join({"group", "default", 0, {0, 1}});
+  return member;
+}
+
+std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>(); }
+
+TEST(FlightRecorder, KeepsWhatAnOperationWasAbout) {
+  const auto recorder = made();
+  const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};
+  const auto ticket = recorder->begin(somebody(), Kind::Send, {"send", 7, 1, 42, 128, "float32", shape}, 1000);
+  auto records = recorder->read();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].member.party(), somebody().party());
+  EXPECT_EQ(records[0].kind, Kind::Send);
+  EXPECT_EQ(records[0].state, State::Open);
+  EXPECT_STREQ(records[0].name, "send");
+  EXPECT_EQ(records[0].sequence, 7u);
+  EXPECT_EQ(records[0].peer, 1);
+  EXPECT_EQ(records[0].tag, 42);
+  EXPECT_EQ(records[0].bytes, 128u);
+  EXPECT_STREQ(records[0].dtype, "float32");
+  EXPECT_EQ(records[0].dims, 5);
+  EXPECT_EQ(records[0].shape, (std::array<std::int64_t, kMostDims>{2, 3, 4, 5}));
+  EXPECT_EQ(records[0].begun, 1000);
+  EXPECT_EQ(records[0].ended, 0);
+  EXPECT_TRUE(recorder->end(ticket, 3000, nullptr, -1, 0));
+  records = recorder->read();
+  EXPECT_EQ(records[0].state, State::Done);
+  EXPECT_EQ(records[0].ended, 3000);
+  EXPECT_EQ(records[0].peer, 1);
+}
+
+TEST(FlightRecorder, TheFirstEndCountsAndKeepsItsError) {
+  const auto recorder = made();
+  const auto ticket = recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce"}, 1);
+  const Error lost(Blame::PeerLost, std::string(500, 'x'));
+  EXPECT_TRUE(recorder->end(ticket, 2, &lost, -1, 0));
+  EXPECT_FALSE(recorder->end(ticket, 3, nullptr, -1, 0));
+  const auto records = recorder->read();
+  EXPECT_EQ(records[0].state, State::Failed);
+  EXPECT_EQ(records[0].ended, 2);
+  EXPECT_EQ(static_cast<Blame>(records[0].blame), Blame::PeerLost);
+  EXPECT_EQ(std::string(records[0].error.data()), std::string(kErrorBytes - 1, 'x'));
+}
+
+TEST(FlightRecorder, ASourceThatBecomesKnownIsKept) {
+  const auto recorder = made();
+  const auto ticket = recorder->begin(somebody(), Kind::Receive, {.name = "recv", .tag = 5}, 1);
+  EXPECT_TRUE(recorder->end(ticket, 2, nullptr, 3, 9));
+  const auto records = recorder->read();
+  EXPECT_EQ(records[0].peer, 3);
+  EXPECT_EQ(records[0].sequence, 9u);
+  EXPECT_EQ(records[0].tag, 5);
+}
+
+TEST(FlightRecorder, HoldsTheLastOperations) {
+  const auto recorder = made();
+  for (std::uint64_t i = 1; i <= 2 * kRecords; ++i) {
+    EXPECT_TRUE(recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = i}, 1), 2, nullptr, -1, 0));
+  }
+  const auto records = recorder->read();
+  ASSERT_EQ(records.size(), kRecords);
+  EXPECT_EQ(records.front().sequence, kRecords + 1);
+  EXPECT_EQ(records.back().sequence, 2 * kRecords);
+}
+
+TEST(FlightRecorder, AnOperationThatHangsOutlivesThoseThatEnd) {
+  const auto recorder = made();
+  const auto hangs = recorder->begin(somebody(), Kind::Collective, {.name = "all_reduce", .sequence = 1}, 1);
+  for (std::uint64_t i = 0; i < 10 * kRecords; ++i) {
+    recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f"}, 1), 2, nullptr, -1, 0);
+  }
+  const auto records = recorder->read();
+  EXPECT_EQ(records.front().ticket, hangs);
+  EXPECT_EQ(records.front().state, State::Open);
+  EXPECT_TRUE(recorder->end(hangs, 5, nullptr, -1, 0));
+}
+
+TEST(FlightRecorder, ARingFullOfOpenOperationsStillTakesNewOnes) {
+  const auto recorder = made();
+  for (std::uint64_t i = 0; i < kRecords; ++i) recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 1}, 1);
+  EXPECT_NE(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = 2}, 1), 0u);
+  const auto records = recorder->read();
+  EXPECT_EQ(records.back().sequence, 2u);
+}
+
+TEST(FlightRecorder, ThreadsAndAReaderNeverSeeHalfARecord) {
+  const auto recorder = made();
+  std::atomic<int> left{4};
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 4; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (std::uint64_t i = 0; i < 20'000; ++i) {
+        const std::uint64_t value = i * 4 + static_cast<std::uint64_t>(writer);
+        const auto ticket = recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = value, .bytes = value},
+                                            static_cast<std::int64_t>(value));
+        recorder->end(ticket, static_cast<std::int64_t>(value), nullptr, -1, 0);
+      }
+      --left;
+    });
+  }
+  std::size_t seen = 0;
+  do {
+    for (const Record& record : recorder->read()) {
+      ++seen;
+      ASSERT_EQ(record.bytes, record.sequence);
+      ASSERT_EQ(static_cast<std::uint64_t>(record.begun), record.sequence);
+      if (record.state == State::Done) {
+        ASSERT_EQ(record.ended, record.begun);
+      }
+    }
+  } while (left > 0);
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_GT(seen, 0u);
+  EXPECT_EQ(recorder->read().size(), kRecords);
+}
+
+TEST(Operation, IsNotRecordedForNobodyAndEndsOnce) {
+  flight_recorder().forget();
+  Operation nobodys = Operation::begin(Member(), Kind::Call, {.name = "f"});
+  nobodys.end();
+  EXPECT_TRUE(flight_recorder().read().empty());
+  Operation one = Operation::begin(somebody(), Kind::Call, {.name = "f"});
+  one.fail(Error(Blame::Timeout, "late"));
+  one.end();
+  const auto records = flight_recorder().read();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].state, State::Failed);
+}
+
+TEST(Operation, AGroupThatIsMadeAnewIsAnotherGeneration) {
+  const Party party{"group", "again", 0, {0}};
+  const Member first = Member::join(party);
+  const Member second = Member::join(party);
+  EXPECT_EQ(first.party(), second.party());
+  EXPECT_NE(first.generation(), second.generation());
+}
+
+class Dump : public testing::Test {
+ protected:
+  Dump() {
+    std::string name = std::filesystem::temp_directory_path() / "weft-dump-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~Dump() override { std::filesystem::remove_all(folder_); }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+      if (entry.path().extension() == ".json") names.push_back(entry.path().string());
+    }
+    return names;
+  }
+  std::string folder_;
+};
+
+TEST_F(Dump, IsJsonWithPartiesAndRecords) {
+  flight_recorder().forget();
+  Operation one = Operation::begin(somebody(), Kind::Collective, {.name = "all \"reduce\"\n", .sequence = 3});
+  one.fail(Error(Blame::Timeout, "too \xff late"));
+  const auto json = nlohmann::json::parse(dump("asked"));
+  EXPECT_EQ(json.at("weft"), "flight recorder 1");
+  EXPECT_EQ(json.at("reason"), "asked");
+  ASSERT_EQ(json.at("records").size(), 1u);
+  const auto& record = json.at("records")[0];
+  EXPECT_EQ(record.at("name"), "all \"reduce\"\n");
+  EXPECT_EQ(record.at("error"), "too ? late");
+  EXPECT_EQ(record.at("blame"), "Timeout");
+  const auto& parties = json.at("parties");
+  const auto party = std::find_if(parties.begin(), parties.end(),
+                                  [&](const auto& each) { return each.at("party") == record.at("party"); });
+  ASSERT_NE(party, parties.end());
+  EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
+}
+
+TEST_F(Dump, IsWrittenAfterTimeoutsAndLossesOnly) {
+  dump_after("f", Error(Blame::Timeout, "no folder yet"));
+  dump_to(folder_);
+  dump_after("f", Error(Blame::Caller, "wrong"));
+  EXPECT_TRUE(files().empty());
+  dump_after("f", Error(Blame::PeerLost, "gone"));
+  ASSERT_EQ(files().size(), 1u);
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(files().front())).at("reason"), "f: gone");
+}
+
+TEST_F(Dump, IsWrittenOnSigusr1) {
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    dump_to(folder_);
+    static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = "hangs"}));
+    [[maybe_unused]] const auto written = ::write(ready[1], "r", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  ::kill(child, SIGUSR1);
+  while (files().empty()) std::this_thread::yield();  // ctest's time limit ends it
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const auto json = nlohmann::json::parse(std::ifstream(files().front()));
+  EXPECT_EQ(json.at("reason"), "SIGUSR1");
+  EXPECT_EQ(json.at("pid"), child);
+  ASSERT_EQ(json.at("records").size(), 1u);
+  EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
+}
+
+}  // namespace
+}  // namespace weft::trace
