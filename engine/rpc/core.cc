@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/core/GradMode.h>
+
 #include <weft/base/log.h>
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
@@ -33,7 +37,8 @@ AgentCore::AgentCore(Parts parts)
       directory_(parts_.store, parts_.self, parts_.world_size),
       routes_(parts_.options.transports),
       timeout_(parts_.options.timeout.count()),
-      references_(*this) {}
+      references_(*this),
+      contexts_(*this) {}
 
 std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local_address, Deadline deadline) {
   std::shared_ptr<AgentCore> core(new AgentCore(std::move(parts)));
@@ -106,7 +111,8 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   return peers_.emplace(rank, std::move(made)).first->second;
 }
 
-std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane) {
+std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane,
+                                     std::shared_ptr<autograd::Context> context) {
   const std::uint64_t id = next_call_++;
   const Deadline deadline = deadline_of(issue.limit);
   const bool counts = issue.kind != MessageKind::Shutdown;
@@ -114,7 +120,7 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
     ++waiting_;
     ++issued_;
   }
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts});
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts, std::move(context)});
   arm(deadline);
   return id;
 }
@@ -128,15 +134,29 @@ void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&
 
 void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
 
+// Users' calls travel in the context that they are made in; Weft's own do not.
+std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
+  if (issue.kind != MessageKind::Call && issue.kind != MessageKind::Create && issue.kind != MessageKind::Fetch) return nullptr;
+  auto context = autograd::current_context();
+  return context && context->belongs_to(*this) ? context : nullptr;
+}
+
+void AgentCore::forget_recorded(std::uint64_t id, const WaitingCall& call) const {
+  if (call.context) call.context->forget({parts_.self.rank, id, /*reply=*/false});
+}
+
 void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                           std::unique_ptr<PendingCall> pending) {
   require_open();
   auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
   std::shared_ptr<codec::Encoded> message;
   const auto worker = peer(issue.to);
+  const auto context = context_of(issue);
+  codec::Writer writer(forks.get());
+  if (context && c10::GradMode::is_enabled()) writer.tensors().record_gradients();
   Peer::Lane lane;
   try {
-    message = std::make_shared<codec::Encoded>(codec::Writer(forks.get()).write(pack));
+    message = std::make_shared<codec::Encoded>(writer.write(pack));
     check_devices(message->parts, worker->worker());
     lane = worker->lane(routes_, deadline_of(issue.limit));
   } catch (...) {
@@ -147,19 +167,25 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = add_waiting(issue, std::move(pending), lane.number);
+  head.call = add_waiting(issue, std::move(pending), lane.number, context);
+  if (context) {
+    head.context = context->id();
+    context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
+  }
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = std::chrono::nanoseconds(issue.limit).count();
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), connection = lane.connection, head, message, forks] {
+  const bool sent = send_frame(issue.kind, [self = shared_from_this(), connection = lane.connection, head, message, forks, context] {
     const Op op = send_message(*connection, head, std::move(*message));
     if (!op.ended() || !op.error()) return;
     // A lane that has failed ends all its calls; here the message alone was not taken.
     forks->undo();
+    if (context) context->forget({self->self().rank, head.call, /*reply=*/false});
     self->complete_here(head.call, [&](PendingCall& call) { call.fail(std::make_exception_ptr(*op.error())); });
   });
   if (sent) return;
   forks->undo();
+  if (context) context->forget({parts_.self.rank, head.call, /*reply=*/false});
   complete_here(head.call, [&](PendingCall& call) {
     call.fail(std::make_exception_ptr(Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                                  " refused the message (an injected fault)")));
@@ -202,7 +228,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->deadline = deadline_of(issue.limit);
-  const std::uint64_t id = add_waiting(issue, std::move(pending), 0);
+  state->context = context_of(issue);
+  const std::uint64_t id = add_waiting(issue, std::move(pending), 0, state->context);
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task));
@@ -233,11 +260,17 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   }
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
+  const auto context = call.context;
+  if (failure) forget_recorded(message.head.call, call);
   complete(std::move(call), [&](PendingCall& pending) {
     try {
       if (lacking != nullptr) throw *lacking;
       rref::ForkReader forks(*this, worker.rank);
-      codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+      codec::Reader reader(std::move(message.parts), &forks);
+      if (context && !context->released()) {
+        reader.tensors().attach_gradients(context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
+      }
+      reader.read(message.body, [&](const msgpack::object& object) {
         if (!failure) return pending.succeed(object);
         const auto record = object.as<FailureRecord>();
         const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
@@ -257,6 +290,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
 void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why) {
   for (auto& [id, call] : calls) {
     const auto error = std::make_exception_ptr(why(call));
+    forget_recorded(id, call);
     complete(std::move(call), [&](PendingCall& pending) { pending.fail(error); });
   }
 }
@@ -275,16 +309,21 @@ void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const E
 
 // A connection may end without its worker: ask before its references are given up.
 void AgentCore::look_after(int rank) {
-  if (closed_ || rank < 0 || !references_.concerns(rank)) return;
+  if (closed_ || rank < 0 || !(references_.concerns(rank) || contexts_.concerns(rank))) return;
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
-          if (answered.failed() && !self->closed_) self->references_.worker_lost(rank);
+          if (answered.failed() && !self->closed_) self->worker_lost(rank);
         });
   } catch (const Error&) {
-    references_.worker_lost(rank);
+    worker_lost(rank);
   }
+}
+
+void AgentCore::worker_lost(int rank) {
+  references_.worker_lost(rank);
+  contexts_.worker_lost(rank);
 }
 
 void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
@@ -347,6 +386,7 @@ void AgentCore::leave() noexcept {
   }
   routes_.close();
   references_.close();
+  contexts_.close();
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
   for (const auto& promise : shutting_down) promise.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
@@ -367,6 +407,9 @@ DebugInfo AgentCore::debug_info() const {
   info.owner_rrefs = counts.owners;
   info.forks = counts.forks;
   info.pending_users = counts.pending_users;
+  const auto autograd = contexts_.counts();
+  info.contexts = autograd.contexts;
+  info.backward_passes = autograd.passes;
   return info;
 }
 

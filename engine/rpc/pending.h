@@ -14,6 +14,10 @@
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
 
+namespace weft::autograd {
+class Context;
+}
+
 namespace weft::rpc {
 
 // Who waits for one reply. Completed once.
@@ -48,6 +52,7 @@ struct WaitingCall {
   int to = -1;                            // the callee's rank
   std::uint64_t lane = 0;                 // which of its connections, one after the other
   bool counts = true;                     // a user's call, not one of Weft's own
+  std::shared_ptr<autograd::Context> context;  // that it was made in
 };
 
 // Usable from every thread.

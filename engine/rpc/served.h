@@ -12,6 +12,10 @@
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rref/references.h>
 
+namespace weft::autograd {
+class Context;
+}
+
 namespace weft::rpc {
 
 class Agent;
@@ -22,6 +26,7 @@ struct CallState {
   WorkerInfo caller;
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
+  std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
 };
 
 // What follows a call through continuations: the agent and the call.

@@ -1,6 +1,7 @@
 // All of Weft.
 #pragma once
 
+#include <weft/autograd.h>
 #include <weft/codec.h>
 #include <weft/error.h>
 #include <weft/future.h>
