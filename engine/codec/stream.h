@@ -46,7 +46,7 @@ class Reader {
   void read(std::span<const std::byte> body, const std::function<void(const msgpack::object&)>& convert);
 
   static Reader& current();
-  const TensorReader& tensors() const { return tensors_; }
+  TensorReader& tensors() { return tensors_; }
   rref::ForkReader* forks() const { return forks_; }
 
  private:

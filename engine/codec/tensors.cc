@@ -36,6 +36,9 @@ std::uint8_t code_of(at::ScalarType type) {
                                  " cannot be sent; dequantize it, or send its int_repr, scale and zero point");
 }
 
+// A slot beyond this is refused.
+constexpr std::uint64_t kMaxRecorded = 1 << 20;
+
 constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr, at::kSparseBsc};
 
 [[noreturn]] void refuse(const at::Tensor& tensor, const char* what) {
@@ -131,12 +134,12 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     if (!tensor.has_storage()) refuse(tensor, "without a storage");
     packer.pack_array(7);
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Dense));
-    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    pack_requires_grad(packer, given);
     pack_dense(packer, tensor);
   } else if (tensor.layout() == at::kSparse) {
     packer.pack_array(6);
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Coo));
-    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    pack_requires_grad(packer, given);
     tensor.is_coalesced() ? packer.pack_true() : packer.pack_false();
     pack_integers(packer, tensor.sizes());
     pack(packer, tensor._indices());
@@ -147,12 +150,24 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     const bool rows = *found == at::kSparseCsr || *found == at::kSparseBsr;
     packer.pack_array(7);
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Compressed));
-    given.requires_grad() ? packer.pack_true() : packer.pack_false();
+    pack_requires_grad(packer, given);
     packer.pack_uint8(static_cast<std::uint8_t>(found - std::begin(kCompressed)));
     pack_integers(packer, tensor.sizes());
     pack(packer, rows ? tensor.crow_indices() : tensor.ccol_indices());
     pack(packer, rows ? tensor.col_indices() : tensor.row_indices());
     pack(packer, tensor.values());
+  }
+}
+
+// Whether; or, of a tensor that the sender recorded, its slot, counted from 1.
+void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) {
+    packer.pack_false();
+  } else if (!recording_) {
+    packer.pack_true();
+  } else {
+    recorded_.push_back(tensor);
+    packer.pack_uint64(recorded_.size());
   }
 }
 
@@ -195,8 +210,10 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   const auto& fields = object.via.array;
   const auto form = static_cast<Form>(number(fields.ptr[0], "form"));
   if (form == Form::Undefined && fields.size == 1) return at::Tensor();
-  if (fields.size < 6 || fields.ptr[1].type != msgpack::type::BOOLEAN) foreign("its form");
-  const bool requires_grad = fields.ptr[1].via.boolean;
+  if (fields.size < 6) foreign("its form");
+  const auto& gradient = fields.ptr[1];
+  const std::uint64_t slot = gradient.type == msgpack::type::POSITIVE_INTEGER ? gradient.via.u64 : 0;
+  if (slot == 0 ? gradient.type != msgpack::type::BOOLEAN : slot > kMaxRecorded) foreign("its gradient");
   at::Tensor tensor;
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
@@ -220,8 +237,11 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   } else {
     foreign("its form");
   }
-  if (requires_grad) {
-    if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) foreign("its gradient");
+  if (slot == 0 && !gradient.via.boolean) return tensor;
+  if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) foreign("its gradient");
+  if (slot > 0 && attach_) {
+    attach_(tensor, slot - 1);
+  } else {
     tensor.requires_grad_();
   }
   return tensor;

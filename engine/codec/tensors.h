@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +38,13 @@ class TensorWriter {
   // copied, for its owner may free it before it has been sent.
   std::vector<Part> take_parts();
 
+  // From now on tensors that require grad are numbered, in the order in which they are packed: the gradients' slots.
+  void record_gradients() { recording_ = true; }
+  // They, by slot.
+  std::vector<at::Tensor> take_recorded() { return std::exchange(recorded_, {}); }
+
  private:
+  void pack_requires_grad(Packer& packer, const at::Tensor& tensor);
   void pack_dense(Packer& packer, const at::Tensor& tensor);
   std::size_t use(const c10::Storage& storage, std::uint64_t begin, std::uint64_t end);
 
@@ -46,7 +54,12 @@ class TensorWriter {
     std::uint64_t end = 0;
   };
   std::vector<Use> uses_;
+  bool recording_ = false;
+  std::vector<at::Tensor> recorded_;
 };
+
+// Gives a tensor that has come its place in the graph; the slot is the sender's.
+using AttachGradient = std::function<void(const at::Tensor& tensor, std::size_t slot)>;
 
 // Rebuilds tensors over parts that have come; each begins its storage (offset 0).
 class TensorReader {
@@ -54,10 +67,13 @@ class TensorReader {
   explicit TensorReader(std::vector<Part> parts) : parts_(std::move(parts)) {}
   // Throws Caller for a description that is none, or does not fit its part. Peers are not trusted.
   at::Tensor unpack(const msgpack::object& object) const;
+  // Called for tensors that the sender recorded; without it they are leaves that require grad.
+  void attach_gradients(AttachGradient attach) { attach_ = std::move(attach); }
 
  private:
   at::Tensor unpack_dense(const msgpack::object_array& fields) const;
   std::vector<Part> parts_;
+  AttachGradient attach_;
 };
 
 }  // namespace weft::codec

@@ -123,6 +123,7 @@ ProcessGroup& Replica::join_group() { return state_->group; }
 void Replica::mirror_step(int first_rank, bool synchronizes) {
   if (!synchronizes) return;
   if (state_->module->is_training()) state_->sync_buffers(first_rank);
+  state_->reducer->set_divisor(join_scope_->divisor());
   state_->reducer->mirror_pass();
 }
 

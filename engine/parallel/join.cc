@@ -67,6 +67,7 @@ void JoinScope::run_out() {
     }
     if (round.active == 0) break;
     last_rank = round.first;
+    active_ = round.active;
     for (Joinable* joinable : joinables_) joinable->mirror_step(round.first, round.synchronizes);
   }
   for (Joinable* joinable : joinables_) joinable->take_over(last_rank);

@@ -1,11 +1,7 @@
 #include <sstream>
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
-
 #include <weft/engine/group/core.h>
-#include <weft/engine/parallel/bucket.h>
+#include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/model_state.h>
 
 namespace weft::parallel {
@@ -69,27 +65,11 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
 
 void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
   constexpr std::size_t kPiece = 250u << 20;
-  if (group.size() == 1 || tensors.empty()) return;
-  const c10::AutoGradMode no_grad(false);
-  std::vector<PlannedGradient> planned;
-  std::vector<std::size_t> order;
-  for (const at::Tensor& tensor : tensors) {
-    order.push_back(order.size());
-    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), false});
-  }
-  const std::size_t limits[] = {kPiece};
-  for (const PlannedBucket& piece : plan_buckets(planned, order, limits)) {
-    std::vector<at::Tensor> parts;
-    for (const std::size_t index : piece.gradients) parts.push_back(tensors[index].detach().reshape({-1}));
-    const at::Tensor flat = at::cat(parts);
+  if (group.size() == 1) return;
+  for (const auto& piece : pieces_of(tensors, kPiece)) {
+    const at::Tensor flat = flatten(piece);
     group.broadcast(flat, root).wait();
-    if (group.rank() == root) continue;
-    std::int64_t offset = 0;
-    for (const std::size_t index : piece.gradients) {
-      at::Tensor target = tensors[index].detach();
-      target.copy_(flat.narrow(0, offset, target.numel()).view(target.sizes()));
-      offset += target.numel();
-    }
+    if (group.rank() != root) unflatten(flat, piece);
   }
 }
 

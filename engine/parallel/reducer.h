@@ -49,7 +49,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_comm_hook(CommHook hook);
   // What gradients are divided by; the number of ranks unless join says otherwise.
   void set_divisor(int ranks);
-  // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs.
+  // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs. Its parameters receive
+  // the gradients that the others' do, for an optimizer that goes on here (ZeroRedundancyOptimizer).
   void mirror_pass();
 
   DdpStats stats() const;

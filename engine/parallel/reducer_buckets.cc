@@ -1,7 +1,6 @@
 // The reducer's buckets: their memory, their rebuild after the first pass, their results, and passes with zeros.
 #include <algorithm>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -9,22 +8,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/reducer.h>
 
 namespace weft::parallel {
-
-namespace {
-
-// A part of `flat` from `offset`, shaped as the parameter, with the parameter's own strides where these fill memory without
-// gaps. Autograd does not know it as a view: libtorch's Optimizer::zero_grad detaches gradients in place, which views
-// refuse.
-at::Tensor view_like(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
-  const at::AutoDispatchBelowADInplaceOrView untracked;
-  if (parameter.is_non_overlapping_and_dense()) return flat.as_strided(parameter.sizes(), parameter.strides(), offset);
-  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-}
-
-}  // namespace
 
 void Reducer::build_buckets(const std::vector<std::size_t>& order) {
   std::vector<PlannedGradient> planned;
@@ -175,23 +162,24 @@ void Reducer::mirror_pass() {
   std::lock_guard lock(mutex_);
   finish_rebuild();
   next_bucket_ = 0;
+  used_.zero_();
+  // Which parameters the others use, their counts say, where they count.
+  if (counts_usage() || usage_sum_.defined()) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const at::Tensor& gradient = parameters_[i].tensor.grad();
+      kept_[i] = gradient.defined() ? gradient.clone() : at::Tensor();
+      unused_.push_back(i);
+    }
+  }
   for (Bucket& bucket : buckets_) {
     if (bucket.flat.defined()) bucket.flat.zero_();
     bucket.sparse_gradient = at::Tensor();
     launch(next_bucket_++);
   }
-  used_.zero_();
   if (counts_usage()) usage_work_ = reduce_usage();
-  for (Bucket& bucket : buckets_) {
-    if (bucket.sparse && !hook_) {
-      collect_sparse(bucket);
-    } else if (hook_) {
-      static_cast<void>(std::exchange(bucket.reduced, {}).get());
-    } else {
-      std::exchange(bucket.work, {}).wait();
-    }
-  }
+  for (Bucket& bucket : buckets_) collect(bucket);
   std::exchange(usage_work_, {}).wait();
+  restore_unused();
   static_pass_ = 1;
   if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
 }

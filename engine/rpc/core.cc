@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/core/GradMode.h>
+
 #include <weft/base/log.h>
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
@@ -35,7 +39,8 @@ AgentCore::AgentCore(Parts parts)
       crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
       directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty()),
       timeout_(parts_.options.timeout.count()),
-      references_(*this) {}
+      references_(*this),
+      contexts_(*this) {}
 
 std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local_address, Deadline deadline) {
   std::shared_ptr<AgentCore> core(new AgentCore(std::move(parts)));
@@ -108,7 +113,8 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   return peers_.emplace(rank, std::move(made)).first->second;
 }
 
-std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane) {
+std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane,
+                                     std::shared_ptr<autograd::Context> context) {
   const std::uint64_t id = next_call_++;
   const Deadline deadline = deadline_of(issue.limit);
   const bool counts = issue.kind != MessageKind::Shutdown;
@@ -117,7 +123,7 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
     ++issued_;
   }
   const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to};
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts,
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts, std::move(context),
                   trace::Operation::begin(member_, trace::Kind::Call, shown)});
   arm(deadline);
   return id;
@@ -134,10 +140,22 @@ void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&
 void AgentCore::fail_here(std::uint64_t id, const Error& error) {
   WaitingCall call = calls_.take(id);
   call.traced.fail(error);
+  forget_recorded(id, call);
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
 }
 
 void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
+
+// Users' calls travel in the context that they are made in; Weft's own do not.
+std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
+  if (issue.kind != MessageKind::Call && issue.kind != MessageKind::Create && issue.kind != MessageKind::Fetch) return nullptr;
+  auto context = autograd::current_context();
+  return context && context->belongs_to(*this) ? context : nullptr;
+}
+
+void AgentCore::forget_recorded(std::uint64_t id, const WaitingCall& call) const {
+  if (call.context) call.context->forget({parts_.self.rank, id, /*reply=*/false});
+}
 
 void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                           std::unique_ptr<PendingCall> pending) {
@@ -145,9 +163,12 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
   std::shared_ptr<codec::Encoded> message;
   const auto worker = peer(issue.to);
+  const auto context = context_of(issue);
+  codec::Writer writer(forks.get());
+  if (context && c10::GradMode::is_enabled()) writer.tensors().record_gradients();
   Peer::Lane lane;
   try {
-    message = std::make_shared<codec::Encoded>(codec::Writer(forks.get()).write(pack));
+    message = std::make_shared<codec::Encoded>(writer.write(pack));
     check_devices(message->parts, worker->worker());
     lane = worker->lane(routes_, deadline_of(issue.limit));
   } catch (...) {
@@ -158,7 +179,11 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = add_waiting(issue, std::move(pending), lane.number);
+  head.call = add_waiting(issue, std::move(pending), lane.number, context);
+  if (context) {
+    head.context = context->id();
+    context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
+  }
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = std::chrono::nanoseconds(issue.limit).count();
@@ -213,7 +238,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->deadline = deadline_of(issue.limit);
-  const std::uint64_t id = add_waiting(issue, std::move(pending), 0);
+  state->context = context_of(issue);
+  const std::uint64_t id = add_waiting(issue, std::move(pending), 0, state->context);
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task));
@@ -246,11 +272,17 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
   auto traced = std::exchange(call.traced, {});
+  const auto context = call.context;
+  if (failure) forget_recorded(message.head.call, call);
   complete(std::move(call), [&](PendingCall& pending) {
     try {
       if (lacking != nullptr) throw *lacking;
       rref::ForkReader forks(*this, worker.rank);
-      codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+      codec::Reader reader(std::move(message.parts), &forks);
+      if (context && !context->released()) {
+        reader.tensors().attach_gradients(context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
+      }
+      reader.read(message.body, [&](const msgpack::object& object) {
         if (!failure) {
           pending.succeed(object);
           return traced.end();
@@ -276,6 +308,7 @@ void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function
     const Error error = why(call);
     trace::dump_after("a call", error);  // while it is still open there
     call.traced.fail(error);
+    forget_recorded(id, call);
     complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
   }
 }
@@ -299,14 +332,14 @@ void AgentCore::look_after(int rank) {
   {
     std::lock_guard lock(mutex_);
     const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-    if (!decides && !references_.concerns(rank)) return;
+    if (!decides && !references_.concerns(rank) && !contexts_.concerns(rank)) return;
   }
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
           if (!answered.failed() || self->closed_) return;
-          self->references_.worker_lost(rank);
+          self->worker_lost(rank);
           if (to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;  // slow, it may be
           {
             std::lock_guard lock(self->mutex_);
@@ -315,8 +348,13 @@ void AgentCore::look_after(int rank) {
           self->crew_->recall();
         });
   } catch (const Error&) {
-    references_.worker_lost(rank);
+    worker_lost(rank);
   }
+}
+
+void AgentCore::worker_lost(int rank) {
+  references_.worker_lost(rank);
+  contexts_.worker_lost(rank);
 }
 
 void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
@@ -380,6 +418,7 @@ void AgentCore::leave() noexcept {
   }
   routes_.close();
   references_.close();
+  contexts_.close();
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
   for (const auto& promise : shutting_down) promise.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
@@ -400,6 +439,9 @@ DebugInfo AgentCore::debug_info() const {
   info.owner_rrefs = counts.owners;
   info.forks = counts.forks;
   info.pending_users = counts.pending_users;
+  const auto autograd = contexts_.counts();
+  info.contexts = autograd.contexts;
+  info.backward_passes = autograd.passes;
   return info;
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include <weft/base/event_loop.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/directory.h>
 #include <weft/engine/rpc/pending.h>
@@ -88,6 +89,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
                  const std::function<Task(std::uint64_t id)>& make);
   rref::References& references() { return references_; }
+  autograd::Contexts& contexts() { return contexts_; }
   // Completes a call that is still waited for.
   void complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how);
 
@@ -124,7 +126,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(int rank);
-  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane);
+  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane,
+                            std::shared_ptr<autograd::Context> context);
+  std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
+  void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail_here(std::uint64_t id, const Error& error);
   void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
@@ -132,6 +137,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void arm(Deadline deadline);
   void expire();
   void look_after(int rank);
+  void worker_lost(int rank);
   void accept(std::shared_ptr<transport::Connection> connection);
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
@@ -148,6 +154,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
   rref::References references_;
+  autograd::Contexts contexts_;
   PendingCalls calls_;
   std::atomic<std::uint64_t> next_call_{1};
   std::atomic<std::uint64_t> issued_{0};   // calls of users, as is the next

@@ -1,6 +1,9 @@
 #include <algorithm>
 
+#include <c10/core/GradMode.h>
+
 #include <weft/base/log.h>
+#include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -37,7 +40,7 @@ class RemoteServed final : public Served {
       : Served(std::move(core), function, on_loop, std::move(state)), inbound_(std::move(inbound)), call_(call) {}
 
   void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
-    if (const auto inbound = inbound_.lock()) inbound->reply(call_, function_, pack);
+    if (const auto inbound = inbound_.lock()) inbound->reply(call_, function_, state_->context, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
     const Error thrown(Blame::Remote, text_of(error));
@@ -275,6 +278,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   auto state = std::make_shared<CallState>();
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
     return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
@@ -289,27 +293,37 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
       std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
   try {
     rref::ForkReader forks(*core, state->caller.rank);
-    codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
-      function->serve(served, object);
-    });
+    codec::Reader reader(std::move(message.parts), &forks);
+    if (state->context) {
+      reader.tensors().attach_gradients(
+          state->context->receiver({state->caller.rank, head.call, /*reply=*/false}, state->caller));
+    }
+    reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
   } catch (const Error& error) {
     fail(head.call, Failure::Refused, error.within("its arguments cannot be decoded"));
   }
 }
 
-void Inbound::reply(std::uint64_t call, const Function& function,
+void Inbound::reply(std::uint64_t call, const Function& function, const std::shared_ptr<autograd::Context>& context,
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
   if (!core) return;
   rref::ForkWriter forks(*core, worker().rank);
   try {
-    auto message = codec::Writer(&forks).write(pack);
+    codec::Writer writer(&forks);
+    const bool records = context && !context->released() && c10::GradMode::is_enabled();
+    if (records) writer.tensors().record_gradients();
+    auto message = writer.write(pack);
     core->check_devices(message.parts, worker());
+    // Before the reply goes: its gradient may be fast.
+    const int caller = worker().rank;
+    if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
     forget(call);
     core->count_served();
     Head head;
     head.kind = FrameKind::Reply;
     head.call = call;
+    head.context = records ? context->id() : 0;
     auto shared = std::make_shared<codec::Encoded>(std::move(message));
     core->send_frame(MessageKind::Reply,
                      [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });

@@ -67,7 +67,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   WorkerInfo worker() const;
 
   // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
-  void reply(std::uint64_t call, const Function& function, const std::function<void(codec::Packer&)>& pack) noexcept;
+  void reply(std::uint64_t call, const Function& function, const std::shared_ptr<autograd::Context>& context,
+             const std::function<void(codec::Packer&)>& pack) noexcept;
   void fail(std::uint64_t call, Failure what, const Error& error) noexcept;
 
  private:

@@ -15,6 +15,10 @@
 #include <weft/engine/rpc/function.h>
 #include <weft/profiling/trace/operation.h>
 
+namespace weft::autograd {
+class Context;
+}
+
 namespace weft::rpc {
 
 // Who waits for one reply. Completed once.
@@ -49,6 +53,7 @@ struct WaitingCall {
   int to = -1;                            // the callee's rank
   std::uint64_t lane = 0;                 // which of its connections, one after the other
   bool counts = true;                     // a user's call, not one of Weft's own
+  std::shared_ptr<autograd::Context> context;  // that it was made in
   trace::Operation traced{};
 };
 

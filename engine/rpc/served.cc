@@ -1,5 +1,6 @@
 #include <cxxabi.h>
 
+#include <weft/engine/autograd/ambient.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/served.h>
@@ -13,7 +14,9 @@ CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const 
 CallAmbient::~CallAmbient() = default;
 
 const CallAmbient& current_call(const char* what) {
-  if (const auto* call = dynamic_cast<const CallAmbient*>(weft::detail::ambient().get())) return *call;
+  const weft::detail::Ambient* ambient = weft::detail::ambient().get();
+  if (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient)) ambient = context->around().get();
+  if (const auto* call = dynamic_cast<const CallAmbient*>(ambient)) return *call;
   throw Error(Blame::Caller, std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
 }
 

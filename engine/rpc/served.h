@@ -13,6 +13,10 @@
 #include <weft/engine/rref/references.h>
 #include <weft/profiling/trace/operation.h>
 
+namespace weft::autograd {
+class Context;
+}
+
 namespace weft::rpc {
 
 class Agent;
@@ -23,6 +27,7 @@ struct CallState {
   WorkerInfo caller;
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
+  std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
   trace::Operation traced{};  // whoever takes the call from Inbound's table ends it
 };
 

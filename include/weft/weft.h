@@ -1,9 +1,11 @@
 // All of Weft.
 #pragma once
 
+#include <weft/autograd.h>
 #include <weft/codec.h>
 #include <weft/error.h>
 #include <weft/future.h>
 #include <weft/group.h>
+#include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/rpc.h>

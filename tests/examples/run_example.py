@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs an example under weft-run and checks what it prints.
 
-usage: run_example.py WEFT_RUN PROGRAM CHECK, where CHECK is a function of this file.
+usage: run_example.py WEFT_RUN PROGRAM CHECK [ARGUMENT …], where CHECK is a function of this file, and every run gets the
+arguments besides its own.
 """
 
 import os
@@ -14,10 +15,11 @@ import time
 from pathlib import Path
 
 WEFT_RUN, PROGRAM, CHECK = sys.argv[1:4]
+EXTRA = sys.argv[4:]
 
 
 def run(ranks, *arguments, expect=0):
-    command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", str(ranks), PROGRAM, *arguments]
+    command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", str(ranks), PROGRAM, *arguments, *EXTRA]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     if result.returncode != expect:
         sys.exit(f"{' '.join(command)}: exit {result.returncode}\n{result.stdout}{result.stderr}")
@@ -76,6 +78,27 @@ def parameter_server():
     expect(len(losses) == 2, "parameter_server printed something else", output)
     for first, last in losses:
         expect(float(last) < 0.7 * float(first), "the loss did not fall", output)
+
+
+def asks_for_more_workers():
+    """One worker is not enough for any of them, and the error names the command."""
+    name = os.path.basename(PROGRAM)
+    command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", "1", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    expect(result.returncode != 0, "it exited with 0", result.stdout)
+    expect(re.search(rf"{name}: it takes \d workers.*: weft-run --nproc-per-node \d {name}", result.stderr), "no advice", result.stderr)
+    help = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, timeout=100)
+    expect(help.returncode == 0 and "--transport" in help.stdout, "no help", help.stdout + help.stderr)
+
+
+def pipeline():
+    output = run(3)
+    for stage, order in enumerate(("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")):
+        expect(f"stage {stage}: {order}" in output, f"stage {stage} went another way", output)
+    losses = [float(l) for l in re.findall(r"^epoch \d/3 +loss ([\d.]+)", output, re.M)]
+    expect(len(losses) == 3 and losses[2] < 0.7 * losses[0], "the loss did not fall", output)
+    found = re.search(r"largest difference from one process: (\S+)", output)
+    expect(found and float(found.group(1)) < 1e-10, "it does not end where one process does", output)
 
 
 def reinforcement_learning():

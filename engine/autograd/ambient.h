@@ -1,0 +1,30 @@
+// The autograd context of a thread: it follows calls, continuations and coroutines as the agent does.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <weft/engine/future/home.h>
+
+namespace weft::autograd {
+
+class Context;
+
+// Of the thread that made the context, around what was there before.
+class ContextAmbient final : public weft::detail::Ambient {
+ public:
+  ContextAmbient(weft::detail::AmbientRef around, std::shared_ptr<Context> context)
+      : around_(std::move(around)), context_(std::move(context)) {}
+  const std::shared_ptr<weft::detail::Home>& home() const override;
+  const weft::detail::AmbientRef& around() const { return around_; }
+  const std::shared_ptr<Context>& context() const { return context_; }
+
+ private:
+  const weft::detail::AmbientRef around_;
+  const std::shared_ptr<Context> context_;
+};
+
+// This thread's, or that of the call that it runs. Null where there is none, or it has been released.
+std::shared_ptr<Context> current_context();
+
+}  // namespace weft::autograd

@@ -1,0 +1,68 @@
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/autograd_context.h>
+#include <weft/engine/autograd/backward.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/agent.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft {
+
+namespace {
+
+std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
+  const auto& core = agent.shared_core();
+  if (!core) throw Error(Blame::Caller, "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
+  core->require_open();
+  if (const auto context = autograd::current_context()) {
+    throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " + autograd::to_text(context->id()) +
+                                   " already; a thread has one at a time");
+  }
+  return core->contexts().make();
+}
+
+}  // namespace
+
+AutogradContext::AutogradContext(const rpc::Agent& agent) : core_(agent.shared_core()), context_(begin(agent)) {
+  scope_.emplace(std::make_shared<autograd::ContextAmbient>(weft::detail::ambient(), context_));
+}
+
+AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<autograd::Context> context)
+    : core_(std::move(core)), context_(std::move(context)) {}
+
+AutogradContext::~AutogradContext() {
+  if (!scope_) return;
+  scope_.reset();
+  try {
+    release();
+  } catch (const std::exception&) {
+    // the agent has left, and its contexts with it
+  }
+}
+
+AutogradContext AutogradContext::current() {
+  auto context = autograd::current_context();
+  if (!context) {
+    throw Error(Blame::Caller, "AutogradContext::current(): this thread runs nothing that was called inside an AutogradContext, "
+                               "or it has been released");
+  }
+  auto core = context->core();
+  return AutogradContext(std::move(core), std::move(context));
+}
+
+std::uint64_t AutogradContext::id() const { return context_->id(); }
+
+void AutogradContext::backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  autograd::backward(core_, context_, roots, options);
+}
+
+Future<void> AutogradContext::backward_async(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  return autograd::backward_async(core_, context_, roots, options);
+}
+
+at::Tensor AutogradContext::gradient(const at::Tensor& parameter) const { return context_->gradient(parameter); }
+
+std::vector<std::pair<at::Tensor, at::Tensor>> AutogradContext::gradients() const { return context_->gradients(); }
+
+void AutogradContext::release() { core_->contexts().release(context_->id(), "it was released"); }
+
+}  // namespace weft

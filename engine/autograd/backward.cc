@@ -1,0 +1,139 @@
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <weft/engine/autograd/backward.h>
+#include <weft/engine/autograd/messages.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::autograd {
+
+namespace {
+
+constexpr auto kTold = std::chrono::seconds(2);
+
+struct Roots {
+  std::vector<torch::autograd::Edge> edges;
+  variable_list gradients;
+};
+
+[[noreturn]] void wrong(std::size_t root, const std::string& what) {
+  throw Error(Blame::Caller, "backward(): root " + std::to_string(root) + " " + what);
+}
+
+at::Tensor gradient_of(const at::Tensor& root, std::size_t i, const BackwardOptions& options) {
+  if (options.grad_outputs.empty()) {
+    if (root.numel() != 1) {
+      wrong(i, "has " + std::to_string(root.numel()) + " elements and is no scalar: sum it up, or give grad_outputs");
+    }
+    return at::ones_like(root, at::MemoryFormat::Preserve);
+  }
+  const at::Tensor& given = options.grad_outputs[i];
+  if (!given.defined()) wrong(i, "has an undefined gradient in grad_outputs");
+  if (given.sizes() != root.sizes() || given.scalar_type() != root.scalar_type() || given.device() != root.device()) {
+    wrong(i, "is " + tensor::describe(root) + ", its gradient in grad_outputs is " + tensor::describe(given));
+  }
+  return given.detach();
+}
+
+Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given");
+  if (!options.grad_outputs.empty() && options.grad_outputs.size() != roots.size()) {
+    throw Error(Blame::Caller, "backward(): " + std::to_string(roots.size()) + " roots, but " +
+                                   std::to_string(options.grad_outputs.size()) + " gradients in grad_outputs");
+  }
+  Roots result;
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    const at::Tensor& root = roots[i];
+    if (!root.defined()) wrong(i, "is undefined");
+    if (!root.requires_grad()) wrong(i, "does not require grad: nothing that it was computed from does");
+    if (!root.grad_fn()) wrong(i, "is a leaf: nothing was computed");
+    result.edges.push_back(torch::autograd::impl::gradient_edge(root));
+    result.gradients.push_back(gradient_of(root, i, options));
+  }
+  return result;
+}
+
+Error error_of(const Outcome& outcome) {
+  const bool known = outcome.blame <= static_cast<int>(Blame::Remote);
+  return Error(known ? static_cast<Blame>(outcome.blame) : Blame::Remote, outcome.text);
+}
+
+std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassName name,
+                            Roots roots, Deadline deadline) {
+  auto pass = std::make_shared<Pass>(core, context, name, deadline);
+  context->enter(pass, roots.edges);
+  pass->start(roots.edges, std::move(roots.gradients));
+  return pass;
+}
+
+PassName name_of(rpc::AgentCore& core, const Context& context, bool retain_graph) {
+  PassName name;
+  name.context = context.id();
+  name.pass = core.contexts().next_pass();
+  name.retain_graph = retain_graph;
+  return name;
+}
+
+// Exact: when the messages that lead to the roots are known, under the number that this gives.
+Future<PassId> planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId fresh,
+                       const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
+  if (const auto known = context->planned_for(edges)) return Future<PassId>::ready(*known);
+  context->reach(fresh, {});
+  std::vector<Node*> nodes;
+  for (const auto& edge : edges) nodes.push_back(edge.function.get());
+  return messages::reach(core, context, fresh, nodes, deadline).then([context, fresh, edges] {
+    context->remember_plan(edges, fresh);
+    return fresh;
+  });
+}
+
+Future<std::shared_ptr<Pass>> begun(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                                    const std::vector<at::Tensor>& given, const BackwardOptions& options) {
+  core->require_open();
+  if (context->released()) {
+    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) + " has been released");
+  }
+  auto roots = std::make_shared<Roots>(checked(given, options));
+  const auto limit = core->timeout();
+  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
+  PassName name = name_of(*core, *context, options.retain_graph);
+  if (options.mode == BackwardMode::Fast) {
+    return Future<std::shared_ptr<Pass>>::ready(begin(core, context, name, std::move(*roots), deadline));
+  }
+  return planned(core, context, name.pass, roots->edges, deadline).then([=](PassId plan) mutable {
+    name.plan = plan;
+    return begin(core, context, name, std::move(*roots), deadline);
+  });
+}
+
+}  // namespace
+
+void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+              const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  const auto pass = begun(core, context, roots, options).get();
+  const Outcome outcome = pass->ended().get();
+  if (!outcome.failed()) return;
+  try {
+    pass->told().wait(kTold);
+  } catch (const Error&) {
+    // Who cannot be told ends it by its own time limit.
+  }
+  throw error_of(outcome);
+}
+
+Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                            const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  auto ended = begun(core, context, roots, options).then([](std::shared_ptr<Pass> pass) {
+    return pass->ended().then([pass](const Future<Outcome>& ended) {
+      const Outcome outcome = ended.get();
+      if (!outcome.failed()) return Future<void>::ready();
+      return pass->told().then([outcome](const Future<void>&) { throw error_of(outcome); });
+    });
+  });
+  context->began(ended);
+  return ended;
+}
+
+}  // namespace weft::autograd

@@ -1,0 +1,17 @@
+// Where a backward pass begins: at its root, on the worker that has the loss.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <weft/engine/autograd/autograd_context.h>
+
+namespace weft::autograd {
+
+// AutogradContext's functions of these names say what they do and throw.
+void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+              const std::vector<at::Tensor>& roots, const BackwardOptions& options);
+Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                            const std::vector<at::Tensor>& roots, const BackwardOptions& options);
+
+}  // namespace weft::autograd

@@ -1,0 +1,235 @@
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::autograd {
+
+std::string to_text(ContextId id) { return rref::to_text(id); }
+
+std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
+
+void Context::add_worker(int rank) {
+  std::lock_guard lock(mutex_);
+  workers_.insert(rank);
+}
+
+std::set<int> Context::workers() const {
+  std::lock_guard lock(mutex_);
+  return workers_;
+}
+
+void Context::sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors) {
+  auto send = tensors.empty() ? nullptr : std::make_shared<SendNode>(message, to, tensors);
+  std::lock_guard lock(mutex_);
+  workers_.insert(to);
+  if (send && !released_) sends_.emplace(message, std::move(send));
+}
+
+void Context::forget(const MessageId& message) {
+  std::shared_ptr<SendNode> dropped;
+  std::lock_guard lock(mutex_);
+  const auto found = sends_.find(message);
+  if (found == sends_.end()) return;
+  dropped = std::move(found->second);
+  sends_.erase(found);
+}
+
+codec::AttachGradient Context::receiver(const MessageId& message, const rpc::WorkerInfo& from) {
+  auto recv = std::make_shared<std::shared_ptr<RecvNode>>();
+  return [weak = weak_from_this(), message, from, recv](const at::Tensor& tensor, std::size_t slot) {
+    if (!*recv) *recv = std::make_shared<RecvNode>(message, from, weak);
+    (*recv)->attach(tensor, slot);
+  };
+}
+
+std::shared_ptr<SendNode> Context::send_of(const MessageId& message) const {
+  std::lock_guard lock(mutex_);
+  const auto found = sends_.find(message);
+  return found == sends_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<SendNode>> Context::sends() const {
+  std::vector<std::shared_ptr<SendNode>> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [message, send] : sends_) all.push_back(send);
+  return all;
+}
+
+Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline) {
+  std::lock_guard lock(mutex_);
+  if (const auto ended = ended_.find(name.pass); ended != ended_.end()) return {nullptr, false, ended->second};
+  if (released_) {
+    return {nullptr, false, {static_cast<int>(Blame::Cancelled), "context " + to_text(id_) + " has been released on " + describe(core->self())}};
+  }
+  auto& pass = passes_[name.pass];
+  if (pass) return {pass, false, {}};
+  fold(name.pass);
+  pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
+  pass->expect(sends_in(name.plan));
+  return {pass, true, {}};
+}
+
+void Context::enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots) {
+  std::lock_guard lock(mutex_);
+  if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
+  fold(pass->name().pass);
+  passes_.emplace(pass->name().pass, pass);
+  pass->expect(sends_in(pass->name().plan), roots);
+}
+
+// With the mutex held.
+std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
+  std::vector<std::shared_ptr<SendNode>> sends;
+  const auto planned = plans_.find(plan);
+  if (plan != 0 && planned == plans_.end()) return sends;
+  for (const auto& [message, send] : sends_) {
+    if (plan == 0 || planned->second.contains(message)) sends.push_back(send);
+  }
+  return sends;
+}
+
+void Context::succeeded(PassId pass, Gradients&& gradients) {
+  std::shared_ptr<Pass> dropped;
+  std::lock_guard lock(mutex_);
+  if (const auto found = passes_.find(pass); found != passes_.end()) {
+    dropped = std::move(found->second);
+    passes_.erase(found);
+  }
+  if (released_ || ended_.contains(pass)) return;
+  remember(pass, {});
+  if (!gradients.empty()) fresh_.insert_or_assign(pass, std::move(gradients));
+}
+
+bool Context::failed(PassId id, const Outcome& why) {
+  std::shared_ptr<Pass> pass;
+  Gradients discarded;
+  {
+    std::lock_guard lock(mutex_);
+    const auto ended = ended_.find(id);
+    if (ended != ended_.end() && ended->second.failed()) return false;
+    remember(id, why);
+    if (const auto found = passes_.find(id); found != passes_.end()) {
+      pass = std::move(found->second);
+      passes_.erase(found);
+    }
+    if (const auto found = fresh_.find(id); found != fresh_.end()) {
+      discarded = std::move(found->second);
+      fresh_.erase(found);
+    }
+  }
+  if (pass) pass->fail(why);
+  return true;
+}
+
+// With the mutex held.
+void Context::remember(PassId pass, const Outcome& outcome) {
+  ended_.insert_or_assign(pass, outcome);
+  if (ended_.size() > kRememberedPasses) ended_.erase(ended_.begin());
+}
+
+void Context::began(const Future<void>& pass) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(running_, [](const Future<void>& one) { return one.done(); });
+  running_.push_back(pass);
+}
+
+std::vector<Future<void>> Context::running_here() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(running_, [](const Future<void>& one) { return one.done(); });
+  return running_;
+}
+
+std::size_t Context::passes() const {
+  std::lock_guard lock(mutex_);
+  return passes_.size();
+}
+
+void Context::fail_passes(const Outcome& why) {
+  std::vector<std::shared_ptr<Pass>> passes;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, pass] : passes_) passes.push_back(pass);
+  }
+  for (const auto& pass : passes) pass->fail(why);
+}
+
+std::vector<std::shared_ptr<SendNode>> Context::reach(PassId plan, const std::vector<MessageId>& messages) {
+  std::vector<std::shared_ptr<SendNode>> fresh;
+  std::lock_guard lock(mutex_);
+  auto& planned = plans_[plan];
+  for (const MessageId& message : messages) {
+    const auto found = sends_.find(message);
+    if (found == sends_.end()) {
+      throw Error(Blame::Caller, "a message that was not recorded in context " + to_text(id_) + " is said to lead to a loss");
+    }
+    if (planned.insert(message).second) fresh.push_back(found->second);
+  }
+  return fresh;
+}
+
+std::optional<PassId> Context::planned_for(const std::vector<torch::autograd::Edge>& roots) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [edges, plan] : planned_) {
+    if (edges == roots) return plan;
+  }
+  return std::nullopt;
+}
+
+void Context::remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan) {
+  std::lock_guard lock(mutex_);
+  if (!released_) planned_.emplace_back(roots, plan);
+}
+
+// With the mutex held. A root begins its next pass when the last has ended everywhere: those before this one are final.
+void Context::fold(std::optional<PassId> before) {
+  for (auto it = fresh_.begin(); it != fresh_.end();) {
+    if (before && (it->first >> 48 != *before >> 48 || it->first >= *before)) {
+      ++it;
+      continue;
+    }
+    gradients_.merge(std::move(it->second));
+    it = fresh_.erase(it);
+  }
+}
+
+void Context::require_alive() const {
+  if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released: its gradients are gone");
+}
+
+at::Tensor Context::gradient(const at::Tensor& parameter) {
+  std::lock_guard lock(mutex_);
+  require_alive();
+  fold(std::nullopt);
+  const at::Tensor* found = gradients_.find(parameter);
+  return found == nullptr ? at::Tensor() : *found;
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
+  std::lock_guard lock(mutex_);
+  require_alive();
+  fold(std::nullopt);
+  std::vector<std::pair<at::Tensor, at::Tensor>> all;
+  for (const auto& one : gradients_.all()) {
+    if (one.second.defined()) all.push_back(one);
+  }
+  return all;
+}
+
+void Context::release(const std::string& why) {
+  std::map<MessageId, std::shared_ptr<SendNode>> sends;
+  std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned;
+  std::map<PassId, Gradients> fresh;
+  Gradients gradients;
+  {
+    std::lock_guard lock(mutex_);
+    if (released_.exchange(true)) return;
+    sends.swap(sends_);
+    planned.swap(planned_);
+    fresh.swap(fresh_);
+    plans_.clear();
+    std::swap(gradients, gradients_);
+  }
+  fail_passes({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(id_) + " was cancelled: " + why});
+}
+
+}  // namespace weft::autograd

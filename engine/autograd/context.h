@@ -1,0 +1,108 @@
+// What one worker knows of one autograd context: the messages recorded in it, whom it was passed to, its passes and the
+// gradients that they brought. Usable from every thread.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/autograd/gradients.h>
+#include <weft/engine/autograd/ids.h>
+#include <weft/engine/autograd/nodes.h>
+#include <weft/engine/codec/tensors.h>
+#include <weft/engine/future/future.h>
+
+namespace weft::rpc {
+class AgentCore;
+}
+
+namespace weft::autograd {
+
+class Pass;
+
+// "(2, 17)".
+std::string to_text(ContextId id);
+
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  Context(rpc::AgentCore& core, ContextId id) : core_(core), id_(id) {}
+  ContextId id() const { return id_; }
+  std::shared_ptr<rpc::AgentCore> core() const;
+  bool belongs_to(const rpc::AgentCore& core) const { return &core_ == &core; }
+
+  // --- recording
+  // That worker takes part: it was called from here, or called here.
+  void add_worker(int rank);
+  std::set<int> workers() const;
+  // A message with these tensors goes to that worker; nothing where there are none.
+  void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);
+  // It was not sent, or its call failed: no gradient will come for it.
+  void forget(const MessageId& message);
+  // For the tensors of a message that comes.
+  codec::AttachGradient receiver(const MessageId& message, const rpc::WorkerInfo& from);
+  // Null where there is none.
+  std::shared_ptr<SendNode> send_of(const MessageId& message) const;
+  std::vector<std::shared_ptr<SendNode>> sends() const;
+
+  // --- passes
+  struct Joined {
+    std::shared_ptr<Pass> pass;  // null where it has ended here
+    bool began = false;          // by this
+    Outcome outcome;             // if it has ended
+  };
+  // The pass of that name; begun if it is new here.
+  Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
+  // The root's own, before any message of it can come. Throws Caller after release().
+  void enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots);
+  // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
+  void succeeded(PassId pass, Gradients&& gradients);
+  // It has failed somewhere; what it brought is discarded. False where that was known.
+  bool failed(PassId pass, const Outcome& why);
+  std::size_t passes() const;
+  void fail_passes(const Outcome& why);
+  // Adds messages to a plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown ones.
+  std::vector<std::shared_ptr<SendNode>> reach(PassId plan, const std::vector<MessageId>& messages);
+  // At the root: the plan that was made for the same roots.
+  std::optional<PassId> planned_for(const std::vector<torch::autograd::Edge>& roots) const;
+  void remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan);
+
+  // backward_async() of this worker, until it has ended.
+  void began(const Future<void>& pass);
+  std::vector<Future<void>> running_here();
+
+  // --- results; Caller after release()
+  at::Tensor gradient(const at::Tensor& parameter);
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients();
+
+  bool released() const { return released_; }
+  // Drops everything; passes that run fail with Cancelled.
+  void release(const std::string& why);
+
+ private:
+  void fold(std::optional<PassId> before);
+  void remember(PassId pass, const Outcome& outcome);
+  std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;
+  void require_alive() const;
+  static constexpr std::size_t kRememberedPasses = 256;
+
+  rpc::AgentCore& core_;
+  const ContextId id_;
+  std::atomic<bool> released_{false};
+  mutable std::mutex mutex_;  // of the rest
+  std::set<int> workers_;
+  std::map<MessageId, std::shared_ptr<SendNode>> sends_;
+  std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
+  std::map<PassId, Outcome> ended_;                 // the last ones
+  std::map<PassId, std::set<MessageId>> plans_;     // messages that count, by the pass that found out
+  std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive
+  std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
+  Gradients gradients_;
+  std::vector<Future<void>> running_;
+};
+
+}  // namespace weft::autograd

@@ -1,0 +1,105 @@
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
+#include <weft/engine/autograd/messages.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::autograd {
+
+Contexts::~Contexts() = default;
+
+std::uint64_t Contexts::next_id() {
+  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | next_++;
+}
+
+PassId Contexts::next_pass() { return next_id(); }
+
+std::shared_ptr<Context> Contexts::make() {
+  auto context = std::make_shared<Context>(core_, next_id());
+  std::lock_guard lock(mutex_);
+  contexts_.emplace(context->id(), context);
+  return context;
+}
+
+std::shared_ptr<Context> Contexts::arrived(ContextId id, int from) {
+  std::shared_ptr<Context> context;
+  {
+    std::lock_guard lock(mutex_);
+    if (buried_.contains(id)) return nullptr;
+    auto& entry = contexts_[id];
+    if (!entry) entry = std::make_shared<Context>(core_, id);
+    context = entry;
+  }
+  context->add_worker(from);
+  return context;
+}
+
+std::shared_ptr<Context> Contexts::find(ContextId id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = contexts_.find(id);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
+void Contexts::release(ContextId id, const std::string& why) {
+  std::shared_ptr<Context> context;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = contexts_.find(id);
+    if (found == contexts_.end()) return;
+    context = std::move(found->second);
+    contexts_.erase(found);
+    if (buried_.insert(id).second) burials_.push_back(id);
+    if (burials_.size() > kMostBurials) {
+      buried_.erase(burials_.front());
+      burials_.pop_front();
+    }
+  }
+  context->release(why);
+  if (core_.closed()) return;
+  for (const int rank : context->workers()) {
+    if (rank != core_.self().rank) messages::clean_up(core_.shared_from_this(), rank, id);
+  }
+}
+
+std::vector<std::shared_ptr<Context>> Contexts::all() const {
+  std::vector<std::shared_ptr<Context>> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, context] : contexts_) all.push_back(context);
+  return all;
+}
+
+bool Contexts::concerns(int rank) const {
+  for (const auto& context : all()) {
+    if (context->workers().contains(rank)) return true;
+  }
+  return false;
+}
+
+void Contexts::worker_lost(int rank) {
+  for (const auto& context : all()) {
+    if (!context->workers().contains(rank)) continue;
+    const std::string why = "rank " + std::to_string(rank) + " is lost";
+    context->fail_passes({static_cast<int>(Blame::PeerLost),
+                          "backward in context " + to_text(context->id()) + " failed on " + describe(core_.self()) + ": " + why});
+    if (static_cast<int>(context->id() >> 48) == rank) release(context->id(), why);
+  }
+}
+
+void Contexts::close() {
+  std::vector<std::shared_ptr<Context>> contexts = all();
+  {
+    std::lock_guard lock(mutex_);
+    contexts_.clear();
+  }
+  for (const auto& context : contexts) context->release("agent " + describe(core_.self()) + " has left");
+}
+
+Contexts::Counts Contexts::counts() const {
+  Counts counts;
+  for (const auto& context : all()) {
+    ++counts.contexts;
+    counts.passes += context->passes();
+  }
+  return counts;
+}
+
+}  // namespace weft::autograd

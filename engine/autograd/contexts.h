@@ -1,0 +1,69 @@
+// The autograd contexts that one agent knows. Usable from every thread; nothing here blocks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <weft/engine/autograd/ids.h>
+
+namespace weft::rpc {
+class AgentCore;
+}
+
+namespace weft::autograd {
+
+class Context;
+
+class Contexts {
+ public:
+  explicit Contexts(rpc::AgentCore& core) : core_(core) {}
+  ~Contexts();
+
+  // A new one, of this worker.
+  std::shared_ptr<Context> make();
+  PassId next_pass();
+  // A call made in that context has come from that worker. Null where the context has been released.
+  std::shared_ptr<Context> arrived(ContextId id, int from);
+  // Null where it is not known here.
+  std::shared_ptr<Context> find(ContextId id) const;
+  // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has ended.
+  void release(ContextId id, const std::string& why);
+  // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.
+  void worker_lost(int rank);
+  // Whether any context knows it.
+  bool concerns(int rank) const;
+  // The agent ends.
+  void close();
+
+  // Held by who steps an optimizer on this worker, unless it may overlap with others.
+  std::mutex& stepping() { return stepping_; }
+
+  struct Counts {
+    std::size_t contexts = 0;
+    std::size_t passes = 0;
+  };
+  Counts counts() const;
+
+ private:
+  std::uint64_t next_id();
+  std::vector<std::shared_ptr<Context>> all() const;
+  static constexpr std::size_t kMostBurials = 1 << 16;
+
+  rpc::AgentCore& core_;
+  std::atomic<std::uint64_t> next_{1};
+  std::mutex stepping_;
+  mutable std::mutex mutex_;  // of the rest
+  std::unordered_map<ContextId, std::shared_ptr<Context>> contexts_;
+  // Those that have ended: a message that is late does not bring them back.
+  std::unordered_set<ContextId> buried_;
+  std::deque<ContextId> burials_;
+};
+
+}  // namespace weft::autograd

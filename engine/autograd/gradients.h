@@ -1,0 +1,31 @@
+// Gradients by parameter, in the order in which they first came. Not locked: who owns it does that.
+#pragma once
+
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::autograd {
+
+class Gradients {
+ public:
+  // Adds to the parameter's gradient. Takes the memory over where nobody else uses it and its layout is the parameter's;
+  // else copies (the rules of libtorch's AccumulateGrad). `held`: how many references to `gradient` the caller has.
+  void add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held);
+  // Adds all of another's, which is empty afterwards.
+  void merge(Gradients&& other);
+  // Replaces it; undefined for none.
+  void set(const at::Tensor& parameter, at::Tensor gradient);
+  // Null where there is none.
+  at::Tensor* find(const at::Tensor& parameter);
+  const std::vector<std::pair<at::Tensor, at::Tensor>>& all() const { return all_; }
+  bool empty() const { return all_.empty(); }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> all_;  // parameter, gradient
+  std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
+};
+
+}  // namespace weft::autograd

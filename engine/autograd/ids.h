@@ -1,0 +1,43 @@
+// What names contexts, passes and messages between workers.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+#include <weft/engine/codec/values.h>
+
+namespace weft::autograd {
+
+// The worker that made it in the top 16 bits, its counter below. 0: none.
+using ContextId = std::uint64_t;
+// The same; one worker's passes are numbered in their order.
+using PassId = std::uint64_t;
+
+// One message whose tensors gradients flow through, as both of its sides know it: a call's number is unique at its caller.
+struct MessageId {
+  int caller = -1;  // rank
+  std::uint64_t call = 0;
+  bool reply = false;
+  friend auto operator<=>(const MessageId&, const MessageId&) = default;
+  WEFT_FIELDS(caller, call, reply)
+};
+
+// How a pass ended, as it travels. Every worker of a pass that fails gets the same.
+struct Outcome {
+  int blame = -1;  // of the failure; -1: none
+  std::string text;
+  bool failed() const { return blame >= 0; }
+  WEFT_FIELDS(blame, text)
+};
+
+// A pass, as its messages name it.
+struct PassName {
+  ContextId context = 0;
+  PassId pass = 0;
+  PassId plan = 0;  // Exact: the pass whose reachability decides; 0 for Fast
+  bool retain_graph = false;
+  WEFT_FIELDS(context, pass, plan, retain_graph)
+};
+
+}  // namespace weft::autograd

@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <map>
+
+#include <weft/engine/autograd/graph.h>
+#include <weft/engine/autograd/messages.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/rpc/calls.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rref/control.h>
+
+namespace weft::autograd {
+
+namespace {
+
+std::chrono::milliseconds limit_of(Deadline deadline) {
+  return deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+}
+
+template <auto F>
+auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind, Deadline deadline,
+          typename rpc::detail::FunctionBody<F>::Arguments arguments) {
+  return rpc::call<rpc::detail::FunctionBody<F>>(core, {to, limit_of(deadline), kind, /*on_loop=*/false}, std::move(arguments));
+}
+
+}  // namespace
+
+namespace internal {
+
+// Runs on the crew what the gradients make ready.
+Future<Outcome> gradient(GradientMessage message) {
+  const rpc::CallAmbient& here = rpc::current_call("gradient()");
+  const auto core = here.core();
+  const auto context = core->contexts().find(message.name.context);
+  if (!context) {
+    return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(message.name.context) + ": " +
+                                                                           describe(core->self()) + " has released the context"});
+  }
+  const auto send = context->send_of(message.message);
+  if (!send || message.gradients.size() > send->num_inputs()) {
+    throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " + describe(core->self()) +
+                                   " has not recorded in context " + to_text(message.name.context));
+  }
+  const auto joined = context->join(core, message.name, here.call().deadline);
+  if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
+  const auto ended = joined.pass->ended();
+  joined.pass->arrive(send, std::move(message.gradients));
+  if (joined.began || ended.done()) return ended;
+  return Future<Outcome>::ready({});
+}
+
+Future<void> pass_failed(PassName name, Outcome why) {
+  const auto core = rpc::current_call("pass_failed()").core();
+  const auto context = core->contexts().find(name.context);
+  if (!context || !context->failed(name.pass, why)) return Future<void>::ready();
+  return messages::end_pass(core, context, name, why);
+}
+
+Future<void> reach(ContextId id, PassId plan, std::vector<MessageId> reached) {
+  const rpc::CallAmbient& here = rpc::current_call("reach()");
+  const auto core = here.core();
+  const auto context = core->contexts().find(id);
+  if (!context) throw Error(Blame::Cancelled, describe(core->self()) + " has released context " + to_text(id));
+  std::vector<Node*> nodes;
+  const auto fresh = context->reach(plan, reached);
+  for (const auto& send : fresh) nodes.push_back(send.get());
+  return messages::reach(core, context, plan, nodes, here.call().deadline);
+}
+
+void clean_up(ContextId context) {
+  const rpc::CallAmbient& here = rpc::current_call("clean_up()");
+  const auto core = here.core();
+  // On the crew: what a context keeps may take long to destroy.
+  core->crew()->run(Task([core, context, from = here.call().caller] {
+    core->contexts().release(context, "it was released on " + describe(from));
+  }));
+}
+
+}  // namespace internal
+
+namespace messages {
+
+Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message, Deadline deadline) {
+  return send<&internal::gradient>(core, to, rpc::MessageKind::Gradient, deadline, {std::move(message)});
+}
+
+Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, const PassName& name,
+                      const Outcome& why) {
+  const weft::detail::AmbientScope outside(nullptr);
+  std::vector<Future<void>> told;
+  for (const int rank : context->workers()) {
+    if (rank == core->self().rank || core->closed()) continue;
+    Promise<void> answered(core->crew());
+    try {
+      send<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, Deadline::in(std::chrono::seconds(2)), {name, why})
+          .on_done_light([answered](const Future<void>&) { answered.set(); });
+      told.push_back(answered.future());
+    } catch (const std::exception&) {
+      // It cannot be reached: its own time limit ends the pass there.
+    }
+  }
+  return when_all(std::move(told));
+}
+
+Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
+                   const std::vector<Node*>& nodes, Deadline deadline) {
+  const weft::detail::AmbientScope outside(nullptr);
+  std::map<int, std::vector<MessageId>> reached;
+  for (const Node* node : reachable_from(nodes)) {
+    if (const auto* recv = dynamic_cast<const RecvNode*>(node)) reached[recv->from().rank].push_back(recv->message());
+  }
+  std::vector<Future<void>> asked;
+  for (auto& [rank, messages] : reached) {
+    asked.push_back(send<&internal::reach>(core, rank, rpc::MessageKind::Backward, deadline, {context->id(), plan, std::move(messages)}));
+  }
+  return when_all(std::move(asked));
+}
+
+void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
+  const weft::detail::AmbientScope outside(nullptr);
+  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context});
+}
+
+}  // namespace messages
+}  // namespace weft::autograd

@@ -1,0 +1,45 @@
+// What workers tell each other about contexts and passes: calls like any other, of functions that Weft has.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/future/future.h>
+
+namespace weft::autograd {
+
+// Gradients for the tensors of a message, by slot; undefined where there is none, as are those behind the last.
+struct GradientMessage {
+  PassName name;
+  MessageId message;
+  std::vector<at::Tensor> gradients;
+  WEFT_FIELDS(name, message, gradients)
+};
+
+// The functions that are called.
+namespace internal {
+Future<Outcome> gradient(GradientMessage message);
+Future<void> pass_failed(PassName name, Outcome why);
+Future<void> reach(ContextId context, PassId plan, std::vector<MessageId> messages);
+void clean_up(ContextId context);
+}  // namespace internal
+
+namespace messages {
+
+// Answered when the pass has ended there, if this began it; else once it has run as far as this takes it. Throws what
+// sending throws.
+Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message, Deadline deadline);
+// Tells all that know the context that the pass has failed, and they tell others. Done when all have answered, or cannot be
+// told; never fails.
+Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, const PassName& name,
+                      const Outcome& why);
+// What the nodes lead to on other workers, and what that leads to, takes part in the plan.
+Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
+                   const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
+// Retried; nobody waits for it.
+void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context);
+
+}  // namespace messages
+}  // namespace weft::autograd

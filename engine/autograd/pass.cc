@@ -1,0 +1,278 @@
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/autograd/messages.h>
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/rpc/core.h>
+
+namespace weft::autograd {
+
+namespace {
+
+thread_local Pass* running = nullptr;
+
+class Running {
+ public:
+  explicit Running(Pass* pass) : before_(std::exchange(running, pass)) {}
+  ~Running() { running = before_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Pass* before_;
+};
+
+}  // namespace
+
+Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, Deadline deadline)
+    : core_(std::move(core)),
+      context_(std::move(context)),
+      name_(name),
+      deadline_(deadline),
+      promise_(core_->crew()),
+      told_(Future<void>::ready()) {}
+
+Pass* Pass::current() { return running; }
+
+void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Node>> from;
+  for (const auto& send : sends) {
+    from.push_back(send);
+    expected_.emplace(send->message(), send->to());
+  }
+  for (const auto& root : roots) {
+    from.push_back(root.function);
+    graph_.count_edge(root);
+  }
+  graph_.count_from(from);
+  local_ += static_cast<std::int64_t>(sends.size());
+  sends_ = std::move(sends);
+  // The start is the root's: elsewhere gradients are all that is waited for.
+  if (roots.empty()) --local_;
+  if (!deadline_.is_never()) {
+    timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
+                                 if (const auto self = weak.lock()) self->expire();
+                               }));
+  }
+}
+
+void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients) {
+  std::vector<Ready> ready;
+  {
+    std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < roots.size(); ++i) {
+      const auto producer = torch::autograd::InputMetadata(gradients[i]).stream();
+      if (auto task = graph_.deliver(roots[i], std::move(gradients[i]), producer)) ready.push_back(std::move(*task));
+    }
+    local_ += static_cast<std::int64_t>(ready.size());
+  }
+  work(std::move(ready));
+  if (--local_ == 0) end_local();
+}
+
+void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients) {
+  {
+    std::lock_guard lock(mutex_);
+    if (expected_.erase(send->message()) == 0) {
+      throw Error(Blame::Caller, "a gradient that this pass does not expect, or that has come already");
+    }
+  }
+  gradients.resize(send->num_inputs());
+  std::vector<Ready> ready;
+  ready.push_back({send, torch::autograd::InputBuffer(std::move(gradients))});
+  work(std::move(ready));
+}
+
+// Each task has been counted.
+void Pass::work(std::vector<Ready> ready) {
+  const auto self = shared_from_this();
+  const Running scope(this);
+  const c10::AutoGradMode no_grad(false);
+  std::make_heap(ready.begin(), ready.end(), runs_later);
+  while (!ready.empty()) {
+    std::pop_heap(ready.begin(), ready.end(), runs_later);
+    Ready task = std::move(ready.back());
+    ready.pop_back();
+    if (!ended_) {
+      const auto node = task.node;
+      try {
+        evaluate(std::move(task), ready);
+      } catch (...) {
+        caught("in " + node->name());
+      }
+    }
+    if (--local_ == 0) end_local();
+  }
+}
+
+void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
+  const auto node = task.node;
+  const auto stream = node->stream();
+  variable_list outputs = run_node(std::move(task), name_.retain_graph,
+                                   [this](const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
+                                     std::lock_guard lock(mutex_);
+                                     gradients_.add(parameter, gradient, held);
+                                   });
+  std::lock_guard lock(mutex_);
+  if (ended_) return;
+  for (std::size_t i = 0; i < outputs.size() && i < node->num_outputs(); ++i) {
+    const auto& edge = node->next_edge(i);
+    if (!edge.is_valid()) continue;
+    auto next = graph_.deliver(edge, std::move(outputs[i]), stream);
+    if (!next) continue;
+    ++local_;
+    ready.push_back(std::move(*next));
+    std::push_heap(ready.begin(), ready.end(), runs_later);
+  }
+}
+
+void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
+  ++open_;
+  const rpc::WorkerInfo& to = node.from();
+  const std::string where = "sending a gradient to " + describe(to);
+  try {
+    const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
+    messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
+        .on_done_light([self = shared_from_this(), where](const Future<Outcome>& answered) {
+          if (const auto error = answered.error()) {
+            const Outcome why = self->outcome(error, where);
+            // The call has the pass's own limit, and its timer may be the faster one.
+            if (why.blame == static_cast<int>(Blame::Timeout)) {
+              self->expire();
+            } else {
+              self->fail(why);
+            }
+          } else if (answered.value().failed()) {
+            self->fail(answered.value());
+          }
+          self->end_one();
+        });
+  } catch (...) {
+    fail(outcome(std::current_exception(), where));
+    end_one();
+  }
+}
+
+void Pass::at_end(std::function<void()> callback) {
+  std::lock_guard lock(mutex_);
+  at_end_.push_back(std::move(callback));
+}
+
+void Pass::with_gradient(const at::Tensor& parameter, const std::function<void(at::Tensor& gradient)>& change) {
+  at::Tensor gradient;
+  {
+    std::lock_guard lock(mutex_);
+    if (const at::Tensor* found = gradients_.find(parameter)) gradient = *found;
+  }
+  change(gradient);
+  std::lock_guard lock(mutex_);
+  gradients_.set(parameter, std::move(gradient));
+}
+
+void Pass::end_local() {
+  if (ended_) return;
+  try {
+    const Running scope(this);
+    const c10::AutoGradMode no_grad(false);
+    for (;;) {
+      std::vector<std::function<void()>> callbacks;
+      {
+        std::lock_guard lock(mutex_);
+        callbacks.swap(at_end_);
+      }
+      if (callbacks.empty()) break;
+      for (const auto& callback : callbacks) callback();
+    }
+  } catch (...) {
+    caught("at the end of its local part");
+  }
+  end_one();
+}
+
+void Pass::end_one() {
+  if (--open_ > 0) return;
+  if (ended_.exchange(true)) return;
+  Gradients gradients;
+  {
+    std::lock_guard lock(mutex_);
+    gradients = std::move(gradients_);
+    timer_ = {};
+  }
+  context_->succeeded(name_.pass, std::move(gradients));
+  promise_.set(Outcome());
+}
+
+void Pass::fail(const Outcome& why) {
+  if (ended_.exchange(true)) return;
+  const bool news = context_->failed(name_.pass, why);
+  EventLoop::Registration timer;
+  {
+    std::lock_guard lock(mutex_);
+    timer = std::move(timer_);
+    expected_.clear();
+  }
+  if (news) {
+    Promise<void> told(core_->crew());
+    {
+      std::lock_guard lock(mutex_);
+      told_ = told.future();
+    }
+    // Connecting may take a while, which this thread, perhaps the loop's, has not.
+    core_->crew()->run(Task([core = core_, context = context_, name = name_, why, told] {
+      messages::end_pass(core, context, name, why).forward_to(told);
+    }));
+  }
+  promise_.set(why);
+}
+
+Future<void> Pass::told() const {
+  std::lock_guard lock(mutex_);
+  return told_;
+}
+
+void Pass::caught(const std::string& where) noexcept { fail(outcome(std::current_exception(), where)); }
+
+Outcome Pass::outcome(const std::exception_ptr& error, const std::string& where) const {
+  Blame blame = Blame::Remote;
+  std::string text;
+  try {
+    std::rethrow_exception(error);
+  } catch (const rpc::RemoteError& caught) {
+    text = caught.text();
+  } catch (const Error& caught) {
+    blame = caught.blame();
+    text = caught.text();
+  } catch (...) {
+    text = rpc::text_of(error);
+  }
+  return {static_cast<int>(blame),
+          "backward in context " + to_text(context_->id()) + " failed on " + describe(core_->self()) + ", " + where + ": " + text};
+}
+
+void Pass::expire() {
+  std::map<int, int> missing;  // gradients, by the worker that should send them
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [message, to] : expected_) ++missing[to];
+  }
+  std::string waits;
+  for (const auto& [rank, gradients] : missing) {
+    waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " + std::to_string(rank);
+  }
+  std::string text = "backward in context " + to_text(context_->id()) + " was not done in time on " + describe(core_->self());
+  if (!waits.empty()) {
+    text += ": gradients have not come: " + waits;
+    if (name_.plan == 0) {
+      text += "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
+              "failed, pass BackwardMode::Exact";
+    }
+  } else {
+    text += "; rpc::Agent::set_timeout() sets the limit";
+  }
+  fail({static_cast<int>(Blame::Timeout), text});
+}
+
+}  // namespace weft::autograd

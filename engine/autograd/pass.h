@@ -1,0 +1,78 @@
+// One backward pass, as one worker runs it. Gradients of messages that were sent here come one by one, each on a thread of
+// the crew, which runs what they make ready; gradients for messages that came here leave the moment their RecvNode runs. A
+// pass has ended here when all that is expected has come, everything has run, and all that was sent has been answered.
+//
+// The first worker to bring a gradient here is answered when the pass has ended here; later ones at once. So whoever began
+// it, in the end the root, knows that all has run. docs/autograd.md has the protocol.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <weft/base/event_loop.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/graph.h>
+#include <weft/engine/future/future.h>
+
+namespace weft::autograd {
+
+class Pass : public std::enable_shared_from_this<Pass> {
+ public:
+  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, Deadline deadline);
+  const std::shared_ptr<Context>& context() const { return context_; }
+  const PassName& name() const { return name_; }
+
+  // Counts what takes part; before anything else. The edges are those of the roots, where this worker is the root.
+  void expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
+  // The pass begins here, at the root. Runs what it can.
+  void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
+  // The gradients of a message that was sent from here. Runs what it can.
+  void arrive(const std::shared_ptr<SendNode>& send, variable_list gradients);
+  // Ends it on all workers, unless it has ended.
+  void fail(const Outcome& why);
+  Future<Outcome> ended() const { return promise_.future(); }
+  // Once it has failed: done when the others have been told, as far as they can be.
+  Future<void> told() const;
+
+  // --- for the nodes that it runs
+  // That of this thread; null outside of nodes.
+  static Pass* current();
+  void send(const RecvNode& node, std::vector<at::Tensor> gradients);
+  // Run on this worker when all local nodes have; what it throws fails the pass.
+  void at_end(std::function<void()> callback);
+  // What the pass has brought for the parameter; undefined if nothing yet. `change` may replace it.
+  void with_gradient(const at::Tensor& parameter, const std::function<void(at::Tensor& gradient)>& change);
+
+ private:
+  void work(std::vector<Ready> ready);
+  void evaluate(Ready&& task, std::vector<Ready>& ready);
+  void caught(const std::string& where) noexcept;
+  void end_local();
+  void end_one();
+  void expire();
+  Outcome outcome(const std::exception_ptr& error, const std::string& where) const;
+
+  const std::shared_ptr<rpc::AgentCore> core_;
+  const std::shared_ptr<Context> context_;
+  const PassName name_;
+  const Deadline deadline_;
+  const Promise<Outcome> promise_;
+  EventLoop::Registration timer_;
+  std::atomic<bool> ended_{false};
+  std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start
+  std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
+
+  mutable std::mutex mutex_;  // of the rest
+  Graph graph_;
+  std::vector<std::shared_ptr<SendNode>> sends_;  // keeps their graphs alive
+  std::map<MessageId, int> expected_;             // and to whom the message went
+  std::vector<std::function<void()>> at_end_;
+  Gradients gradients_;
+  Future<void> told_;
+};
+
+}  // namespace weft::autograd

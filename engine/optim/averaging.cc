@@ -1,0 +1,43 @@
+#include <utility>
+
+#include <weft/engine/optim/averaging.h>
+#include <weft/engine/parallel/flat.h>
+
+namespace weft {
+
+void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group) {
+  constexpr std::size_t kPiece = 25u << 20;
+  if (!group || group.size() == 1) return;
+  struct UnderWay {
+    std::vector<at::Tensor> parameters;
+    at::Tensor flat;
+    Work work;
+  };
+  std::vector<UnderWay> pieces;
+  for (auto& piece : parallel::pieces_of(parameters, kPiece)) {
+    const at::Tensor flat = parallel::flatten(piece);
+    pieces.push_back({std::move(piece), flat, group.all_reduce(flat, ReduceOp::Avg)});
+  }
+  for (UnderWay& piece : pieces) {
+    piece.work.wait();
+    parallel::unflatten(piece.flat, piece.parameters);
+  }
+}
+
+PeriodicAverager::PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options)
+    : group_(std::move(group)), options_(options) {
+  if (options_.period < 1 || options_.warmup_steps < 0) {
+    throw Error(Blame::Caller, "PeriodicAverager: a period of " + std::to_string(options_.period) + " after " +
+                                   std::to_string(options_.warmup_steps) +
+                                   " steps; the period is at least 1, the warm-up at least 0");
+  }
+}
+
+bool PeriodicAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
+  const int counted = steps_++ - options_.warmup_steps;
+  const bool is_time = counted >= 0 && counted % options_.period == 0;
+  if (is_time) weft::average_parameters(parameters, group_);
+  return is_time;
+}
+
+}  // namespace weft

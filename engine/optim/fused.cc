@@ -1,0 +1,133 @@
+#include <map>
+#include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/optim/fused.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/kernels/kernels.h>
+
+namespace weft {
+
+namespace {
+
+using tensor::slice_of;
+using torch::optim::OptimizerParamGroup;
+
+// Before any parameter is touched: a step that fails halfway would leave nobody knows what.
+void check_fits(const char* name, const char* plain, const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  const auto refuse = [&](Blame blame, const std::string& why) {
+    throw Error(blame,
+                std::string(name) + ": " + why + " (" + tensor::describe(parameter) + "); use torch::optim::" + plain);
+  };
+  if (!parameter.device().is_cpu()) refuse(Blame::Unsupported, "it steps parameters on the CPU only");
+  if (gradient.layout() != at::kStrided) refuse(Blame::Caller, "a gradient is sparse");
+  const auto fits = [](at::ScalarType type) {
+    return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble;
+  };
+  if (!fits(parameter.scalar_type())) refuse(Blame::Caller, "it steps fp16, bf16, fp32 and fp64");
+  if (gradient.scalar_type() != parameter.scalar_type()) refuse(Blame::Caller, "a gradient has another dtype");
+  if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
+}
+
+void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups) {
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) check_fits(name, plain, parameter);
+    }
+  }
+}
+
+// The tensor with its elements in the parameter's order in memory: itself, where it has that.
+at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
+  if (tensor.strides() == parameter.strides()) return tensor;
+  return at::empty_like(parameter).copy_(tensor);
+}
+
+at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const c10::AutoGradMode with_grad(true);
+  return closure();
+}
+
+}  // namespace
+
+at::Tensor FusedSGD::step(LossClosure closure) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor loss = loss_of(closure);
+  check_all_fit("FusedSGD", "SGD", param_groups_);
+  for (OptimizerParamGroup& group : param_groups_) {
+    const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
+    std::map<at::ScalarType, std::vector<kernels::SgdTensor>> calls;
+    std::vector<at::Tensor> kept;  // what the slices below name
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      kept.push_back(laid_out_like(parameter, parameter.grad()));
+      kernels::SgdTensor one{slice_of(parameter), slice_of(kept.back()), {}, false};
+      if (options.momentum() != 0) {
+        auto& state = state_[parameter.unsafeGetTensorImpl()];
+        if (!state) state = std::make_unique<torch::optim::SGDParamState>();
+        auto& buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
+        one.first_step = !buffer.defined();
+        buffer = one.first_step ? at::empty_like(parameter) : laid_out_like(parameter, buffer);
+        one.momentum_buffer = slice_of(buffer);
+      }
+      calls[parameter.scalar_type()].push_back(one);
+    }
+    for (const auto& [type, tensors] : calls) {
+      const Dtype dtype = tensor::dtype_of(type);
+      kernels::sgd_step(tensors, dtype, dtype,
+                        {.lr = options.lr(),
+                         .momentum = options.momentum(),
+                         .dampening = options.dampening(),
+                         .weight_decay = options.weight_decay(),
+                         .nesterov = options.nesterov()});
+    }
+  }
+  return loss;
+}
+
+at::Tensor FusedAdamW::step(LossClosure closure) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor loss = loss_of(closure);
+  check_all_fit("FusedAdamW", "AdamW", param_groups_);
+  for (OptimizerParamGroup& group : param_groups_) {
+    const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
+    std::map<at::ScalarType, std::vector<kernels::AdamWTensor>> calls;
+    std::vector<at::Tensor> kept;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      auto& held = state_[parameter.unsafeGetTensorImpl()];
+      if (!held) held = std::make_unique<torch::optim::AdamWParamState>();
+      auto& state = static_cast<torch::optim::AdamWParamState&>(*held);
+      const auto ready = [&](at::Tensor& moment) {
+        moment = moment.defined() ? laid_out_like(parameter, moment) : at::zeros_like(parameter);
+        return slice_of(moment);
+      };
+      kept.push_back(laid_out_like(parameter, parameter.grad()));
+      kernels::AdamWTensor one{
+          slice_of(parameter), slice_of(kept.back()), ready(state.exp_avg()), ready(state.exp_avg_sq()), {},
+          state.step() + 1};
+      if (options.amsgrad()) one.max_exp_avg_sq = ready(state.max_exp_avg_sq());
+      state.step(one.step);
+      calls[parameter.scalar_type()].push_back(one);
+    }
+    for (const auto& [type, tensors] : calls) {
+      const Dtype dtype = tensor::dtype_of(type);
+      kernels::adamw_step(tensors, dtype, dtype,
+                          {.lr = options.lr(),
+                           .beta1 = std::get<0>(options.betas()),
+                           .beta2 = std::get<1>(options.betas()),
+                           .eps = options.eps(),
+                           .weight_decay = options.weight_decay(),
+                           .amsgrad = options.amsgrad()});
+    }
+  }
+  return loss;
+}
+
+}  // namespace weft

@@ -1,0 +1,54 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <weft/engine/parallel/bucket.h>
+#include <weft/engine/parallel/flat.h>
+
+namespace weft::parallel {
+
+std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& tensors, std::size_t bytes) {
+  std::vector<PlannedGradient> planned;
+  std::vector<std::size_t> order;
+  for (const at::Tensor& tensor : tensors) {
+    order.push_back(order.size());
+    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), false});
+  }
+  const std::size_t limits[] = {bytes};
+  std::vector<std::vector<at::Tensor>> pieces;
+  for (const PlannedBucket& bucket : plan_buckets(planned, order, limits)) {
+    pieces.emplace_back();
+    for (const std::size_t index : bucket.gradients) pieces.back().push_back(tensors[index]);
+  }
+  return pieces;
+}
+
+at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
+  return at::cat(parts);
+}
+
+at::Tensor empty_flat(const std::vector<at::Tensor>& tensors) {
+  std::int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return at::empty({elements}, tensors.front().options().requires_grad(false));
+}
+
+void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  const c10::AutoGradMode no_grad(false);
+  std::int64_t offset = 0;
+  for (const at::Tensor& tensor : tensors) {
+    tensor.detach().copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
+}
+
+at::Tensor view_like(const at::Tensor& flat, std::int64_t offset, const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  if (tensor.is_non_overlapping_and_dense()) return flat.as_strided(tensor.sizes(), tensor.strides(), offset);
+  return flat.narrow(0, offset, tensor.numel()).view(tensor.sizes());
+}
+
+}  // namespace weft::parallel

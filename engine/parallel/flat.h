@@ -1,0 +1,26 @@
+// Tensors that travel together as one: cut into pieces, packed back to back, and taken apart again.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::parallel {
+
+// Tensors of one dtype and device, in their order; a piece closes when it has reached so many bytes. Every rank that gives
+// tensors of the same shapes and dtypes gets the same pieces.
+std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& tensors, std::size_t bytes);
+
+// The values back to back, copied: [elements]. All of one dtype and device.
+at::Tensor flatten(const std::vector<at::Tensor>& tensors);
+// Room for them.
+at::Tensor empty_flat(const std::vector<at::Tensor>& tensors);
+// The reverse of flatten: copies the values into the tensors. Autograd does not see it.
+void unflatten(const at::Tensor& flat, const std::vector<at::Tensor>& tensors);
+
+// A part of `flat` from `offset`, shaped as the tensor, with the tensor's own strides where these fill memory without gaps.
+// Autograd does not know it as a view: libtorch's Optimizer::zero_grad detaches gradients in place, which views refuse.
+at::Tensor view_like(const at::Tensor& flat, std::int64_t offset, const at::Tensor& tensor);
+
+}  // namespace weft::parallel

@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/serialize/archive.h>
+
+#include <weft/engine/group/core.h>
+#include <weft/engine/parallel/flat.h>
+#include <weft/engine/parallel/model_state.h>
+#include <weft/engine/parallel/partition.h>
+#include <weft/engine/parallel/zero.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::parallel {
+
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
+
+at::Tensor bytes_of(const Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  std::string text = stream.str();
+  return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte)).clone();
+}
+
+// What rank `from` has sent.
+void load_bytes(Optimizer& optimizer, const at::Tensor& bytes, c10::Device device, int from) {
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel()), device);
+    optimizer.load(archive);
+  } catch (const std::exception& error) {
+    throw Error(Blame::Remote, "consolidate_state_dict: the state of rank " + std::to_string(from) +
+                                   " cannot be read: " + tensor::text_of(error));
+  }
+}
+
+// Moves one parameter's state, if there is any.
+void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
+  const auto found = from.state().find(key_of(parameter));
+  if (found == from.state().end()) {
+    to.state().erase(key_of(parameter));
+  } else {
+    to.state()[key_of(parameter)] = std::move(found->second);
+  }
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options)
+    // The defaults as the optimizer itself understands what it was given.
+    : Optimizer(groups, make({})->defaults().clone()),
+      group_(std::move(group)),
+      make_(make),
+      options_(options),
+      loads_(static_cast<std::size_t>(group_.size())) {
+  if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
+  lay_out(0);
+}
+
+void ShardedOptimizer::add_param_group(const OptimizerParamGroup& group) {
+  Optimizer::add_param_group(group);
+  try {
+    lay_out(param_groups_.size() - 1);
+  } catch (...) {
+    param_groups_.pop_back();
+    throw;
+  }
+}
+
+// --- the layout ------------------------------------------------------------------------------------------------------
+
+// Shards come in rounds, one of each rank: while a round's travel, every rank steps its own of the next.
+void ShardedOptimizer::lay_out(std::size_t first_group) {
+  std::vector<NamedTensor> named;
+  std::unordered_map<const void*, int> owners = owners_;
+  for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
+    for (const at::Tensor& parameter : param_groups_[g].params()) {
+      named.push_back({"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
+      if (owners.emplace(key_of(parameter), -1).second) continue;
+      throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name + " is here twice");
+    }
+  }
+  check_same_model(group_, named);
+  all_.reset();
+  for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
+    const auto& parameters = param_groups_[g].params();
+    std::vector<std::size_t> sizes;
+    for (const at::Tensor& parameter : parameters) sizes.push_back(parameter.nbytes());
+    const std::vector<int> ranks = deal_balanced(sizes, loads_);
+    std::vector<std::vector<at::Tensor>> by_rank(loads_.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      owners[key_of(parameters[i])] = ranks[i];
+      by_rank[static_cast<std::size_t>(ranks[i])].push_back(parameters[i]);
+    }
+    std::vector<std::vector<std::vector<at::Tensor>>> pieces;
+    std::size_t rounds = 0;
+    for (const auto& some : by_rank) {
+      pieces.push_back(pieces_of(some, options_.shard_bytes));
+      rounds = std::max(rounds, pieces.back().size());
+    }
+    for (std::size_t round = 0; round < rounds; ++round) {
+      for (std::size_t rank = 0; rank < pieces.size(); ++rank) {
+        if (round < pieces[rank].size()) shards_.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
+      }
+    }
+  }
+  owners_ = std::move(owners);
+}
+
+ShardedOptimizer::Shard ShardedOptimizer::make_shard(std::size_t group, int owner,
+                                                     std::vector<at::Tensor> parameters) const {
+  Shard shard;
+  shard.group = group;
+  shard.owner = owner;
+  shard.parameters = std::move(parameters);
+  if (options_.parameters_as_bucket_view) {
+    const c10::AutoGradMode no_grad(false);
+    shard.flat = empty_flat(shard.parameters);
+    std::int64_t offset = 0;
+    for (at::Tensor& parameter : shard.parameters) {
+      at::Tensor view = view_like(shard.flat, offset, parameter);
+      view.copy_(parameter);
+      parameter.set_data(view);
+      offset += parameter.numel();
+    }
+  }
+  if (owner == group_.rank()) {
+    shard.optimizer = make_({OptimizerParamGroup(shard.parameters, param_groups_[group].options().clone())});
+  }
+  return shard;
+}
+
+// Libtorch's own ways to change a parameter list, or a parameter's memory, pass by this class.
+void ShardedOptimizer::check_layout() const {
+  std::size_t count = 0;
+  for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
+  if (count != owners_.size()) {
+    throw Error(Blame::Caller,
+                "ZeroRedundancyOptimizer: its parameter groups were changed from outside; call add_param_group");
+  }
+  for (const Shard& shard : shards_) {
+    if (!shard.flat.defined()) continue;
+    for (const at::Tensor& parameter : shard.parameters) {
+      if (parameter.is_alias_of(shard.flat)) continue;
+      throw Error(
+          Blame::Caller,
+          "ZeroRedundancyOptimizer: a parameter was given other memory after it became a view of a bucket; move the "
+          "module first, or leave parameters_as_bucket_view off");
+    }
+  }
+}
+
+int ShardedOptimizer::owner(const at::Tensor& parameter) const {
+  const auto found = parameter.defined() ? owners_.find(key_of(parameter)) : owners_.end();
+  if (found == owners_.end())
+    throw Error(Blame::Caller, "ZeroRedundancyOptimizer: owner() of a parameter it was not given");
+  return found->second;
+}
+
+std::vector<const Optimizer*> ShardedOptimizer::local_optimizers() const {
+  std::vector<const Optimizer*> mine;
+  for (const Shard& shard : shards_) {
+    if (shard.optimizer) mine.push_back(shard.optimizer.get());
+  }
+  return mine;
+}
+
+// --- the step --------------------------------------------------------------------------------------------------------
+
+at::Tensor ShardedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  if (join_scope_ != nullptr) join_scope_->announce_step(*this, true);
+  step_shards();
+  return loss;
+}
+
+void ShardedOptimizer::step_shards() {
+  check_layout();
+  all_.reset();
+  struct UnderWay {
+    Shard* shard;
+    at::Tensor flat;
+    Work work;
+  };
+  std::vector<UnderWay> under_way;
+  for (Shard& shard : shards_) {
+    if (shard.optimizer) {
+      shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
+      shard.optimizer->step();
+    }
+    if (group_.size() == 1) continue;
+    at::Tensor flat = travelling(shard);
+    under_way.push_back({&shard, flat, group_.broadcast(flat, shard.owner)});
+  }
+  for (UnderWay& one : under_way) {
+    one.work.wait();
+    if (is_mine(*one.shard)) continue;
+    const auto& parameters = one.shard->parameters;
+    if (parameters.front().is_alias_of(one.flat)) {
+      // Written behind autograd's back: what a graph has saved of them is not valid any more.
+      for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
+    } else {
+      unflatten(one.flat, parameters);
+    }
+  }
+}
+
+at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
+  if (shard.flat.defined()) return shard.flat;
+  const at::Tensor& first = shard.parameters.front();
+  if (shard.parameters.size() == 1 && first.is_contiguous()) return first.detach();
+  return is_mine(shard) ? flatten(shard.parameters) : empty_flat(shard.parameters);
+}
+
+void ShardedOptimizer::mirror_step(int, bool synchronizes) {
+  if (synchronizes) step_shards();
+}
+
+// Every rank has the same parameters after every step.
+void ShardedOptimizer::take_over(int) {}
+
+// --- the state -------------------------------------------------------------------------------------------------------
+
+std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
+  auto whole = make_(param_groups_);
+  whole->state().clear();
+  for (const Shard& shard : shards_) {
+    if (!shard.optimizer) continue;
+    for (const auto& [parameter, state] : shard.optimizer->state()) whole->state()[parameter] = state->clone();
+  }
+  return whole;
+}
+
+void ShardedOptimizer::consolidate_state_dict(int to) {
+  group::Core& core = group::Core::of(group_);
+  core.check_rank(to, "consolidate_state_dict");
+  auto whole = whole_with_local_state();
+  const c10::Device device = core.barrier_device();
+  const at::Tensor mine = bytes_of(*whole);
+  const at::Tensor count = at::full({1}, mine.numel(), at::TensorOptions(at::kLong).device(device));
+  at::Tensor counts = at::empty({group_.size()}, count.options());
+  group_.all_gather_into(counts, count).wait();
+  counts = counts.to(at::kCPU);
+
+  // Names and numbers besides tensors; an optimizer with more state than this has none of libtorch's.
+  std::size_t most_expected = 64u << 20;
+  for (const std::size_t bytes : loads_) most_expected += 64 * bytes;
+  const std::int64_t most = counts.max().item<std::int64_t>();
+  if (counts.min().item<std::int64_t>() < 0 || most > static_cast<std::int64_t>(most_expected)) {
+    throw Error(Blame::Remote, "consolidate_state_dict: a rank announced a state of " + std::to_string(most) + " bytes");
+  }
+  const at::Tensor padded = at::zeros({most}, at::TensorOptions(at::kByte).device(device));
+  padded.narrow(0, 0, mine.numel()).copy_(mine);
+  std::vector<at::Tensor> gathered;
+  for (int rank = 0; rank < group_.size() && group_.rank() == to; ++rank) gathered.push_back(at::empty_like(padded));
+  group_.gather(gathered, padded, to).wait();
+  if (group_.rank() != to) return all_.reset();
+
+  const c10::Device state_device = shards_.empty() ? c10::Device(c10::kCPU) : shards_.front().parameters.front().device();
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (rank == to) continue;
+    const auto other = make_(param_groups_);
+    const at::Tensor bytes = gathered[static_cast<std::size_t>(rank)].to(at::kCPU);
+    load_bytes(*other, bytes.narrow(0, 0, counts[rank].item<std::int64_t>()), state_device, rank);
+    for (const Shard& shard : shards_) {
+      if (shard.owner != rank) continue;
+      for (const at::Tensor& parameter : shard.parameters) move_state(*other, parameter, *whole);
+    }
+  }
+  all_ = std::move(whole);
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  if (!all_) {
+    throw Error(
+        Blame::Caller,
+        "ZeroRedundancyOptimizer: this rank has only its part of the state; call consolidate_state_dict(rank) on all "
+        "ranks after the last step, then save on that rank");
+  }
+  all_->save(archive);
+}
+
+void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
+  const auto whole = make_(param_groups_);
+  whole->load(archive);
+  all_.reset();
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(whole->param_groups()[g].options().clone());
+  }
+  for (Shard& shard : shards_) {
+    if (!shard.optimizer) continue;
+    for (const at::Tensor& parameter : shard.parameters) move_state(*whole, parameter, *shard.optimizer);
+  }
+}
+
+}  // namespace weft::parallel

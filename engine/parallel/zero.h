@@ -1,0 +1,133 @@
+// ZeroRedundancyOptimizer: an optimizer whose state is kept once in a group instead of once on every rank (ZeRO stage 1,
+// Rajbhandari et al., 2020). Semantics of torch.distributed.optim.ZeroRedundancyOptimizer.
+//
+//   weft::DistributedDataParallel ddp(net, group);
+//   weft::ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(1e-3));
+//   loss_of(ddp(inputs)).backward();   // the same gradients on every rank
+//   zero.step();                       // each rank steps its parameters and sends them to the others
+//
+// Every parameter has one owner, chosen so that the ranks' bytes are balanced. An owner's parameters are cut into shards; a
+// shard travels while the next one is stepped. It is a libtorch optimizer: param_groups(), zero_grad(), schedulers and
+// torch::save work as on any other. Used by one thread at a time.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/parallel/join.h>
+
+namespace torch::optim {
+class LBFGS;
+}
+
+namespace weft {
+
+struct ZeroOptions {
+  // A shard closes when it has reached so many bytes.
+  std::size_t shard_bytes = 25 << 20;
+  // The parameters become views of the buffers that travel: no copies, but their storage changes when they are added. Who
+  // keeps a parameter's data() from before sees the old values, and module->to(device) comes before.
+  bool parameters_as_bucket_view = false;
+};
+
+namespace parallel {
+
+// The part of ZeroRedundancyOptimizer that does not depend on the kind of optimizer.
+class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
+ public:
+  // Steps this rank's parameters, and returns when those of all ranks are up to date (CUDA: when the current stream will
+  // find them so). Collective. The closure is called once, before. Inside weft::join it is called once for each
+  // synchronized backward, and the list names the model before the optimizer: a rank that has run out goes on stepping its
+  // own parameters with the gradients that the model's part in join leaves there.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  // Collective. Owners of earlier groups stay. Throws Caller, on all ranks, where the ranks' parameters differ in shape or
+  // dtype, and for a parameter that is here already.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
+  // Brings the state of all parameters to one rank, where save() can then write it. Collective; holds until the next step.
+  void consolidate_state_dict(int to = 0);
+  // What the plain optimizer with the same parameters would write, so that either can load it, in a group of any size.
+  // Throws Caller where the state has not been consolidated.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  // Takes the options, and of the state this rank's part. Called on every rank, with the same archive.
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // The rank that steps it. Throws Caller for a parameter that was not given.
+  int owner(const at::Tensor& parameter) const;
+  // Of this rank's shards, in the order in which they are stepped.
+  std::vector<const torch::optim::Optimizer*> local_optimizers() const;
+
+ protected:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
+  // Blocks until all ranks have come.
+  ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
+
+  ProcessGroup& join_group() override { return group_; }
+  void mirror_step(int first_rank, bool synchronizes) override;
+  void take_over(int last_rank) override;
+
+ private:
+  struct Shard {
+    std::size_t group = 0;  // of param_groups()
+    int owner = 0;
+    std::vector<at::Tensor> parameters;
+    at::Tensor flat;                                     // the parameters' memory, if they are views
+    std::unique_ptr<torch::optim::Optimizer> optimizer;  // on its owner only
+  };
+  void lay_out(std::size_t first_group);
+  Shard make_shard(std::size_t group, int owner, std::vector<at::Tensor> parameters) const;
+  void check_layout() const;
+  void step_shards();
+  // The shard's values in one piece: its buffer, its only parameter, or a copy (without values elsewhere than here).
+  at::Tensor travelling(const Shard& shard) const;
+  bool is_mine(const Shard& shard) const { return shard.owner == group_.rank(); }
+  // An optimizer over all parameters with the state of this rank's.
+  std::unique_ptr<torch::optim::Optimizer> whole_with_local_state() const;
+
+  ProcessGroup group_;
+  Make make_;
+  ZeroOptions options_;
+  std::vector<std::size_t> loads_;                // bytes by rank
+  std::unordered_map<const void*, int> owners_;   // by parameter
+  std::vector<Shard> shards_;                     // in the order in which they are stepped and sent, on all ranks
+  std::unique_ptr<torch::optim::Optimizer> all_;  // with the consolidated state
+};
+
+}  // namespace parallel
+
+// O: a libtorch optimizer, which takes parameter groups and options and treats each parameter by itself.
+template <class O>
+class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
+  static_assert(std::derived_from<O, torch::optim::Optimizer>, "ZeroRedundancyOptimizer takes a libtorch optimizer class");
+  static_assert(
+      !std::derived_from<O, torch::optim::LBFGS>,
+      "LBFGS looks at all parameters together, so its step cannot be divided; use Adam, AdamW, SGD, RMSprop, Adagrad");
+
+ public:
+  // Collective; blocks until all ranks have come. Every rank gives the same parameters in the same order, with the same
+  // values (as after DistributedDataParallel's constructor). Throws Caller, on all ranks, where shapes or dtypes differ.
+  template <class Options>
+  requires std::constructible_from<O, std::vector<torch::optim::OptimizerParamGroup>, Options> ZeroRedundancyOptimizer(
+      std::vector<torch::optim::OptimizerParamGroup> groups, ProcessGroup group, const Options& defaults,
+      ZeroOptions options = {})
+      : ShardedOptimizer(
+            groups, std::move(group), [defaults](const Groups& some) { return std::make_unique<O>(some, defaults); },
+            options) {}
+  template <class Options>
+  requires std::constructible_from<O, std::vector<torch::optim::OptimizerParamGroup>, Options> ZeroRedundancyOptimizer(
+      std::vector<at::Tensor> parameters, ProcessGroup group, const Options& defaults, ZeroOptions options = {})
+      : ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup>{std::move(parameters)}, std::move(group),
+                                defaults, options) {}
+};
+
+}  // namespace weft

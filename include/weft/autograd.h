@@ -1,0 +1,5 @@
+// Distributed autograd: AutogradContext, BackwardMode, BackwardOptions.
+#pragma once
+
+#include <weft/engine/autograd/autograd_context.h>
+#include <weft/rpc.h>

@@ -1,0 +1,8 @@
+// Optimizers and averaging over several processes: ZeroRedundancyOptimizer, average_parameters, PeriodicAverager; and with
+// fused steps: FusedSGD, FusedAdamW.
+#pragma once
+
+#include <weft/engine/optim/averaging.h>
+#include <weft/engine/optim/fused.h>
+#include <weft/engine/parallel/zero.h>
+#include <weft/group.h>

@@ -1,0 +1,506 @@
+// Passes: group DA of the behaviours.
+#include <torch/torch.h>
+
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace passes {
+
+using namespace weft;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
+at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
+at::Tensor chain(std::vector<at::Tensor> m) { return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]).matmul(m[4]); }
+std::vector<at::Tensor> split(at::Tensor a) { return a.split(1); }
+at::Tensor branch(at::Tensor a, at::Tensor b) {
+  if (!a.requires_grad() || b.requires_grad()) throw std::runtime_error("the flags did not travel");
+  return a * b;
+}
+at::Tensor make(std::vector<std::int64_t> sizes) {
+  return at::ones(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+}
+at::Tensor add_held(at::Tensor a, RRef<at::Tensor> b) { return a + b.to_here(); }
+// Uses a third worker, and its inputs again.
+at::Tensor mixed(at::Tensor a, at::Tensor b, int third) {
+  const at::Tensor there = rpc::this_agent().sync<&matmul>(third, a, b);
+  return there * a + b;
+}
+// Calls back, deeper and deeper.
+at::Tensor back_and_forth(at::Tensor a, at::Tensor b, int depth, int other) {
+  if (depth == 0) return a * b;
+  const int self = rpc::this_agent().self().rank;
+  return rpc::this_agent().sync<&back_and_forth>(other, a * b, b, depth - 1, self) + a;
+}
+Future<at::Tensor> later(at::Tensor a, int other) {
+  const at::Tensor there = co_await rpc::this_agent().async<&mul>(other, a, a);
+  co_return there + a;
+}
+at::Tensor gradient_here(RRef<at::Tensor> parameter) {
+  return AutogradContext::current().gradient(parameter.local_value());
+}
+std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
+std::vector<std::size_t> counters() {
+  const auto info = rpc::this_agent().debug_info();
+  return {info.contexts, info.backward_passes};
+}
+struct Layer {
+  Layer() : weight(make({3, 3})) {}
+  at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
+  at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
+  bool grad_is_empty() { return !weight.grad().defined(); }
+  at::Tensor weight;
+};
+struct Embedding {
+  Embedding() : bag(torch::nn::EmbeddingBagOptions(10, 3).mode(torch::kSum).sparse(true)) {
+    torch::NoGradGuard off;
+    bag->weight.copy_(at::arange(30).view({10, 3}));
+  }
+  at::Tensor forward(at::Tensor indices, at::Tensor offsets) { return bag->forward(indices, offsets); }
+  at::Tensor gradient() { return AutogradContext::current().gradient(bag->weight); }
+  torch::nn::EmbeddingBag bag;
+};
+
+}  // namespace passes
+
+namespace weft {
+namespace {
+
+using namespace harness;
+using namespace std::chrono_literals;
+
+class Backward : public testing::TestWithParam<Setting> {};
+
+// The gradients of the sum of what `compute` gives, by libtorch alone.
+std::vector<at::Tensor> local_gradients(const std::function<at::Tensor()>& compute, const std::vector<at::Tensor>& leaves) {
+  return torch::autograd::grad({compute().sum()}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
+}
+
+void expect_gradients(AutogradContext& context, const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& expected) {
+  std::size_t defined = 0;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor gradient = context.gradient(leaves[i]);
+    ASSERT_EQ(gradient.defined(), expected[i].defined()) << i;
+    if (!gradient.defined()) continue;
+    ++defined;
+    EXPECT_TRUE(at::allclose(gradient, expected[i], 1e-10, 1e-10)) << i << gradient << expected[i];
+    EXPECT_FALSE(leaves[i].grad().defined());
+  }
+  EXPECT_EQ(context.gradients().size(), defined);
+}
+
+TEST_P(Backward, DA014_027_RemoteOperationsGiveLocalGradientsAndNoExtras) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3, 3}), b = leaf({3, 3});
+    const auto plain = local_gradients([&] { return a * b; }, {a, b});
+    for (int steps = 0; steps < 2; ++steps) {
+      const auto to = after(agent, steps);
+      for (int mode = 0; mode < 4; ++mode) {
+        AutogradContext context(agent);
+        at::Tensor product;
+        if (mode == 0) product = agent.sync<&passes::mul>(to, a, b);
+        if (mode == 1) product = agent.async<&passes::mul>(to, a, b).get();
+        if (mode == 2) product = agent.remote<&passes::mul>(to, a, b).to_here();
+        if (mode == 3) product = agent.sync_op("aten::mul", to, a, b);
+        context.backward({product.sum()});
+        expect_gradients(context, {a, b}, plain);
+      }
+    }
+  });
+}
+
+TEST_P(Backward, DA023_WithoutCallsItIsLocalAutograd) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto a = leaf({3}), b = leaf({3});
+    context.backward({(a + b).sum()});
+    expect_gradients(context, {a, b}, {at::ones({3}, at::kDouble), at::ones({3}, at::kDouble)});
+  });
+}
+
+TEST_P(Backward, DA008_TheCalleesLeafGetsItsGradientThere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto to = after(agent, 1);
+    const auto layer = agent.remote<passes::Layer>(to);
+    const auto x = at::rand({2, 3}, at::kDouble);
+    const at::Tensor y = layer.sync<&passes::Layer::forward>(x);
+    EXPECT_TRUE(y.requires_grad());
+    context.backward({y.sum()});
+    EXPECT_TRUE(context.gradients().empty());
+    EXPECT_EQ(agent.sync<&passes::gradients_here>(to), 1u);
+    EXPECT_TRUE(at::allclose(layer.sync<&passes::Layer::gradient>(), x.sum(0).unsqueeze(1).expand({3, 3})));
+    EXPECT_TRUE(layer.sync<&passes::Layer::grad_is_empty>());
+  });
+}
+
+TEST_P(Backward, DA013_TheirOwnGradsStayAsTheyWere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    (a * 3).sum().backward();
+    AutogradContext context(agent);
+    context.backward({agent.sync<&passes::mul>(after(agent, 1), a, b).sum()});
+    EXPECT_TRUE(at::allclose(a.grad(), at::full({3}, 3.0, at::kDouble)));
+    EXPECT_FALSE(b.grad().defined());
+    EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
+  });
+}
+
+TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int last = static_cast<int>(agent.workers().size()) - 1;
+    for (const int steps : {1, last}) {
+      AutogradContext context(agent);
+      const auto owner = after(agent, 1);
+      const auto held = agent.remote<&passes::make>(owner, std::vector<std::int64_t>{3});
+      const auto x = leaf({3});
+      const at::Tensor y = agent.sync<&passes::add_held>(after(agent, steps), x, held);
+      context.backward({(y * 2).sum()});
+      EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2.0, at::kDouble)));
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held), at::full({3}, 2.0, at::kDouble)));
+    }
+  });
+}
+
+TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3, 3}), b = leaf({3, 3});
+    const auto c = at::rand({3, 3}, at::kDouble);
+    const auto compute = [&](const auto& call) {
+      at::Tensor x = call(1, a, b);
+      x = call(2, x, c);
+      x = call(3, x, a);
+      x = call(1, c, x);
+      x = call(2, x, b);
+      return call(3, x, x);
+    };
+    AutogradContext context(agent);
+    const at::Tensor y = compute([&](int steps, const at::Tensor& l, const at::Tensor& r) {
+      return agent.sync<&passes::mul>(after(agent, steps), l, r);
+    });
+    context.backward({y.sum()});
+    expect_gradients(context, {a, b}, local_gradients([&] {
+                       return compute([](int, const at::Tensor& l, const at::Tensor& r) { return l * r; });
+                     }, {a, b}));
+  });
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const std::vector<at::Tensor> m = {leaf({4, 6}), leaf({6, 5}), leaf({5, 7}), leaf({7, 8})};
+    AutogradContext context(agent);
+    at::Tensor y = m[0];
+    for (int i = 1; i < 4; ++i) y = agent.sync<&passes::matmul>(after(agent, i), y, m[static_cast<std::size_t>(i)]);
+    context.backward({y.sum()});
+    expect_gradients(context, m, local_gradients([&] { return m[0].matmul(m[1]).matmul(m[2]).matmul(m[3]); }, m));
+  });
+}
+
+TEST_P(Backward, DA020_021_UnusedPartsOfWhatTravels) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
+    {
+      AutogradContext context(agent);
+      const at::Tensor middle = at::stack({a, b, c}).narrow(0, 0, 1);
+      context.backward({agent.sync<&passes::mul>(after(agent, 1), middle, middle).sum()});
+      expect_gradients(context, {a, b, c}, local_gradients([&] {
+                         const at::Tensor m = at::stack({a, b, c}).narrow(0, 0, 1);
+                         return m * m;
+                       }, {a, b, c}));
+    }
+    AutogradContext context(agent);
+    const auto parts = agent.sync<&passes::split>(after(agent, 1), a);
+    context.backward({(parts[0] * parts[2]).sum()});
+    expect_gradients(context, {a}, local_gradients([&] {
+                       const auto own = a.split(1);
+                       return own[0] * own[2];
+                     }, {a}));
+  });
+}
+
+TEST_P(Backward, DA024_WrongRootsAreRefusedEachInItsWords) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto x = leaf({2});
+    std::set<std::string> texts;
+    const auto refused = [&](const std::vector<at::Tensor>& roots, const BackwardOptions& options = {}) {
+      const auto error = error_of([&] { context.backward(roots, options); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+      texts.insert(error.text());
+    };
+    refused({});
+    refused({at::Tensor()});
+    refused({at::ones({1})});
+    refused({x * 2});
+    refused({leaf({1})});
+    refused({x * 2}, {.grad_outputs = {at::ones({3}, at::kDouble)}});
+    refused({x * 2}, {.grad_outputs = {at::ones({2}, at::kDouble), at::ones({2}, at::kDouble)}});
+    context.release();
+    refused({x.sum()});
+    EXPECT_EQ(texts.size(), 8u);
+  });
+}
+
+TEST_P(Backward, DA025_SeveralRootsAndGivenGradients) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    std::vector<at::Tensor> roots;
+    for (int i = 0; i < 4; ++i) roots.push_back((agent.sync<&passes::mul>(after(agent, 1), a, b) * (i + 1)).sum());
+    context.backward(roots);
+    expect_gradients(context, {a, b}, {b.detach() * 10, a.detach() * 10});
+    AutogradContext* first = &context;
+    first->release();
+    AutogradContext second(agent);
+    const at::Tensor y = agent.sync<&passes::mul>(after(agent, 1), a, b);
+    const at::Tensor given = at::rand({3}, at::kDouble);
+    second.backward({y, y}, {.grad_outputs = {given, given * 2}});
+    expect_gradients(second, {a, b}, {b.detach() * given * 3, a.detach() * given * 3});
+  });
+}
+
+TEST_P(Backward, DA026_EachGradientHasItsOwnDtype) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto a = at::rand({3}, at::kFloat).requires_grad_(), b = leaf({3});
+    context.backward({agent.sync<&passes::add>(after(agent, 1), a, b).sum()});
+    EXPECT_EQ(context.gradient(a).scalar_type(), at::kFloat);
+    EXPECT_EQ(context.gradient(b).scalar_type(), at::kDouble);
+  });
+}
+
+TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const std::vector<at::Tensor> m = {leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3}), leaf({3, 3})};
+    {
+      AutogradContext context(agent);
+      context.backward({agent.sync<&passes::chain>(after(agent, 1), m).sum()});
+      expect_gradients(context, m, local_gradients([&] { return passes::chain(m); }, m));
+    }
+    for (const int third : {0, 2, 1}) {
+      AutogradContext context(agent);
+      context.backward({agent.sync<&passes::mixed>(after(agent, 1), m[0], m[1], after(agent, third).rank).sum()});
+      expect_gradients(context, {m[0], m[1]}, local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]}));
+    }
+  });
+}
+
+TEST_P(Backward, CallsBackToTheOriginAndCoroutines) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    {
+      AutogradContext context(agent);
+      const auto to = after(agent, 1);
+      context.backward({agent.sync<&passes::back_and_forth>(to, a, b, 6, agent.self().rank).sum()});
+      expect_gradients(context, {a, b}, local_gradients([&] {
+                         at::Tensor x = a, sum = at::zeros({3}, at::kDouble);
+                         for (int i = 0; i < 6; ++i) {
+                           sum = sum + x;
+                           x = x * b;
+                         }
+                         return x * b + sum;
+                       }, {a, b}));
+    }
+    AutogradContext context(agent);
+    context.backward({agent.sync<&passes::later>(after(agent, 1), a, after(agent, 2).rank).sum()});
+    expect_gradients(context, {a}, {a.detach() * 2 + 1});
+  });
+}
+
+TEST_P(Backward, DA029_WhetherGradientsAreNeededTravels) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto a = leaf({3});
+    const auto b = at::rand({3}, at::kDouble);
+    context.backward({agent.sync<&passes::branch>(after(agent, 1), a, b).sum()});
+    expect_gradients(context, {a}, {b});
+  });
+}
+
+TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3, 3}), b = leaf({3, 3});
+    const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum();
+    for (int i = 1; i <= 3; ++i) {
+      context.backward({loss}, {.retain_graph = i < 3});
+      expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
+    }
+    // The graph has gone with the last.
+    EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Remote);
+  });
+}
+
+TEST_P(Backward, DA033_ThousandPasses) {
+  if (GetParam().workers != 2) GTEST_SKIP() << "once for each transport";
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&passes::mul>(after(agent, 1), a, b).sum();
+    for (int i = 0; i < 1000; ++i) context.backward({loss}, {.retain_graph = true});
+    EXPECT_TRUE(at::allclose(context.gradient(a), b.detach() * 1000));
+  });
+}
+
+TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3});
+    {
+      AutogradContext context(agent);
+      std::vector<std::size_t> seen;
+      const at::Tensor y = agent.sync<&passes::mul>(1, a, a);
+      // The pass runs here when the gradient comes.
+      a.register_hook([&](const at::Tensor&) { seen = {agent.debug_info().contexts, agent.debug_info().backward_passes}; });
+      context.backward({y.sum()});
+      EXPECT_EQ(seen, (std::vector<std::size_t>{1, 1}));
+    }
+    for (const auto& worker : agent.workers()) {
+      EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::counters>(worker) == std::vector<std::size_t>{0, 0}; }));
+    }
+  });
+}
+
+TEST_P(Backward, DA034_036_HooksRunOnceEachPass) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    a.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    int counted = 0;
+    AutogradContext context(agent);
+    // Twice the same tensor: one entry, one run of its hooks.
+    at::Tensor y = agent.sync<&passes::mul>(after(agent, 1), a, b);
+    y = agent.sync<&passes::mul>(after(agent, 2), y, a);
+    b.register_hook([&](const at::Tensor&) { ++counted; });
+    y.register_hook([&](const at::Tensor&) { ++counted; });
+    for (int i = 0; i < 2; ++i) context.backward({y.sum()}, {.retain_graph = true});
+    EXPECT_EQ(counted, 4);
+    expect_gradients(context, {a, b}, {a.detach() * b.detach() * 8, a.detach() * a.detach() * 2});
+  });
+}
+
+TEST_P(Backward, DA035_GradientsAreNotShared) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    // Addition gives both inputs one and the same gradient.
+    context.backward({agent.sync<&passes::add>(after(agent, 1), a, b).sum()});
+    const auto of_a = context.gradient(a), of_b = context.gradient(b);
+    EXPECT_TRUE(of_a.is_contiguous());
+    EXPECT_FALSE(of_a.is_alias_of(of_b));
+    of_a.zero_();
+    EXPECT_TRUE(at::equal(of_b, at::ones({3}, at::kDouble)));
+  });
+}
+
+TEST_P(Backward, DA038_039_SparseGradientsOfARemoteEmbedding) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto embedding = agent.remote<passes::Embedding>(after(agent, 1));
+    const auto indices = at::tensor({1, 2, 4, 5, 4, 3}, at::kLong), offsets = at::tensor({0, 3}, at::kLong);
+    const at::Tensor loss = embedding.sync<&passes::Embedding::forward>(indices, offsets).sum();
+    passes::Embedding local;
+    for (int i = 0; i < 2; ++i) {
+      context.backward({loss}, {.retain_graph = true});
+      local.forward(indices, offsets).sum().backward();
+      const auto gradient = embedding.sync<&passes::Embedding::gradient>();
+      EXPECT_TRUE(gradient.is_sparse());
+      EXPECT_TRUE(at::allclose(gradient.to_dense(), local.bag->weight.grad().to_dense()));
+    }
+  });
+}
+
+TEST_P(Backward, DA039_SparseTensorsTravelBothWays) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto sparse = [] {
+      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}), at::rand({2}, at::kDouble), {3}, at::kDouble).requires_grad_();
+    };
+    const auto a = sparse(), b = sparse();
+    AutogradContext context(agent);
+    const at::Tensor sum = agent.sync<&passes::add>(after(agent, 1), a, b);
+    EXPECT_TRUE(sum.is_sparse());
+    context.backward({at::_sparse_sum(sum)});
+    EXPECT_TRUE(at::allclose(context.gradient(a).to_dense(), at::tensor({1.0, 0.0, 1.0}, at::kDouble)));
+  });
+}
+
+TEST_P(Backward, ManyPassesAtOnceOnOneWorker) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&agent, i] {
+        for (int round = 0; round < 10; ++round) {
+          const auto a = leaf({3, 3}), b = leaf({3, 3});
+          AutogradContext context(agent);
+          const at::Tensor loss =
+              agent.sync<&passes::mixed>(after(agent, 1 + i % 2), a, b, after(agent, 1).rank).sum();
+          context.backward({loss}, {.mode = i % 2 == 0 ? BackwardMode::Fast : BackwardMode::Exact});
+          expect_gradients(context, {a, b}, local_gradients([&] { return a.matmul(b) * a + b; }, {a, b}));
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  });
+}
+
+TEST_P(Backward, DA022_ExactFinishesWithoutUnusedResults) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor unused = agent.sync<&passes::mul>(after(agent, 1), a, a);
+    const at::Tensor used = agent.sync<&passes::mul>(after(agent, 1), a, b);
+    const auto root = used.sum();
+    for (int i = 1; i <= 3; ++i) {
+      context.backward({root}, {.retain_graph = true, .mode = BackwardMode::Exact});
+      expect_gradients(context, {a, b}, {b.detach() * i, a.detach() * i});
+    }
+    context.backward({unused.sum()}, {.mode = BackwardMode::Exact});
+    expect_gradients(context, {a, b}, {b.detach() * 3 + a.detach() * 2, a.detach() * 3});
+  });
+}
+
+TEST_P(Backward, DA022_FastEndsWithATimeoutThatNamesExact) {
+  rpc::Options options;
+  options.timeout = 1s;
+  if (GetParam().as == As::Processes) options.timeout = 3s;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const auto a = leaf({3}), b = leaf({3});
+        AutogradContext context(agent);
+        agent.sync<&passes::mul>(1, a, a);
+        const at::Tensor used = agent.sync<&passes::mul>(1, a, b);
+        const auto root = used.sum();
+        const auto error = error_of([&] { context.backward({root}, {.retain_graph = true}); });
+        EXPECT_EQ(error.blame(), Blame::Timeout);
+        EXPECT_NE(error.text().find("Exact"), std::string::npos) << error.text();
+        EXPECT_TRUE(context.gradients().empty());
+        context.backward({root}, {.mode = BackwardMode::Exact});
+        expect_gradients(context, {a, b}, {b.detach(), a.detach()});
+      },
+      options);
+}
+
+TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const at::Tensor y = agent.sync<&passes::mul>(after(agent, 1), leaf({2}), leaf({2}));
+    const auto error = error_of([&] { y.sum().backward(); });
+    EXPECT_NE(std::string(error.what()).find("context.backward"), std::string::npos) << error.what();
+  });
+}
+
+TEST_P(Backward, BackwardAsyncIsAwaited) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&passes::mul>(after(agent, 1), a, b).sum();
+    context.backward_async({loss}, {.retain_graph = true}).get();
+    context.backward_async({loss}, {.mode = BackwardMode::Exact}).get();
+    expect_gradients(context, {a, b}, {b.detach() * 2, a.detach() * 2});
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, Backward, testing::ValuesIn(autograd_settings()), setting_name);
+
+}  // namespace
+}  // namespace weft

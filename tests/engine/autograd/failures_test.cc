@@ -1,0 +1,210 @@
+// Passes that fail: group DF of the behaviours.
+#include <csignal>
+
+#include <torch/torch.h>
+
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace broken {
+
+using namespace weft;
+
+std::atomic<int> failures{1 << 30};  // how many times the node throws
+
+struct Throwing : torch::autograd::Function<Throwing> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+    if (failures-- > 0) throw std::runtime_error("the node broke");
+    return {gradients[0] * 2};
+  }
+};
+// Holds the pass until it is told to go on.
+std::mutex mutex;
+std::condition_variable changed;
+bool held = false, go_on = false;
+struct Holding : torch::autograd::Function<Holding> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+    std::unique_lock lock(mutex);
+    held = true;
+    changed.notify_all();
+    changed.wait(lock, [] { return go_on; });
+    return {gradients[0] * 2};
+  }
+};
+
+at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
+at::Tensor breaks(at::Tensor a) { return Throwing::apply(a); }
+at::Tensor holds(at::Tensor a) { return Holding::apply(a); }
+at::Tensor breaks_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&breaks>(rank, a) * a; }
+int may_fail(int times) {
+  failures = times;
+  return 0;
+}
+std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
+std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
+int number(int value) { return value; }
+
+}  // namespace broken
+
+namespace weft {
+namespace {
+
+using namespace harness;
+using namespace std::chrono_literals;
+
+class FailingBackward : public testing::TestWithParam<Setting> {};
+
+TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const int last = static_cast<int>(agent.workers().size()) - 1;
+    agent.sync<&broken::may_fail>(last, 1 << 30);
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor y = agent.sync<&broken::mul>(1, a, b);
+    const at::Tensor z = agent.sync<&broken::breaks_on>(1, y, last);
+    const at::Tensor loss = agent.sync<&broken::mul>(last, z, a).sum();
+    const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+    EXPECT_EQ(error.blame(), Blame::Remote);
+    for (const std::string part : {"the node broke", "Throwing"}) {
+      EXPECT_NE(error.text().find(part), std::string::npos) << error.text();
+    }
+    EXPECT_NE(error.text().find(agent.worker(last).name + " (rank"), std::string::npos) << error.text();
+    // Nothing is left of it, nowhere; and the graph is still there.
+    for (const auto& worker : agent.workers()) {
+      EXPECT_EQ(agent.sync<&broken::gradients_here>(worker), 0u) << worker.name;
+      EXPECT_EQ(agent.sync<&broken::passes_here>(worker), 0u) << worker.name;
+    }
+    agent.sync<&broken::may_fail>(last, 0);
+    context.backward({loss}, {.retain_graph = true});
+    const auto local = torch::autograd::grad({(a * b * 2 * (a * b) * a).sum()}, {a, b});
+    EXPECT_TRUE(at::allclose(context.gradient(a), local[0], 1e-10, 1e-10));
+    EXPECT_TRUE(at::allclose(context.gradient(b), local[1], 1e-10, 1e-10));
+  });
+}
+
+TEST_P(FailingBackward, AGradientThatCannotBeSentEndsThePass) {
+  rpc::Options options;
+  options.faults.fail_first[rpc::MessageKind::Gradient] = 1;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const auto a = leaf({3}), b = leaf({3});
+        AutogradContext context(agent);
+        const at::Tensor loss = agent.sync<&broken::mul>(1, a, b).sum();
+        // Ours is refused; then the peer's.
+        for (int i = 0; i < 2; ++i) {
+          const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+          EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+          EXPECT_TRUE(context.gradients().empty());
+        }
+        context.backward({loss});
+        EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
+      },
+      options);
+}
+
+TEST_P(FailingBackward, ALostGradientEndsThePassInTime) {
+  rpc::Options options;
+  options.timeout = 1500ms;
+  options.faults.drop.insert(rpc::MessageKind::Gradient);
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const auto a = leaf({3});
+        AutogradContext context(agent);
+        const at::Tensor loss = agent.sync<&broken::mul>(1, a, a).sum();
+        const auto error = error_of([&] { context.backward({loss}); });
+        EXPECT_EQ(error.blame(), Blame::Timeout) << error.text();
+      },
+      options);
+}
+
+TEST_P(FailingBackward, ReleaseDuringAPassCancelsIt) {
+  if (GetParam().as == As::Processes) GTEST_SKIP() << "the test holds a node of another worker through this process's memory";
+  broken::held = broken::go_on = false;
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&broken::holds>(1, a).sum();
+    std::thread releasing([&] {
+      std::unique_lock lock(broken::mutex);
+      broken::changed.wait(lock, [] { return broken::held; });
+      lock.unlock();
+      context.release();
+    });
+    const auto error = error_of([&] { context.backward({loss}); });
+    EXPECT_EQ(error.blame(), Blame::Cancelled) << error.text();
+    releasing.join();
+    {
+      std::lock_guard lock(broken::mutex);
+      broken::go_on = true;
+    }
+    broken::changed.notify_all();
+    EXPECT_TRUE(comes_true([&] { return agent.sync<&broken::passes_here>(1) == 0; }));
+  });
+}
+
+TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
+  rpc::Options options;
+  options.faults.fail_first[rpc::MessageKind::Call] = 1;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const auto a = leaf({3}), b = leaf({3});
+        AutogradContext context(agent);
+        EXPECT_EQ(error_of([&] { agent.sync<&broken::mul>(1, a, a); }).blame(), Blame::PeerLost);
+        EXPECT_TRUE(context.shared()->sends().empty());
+        context.backward({agent.sync<&broken::mul>(1, a, b).sum()});
+        EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
+      },
+      options);
+}
+
+bool is_gone(rpc::Agent& agent, int rank) {
+  try {
+    agent.sync<&broken::number>(rank, 1);
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    Processes processes(4, [&](int rank) {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                   {.rank = rank, .world_size = 4, .timeout = 5s, .transports = {transport}});
+      const auto a = leaf({3});
+      {
+        AutogradContext context(agent);
+        const at::Tensor loss = agent.sync<&broken::mul>((rank + 1) % 4, a, a).sum();
+        Processes::say("forward");
+        if (rank % 2 == 0) {
+          EXPECT_TRUE(comes_true([&] { return is_gone(agent, (rank + 1) % 4); }));
+          const auto error = error_of([&] { context.backward({loss}); });
+          EXPECT_TRUE(error.blame() == Blame::PeerLost || error.blame() == Blame::Timeout) << error.what();
+        } else {
+          ::pause();
+        }
+      }
+      EXPECT_TRUE(comes_true([&] { return agent.debug_info().backward_passes == 0; }));
+      agent.leave();
+    });
+    for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "forward");
+    for (const int rank : {1, 3}) processes.signal(rank, SIGKILL);
+    processes.expect_success({1, 3});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, FailingBackward, testing::ValuesIn(autograd_settings()), setting_name);
+
+}  // namespace
+}  // namespace weft

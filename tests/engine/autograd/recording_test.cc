@@ -1,0 +1,256 @@
+// Contexts, and what is recorded in them: group DA of the behaviours.
+#include <torch/torch.h>
+
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace recorded {
+
+using namespace weft;
+
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) { return rpc::this_agent().sync<&add>(rank, a, b); }
+std::uint64_t context_here() { return AutogradContext::current().id(); }
+Future<std::uint64_t> context_in_continuation(int rank) {
+  return rpc::this_agent().async<&context_here>(rank).then([](std::uint64_t there) {
+    return AutogradContext::current().id() == there ? there : 0;
+  });
+}
+Future<std::uint64_t> context_in_coroutine(int rank) {
+  rpc::Agent& agent = rpc::this_agent();
+  const auto first = co_await agent.async<&context_here>(rank);
+  const auto second = co_await agent.async<&context_here>(rank);
+  co_return first == second && AutogradContext::current().id() == first ? first : 0;
+}
+std::uint64_t second_context() {
+  AutogradContext second(rpc::this_agent());
+  return second.id();
+}
+at::Tensor sum_of(std::vector<at::Tensor> all) {
+  at::Tensor sum = all[0];
+  for (std::size_t i = 1; i < all.size(); ++i) sum = sum + all[i];
+  return sum;
+}
+std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
+int number(int value) { return value; }
+
+// What this call's context has recorded before it on this worker, in words.
+std::string graph() {
+  const auto context = AutogradContext::current().shared();
+  std::string text;
+  for (const auto& send : context->sends()) {
+    text += "send to " + std::to_string(send->to()) + ":";
+    for (const auto& edge : send->next_edges()) {
+      text += " " + edge.function->name();
+      for (const auto& next : edge.function->next_edges()) {
+        if (next.is_valid()) text += " <- " + next.function->name() + "[" + std::to_string(next.input_nr) + "]";
+      }
+    }
+    text += "\n";
+  }
+  return text;
+}
+std::vector<int> known_workers() {
+  const auto workers = AutogradContext::current().shared()->workers();
+  return {workers.begin(), workers.end()};
+}
+
+}  // namespace recorded
+
+namespace weft {
+namespace {
+
+using namespace harness;
+using namespace std::chrono_literals;
+
+class Recording : public testing::TestWithParam<Setting> {};
+
+TEST_P(Recording, DA001_IdsBeginWithTheWorkerAndEndWithTheScope) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::uint64_t last = 0;
+    for (int i = 0; i < 200; ++i) {
+      std::uint64_t id = 0;
+      {
+        AutogradContext context(agent);
+        id = context.id();
+        EXPECT_EQ(AutogradContext::current().id(), id);
+      }
+      EXPECT_EQ(id >> 48, static_cast<std::uint64_t>(agent.self().rank));
+      EXPECT_GT(id, last);
+      last = id;
+      EXPECT_EQ(error_of([] { AutogradContext::current(); }).blame(), Blame::Caller);
+      EXPECT_EQ(agent.shared_core()->contexts().find(id), nullptr);
+    }
+  });
+}
+
+TEST_P(Recording, DA002_AThreadHasOneContextAtATime) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    EXPECT_EQ(error_of([&] { AutogradContext second(agent); }).blame(), Blame::Caller);
+    error_of([&] { agent.sync<&recorded::second_context>(after(agent, 1)); });
+    EXPECT_EQ(AutogradContext::current().id(), context.id());
+  });
+}
+
+TEST_P(Recording, DA041_ContextsFollowCallsContinuationsCoroutinesAndCallsToOneself) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    for (int steps = 0; steps < 3; ++steps) {
+      const auto to = after(agent, steps);
+      EXPECT_EQ(agent.sync<&recorded::context_here>(to), context.id());
+      EXPECT_EQ(agent.sync<&recorded::context_in_continuation>(to, agent.self().rank), context.id());
+      EXPECT_EQ(agent.sync<&recorded::context_in_coroutine>(to, after(agent, 1).rank), context.id());
+      EXPECT_EQ(agent.remote<&recorded::context_here>(to).to_here(), context.id());
+      const auto then = agent.async<&recorded::number>(to, 1).then([](int) { return AutogradContext::current().id(); });
+      EXPECT_EQ(then.get(), context.id());
+    }
+  });
+}
+
+TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const bool remote : {false, true}) {
+      AutogradContext context(agent);
+      const auto a = leaf({3}), b = leaf({3});
+      const auto to = after(agent, 1);
+      const at::Tensor sum = remote ? agent.remote<&recorded::add>(to, a, b).to_here() : agent.sync<&recorded::add>(to, a, b);
+      EXPECT_TRUE(at::equal(sum, a + b));
+      EXPECT_TRUE(sum.requires_grad());
+      EXPECT_FALSE(sum.is_leaf());
+      EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
+      const auto sends = context.shared()->sends();
+      ASSERT_EQ(sends.size(), 1u);
+      ASSERT_EQ(sends[0]->num_outputs(), 2u);
+      EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
+      EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
+      EXPECT_EQ(agent.sync<&recorded::graph>(to), "send to " + std::to_string(agent.self().rank) +
+                                                      ": AddBackward0 <- weft::RecvNode[0] <- weft::RecvNode[1]\n");
+    }
+  });
+}
+
+TEST_P(Recording, DA005_RelaysSendBothWays) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.workers().size() < 3 || agent.self().rank != 0) return;
+    AutogradContext context(agent);
+    const at::Tensor sum = agent.sync<&recorded::add_on>(1, leaf({2}), leaf({2}), 2);
+    EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
+    EXPECT_EQ(context.shared()->sends().size(), 1u);
+    const std::string relay = agent.sync<&recorded::graph>(1);
+    EXPECT_NE(relay.find("send to 0: weft::RecvNode\n"), std::string::npos) << relay;
+    EXPECT_NE(relay.find("send to 2: weft::RecvNode weft::RecvNode\n"), std::string::npos) << relay;
+    EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: AddBackward0 <- weft::RecvNode[0] <- weft::RecvNode[1]\n");
+  });
+}
+
+TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto one = at::ones({2});
+    EXPECT_FALSE(agent.sync<&recorded::add>(after(agent, 1), one, one).requires_grad());
+    EXPECT_TRUE(context.shared()->sends().empty());
+    EXPECT_EQ(agent.sync<&recorded::graph>(after(agent, 1)), "");
+    EXPECT_GE(agent.sync<&recorded::contexts>(after(agent, 1)), 1u);
+    {
+      const torch::NoGradGuard off;
+      EXPECT_TRUE(agent.sync<&recorded::add>(after(agent, 1), leaf({2}), one).defined());
+    }
+    EXPECT_TRUE(context.shared()->sends().empty());
+  });
+}
+
+TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    std::vector<at::Tensor> all;
+    for (int i = 0; i < 10; ++i) all.push_back(i % 2 == 0 ? leaf({2}) : at::ones({2}, at::kDouble));
+    agent.sync<&recorded::sum_of>(after(agent, 1), all);
+    const auto sends = context.shared()->sends();
+    ASSERT_EQ(sends.size(), 1u);
+    ASSERT_EQ(sends[0]->num_outputs(), 5u);
+    for (std::uint32_t i = 0; i < 5; ++i) {
+      EXPECT_EQ(sends[0]->next_edge(i).function, torch::autograd::impl::grad_accumulator(all[2 * i]));
+    }
+    EXPECT_EQ(context.shared()->workers(), std::set<int>{after(agent, 1).rank});
+  });
+}
+
+TEST_P(Recording, DA012_AllWorkersThatWereCalledAreKnown) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    std::set<int> called;
+    for (const auto& worker : agent.workers()) {
+      if (worker == agent.self()) continue;
+      called.insert(worker.rank);
+      agent.sync<&recorded::number>(worker, 1);
+    }
+    EXPECT_EQ(context.shared()->workers(), called);
+  });
+}
+
+TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    for (const int what : {0, 1, 2}) {
+      {
+        AutogradContext context(agent);
+        const auto a = what == 0 ? leaf({2}) : at::ones({2});
+        const int last = static_cast<int>(agent.workers().size()) - 1;
+        if (what < 2) {
+          agent.sync<&recorded::add_on>(1, a, a, last);  // known to the last worker through worker 1 only
+        } else {
+          agent.sync<&recorded::number>(last, 1);
+        }
+        EXPECT_EQ(agent.debug_info().contexts, 1u);
+        EXPECT_EQ(agent.sync<&recorded::contexts>(last), 1u);
+      }
+      EXPECT_EQ(agent.debug_info().contexts, 0u);
+      for (const auto& worker : agent.workers()) {
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&recorded::contexts>(worker) == 0; })) << worker.name;
+      }
+    }
+  });
+}
+
+TEST_P(Recording, DA010_CleanUpIsRetried) {
+  rpc::Options options;
+  options.faults.fail_first[rpc::MessageKind::ContextCleanup] = 2;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        {
+          AutogradContext context(agent);
+          agent.sync<&recorded::number>(1, 1);
+        }
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&recorded::contexts>(1) == 0; }));
+      },
+      options);
+}
+
+TEST_P(Recording, ReleaseEndsTheContextOnceAndFromAnyThread) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    agent.sync<&recorded::number>(after(agent, 1), 1);
+    std::thread([&] { context.release(); }).join();
+    context.release();
+    const auto id = std::to_string(context.id() & ((std::uint64_t{1} << 48) - 1));
+    const auto x = leaf({1});
+    const auto error = error_of([&] { context.backward({x * 2}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find(id), std::string::npos) << error.text();
+    EXPECT_EQ(error_of([&] { context.gradients(); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { AutogradContext::current(); }).blame(), Blame::Caller);
+    // The thread may have another now.
+    AutogradContext next(agent);
+    EXPECT_EQ(AutogradContext::current().id(), next.id());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, Recording, testing::ValuesIn(autograd_settings()), setting_name);
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,48 @@
+// What tests of autograd share: the settings they run in, and whom a worker calls.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <weft/autograd.h>
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace weft::harness {
+
+inline std::vector<Setting> autograd_settings() {
+  std::vector<Setting> all;
+  for (const char* transport : {"inproc", "shm", "tcp"}) {
+    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
+  }
+  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
+  all.push_back({As::Processes, "shm", 4});
+  return all;
+}
+inline auto setting_name = [](const auto& info) { return name(info.param); };
+
+inline rpc::WorkerInfo after(rpc::Agent& agent, int steps) {
+  const int workers = static_cast<int>(agent.workers().size());
+  return agent.worker((agent.self().rank + steps) % workers);
+}
+
+inline at::Tensor leaf(at::IntArrayRef sizes) {
+  return at::rand(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+}
+
+// Waits, bounded, for what other threads and workers bring about.
+inline bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit = std::chrono::seconds(10)) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (std::chrono::steady_clock::now() < end) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return condition();
+}
+
+}  // namespace weft::harness

@@ -1,0 +1,84 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/ranks.h>
+#include <weft/weft.h>
+
+#include "../parallel/models.h"
+
+namespace weft::testing {
+namespace {
+
+class Averaging : public ::testing::TestWithParam<harness::As> {};
+INSTANTIATE_TEST_SUITE_P(As, Averaging, ::testing::Values(harness::As::Threads, harness::As::Processes),
+                         [](const auto& as) { return harness::name(as.param); });
+
+TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
+  harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
+    const double rank = group.rank();
+    const std::vector<torch::Tensor> parameters{
+        torch::full({3}, rank, torch::kFloat).requires_grad_(), torch::full({2, 2}, 10 * rank, torch::kDouble),
+        torch::arange(6, torch::kDouble).view({2, 3}).t().mul(rank).requires_grad_(),  // its columns are contiguous
+        torch::full({}, 2 * rank, torch::kFloat), torch::empty({0}, torch::kFloat)};
+    average_parameters(parameters, group);
+    EXPECT_TRUE(torch::all(parameters[0] == 1).item<bool>());
+    EXPECT_TRUE(torch::all(parameters[1] == 10).item<bool>());
+    EXPECT_TRUE(torch::equal(parameters[2], torch::arange(6, torch::kDouble).view({2, 3}).t()));
+    EXPECT_EQ(parameters[3].item<float>(), 2);
+    EXPECT_TRUE(parameters[0].is_leaf() && parameters[0].requires_grad());
+  });
+}
+
+TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {
+  harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    Mlp plain;
+    fill(plain);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
+    for (std::uint64_t step = 0; step < 10; ++step) {
+      optimizer.zero_grad();
+      torch::mse_loss(net(part(random({8, 6}, step), group.rank(), 2)), part(random({8, 3}, 50 + step), group.rank(), 2))
+          .backward();
+      optimizer.step();
+      average_parameters(net->parameters(), group);
+      plain_optimizer.zero_grad();
+      torch::mse_loss(plain(random({8, 6}, step)), random({8, 3}, 50 + step)).backward();
+      plain_optimizer.step();
+      EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-10) << "step " << step;
+    }
+  });
+}
+
+TEST(AveragingInASubgroup, WhoIsNotInTheGroupKeepsItsValues) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
+    const auto pair = group.new_group({0, 2});
+    const auto value = torch::full({1}, 1.0 + group.rank());
+    average_parameters({value}, pair);
+    EXPECT_EQ(value.item<float>(), 2);  // (1 + 3) / 2, and rank 1's own
+  });
+}
+
+TEST(PeriodicAverager, AveragesInEveryPeriodThStepAfterTheWarmUp) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    PeriodicAverager averager(group, {.period = 3, .warmup_steps = 2});
+    std::vector<int> averaged;
+    for (int step = 0; step < 10; ++step) {
+      const auto value = torch::full({1}, group.rank() * 2.0);
+      const bool now = averager.average_parameters({value});
+      EXPECT_EQ(value.item<float>(), now ? 1 : 2 * group.rank()) << "step " << step;
+      if (now) averaged.push_back(step);
+    }
+    EXPECT_THAT(averaged, ::testing::ElementsAre(2, 5, 8));
+    EXPECT_EQ(averager.steps(), 10);
+  });
+}
+
+TEST(PeriodicAverager, APeriodBelowOneIsACallerError) {
+  EXPECT_EQ(harness::error_of([] { PeriodicAverager({}, {.period = 0}); }).blame(), Blame::Caller);
+  EXPECT_EQ(harness::error_of([] { PeriodicAverager({}, {.period = 1, .warmup_steps = -1}); }).blame(), Blame::Caller);
+}
+
+}  // namespace
+}  // namespace weft::testing

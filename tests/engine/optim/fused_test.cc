@@ -1,0 +1,180 @@
+// The fused optimizers against libtorch's own.
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/error.h>
+#include <weft/optim.h>
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+using Tensors = std::vector<torch::Tensor>;
+
+// Of several shapes, one of them channels-last; and the gradients of one step, in which some parameters have none.
+Tensors make_parameters(torch::ScalarType dtype) {
+  torch::manual_seed(1);
+  Tensors parameters;
+  for (const std::vector<std::int64_t>& shape :
+       std::initializer_list<std::vector<std::int64_t>>{{7}, {3, 5}, {}, {0}, {2, 3, 4, 4}}) {
+    parameters.push_back(torch::randn(shape, torch::kDouble).to(dtype));
+  }
+  parameters.back() = parameters.back().to(torch::MemoryFormat::ChannelsLast);
+  for (auto& parameter : parameters) parameter.requires_grad_();
+  return parameters;
+}
+
+void set_gradients(const Tensors& parameters, int step) {
+  torch::manual_seed(100 + step);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto parameter = parameters[i];
+    const auto gradient = torch::randn(parameter.sizes(), torch::kDouble).to(parameter.scalar_type());
+    parameter.mutable_grad() = i == 1 && step % 3 == 0 ? torch::Tensor() : gradient;
+  }
+}
+
+void expect_close(const Tensors& actual, const Tensors& expected, int step) {
+  const double tolerance = actual[0].scalar_type() == torch::kDouble ? 1e-13 : 2e-6;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(actual[i], expected[i], tolerance, tolerance)) << "parameter " << i << " step " << step;
+    EXPECT_EQ(actual[i].strides(), expected[i].strides());
+  }
+}
+
+template <class Fused, class Plain, class Options>
+void expect_equal(const Options& options) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+    const Tensors fused_parameters = make_parameters(dtype);
+    const Tensors plain_parameters = make_parameters(dtype);
+    Fused fused(fused_parameters, options);
+    Plain plain(plain_parameters, options);
+    for (int step = 0; step < 10; ++step) {
+      set_gradients(fused_parameters, step);
+      set_gradients(plain_parameters, step);
+      fused.step();
+      plain.step();
+      expect_close(fused_parameters, plain_parameters, step);
+    }
+  }
+}
+
+TEST(FusedSGD, StepsAsLibtorchsDoes) {
+  for (const auto& options :
+       {SGDOptions(0.1), SGDOptions(0.1).momentum(0.9), SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01),
+        SGDOptions(0.1).momentum(0.9).nesterov(true), SGDOptions(0.1).weight_decay(0.1)}) {
+    expect_equal<FusedSGD, torch::optim::SGD>(options);
+  }
+}
+
+TEST(FusedAdamW, StepsAsLibtorchsDoes) {
+  for (const auto& options : {AdamWOptions(0.01), AdamWOptions(0.01).amsgrad(true).weight_decay(0.1),
+                              AdamWOptions(0.01).betas({0.5, 0.7}).eps(1e-3).weight_decay(0)}) {
+    expect_equal<FusedAdamW, torch::optim::AdamW>(options);
+  }
+}
+
+// Steps of one, a file, steps of the other.
+template <class First, class Second, class Options>
+void expect_takes_over(const Options& options) {
+  const Tensors first_parameters = make_parameters(torch::kDouble);
+  const Tensors second_parameters = make_parameters(torch::kDouble);
+  First first(first_parameters, options);
+  Second second(second_parameters, options);
+  for (int step = 0; step < 4; ++step) {
+    set_gradients(first_parameters, step);
+    first.step();
+  }
+  std::stringstream file;
+  torch::save(first, file);
+  torch::load(second, file);
+  {
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < first_parameters.size(); ++i) second_parameters[i].copy_(first_parameters[i]);
+  }
+  for (int step = 4; step < 8; ++step) {
+    set_gradients(first_parameters, step);
+    set_gradients(second_parameters, step);
+    first.step();
+    second.step();
+    expect_close(second_parameters, first_parameters, step);
+  }
+}
+
+TEST(FusedOptimizers, AndLibtorchsReadEachOthersFiles) {
+  const auto sgd = SGDOptions(0.1).momentum(0.9);
+  expect_takes_over<FusedSGD, torch::optim::SGD>(sgd);
+  expect_takes_over<torch::optim::SGD, FusedSGD>(sgd);
+  const auto adamw = AdamWOptions(0.01).amsgrad(true);
+  expect_takes_over<FusedAdamW, torch::optim::AdamW>(adamw);
+  expect_takes_over<torch::optim::AdamW, FusedAdamW>(adamw);
+}
+
+// fp32 throughout and rounded when stored: what libtorch gives for fp32 parameters that are rounded after each step.
+TEST(FusedOptimizers, SixteenBitParametersAreComputedInSinglePrecision) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
+    auto parameter = torch::randn({100}, torch::kDouble).to(dtype);
+    auto wide = parameter.to(torch::kFloat);
+    FusedSGD fused({parameter}, SGDOptions(0.1));
+    torch::optim::SGD plain({wide}, SGDOptions(0.1));
+    for (int step = 0; step < 5; ++step) {
+      parameter.mutable_grad() = torch::randn({100}).to(dtype);
+      wide.mutable_grad() = parameter.grad().to(torch::kFloat);
+      fused.step();
+      plain.step();
+      wide.copy_(wide.to(dtype));
+      const double last_place = dtype == torch::kHalf ? 0x1p-10 : 0x1p-7;
+      EXPECT_TRUE(torch::allclose(parameter.to(torch::kFloat), wide, last_place, last_place));
+    }
+  }
+}
+
+TEST(FusedOptimizers, AClosureIsCalledOnceAndItsValueReturned) {
+  auto x = torch::ones({1}).requires_grad_();
+  FusedSGD fused({x}, SGDOptions(0.5));
+  int calls = 0;
+  const auto loss = fused.step([&] {
+    ++calls;
+    auto value = x * 3;
+    value.backward();
+    return value;
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(loss.item<float>(), 3);
+  EXPECT_EQ(x.item<float>(), -0.5F);
+}
+
+TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+  const auto refuse = [](torch::Tensor other, const torch::Tensor& gradient, const std::string& why) {
+    auto first = torch::ones({1}).requires_grad_();
+    first.mutable_grad() = torch::ones({1});
+    other.mutable_grad() = gradient;
+    const auto expect_refused = [&](torch::optim::Optimizer& optimizer, const std::string& advice) {
+      try {
+        optimizer.step();
+        ADD_FAILURE() << "no error: " << why;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        EXPECT_THAT(error.what(), HasSubstr(why));
+        EXPECT_THAT(error.what(), HasSubstr(advice));
+      }
+      EXPECT_TRUE(optimizer.state().empty());
+      EXPECT_EQ(first.item<float>(), 1);
+    };
+    FusedSGD sgd({first, other}, SGDOptions(0.1).momentum(0.9));
+    expect_refused(sgd, "use torch::optim::SGD");
+    FusedAdamW adamw({first, other});
+    expect_refused(adamw, "use torch::optim::AdamW");
+  };
+  refuse(torch::ones({2}), torch::ones({2}).to_sparse(), "a gradient is sparse");
+  refuse(torch::ones({2}, torch::kComplexFloat), torch::ones({2}, torch::kComplexFloat), "fp16, bf16, fp32 and fp64");
+  refuse(torch::ones({4}).slice(0, 0, 4, 2), torch::ones({2}), "gaps or overlaps");
+}
+
+}  // namespace
+}  // namespace weft::testing
