@@ -6,5 +6,6 @@
 #include <weft/error.h>
 #include <weft/future.h>
 #include <weft/group.h>
+#include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/rpc.h>
