@@ -50,11 +50,8 @@ constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSpars
   throw Error(Blame::Caller, "these bytes describe no tensor: " + what);
 }
 
-// Memory whose owner is somebody else, who need not wait for us.
-bool is_borrowed(const c10::Storage& storage) {
-  const auto deleter = storage.data_ptr().get_deleter();
-  return storage.nbytes() > 0 && (deleter == nullptr || deleter == &c10::detail::deleteNothing);
-}
+// Memory whose owner is somebody else, who need not wait for us: the storage has nothing that it would free.
+bool is_borrowed(const c10::Storage& storage) { return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr; }
 
 c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint64_t bytes) {
   at::Tensor copy = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(storage.device()));

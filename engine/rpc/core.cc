@@ -336,6 +336,8 @@ void AgentCore::look_after(int rank) {
   }
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
+    // Whoever is there takes a connection sooner than it may have time to answer.
+    peer(rank)->lane(routes_, Deadline::in(std::chrono::seconds(5)));
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
           if (!answered.failed() || self->closed_) return;

@@ -1,6 +1,5 @@
 // The end of agents: group RS of the behaviours.
 #include <atomic>
-#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -135,20 +134,6 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown,
                                          Setting{As::Processes, "tcp", 4}),
                          [](const auto& setting) { return harness::name(setting.param); });
 
-// The warnings of what runs, in one text.
-std::string warnings_of(const std::function<void()>& run) {
-  std::mutex mutex;
-  std::string logged;
-  {
-    const log::Capture capture([&](LogLevel level, std::string_view text) {
-      std::lock_guard lock(mutex);
-      if (level == LogLevel::Warn) logged += std::string(text) + "\n";
-    });
-    run();
-  }
-  return logged;
-}
-
 std::size_t count_of(const std::string& text, const std::string& part) {
   std::size_t count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
@@ -158,14 +143,12 @@ std::size_t count_of(const std::string& text, const std::string& part) {
 TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereMade) {
   std::vector<RRef<at::Tensor>> kept;
   int line = 0;
-  const auto logged = warnings_of([&] {
-    run_workers({As::Threads, "inproc", 3}, [&](rpc::Agent& agent) {
-      if (agent.self().rank != 0) return;
-      line = __LINE__ + 1;
-      kept.push_back(agent.remote<&ends::made>("worker1"));
-      kept.push_back(agent.sync<&ends::keep_given>(1, agent.remote<&ends::made>(2)));
-      agent.remote<&ends::made>(1).to_here();  // dropped at once
-    });
+  const auto logged = harness::warnings_of(3, [&](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    line = __LINE__ + 1;
+    kept.push_back(agent.remote<&ends::made>("worker1"));
+    kept.push_back(agent.sync<&ends::keep_given>(1, agent.remote<&ends::made>(2)));
+    agent.remote<&ends::made>(1).to_here();  // dropped at once
   });
   EXPECT_EQ(count_of(logged, "still holds"), 1U) << logged;
   EXPECT_NE(logged.find("worker0 (rank 0) shuts down while its program still holds 2 references"), std::string::npos)
@@ -176,12 +159,10 @@ TEST(ShutdownLeaks, RS008_ReferencesThatAreLeftAreReportedOnceWithWhereTheyWereM
 }
 
 TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
-  const auto logged = warnings_of([] {
-    run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
-      const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own: it goes with the agent
-      const auto there = agent.remote<&ends::made>(1);
-      agent.sync<&ends::keep_given>(2, there).to_here();
-    });
+  const auto logged = harness::warnings_of(3, [](rpc::Agent& agent) {
+    const RRef<at::Tensor> mine(agent, at::ones({1}));  // its own: it goes with the agent
+    const auto there = agent.remote<&ends::made>(1);
+    agent.sync<&ends::keep_given>(2, there).to_here();
   });
   EXPECT_EQ(logged, "");
 }

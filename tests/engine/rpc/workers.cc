@@ -1,3 +1,5 @@
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -52,6 +54,22 @@ void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>&
         agent.shutdown({.timeout = std::chrono::seconds(30)});
       },
       options);
+}
+
+std::string warnings_of(int workers, const std::function<void(rpc::Agent&)>& body) {
+  const LogWatch watch;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < workers; ++rank) {
+    threads.emplace_back([&, rank] {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank),
+                                   {.rank = rank, .world_size = workers, .store = store, .transports = {"inproc"}});
+      body(agent);
+      agent.shutdown({.timeout = std::chrono::seconds(30)});
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return watch.text();
 }
 
 }  // namespace weft::harness

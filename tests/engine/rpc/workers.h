@@ -31,6 +31,8 @@ void run_workers(const Setting& setting, const std::function<void(rpc::Agent&)>&
 // For bodies that join by themselves, with options that are complete but for what the test adds.
 void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& options = {});
 
+// The same, as threads over inproc, for what they log: warnings and worse, one a line.
+std::string warnings_of(int workers, const std::function<void(rpc::Agent&)>& body);
 // The worker so many ranks further, around.
 rpc::WorkerInfo after(const rpc::Agent& agent, int steps);
 
