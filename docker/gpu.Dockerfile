@@ -6,10 +6,10 @@
 #   docker build -f docker/gpu.Dockerfile --target test -t weft-gpu-test . && docker run --rm --gpus all --ipc=host weft-gpu-test
 #
 # What containers with GPUs need, and why:
-#   --ipc=host (or --shm-size=1g)   NCCL and Weft's shm transport keep their rings in /dev/shm, of which a container gets 64 MiB
+#   --ipc=host (or --shm-size=1g)   NCCL keeps its buffers in /dev/shm, of which a container gets 64 MiB (Weft's shm does not)
 #   --ulimit memlock=-1             pages that a NIC or a GPU reads must stay where they are
 #   --device /dev/infiniband        the RDMA devices; --cap-add IPC_LOCK lets a user who is not root lock the pages
-#   CUDA IPC between containers     needs one PID namespace (--pid=host or --pid=container:…) as well as --ipc=host
+#   CUDA IPC and Weft's shm between containers   need one PID namespace (--pid=host or --pid=container:…), CUDA IPC --ipc=host too
 # The driver's libcuda comes from the host, by the NVIDIA container toolkit.
 ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 

@@ -263,6 +263,7 @@ class Job {
       if (ended.process != 0) failures.push_back(ended);
     }
     const std::vector<pid_t> stopped = children_.running();
+    ask_for_dumps();
     children_.end_all(std::chrono::seconds(options_.grace_seconds));
     forward_output(milliseconds(50));
     Children::Ended cause = first;
@@ -286,7 +287,15 @@ class Job {
     return WIFEXITED(cause.status) ? WEXITSTATUS(cause.status) : 128 + WTERMSIG(cause.status);
   }
 
+  // What ranks that hang were doing, before they are ended: those that write no dumps at SIGUSR1 end a moment earlier.
+  void ask_for_dumps() {
+    if (::getenv("WEFT_DUMP_DIR") == nullptr || children_.running().empty()) return;
+    children_.signal_all(SIGUSR1);
+    for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed();) forward_output(milliseconds(50));
+  }
+
   int end_on_signal() {
+    ask_for_dumps();
     children_.signal_all(received_signal);
     const Deadline deadline = Deadline::in(std::chrono::seconds(options_.grace_seconds));
     while (!children_.running().empty() && !deadline.passed()) wait_for_end();

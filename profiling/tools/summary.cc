@@ -117,6 +117,10 @@ class Counting {
         summary_.steps[i].ranks[rank] = times;
       }
       summary_.ranks[rank] = mean(counted);
+      for (const Times& times : counted) {
+        summary_.whole[rank].total += times.total;
+        summary_.whole[rank].exposed += times.exposed;
+      }
     }
   }
 
@@ -219,6 +223,10 @@ std::string to_text(const Run& run, const Summary& summary) {
     text += line("%-6d %12.3f %12.3f %16.3f %10.3f (%4.1f%%) %12.3f", rank, times.total / 1e3, times.compute / 1e3,
                  times.communication / 1e3, times.exposed / 1e3, percent(times.exposed, times.total), times.waiting / 1e3);
   }
+  for (const auto& [rank, times] : summary.whole) {
+    text +=
+        line("all steps of rank %d: %.3f ms, exposed %.1f%%", rank, times.total / 1e3, percent(times.exposed, times.total));
+  }
   if (summary.slowest_rank) {
     const int rank = *summary.slowest_rank;
     text +=
@@ -248,6 +256,8 @@ std::string to_json(const Summary& summary) {
   for (const auto& [rank, times] : summary.ranks) {
     auto row = json_of(times);
     row["exposed_share"] = times.total > 0 ? times.exposed / times.total : 0;
+    const Times& whole = summary.whole.at(rank);
+    row["exposed_share_of_all_steps"] = whole.total > 0 ? whole.exposed / whole.total : 0;
     row["last_to_begin"] = summary.last.contains(rank) ? summary.last.at(rank) : 0;
     json["ranks"][std::to_string(rank)] = std::move(row);
   }

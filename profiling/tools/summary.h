@@ -47,7 +47,10 @@ struct Gap {
 
 struct Summary {
   std::vector<Step> steps;
-  std::map<int, Times> ranks;       // the mean of their steps; the first, which warms up, is left out where there are three
+  // The mean of their steps; where there are three, without the first, which warms up, and the last, which reaches to the
+  // end of the program.
+  std::map<int, Times> ranks;
+  std::map<int, Times> whole;       // the sums of total and exposed over all steps
   std::map<int, std::size_t> last;  // how many collectives each rank was the last to begin
   std::size_t collectives = 0;      // that all ranks took part in
   std::vector<Link> links;          // the slowest first

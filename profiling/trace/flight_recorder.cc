@@ -16,6 +16,9 @@ constexpr std::uint64_t phase_of(std::uint64_t version) { return version & 3; }
 constexpr std::uint64_t ticket_of(std::uint64_t version) { return version >> 2; }
 constexpr std::uint64_t version_of(std::uint64_t ticket, std::uint64_t phase) { return ticket << 2 | phase; }
 
+// The words are stored with release and loaded with acquire, so that none is seen before the version said "being written",
+// and the version is read again after all of them. (Fences would do; ThreadSanitizer does not know them.)
+
 constexpr int kAttempts = 16;
 constexpr int kSpared = 8;  // attempts that leave an open operation alone
 
@@ -57,7 +60,6 @@ std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About
     record.dims = static_cast<std::uint8_t>(std::min<std::size_t>(about.shape.size(), 255));
     std::copy_n(about.shape.begin(), std::min(about.shape.size(), kMostDims), record.shape.begin());
     record.begun = time;
-    std::atomic_thread_fence(std::memory_order_release);
     write(slot, record);
     slot.version.store(version_of(ticket, kOpen), std::memory_order_release);
     return ticket;
@@ -71,8 +73,7 @@ bool FlightRecorder::end(std::uint64_t ticket, std::int64_t time, const Error* e
   Slot& slot = slots_[ticket & (kRecords - 1)];
   std::uint64_t version = version_of(ticket, kOpen);
   if (!slot.version.compare_exchange_strong(version, version_of(ticket, kWriting), std::memory_order_acq_rel)) return false;
-  std::atomic_thread_fence(std::memory_order_release);
-  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_relaxed); };
+  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_release); };
   set(kEndedWord, static_cast<std::uint64_t>(time));
   set(kStateWord, pack(error ? static_cast<std::uint32_t>(error->blame()) : 0,
                        static_cast<std::uint32_t>(error ? State::Failed : State::Done)));
@@ -91,7 +92,7 @@ bool FlightRecorder::end(std::uint64_t ticket, std::int64_t time, const Error* e
 }
 
 void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
-  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_relaxed); };
+  const auto set = [&](std::size_t word, std::uint64_t value) { slot.words[word].store(value, std::memory_order_release); };
   set(kEndedWord, 0);
   set(kStateWord, 0);
   set(kPeerWord, pack(static_cast<std::uint32_t>(record.peer), static_cast<std::uint32_t>(record.tag)));
@@ -109,7 +110,7 @@ void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
 }
 
 Record FlightRecorder::read(const Slot& slot) noexcept {
-  const auto get = [&](std::size_t word) { return slot.words[word].load(std::memory_order_relaxed); };
+  const auto get = [&](std::size_t word) { return slot.words[word].load(std::memory_order_acquire); };
   Record record;
   record.ended = static_cast<std::int64_t>(get(kEndedWord));
   record.state = static_cast<State>(low_of(get(kStateWord)));
@@ -143,7 +144,6 @@ std::vector<Record> FlightRecorder::read() const {
     const std::uint64_t version = slot.version.load(std::memory_order_acquire);
     if (phase_of(version) == kWriting || ticket_of(version) < first) continue;  // 0: never used
     Record record = read(slot);
-    std::atomic_thread_fence(std::memory_order_acquire);
     if (slot.version.load(std::memory_order_relaxed) != version) continue;
     record.ticket = ticket_of(version);
     if (record.state != State::Failed) record.error = {};

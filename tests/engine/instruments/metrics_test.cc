@@ -44,28 +44,20 @@ std::string get(int port, const std::string& path) {
   return text;
 }
 
+// A process serves once: what is counted, and where.
 int serve() {
-  const int port = launch::free_port();
-  serve_metrics("127.0.0.1:" + std::to_string(port), 5);
-  const trace::Member member = trace::Member::join({"group", "default", 5, {}});
-  trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 4096}).end();
-  trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 4096})
-      .fail(Error(Blame::PeerLost, "gone"));
-  static_cast<void>(trace::Operation::begin(member, trace::Kind::Call, {.name = "f"}));
-  trace::step(5);
-  return port;
-}
-
-TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
-  const std::string text = get(serve(), "/metrics");
-  EXPECT_THAT(text, HasSubstr("200 OK"));
-  EXPECT_THAT(text, HasSubstr("weft_operations_total{kind=\"collective\",name=\"all_reduce\",rank=\"5\"} 2"));
-  EXPECT_THAT(text, HasSubstr("weft_bytes_total{kind=\"collective\",name=\"all_reduce\",rank=\"5\"} 8192"));
-  EXPECT_THAT(text, HasSubstr("weft_errors_total{blame=\"PeerLost\",kind=\"collective\",rank=\"5\"} 1"));
-  EXPECT_THAT(text, HasSubstr("weft_in_flight{kind=\"call\",rank=\"5\"} 1"));
-  EXPECT_THAT(text, HasSubstr("weft_in_flight{kind=\"collective\",rank=\"5\"} 0"));
-  EXPECT_THAT(text, HasSubstr("weft_operation_seconds_count{kind=\"collective\",rank=\"5\"} 2"));
-  EXPECT_THAT(text, HasSubstr("weft_steps_total{rank=\"5\"} 1"));
+  static const int served_at = [] {
+    const int port = launch::free_port();
+    serve_metrics("127.0.0.1:" + std::to_string(port), 5);
+    const trace::Member member = trace::Member::join({"group", "default", 5, {}});
+    const trace::About about{.name = "all_reduce", .bytes = 4096};
+    trace::Operation::begin(member, trace::Kind::Collective, about).end();
+    trace::Operation::begin(member, trace::Kind::Collective, about).fail(Error(Blame::PeerLost, "gone"));
+    static_cast<void>(trace::Operation::begin(member, trace::Kind::Call, {.name = "f"}));
+    trace::step(5);
+    return port;
+  }();
+  return served_at;
 }
 
 TEST(Metrics, APortThatIsTakenIsAnErrorThatNamesIt) {
@@ -86,6 +78,18 @@ TEST(Metrics, APortThatIsTakenIsAnErrorThatNamesIt) {
     EXPECT_THAT(error.text(), HasSubstr(where));
   }
   ::close(taken);
+}
+
+TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
+  const std::string text = get(serve(), "/metrics");
+  EXPECT_THAT(text, HasSubstr("200 OK"));
+  EXPECT_THAT(text, HasSubstr("weft_operations_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 2"));
+  EXPECT_THAT(text, HasSubstr("weft_bytes_total{rank=\"5\",kind=\"collective\",name=\"all_reduce\"} 8192"));
+  EXPECT_THAT(text, HasSubstr("weft_errors_total{rank=\"5\",blame=\"PeerLost\",kind=\"collective\"} 1"));
+  EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"call\"} 1"));
+  EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"collective\"} 0"));
+  EXPECT_THAT(text, HasSubstr("weft_operation_seconds_count{rank=\"5\",kind=\"collective\"} 2"));
+  EXPECT_THAT(text, HasSubstr("weft_steps_total{rank=\"5\"} 1"));
 }
 
 TEST(Metrics, AreScrapedByPrometheus) {

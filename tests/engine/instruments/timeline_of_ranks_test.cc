@@ -33,7 +33,8 @@ class TimelineOfRanks : public testing::Test {
 
   std::map<std::string, int> arrows() const {
     std::map<std::string, int> count;
-    for (const auto& event : nlohmann::json::parse(std::ifstream(file_)).at("traceEvents")) {
+    const auto json = nlohmann::json::parse(std::ifstream(file_));
+    for (const auto& event : json.at("traceEvents")) {
       if (event.at("ph") == "s") ++count[event.at("name")];
     }
     return count;
@@ -57,7 +58,9 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
       group.recv(tensor).wait();  // from any: who sent becomes known at its end
     }
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
-    if (rank == 0) EXPECT_EQ(agent.sync<&twice>("worker1", 21), 42);
+    if (rank == 0) {
+      EXPECT_EQ(agent.sync<&twice>("worker1", 21), 42);
+    }
     agent.shutdown();
   });
   ranks.expect_success();

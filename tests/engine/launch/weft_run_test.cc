@@ -83,6 +83,25 @@ TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: then rank 0: exit code 1"));
 }
 
+TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
+  const std::string script =
+      "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && exit 3; while :; do sleep 0.01; done";
+  const auto outcome =
+      run("WEFT_DUMP_DIR=/tmp " + path_of("weft-run") + " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_THAT(outcome.lines(), ElementsAre("asked"));
+  const auto without = run("env -u WEFT_DUMP_DIR " + path_of("weft-run") +
+                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'");
+  EXPECT_TRUE(without.lines().empty());
+}
+
+TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
+  const auto outcome =
+      run(path_of("weft-run") + " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("s | rank 0: has not joined | rank 1: has not joined"));
+}
+
 TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
   // The rank ends its launcher, which sends the same signal to the ranks.
   const auto outcome = shell("--nproc-per-node 1 --no-prefix",
@@ -94,8 +113,8 @@ TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
 TEST(WeftRun, HelpListsTheOptions) {
   const auto outcome = run(path_of("weft-run") + " --help");
   EXPECT_EQ(outcome.code, 0);
-  for (const char* option :
-       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace", "--no-prefix"}) {
+  for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace",
+                             "--no-prefix", "--status"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
   }
 }

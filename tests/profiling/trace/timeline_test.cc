@@ -205,7 +205,8 @@ TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
       << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":7,"ranks":8,"host":"h","machine":"m","pid":1,"offset":0,"error":0})"
          "\n";
   run(0, 1, [] { const Range range(outer); });
-  for (const Json& rank : read().at("otherData").at("ranks")) EXPECT_NE(rank.at("rank"), 7);
+  const Json json = read();
+  for (const Json& rank : json.at("otherData").at("ranks")) EXPECT_NE(rank.at("rank"), 7);
 }
 
 TEST_F(Timeline, WithoutPartsThereIsNothingToMerge) { EXPECT_THROW(timeline::merge(file_), Error); }

@@ -10,6 +10,7 @@
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
 
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft {
@@ -54,8 +55,9 @@ std::map<std::string, std::string> decode(const nvtxPayloadData_t& data) {
 }
 
 void record(const char* kind, const nvtxEventAttributes_t* event) {
-  recording.events.push_back(std::string(kind) + " " + recording.categories[event->category] + " " +
-                             text_of(event->message.registered));
+  recording.events.push_back(
+      std::string(kind) + " " + recording.categories[event->category] + " " +
+      (event->messageType == NVTX_MESSAGE_TYPE_ASCII ? event->message.ascii : text_of(event->message.registered)));
   if (event->payloadType == NVTX_PAYLOAD_TYPE_EXT) {
     const auto* data = reinterpret_cast<const nvtxPayloadData_t*>(event->payload.ullValue);
     if (data->schemaId == recording.schema) recording.payloads.push_back(decode(*data));
@@ -78,6 +80,11 @@ int on_pop(nvtxDomainHandle_t) {
   recording.events.emplace_back("pop");
   return 0;
 }
+nvtxRangeId_t on_start(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) {
+  record("start", event);
+  return 17;
+}
+void on_end(nvtxDomainHandle_t, nvtxRangeId_t range) { recording.events.push_back("end " + std::to_string(range)); }
 void on_mark(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) { record("mark", event); }
 std::uint64_t on_schema(nvtxDomainHandle_t, const nvtxPayloadSchemaAttr_t* schema) {
   recording.entries.assign(schema->entries, schema->entries + schema->numEntries);
@@ -98,6 +105,8 @@ int inject(NvtxGetExportTableFunc_t get_table) {
   install(NVTX_CBID_CORE2_DomainRegisterStringA, &on_string);
   install(NVTX_CBID_CORE2_DomainRangePushEx, &on_push);
   install(NVTX_CBID_CORE2_DomainRangePop, &on_pop);
+  install(NVTX_CBID_CORE2_DomainRangeStartEx, &on_start);
+  install(NVTX_CBID_CORE2_DomainRangeEnd, &on_end);
   install(NVTX_CBID_CORE2_DomainMarkEx, &on_mark);
   return 1;
 }
@@ -148,6 +157,18 @@ TEST_F(Trace, PayloadHasNcclsFieldNames) {
                                                     {"No. of ranks", "2"},
                                                     {"CUDA device", "3"}};
   EXPECT_EQ(recording.payloads[0], expected);
+}
+
+TEST_F(Trace, OperationsAreRangesThatMayEndOnAnotherThread) {
+  const trace::Member member = trace::Member::join({"group", "default", 1, {0, 1, 2}});
+  trace::Operation operation =
+      trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 64});
+  operation.end();
+  EXPECT_THAT(recording.events, ElementsAre("start engine all_reduce", "end 17"));
+  ASSERT_EQ(recording.payloads.size(), 1u);
+  EXPECT_EQ(recording.payloads[0]["Message size [bytes]"], "64");
+  EXPECT_EQ(recording.payloads[0]["Rank"], "1");
+  EXPECT_EQ(recording.payloads[0]["No. of ranks"], "3");
 }
 
 TEST_F(Trace, MarksAreOneEvent) {
