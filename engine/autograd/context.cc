@@ -88,8 +88,9 @@ std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
   return sends;
 }
 
-void Context::succeeded(PassId pass, Gradients&& gradients) {
+void Context::succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed) {
   std::shared_ptr<Pass> dropped;
+  std::vector<std::shared_ptr<SendNode>> graphs;  // dropped outside of the lock
   std::lock_guard lock(mutex_);
   if (const auto found = passes_.find(pass); found != passes_.end()) {
     dropped = std::move(found->second);
@@ -97,6 +98,12 @@ void Context::succeeded(PassId pass, Gradients&& gradients) {
   }
   if (released_ || ended_.contains(pass)) return;
   remember(pass, {});
+  for (const MessageId& message : freed) {
+    const auto found = sends_.find(message);
+    if (found == sends_.end()) continue;
+    graphs.push_back(std::move(found->second));
+    sends_.erase(found);
+  }
   if (!gradients.empty()) fresh_.insert_or_assign(pass, std::move(gradients));
 }
 

@@ -60,7 +60,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // The root's own, before any message of it can come. Throws Caller after release().
   void enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots);
   // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
-  void succeeded(PassId pass, Gradients&& gradients);
+  // `freed`: messages whose graph it has used up; no later pass counts them.
+  void succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed);
   // It has failed somewhere; what it brought is discarded. False where that was known.
   bool failed(PassId pass, const Outcome& why);
   std::size_t passes() const;

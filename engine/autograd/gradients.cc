@@ -5,11 +5,15 @@
 
 namespace weft::autograd {
 
-void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
-  const c10::AutoGradMode no_grad(false);
+at::Tensor& Gradients::of(const at::Tensor& parameter) {
   const auto [found, fresh] = places_.try_emplace(parameter.unsafeGetTensorImpl(), all_.size());
   if (fresh) all_.emplace_back(parameter, at::Tensor());
-  at::Tensor& sum = all_[found->second].second;
+  return all_[found->second].second;
+}
+
+void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
+  const c10::AutoGradMode no_grad(false);
+  at::Tensor& sum = of(parameter);
   // Another tensor may lie in the same memory, or a message that is still being sent.
   if (gradient.layout() == at::kStrided && gradient.has_storage() && gradient.storage().use_count() > 1) held = 0;
   torch::autograd::AccumulateGrad::accumulateGrad(parameter, sum, gradient, held, [&](at::Tensor&& result) { sum = std::move(result); });
@@ -18,19 +22,13 @@ void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std
 void Gradients::merge(Gradients&& other) {
   for (auto& [parameter, gradient] : other.all_) {
     if (!gradient.defined()) continue;
-    if (const at::Tensor* sum = find(parameter); sum == nullptr || !sum->defined()) {
-      set(parameter, std::move(gradient));
+    if (at::Tensor& sum = of(parameter); !sum.defined()) {
+      sum = std::move(gradient);
     } else {
       add(parameter, gradient, 1);
     }
   }
   other = Gradients();
-}
-
-void Gradients::set(const at::Tensor& parameter, at::Tensor gradient) {
-  const auto [found, fresh] = places_.try_emplace(parameter.unsafeGetTensorImpl(), all_.size());
-  if (fresh) all_.emplace_back(parameter, at::Tensor());
-  all_[found->second].second = std::move(gradient);
 }
 
 at::Tensor* Gradients::find(const at::Tensor& parameter) {

@@ -1,9 +1,9 @@
 // Gradients by parameter, in the order in which they first came. Not locked: who owns it does that.
 #pragma once
 
+#include <deque>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -16,15 +16,15 @@ class Gradients {
   void add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held);
   // Adds all of another's, which is empty afterwards.
   void merge(Gradients&& other);
-  // Replaces it; undefined for none.
-  void set(const at::Tensor& parameter, at::Tensor gradient);
+  // To be read and replaced; undefined for none. Valid until the object goes.
+  at::Tensor& of(const at::Tensor& parameter);
   // Null where there is none.
   at::Tensor* find(const at::Tensor& parameter);
-  const std::vector<std::pair<at::Tensor, at::Tensor>>& all() const { return all_; }
+  const std::deque<std::pair<at::Tensor, at::Tensor>>& all() const { return all_; }
   bool empty() const { return all_.empty(); }
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> all_;  // parameter, gradient
+  std::deque<std::pair<at::Tensor, at::Tensor>> all_;  // parameter, gradient
   std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
 };
 

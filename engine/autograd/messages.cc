@@ -22,6 +22,18 @@ auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind 
   return rpc::call<rpc::detail::FunctionBody<F>>(core, {to, limit_of(deadline), kind, /*on_loop=*/false}, std::move(arguments));
 }
 
+// That worker would have told others, and cannot: who they are is not known here.
+void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
+  try {
+    for (const auto& worker : core->directory().workers()) {
+      if (worker.rank == lost || worker == core->self()) continue;
+      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context});
+    }
+  } catch (const Error&) {
+    // the agent has left, or the store: then the job ends
+  }
+}
+
 }  // namespace
 
 namespace internal {
@@ -38,7 +50,8 @@ Future<Outcome> gradient(GradientMessage message) {
   const auto send = context->send_of(message.message);
   if (!send || message.gradients.size() > send->num_inputs()) {
     throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " + describe(core->self()) +
-                                   " has not recorded in context " + to_text(message.name.context));
+                                   " has not recorded in context " + to_text(message.name.context) +
+                                   ", or whose graph was freed by a pass without retain_graph");
   }
   const auto joined = context->join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
@@ -117,7 +130,10 @@ Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::share
 
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
   const weft::detail::AmbientScope outside(nullptr);
-  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context});
+  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context})
+      .on_done_light([core, to, context](const Future<void>& told) {
+        if (told.failed() && !core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
+      });
 }
 
 }  // namespace messages

@@ -38,7 +38,7 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
 // What the nodes lead to on other workers, and what that leads to, takes part in the plan.
 Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
                    const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
-// Retried; nobody waits for it.
+// Retried; nobody waits for it. If that worker cannot be told, all others are, for it may have passed the context on.
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context);
 
 }  // namespace messages

@@ -77,6 +77,7 @@ void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients
   {
     std::lock_guard lock(mutex_);
     if (expected_.erase(send->message()) == 0) {
+      if (ended_) return;
       throw Error(Blame::Caller, "a gradient that this pass does not expect, or that has come already");
     }
   }
@@ -161,15 +162,9 @@ void Pass::at_end(std::function<void()> callback) {
   at_end_.push_back(std::move(callback));
 }
 
-void Pass::with_gradient(const at::Tensor& parameter, const std::function<void(at::Tensor& gradient)>& change) {
-  at::Tensor gradient;
-  {
-    std::lock_guard lock(mutex_);
-    if (const at::Tensor* found = gradients_.find(parameter)) gradient = *found;
-  }
-  change(gradient);
+at::Tensor& Pass::gradient(const at::Tensor& parameter) {
   std::lock_guard lock(mutex_);
-  gradients_.set(parameter, std::move(gradient));
+  return gradients_.of(parameter);
 }
 
 void Pass::end_local() {
@@ -196,12 +191,16 @@ void Pass::end_one() {
   if (--open_ > 0) return;
   if (ended_.exchange(true)) return;
   Gradients gradients;
+  std::vector<MessageId> freed;
   {
     std::lock_guard lock(mutex_);
     gradients = std::move(gradients_);
     timer_ = {};
+    for (const auto& send : sends_) {
+      if (!name_.retain_graph) freed.push_back(send->message());
+    }
   }
-  context_->succeeded(name_.pass, std::move(gradients));
+  context_->succeeded(name_.pass, std::move(gradients), freed);
   promise_.set(Outcome());
 }
 

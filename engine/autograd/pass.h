@@ -44,8 +44,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void send(const RecvNode& node, std::vector<at::Tensor> gradients);
   // Run on this worker when all local nodes have; what it throws fails the pass.
   void at_end(std::function<void()> callback);
-  // What the pass has brought for the parameter; undefined if nothing yet. `change` may replace it.
-  void with_gradient(const at::Tensor& parameter, const std::function<void(at::Tensor& gradient)>& change);
+  // What the pass has brought for the parameter; undefined if nothing yet. May be replaced; valid while the pass runs.
+  at::Tensor& gradient(const at::Tensor& parameter);
 
  private:
   void work(std::vector<Ready> ready);

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <weft/engine/autograd/pass.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
 #include <weft/engine/tensor/cuda_devices.h>
@@ -94,11 +95,22 @@ void Reducer::on_backward_start() {
   mark_unused();
 }
 
+// Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has its own.
+at::Tensor& Reducer::gradient_of(const at::Tensor& parameter) {
+  if (auto* pass = autograd::Pass::current()) return pass->gradient(parameter);
+  return parameter.mutable_grad();
+}
+
+// A context keeps its gradients while later passes fill the buckets again.
+bool Reducer::gradients_are_views() const {
+  return options_.gradient_as_bucket_view && autograd::Pass::current() == nullptr;
+}
+
 // Called with the gradient already in parameter.grad(), or accumulated there.
 void Reducer::on_gradient(std::size_t parameter) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (parameters_[parameter].tensor.grad().defined()) used_[static_cast<std::int64_t>(parameter)] = 1;
+  if (gradient_of(parameters_[parameter].tensor).defined()) used_[static_cast<std::int64_t>(parameter)] = 1;
   if (!expecting_) return;
   begin_pass();
   if (!rebuilt_) arrival_.push_back(parameter);
@@ -145,7 +157,7 @@ void Reducer::mark_unused() {
   unused_marked_ = true;
   for (const std::size_t parameter : unused_) {
     if (ready_[parameter]) continue;
-    const at::Tensor& gradient = parameters_[parameter].tensor.grad();
+    const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     kept_[parameter] = gradient.defined() ? gradient.clone() : at::Tensor();
     mark_ready(parameter);
   }
@@ -167,7 +179,7 @@ void Reducer::mark_ready(std::size_t parameter) {
 }
 
 void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
-  at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+  at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
   if (bucket.sparse) {
     bucket.sparse_gradient = gradient;
     return;
@@ -192,7 +204,7 @@ void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter)
   } else {
     view.copy_(gradient);
   }
-  if (options_.gradient_as_bucket_view) gradient = view;
+  if (gradients_are_views()) gradient = view;
 }
 
 // Autograd runs each gradient on the stream of its forward operation, and a user may have had several.
@@ -253,9 +265,11 @@ Work Reducer::reduce_usage() {
 void Reducer::queue_finish() {
   if (finish_queued_) return;
   finish_queued_ = true;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+  const auto finish = [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->finish();
-  });
+  };
+  if (auto* pass = autograd::Pass::current()) return pass->at_end(finish);
+  torch::autograd::Engine::get_default_engine().queue_callback(finish);
 }
 
 void Reducer::finish() {
@@ -297,7 +311,7 @@ void Reducer::restore_unused() {
     const auto i = static_cast<std::int64_t>(parameter);
     const bool used_elsewhere = sums.defined() ? sums[i].item<int>() > 0 : false;
     at::Tensor kept = std::exchange(kept_[parameter], {});
-    at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+    at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     if (used_elsewhere) continue;
     if (!kept.defined()) {
       gradient = at::Tensor();

@@ -82,6 +82,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void start_rebuild();
   void finish_rebuild();
 
+  static at::Tensor& gradient_of(const at::Tensor& parameter);
+  bool gradients_are_views() const;
   void on_gradient(std::size_t parameter);
   void begin_pass();
   void mark_unused();

@@ -89,8 +89,8 @@ void Reducer::collect(Bucket& bucket) {
     std::exchange(bucket.work, {}).wait();
   }
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    at::Tensor& gradient = parameters_[bucket.parameters[slot]].tensor.mutable_grad();
-    if (options_.gradient_as_bucket_view) {
+    at::Tensor& gradient = gradient_of(parameters_[bucket.parameters[slot]].tensor);
+    if (gradients_are_views()) {
       gradient = bucket.views[slot];
     } else if (!gradient.defined()) {
       gradient = bucket.views[slot].clone();
@@ -128,7 +128,7 @@ void Reducer::launch_sparse(Bucket& bucket) {
 }
 
 void Reducer::collect_sparse(Bucket& bucket) {
-  at::Tensor& target = parameters_[bucket.parameters.front()].tensor.mutable_grad();
+  at::Tensor& target = gradient_of(parameters_[bucket.parameters.front()].tensor);
   const at::Tensor own = std::exchange(bucket.sparse_gradient, {});
   if (hook_) {
     target = std::exchange(bucket.reduced, {}).get();

@@ -1,8 +1,10 @@
-// Optimizers and averaging over several processes: ZeroRedundancyOptimizer, average_parameters, PeriodicAverager; and with
-// fused steps: FusedSGD, FusedAdamW.
+// Optimizers and averaging over several processes: DistributedOptimizer, ZeroRedundancyOptimizer, average_parameters,
+// PeriodicAverager; and with fused steps: FusedSGD, FusedAdamW.
 #pragma once
 
+#include <weft/autograd.h>
 #include <weft/engine/optim/averaging.h>
+#include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/optim/fused.h>
 #include <weft/engine/parallel/zero.h>
 #include <weft/group.h>

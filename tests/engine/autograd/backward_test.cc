@@ -480,6 +480,39 @@ TEST_P(Backward, DA022_FastEndsWithATimeoutThatNamesExact) {
       options);
 }
 
+TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3, 3}), b = leaf({3, 3});
+    const auto once = local_gradients([&] { return a.matmul(b) * a + b; }, {a, b});
+    AutogradContext context(agent);
+    for (int i = 1; i <= 3; ++i) {
+      context.backward({agent.sync<&passes::mixed>(after(agent, 1), a, b, after(agent, 2).rank).sum()});
+      expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
+    }
+    EXPECT_TRUE(context.shared()->sends().empty());
+  });
+}
+
+TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
+  if (GetParam().as == As::Processes) GTEST_SKIP() << "one profiler sees all workers in one process";
+  static std::mutex mutex;
+  static std::map<std::string, int> seen;
+  seen.clear();
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+                                              std::lock_guard lock(mutex);
+                                              ++seen[function.name()];
+                                              return nullptr;
+                                            }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    AutogradContext context(agent);
+    context.backward({agent.sync<&passes::mul>(1, leaf({2}), leaf({2})).sum()});
+  });
+  at::removeCallback(handle);
+  EXPECT_EQ(seen["weft::RecvNode"], 2);
+  EXPECT_EQ(seen["weft::SendNode"], 2);
+}
+
 TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/messages.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/tests/engine/autograd/settings.h>
 
@@ -166,6 +167,27 @@ TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
         EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
       },
       options);
+}
+
+// DA-040, and what a peer could send.
+TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor y = agent.sync<&broken::mul>(1, a, b);
+    const auto request = context.shared()->sends().at(0)->message();
+    const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
+    const auto send = [&](autograd::MessageId message, std::vector<at::Tensor> gradients) {
+      static std::uint64_t pass = 1 << 20;
+      return agent.sync<&autograd::internal::gradient>(
+          1, autograd::GradientMessage{{context.id(), ++pass, 0, true}, message, std::move(gradients)});
+    };
+    const auto one = at::ones({3}, at::kDouble);
+    error_of([&] { send({0, 1 << 20, true}, {one}); });
+    error_of([&] { send(reply, {one, one}); });
+    EXPECT_TRUE(send(reply, {at::ones({4}, at::kDouble)}).failed());
+  });
 }
 
 bool is_gone(rpc::Agent& agent, int rank) {

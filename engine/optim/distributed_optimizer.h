@@ -1,0 +1,134 @@
+// One optimizer for parameters that live on several workers: each owner has a local optimizer for those that it owns, and
+// step() runs all of them at once, with the gradients of an autograd context. Semantics of
+// torch.distributed.optim.DistributedOptimizer, and errors of all owners instead of one.
+//
+//   DistributedOptimizer<torch::optim::SGD> optimizer(parameter_rrefs, torch::optim::SGDOptions(0.05));
+//   AutogradContext context(agent);
+//   context.backward({loss});
+//   optimizer.step(context);
+//
+// The program of every owner must have the same instantiation: a call of the constructor anywhere in it is enough.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include <weft/engine/autograd/autograd_context.h>
+#include <weft/engine/optim/options_on_wire.h>
+#include <weft/engine/rpc/agent.h>
+
+namespace weft {
+
+enum class StepOrder {
+  Locked,   // an owner takes one step at a time, of all optimizers that have parameters there
+  Hogwild,  // those of different optimizers overlap (Niu et al., 2011)
+};
+
+struct DistributedOptimizerOptions {
+  StepOrder order = StepOrder::Locked;
+};
+
+namespace optim {
+
+// On an owner: the optimizer itself, over tensors that share the parameters' memory and have gradients of their own.
+class LocalOptimizer {
+ public:
+  LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
+  virtual ~LocalOptimizer() = default;
+  // With the context's gradients; parameters without one are left as they are. Nothing where this worker has no gradients
+  // of the context.
+  void step(std::uint64_t context);
+  void set_lr(double lr);
+  double lr() const;
+  std::string save() const;
+  void load(std::string text);
+
+ protected:
+  const std::vector<at::Tensor>& stepped() const { return stepped_; }
+  void own(std::unique_ptr<torch::optim::Optimizer> optimizer) { optimizer_ = std::move(optimizer); }
+
+ private:
+  const StepOrder order_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> stepped_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+template <class O, class Options>
+class LocalOptimizerOf final : public LocalOptimizer {
+ public:
+  LocalOptimizerOf(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options, StepOrder order)
+      : LocalOptimizer(std::move(parameters), order) {
+    own(std::make_unique<O>(stepped(), options.options()));
+  }
+};
+
+// What a driver knows of one of them.
+struct Owner {
+  rpc::WorkerInfo worker;
+  RRef<std::shared_ptr<LocalOptimizer>> optimizer;
+};
+
+template <class O, class Options>
+std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options, StepOrder order) {
+  return std::make_shared<LocalOptimizerOf<O, Options>>(std::move(parameters), std::move(options), order);
+}
+
+// The parameters of each owner, in the order in which the owners first come. Throws Caller where there are none.
+std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters);
+rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
+// Blocks until all have been made.
+void wait_for(const std::vector<Owner>& owners, const std::string& what);
+Future<void> step(const std::vector<Owner>& owners, const AutogradContext& context);
+void set_lr(const std::vector<Owner>& owners, double lr);
+double lr(const std::vector<Owner>& owners);
+std::vector<std::string> save(const std::vector<Owner>& owners);
+void load(const std::vector<Owner>& owners, const std::vector<std::string>& states);
+
+}  // namespace optim
+
+// O: an optimizer that is made of tensors and options, as libtorch's are. Usable from every thread; copies are the same
+// optimizer.
+template <class O>
+class DistributedOptimizer {
+ public:
+  // Blocks until every owner has its local optimizer. `parameters` belong to one agent of this process; each is a leaf that
+  // requires grad. Throws one Error for all owners where that failed: what the optimizer's constructor threw is in the text.
+  template <class Options>
+  DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
+                       const DistributedOptimizerOptions& how = {}) {
+    const rpc::Agent agent = optim::agent_of(parameters);
+    const optim::OptionsOnWire<Options> travelling{optim::saved(options)};
+    for (const auto& [worker, owned] : optim::by_owner(parameters)) {
+      owners_.push_back({worker, agent.remote<&optim::make_local<O, Options>>(worker, owned, travelling, how.order)});
+    }
+    optim::wait_for(owners_, "making the optimizer");
+  }
+
+  // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others have stepped.
+  void step(const AutogradContext& context) const { step_async(context).get(); }
+  // Behind the passes that this worker has begun in the context and that still run: if one fails, so does this, and
+  // nobody steps.
+  Future<void> step_async(const AutogradContext& context) const { return optim::step(owners_, context); }
+
+  // The learning rate of all parameters, on all owners.
+  void set_lr(double lr) const { optim::set_lr(owners_, lr); }
+  double lr() const { return optim::lr(owners_); }
+
+  // The optimizers' state, one for each owner in the order of the parameters, in libtorch's form; and back, into an
+  // optimizer over the same parameters.
+  std::vector<std::string> save() const { return optim::save(owners_); }
+  void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
+
+ private:
+  std::vector<optim::Owner> owners_;
+};
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+// An optimizer's options as they travel: in the form in which libtorch saves them.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include <torch/optim/optimizer.h>
+
+#include <weft/engine/codec/values.h>
+
+namespace weft::optim {
+
+std::string saved(const torch::optim::OptimizerOptions& options);
+// Throws Caller for text that is not what saved() made of options of the same type.
+void load(torch::optim::OptimizerOptions& options, const std::string& text);
+std::string saved(const torch::optim::Optimizer& optimizer);
+void load(torch::optim::Optimizer& optimizer, const std::string& text);
+
+template <class Options>
+struct OptionsOnWire {
+  std::string text;
+  Options options() const {
+    static_assert(std::is_base_of_v<torch::optim::OptimizerOptions, Options>, "options of a libtorch optimizer, such as torch::optim::SGDOptions(0.05)");
+    if constexpr (std::is_default_constructible_v<Options>) {
+      Options options;
+      load(options, text);
+      return options;
+    } else {
+      static_assert(std::is_constructible_v<Options, double>, "options that can be made of nothing, or of a learning rate");
+      Options options(1.0);
+      load(options, text);
+      return options;
+    }
+  }
+  WEFT_FIELDS(text)
+};
+
+}  // namespace weft::optim

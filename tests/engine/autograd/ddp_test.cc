@@ -1,0 +1,190 @@
+// DistributedDataParallel inside autograd contexts: group DR of the behaviours.
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/parallel.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace hybrid {
+
+using namespace weft;
+
+struct Layer {
+  explicit Layer(at::Tensor value) : weight(value.clone().requires_grad_()) {}
+  at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
+  at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
+  at::Tensor weight;
+};
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int width = 3) : first(register_module("first", torch::nn::Linear(width, 4))), second(register_module("second", torch::nn::Linear(4, 2))) {
+    torch::NoGradGuard off;
+    for (auto& parameter : parameters()) parameter.copy_(at::linspace(-0.5, 0.7, parameter.numel()).view(parameter.sizes()));
+  }
+  at::Tensor forward(at::Tensor x) { return second(first(x).tanh()); }
+  torch::nn::Linear first, second;
+};
+TORCH_MODULE(Net);
+struct WordsImpl : torch::nn::Module {
+  WordsImpl() : words(register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 2).sparse(true)))) {
+    torch::NoGradGuard off;
+    words->weight.copy_(at::linspace(-1, 1, 12).view({6, 2}));
+  }
+  at::Tensor forward(at::Tensor indices) { return words(indices); }
+  torch::nn::Embedding words;
+};
+TORCH_MODULE(Words);
+
+// What all trainers share: an agent and a group of the first `trainers` workers.
+void train(int workers, int trainers, const std::function<void(rpc::Agent&, ProcessGroup&)>& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_workers({harness::As::Threads, "inproc", workers}, [&](rpc::Agent& agent) {
+    if (agent.self().rank >= trainers) return;
+    ProcessGroup group = init_process_group({.backend = "gloo", .rank = agent.self().rank, .world_size = trainers, .store = store, .group_name = "trainers"});
+    body(agent, group);
+    group.barrier().wait();
+  });
+}
+
+}  // namespace hybrid
+
+namespace weft {
+namespace {
+
+using namespace harness;
+
+// By libtorch alone, with DDP: the averages for each rank's input.
+std::vector<at::Tensor> averages(ProcessGroup& group, const at::Tensor& input) {
+  hybrid::Net net;
+  DistributedDataParallel ddp(net, group);
+  ddp(input).sum().backward();
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : net->parameters()) all.push_back(parameter.grad().clone());
+  return all;
+}
+
+at::Tensor input_of(int rank) { return at::linspace(0, 1, 6).view({2, 3}) + rank; }
+
+TEST(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
+  hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+    for (const bool views : {true, false}) {
+      hybrid::Net net;
+      DistributedDataParallel ddp(net, group, DdpOptions{.gradient_as_bucket_view = views});
+      for (int round = 0; round < 3; ++round) {
+        const auto expected = averages(group, input_of(agent.self().rank + round));
+        AutogradContext context(agent);
+        context.backward({ddp(input_of(agent.self().rank + round)).sum()});
+        const auto parameters = net->parameters();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i])) << i;
+          EXPECT_FALSE(parameters[i].grad().defined());
+        }
+        EXPECT_EQ(context.gradients().size(), parameters.size());
+      }
+    }
+  });
+}
+
+TEST(DdpInContexts, DR006_UnevenInputs) {
+  hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+    const int rank = agent.self().rank;
+    std::vector<at::Tensor> expected;
+    {
+      hybrid::Net net;
+      DistributedDataParallel ddp(net, group);
+      join(ddp, [&] {
+        for (int i = 0; i < (rank % 2 == 0 ? 3 : 1); ++i) {
+          net->zero_grad();
+          ddp(input_of(rank + i)).sum().backward();
+        }
+      });
+      for (const auto& parameter : net->parameters()) expected.push_back(parameter.grad().clone());
+    }
+    hybrid::Net net;
+    DistributedDataParallel ddp(net, group);
+    join(ddp, [&] {
+      for (int i = 0; i < (rank % 2 == 0 ? 3 : 1); ++i) {
+        AutogradContext context(agent);
+        context.backward({ddp(input_of(rank + i)).sum()});
+        const auto parameters = net->parameters();
+        for (std::size_t k = 0; k < parameters.size() && i == (rank % 2 == 0 ? 2 : 0); ++k) {
+          EXPECT_TRUE(at::allclose(context.gradient(parameters[k]), expected[k])) << k;
+        }
+      }
+    });
+  });
+}
+
+TEST(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
+  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    const int rank = agent.self().rank;
+    const auto indices = at::tensor({rank, 3, 3}, at::kLong);
+    hybrid::Words local;
+    DistributedDataParallel plain(local, group);
+    plain(indices).sum().backward();
+    hybrid::Words words;
+    DistributedDataParallel ddp(words, group);
+    AutogradContext context(agent);
+    context.backward({ddp(indices).sum()});
+    EXPECT_EQ(context.gradients().size(), 1u);
+    const auto gradient = context.gradient(words->words->weight);
+    EXPECT_TRUE(gradient.is_sparse());
+    EXPECT_TRUE(at::allclose(gradient.to_dense(), local->words->weight.grad().to_dense()));
+  });
+}
+
+TEST(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
+  hybrid::train(5, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+    const auto weight = at::linspace(-1, 1, 9).view({3, 3});
+    const auto x = input_of(agent.self().rank);
+    // The same in one process, but for DDP.
+    hybrid::Layer local(weight);
+    hybrid::Net local_net;
+    DistributedDataParallel plain(local_net, group);
+    plain(local.forward(x)).sum().backward();
+
+    const auto layer = agent.remote<hybrid::Layer>(4, weight);
+    hybrid::Net net;
+    DistributedDataParallel ddp(net, group);
+    for (int round = 0; round < 2; ++round) {
+      AutogradContext context(agent);
+      context.backward({ddp(layer.sync<&hybrid::Layer::forward>(x)).sum()});
+      const auto parameters = net->parameters(), expected = local_net->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i].grad())) << i;
+      }
+      // The remote layer is averaged by nobody: each context has its own.
+      EXPECT_TRUE(at::allclose(layer.sync<&hybrid::Layer::gradient>(), local.weight.grad()));
+    }
+  });
+}
+
+// Inputs of which the average gradient is zero: one trainer's is the other's, negated.
+TEST(DdpInContexts, DR001_002_003_HybridModelsWithDdpAroundNothingAndAroundAnInnerLayer) {
+  for (const bool averaged : {false, true}) {
+    hybrid::train(5, 4, [averaged](rpc::Agent& agent, ProcessGroup& group) {
+      const int rank = agent.self().rank;
+      const auto layer = agent.remote<hybrid::Layer>(4, at::eye(3));
+      torch::nn::Linear inner(torch::nn::LinearOptions(3, 3).bias(false)), outer(torch::nn::LinearOptions(3, 1).bias(false));
+      {
+        torch::NoGradGuard off;
+        inner->weight.copy_(at::eye(3));
+        outer->weight.fill_(1);
+      }
+      std::optional<DistributedDataParallel<torch::nn::LinearImpl>> ddp;
+      if (averaged) ddp.emplace(inner, group);
+      for (int round = 0; round < 3; ++round) {
+        AutogradContext context(agent);
+        const auto x = at::ones({2, 3}) * (rank % 2 == 0 ? 1 : -1);
+        const at::Tensor embedded = layer.sync<&hybrid::Layer::forward>(x);
+        const at::Tensor between = averaged ? (*ddp)(embedded) : inner(embedded);
+        context.backward({outer(between).sum()});
+        EXPECT_EQ(at::count_nonzero(context.gradient(inner->weight)).item<int>(), averaged ? 0 : 9);
+        EXPECT_EQ(at::count_nonzero(context.gradient(outer->weight)).item<int>(), 3);
+        EXPECT_EQ(at::count_nonzero(layer.sync<&hybrid::Layer::gradient>()).item<int>(), 9);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,236 @@
+// DistributedOptimizer: group DO of the behaviours. Of the optimizers that upstream tests, libtorch's C++ has no Adamax,
+// Adadelta and Rprop.
+#include <torch/torch.h>
+
+#include <weft/optim.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace optimized {
+
+using namespace weft;
+
+struct Layer {
+  explicit Layer(at::Tensor value) : weight(value.clone().requires_grad_()) {}
+  at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
+  RRef<at::Tensor> parameter() { return RRef<at::Tensor>(weight); }
+  at::Tensor value() { return weight.detach().clone(); }
+  bool grad_is_empty() { return !weight.grad().defined(); }
+  at::Tensor weight;
+};
+struct ThrowsOnStep : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure) override { throw std::runtime_error("the step broke"); }
+};
+struct ThrowsOnConstruction : torch::optim::SGD {
+  ThrowsOnConstruction(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options) : SGD(std::move(parameters), options) {
+    throw std::runtime_error("the constructor broke");
+  }
+};
+// A small convolutional network, whole on a parameter server.
+struct Net : torch::nn::Module {
+  Net()
+      : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).stride(2)))),
+        out(register_module("out", torch::nn::Linear(4 * 3 * 3, 2))) {
+    torch::NoGradGuard off;
+    for (auto& parameter : parameters()) parameter.copy_(at::linspace(-0.3, 0.3, parameter.numel()).view(parameter.sizes()));
+  }
+  at::Tensor forward(at::Tensor x) { return torch::log_softmax(out(conv(x).relu().flatten(1)), 1); }
+  std::vector<RRef<at::Tensor>> parameter_references() {
+    std::vector<RRef<at::Tensor>> all;
+    for (const auto& parameter : parameters()) all.push_back(RRef<at::Tensor>(parameter));
+    return all;
+  }
+  std::size_t gradients() { return AutogradContext::current().gradients().size(); }
+  torch::nn::Conv2d conv;
+  torch::nn::Linear out;
+};
+
+}  // namespace optimized
+
+namespace weft {
+namespace {
+
+using namespace harness;
+using optimized::Layer;
+
+class DistributedSteps : public testing::TestWithParam<Setting> {};
+
+struct Two {
+  Two(rpc::Agent& agent, const at::Tensor& one, const at::Tensor& two)
+      : first(agent.remote<Layer>(after(agent, 1), one)), second(agent.remote<Layer>(after(agent, 2), two)) {}
+  std::vector<RRef<at::Tensor>> parameters() const {
+    return {first.sync<&Layer::parameter>(), second.sync<&Layer::parameter>()};
+  }
+  at::Tensor forward(const at::Tensor& x) const { return second.sync<&Layer::forward>(first.sync<&Layer::forward>(x)); }
+  RRef<Layer> first, second;
+};
+
+template <class O, class Options>
+void equals_local(rpc::Agent& agent, const Options& options) {
+  const auto one = at::rand({3, 3}), two = at::rand({3, 3}), x = at::rand({2, 3});
+  Layer local_one(one), local_two(two);
+  O local({local_one.weight, local_two.weight}, options);
+  const Two model(agent, one, two);
+  DistributedOptimizer<O> optimizer(model.parameters(), options);
+  for (int i = 0; i < 3; ++i) {
+    local.zero_grad();
+    local_two.forward(local_one.forward(x)).sum().backward();
+    local.step();
+    AutogradContext context(agent);
+    context.backward({model.forward(x).sum()});
+    optimizer.step(context);
+    EXPECT_TRUE(at::allclose(model.first.template sync<&Layer::value>(), local_one.value()));
+    EXPECT_TRUE(at::allclose(model.second.template sync<&Layer::value>(), local_two.value()));
+    EXPECT_FALSE(at::allclose(model.first.template sync<&Layer::value>(), one));
+    EXPECT_TRUE(model.first.template sync<&Layer::grad_is_empty>());
+  }
+}
+
+TEST_P(DistributedSteps, DO001_002_SgdEqualsLocal) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    equals_local<torch::optim::SGD>(agent, torch::optim::SGDOptions(0.05));
+    equals_local<torch::optim::SGD>(agent, torch::optim::SGDOptions(1e-3).momentum(1).weight_decay(1).nesterov(true));
+  });
+}
+
+TEST_P(DistributedSteps, DO003_004_OptimizersWithStateEqualLocal) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    equals_local<torch::optim::Adagrad>(agent, torch::optim::AdagradOptions(0.05));
+    equals_local<torch::optim::Adam>(agent, torch::optim::AdamOptions(0.01).amsgrad(true));
+    equals_local<torch::optim::AdamW>(agent, torch::optim::AdamWOptions(0.05).amsgrad(true));
+    equals_local<torch::optim::RMSprop>(agent, torch::optim::RMSpropOptions(0.05));
+  });
+}
+
+TEST_P(DistributedSteps, ParametersWithoutGradientAreLeftAsTheyAre) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::rand({3, 3});
+    const Two model(agent, one, one);
+    DistributedOptimizer<torch::optim::SGD> optimizer(model.parameters(), torch::optim::SGDOptions(0.05).weight_decay(1));
+    AutogradContext context(agent);
+    context.backward({model.first.sync<&Layer::forward>(at::rand({2, 3})).sum()});
+    optimizer.step(context);
+    EXPECT_FALSE(at::equal(model.first.sync<&Layer::value>(), one));
+    EXPECT_TRUE(at::equal(model.second.sync<&Layer::value>(), one));
+    context.release();
+    EXPECT_EQ(error_of([&] { optimizer.step(context); }).blame(), Blame::Caller);
+  });
+}
+
+TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const Two model(agent, at::rand({3, 3}), at::rand({3, 3}));
+    const auto parameters = model.parameters();
+    DistributedOptimizer<optimized::ThrowsOnStep> optimizer(parameters, torch::optim::SGDOptions(0.05));
+    AutogradContext context(agent);
+    context.backward({model.forward(at::rand({2, 3})).sum()});
+    const auto error = error_of([&] { optimizer.step(context); });
+    const auto other = error_of([&] {
+      DistributedOptimizer<optimized::ThrowsOnConstruction> broken(parameters, torch::optim::SGDOptions(0.05));
+    });
+    for (const auto& owner : {after(agent, 1), after(agent, 2)}) {
+      EXPECT_NE(error.text().find(owner.name + " (rank " + std::to_string(owner.rank) + "): the step broke"), std::string::npos) << error.text();
+      EXPECT_NE(other.text().find(owner.name), std::string::npos) << other.text();
+    }
+    EXPECT_NE(other.text().find("the constructor broke"), std::string::npos) << other.text();
+    EXPECT_EQ(error.blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] { DistributedOptimizer<torch::optim::SGD>({}, torch::optim::SGDOptions(0.05)); }).blame(), Blame::Caller);
+  });
+}
+
+TEST_P(DistributedSteps, LearningRatesChangeAndStateIsSavedAndLoadedOnAllOwners) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::rand({3, 3}), two = at::rand({3, 3}), x = at::rand({2, 3});
+    const Two model(agent, one, two), other(agent, one, two);
+    using Optimizer = DistributedOptimizer<torch::optim::SGD>;
+    const auto options = torch::optim::SGDOptions(0.05).momentum(0.9);
+    Optimizer optimizer(model.parameters(), options), resumed(other.parameters(), options);
+    const auto train = [&](const Two& net, const Optimizer& with) {
+      AutogradContext context(agent);
+      context.backward({net.forward(x).sum()});
+      with.step(context);
+    };
+    train(model, optimizer);
+    train(other, resumed);
+    optimizer.set_lr(0.5);
+    EXPECT_EQ(optimizer.lr(), 0.5);
+    resumed.load(optimizer.save());
+    EXPECT_EQ(resumed.lr(), 0.5);
+    train(model, optimizer);
+    train(other, resumed);
+    EXPECT_TRUE(at::equal(model.first.sync<&Layer::value>(), other.first.sync<&Layer::value>()));
+    EXPECT_TRUE(at::equal(model.second.sync<&Layer::value>(), other.second.sync<&Layer::value>()));
+    EXPECT_EQ(error_of([&] { resumed.load({"nonsense"}); }).blame(), Blame::Caller);
+    error_of([&] { resumed.load({"nonsense", "nonsense"}); });
+  });
+}
+
+TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
+  for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
+    run_workers(GetParam(), [order](rpc::Agent& agent) {
+      // Every worker trains a layer of worker 0's; in either order no step is lost, for each has a layer of its own.
+      const auto start = at::zeros({3, 3});
+      const auto layer = agent.remote<Layer>(0, start);
+      DistributedOptimizer<torch::optim::SGD> optimizer({layer.sync<&Layer::parameter>()}, torch::optim::SGDOptions(0.5),
+                                                        {.order = order});
+      for (int i = 0; i < 10; ++i) {
+        AutogradContext context(agent);
+        context.backward({layer.sync<&Layer::forward>(at::ones({1, 3})).sum()});
+        optimizer.step(context);
+      }
+      EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), at::full({3, 3}, -5.0)));
+    });
+  }
+}
+
+TEST_P(DistributedSteps, AStepQueuesBehindABackward) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::rand({3, 3}), x = at::rand({2, 3});
+    Layer local(one);
+    torch::optim::SGD by_hand({local.weight}, torch::optim::SGDOptions(0.05));
+    local.forward(x).sum().backward();
+    by_hand.step();
+    const auto layer = agent.remote<Layer>(after(agent, 1), one);
+    DistributedOptimizer<torch::optim::SGD> optimizer({layer.sync<&Layer::parameter>()}, torch::optim::SGDOptions(0.05));
+    for (const auto mode : {BackwardMode::Fast}) {
+      AutogradContext context(agent);
+      const auto backward = context.backward_async({layer.sync<&Layer::forward>(x).sum()}, {.mode = mode});
+      optimizer.step_async(context).get();
+      EXPECT_TRUE(backward.done());
+    }
+    EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), local.value()));
+  });
+}
+
+TEST_P(DistributedSteps, DO008_AParameterServerLearns) {
+  if (GetParam().workers != 2) GTEST_SKIP() << "two workers: a trainer and a server";
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    torch::manual_seed(3);
+    const auto net = agent.remote<optimized::Net>(1);
+    DistributedOptimizer<torch::optim::SGD> optimizer(net.sync<&optimized::Net::parameter_references>(), torch::optim::SGDOptions(0.1));
+    // Is the brighter half above or below?
+    double last = 1e9;
+    for (int check = 0; check < 4; ++check) {
+      double loss_here = 0;
+      for (int batch = 0; batch < 12; ++batch) {
+        const auto labels = at::randint(0, 2, {16}, at::kLong);
+        auto images = at::rand({16, 1, 8, 8});
+        for (int i = 0; i < 16; ++i) images[i].narrow(1, labels[i].item<int>() * 4, 4) += 1;
+        AutogradContext context(agent);
+        const at::Tensor loss = torch::nll_loss(net.sync<&optimized::Net::forward>(images), labels);
+        context.backward({loss});
+        EXPECT_EQ(net.sync<&optimized::Net::gradients>(), 4u);
+        optimizer.step(context);
+        loss_here += loss.item<double>();
+      }
+      EXPECT_LT(loss_here, last);
+      last = loss_here;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Optim, DistributedSteps, testing::ValuesIn(autograd_settings()), setting_name);
+
+}  // namespace
+}  // namespace weft
