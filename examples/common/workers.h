@@ -1,7 +1,7 @@
 // What the programs of several workers share: --help, joining the job that weft-run started, leaving it, errors.
 //
 //   int main(int argc, char** argv) {
-//     int steps = 60;
+//     int steps = 300;
 //     examples::Workers workers("parameter_server", "One line about it", 3);
 //     workers.options.add_option("--steps", steps, "…")->capture_default_str();
 //     return workers.run(argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
@@ -47,6 +47,7 @@ class Workers {
                                  ", not " + std::to_string(ranks) + ": weft-run --nproc-per-node " +
                                  std::to_string(least_) + " " + name_);
       }
+      torch::manual_seed(static_cast<std::uint64_t>(rank));  // before anybody can have this worker make a module
       auto agent = weft::rpc::init(name_of(rank), {.transports = transports_});
       body(agent);
       agent.shutdown();

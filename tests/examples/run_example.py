@@ -72,12 +72,27 @@ def batch_rpc():
     expect(found and len(lines(output)) == 3, "batch_rpc printed something else", output)
 
 
-def parameter_server():
-    output = run(3)
+def losses_fall(*arguments):
+    output = run(3, *arguments)
     losses = re.findall(r"trainer\d: loss ([0-9.]+) at the first step, ([0-9.]+) at the last", output)
     expect(len(losses) == 2, "parameter_server printed something else", output)
     for first, last in losses:
         expect(float(last) < 0.7 * float(first), "the loss did not fall", output)
+
+
+def parameter_server():
+    losses_fall()
+
+
+def parameter_server_hogwild():
+    losses_fall("--mode", "hogwild")
+
+
+def dist_autograd():
+    for ranks in (2, 3):
+        output = run(ranks)
+        wanted = [f"worker{rank}: the sum fell by 4.5000 in 5 steps, by 18 x 0.05 each" for rank in range(ranks)]
+        expect(lines(output) == wanted, f"dist_autograd on {ranks} ranks printed something else", output)
 
 
 def asks_for_more_workers():
@@ -91,6 +106,13 @@ def asks_for_more_workers():
     expect(help.returncode == 0 and "--transport" in help.stdout, "no help", help.stdout + help.stderr)
 
 
+def rnn():
+    output = run(2)
+    found = [float(p) for p in re.findall(r"^epoch \d+/40 +perplexity ([\d.]+)", output, re.M)]
+    expect(len(found) == 4 and found == sorted(found, reverse=True), "the perplexity does not fall", output)
+    expect(found[-1] < 2, "the perplexity did not fall below 2", output)
+
+
 def pipeline():
     output = run(3)
     for stage, order in enumerate(("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")):
@@ -99,6 +121,16 @@ def pipeline():
     expect(len(losses) == 3 and losses[2] < 0.7 * losses[0], "the loss did not fall", output)
     found = re.search(r"largest difference from one process: (\S+)", output)
     expect(found and float(found.group(1)) < 1e-10, "it does not end where one process does", output)
+
+
+def ddp_rpc():
+    output = run(4)
+    losses = re.findall(r"trainer\d: loss ([0-9.]+) in the first epoch, ([0-9.]+) in the last", output)
+    expect(len(losses) == 2, "ddp_rpc printed something else", output)
+    for first, last in losses:
+        expect(float(last) < 0.5 * float(first), "the loss did not fall", output)
+    expect("the trainers' dense layers are equal" in output, "the dense layers are not equal", output)
+
 
 
 def reinforcement_learning():
