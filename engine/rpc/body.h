@@ -117,7 +117,7 @@ template <class Tuple>
 struct WithId;
 template <class... A>
 struct WithId<std::tuple<A...>> {
-  using Type = std::tuple<rref::Id, A...>;
+  using Type = std::tuple<rref::Target, A...>;
 };
 template <class R, class M, class Tuple>
 struct MethodSignature;
@@ -126,7 +126,7 @@ struct MethodSignature<R, M, std::tuple<A...>> {
   using Type = R(RRef<M>, A...);
 };
 
-// On the value of an RRef<M> that is owned here, once it has been created. The first argument is the RRef's id.
+// On the value of an RRef<M> that is owned here, once it has been created. The first argument is that.
 template <auto F, class M>
 struct MethodBody {
   using Shape = MethodShape<std::remove_const_t<decltype(F)>, M>;
@@ -138,19 +138,20 @@ struct MethodBody {
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
   static std::optional<Future<void>> first(AgentCore& core, const Arguments& arguments) {
-    return references_of(core).owned<M>(std::get<0>(arguments))->created();
+    const rref::Target& target = std::get<0>(arguments);
+    target.owned = references_of(core).owned<M>(target.id);
+    return target.owned->created();
   }
 
   template <class Done, class Fail>
-  static void run(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    const auto owned = references_of(core).owned<M>(std::get<0>(*arguments));
-    const auto value = owned->value();
+  static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+    const auto value = std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
     const auto kept_until = std::make_pair(arguments, value);
     finish<Shape>(
         kept_until,
         [&]() -> decltype(auto) {
           return std::apply(
-              [&](rref::Id, auto&... more) -> decltype(auto) {
+              [&](const rref::Target&, auto&... more) -> decltype(auto) {
                 if constexpr (Shape::takes_value) {
                   return std::invoke(F, *value, std::move(more)...);
                 } else {

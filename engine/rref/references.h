@@ -126,6 +126,20 @@ class Handle {
 // "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; of the owner's own: "RRef (0, 3), owned here".
 std::string describe(const Handle& handle);
 
+// The value that a call is for; travels as its id. The owner looks it up when the call comes, and keeps it until the call
+// has run: the caller may have given up, and dropped its reference, long before.
+struct Target {
+  Target() = default;
+  Target(Id id_of_it) : id(id_of_it) {}
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    packer.pack(id);
+  }
+  void msgpack_unpack(const msgpack::object& object) { object.convert(id); }
+  Id id = 0;
+  mutable std::shared_ptr<Owned> owned;
+};
+
 class References {
  public:
   explicit References(rpc::AgentCore& core) : core_(core) {}

@@ -20,22 +20,24 @@ constexpr std::chrono::milliseconds kAgentTimeout{-1};
 
 namespace rref {
 
-// A copy of the value, sent to whoever asks. The argument is the RRef's id.
+// A copy of the value, sent to whoever asks.
 template <class T>
 struct FetchBody {
-  using Arguments = std::tuple<Id>;
+  using Arguments = std::tuple<Target>;
   using Result = T;
   using Signature = T(RRef<T>);
 
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
-    return rpc::detail::references_of(core).owned<T>(std::get<0>(arguments))->created();
+    const Target& target = std::get<0>(arguments);
+    target.owned = rpc::detail::references_of(core).owned<T>(target.id);
+    return target.owned->created();
   }
   template <class Done, class Fail>
-  static void run(rpc::AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     try {
-      const auto value = rpc::detail::references_of(core).owned<T>(std::get<0>(*arguments))->value();
+      const auto value = std::static_pointer_cast<OwnedValue<T>>(std::get<0>(*arguments).owned)->value();
       if constexpr (std::is_void_v<T>) {
         done(std::monostate(), weft::detail::DeviceWorkRef());
       } else {

@@ -1,6 +1,8 @@
 // Options::secret: who does not know it gets no further than the first message.
+#include <barrier>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -64,9 +66,12 @@ TEST_P(Secret, WorkersThatShareItCallEachOther) {
 }
 
 // Both have one, so only the challenge tells them apart.
-TEST_P(Secret, AnotherOneIsTheCallersErrorThatNamesTheOption) {
+class SecretMismatch : public testing::TestWithParam<std::string> {};
+
+TEST_P(SecretMismatch, IsTheCallersErrorThatNamesTheOption) {
   guarded::runs = 0;
-  run_alone(GetParam(), [](rpc::Options options) {
+  std::barrier together(3);
+  run_alone({As::Threads, GetParam(), 3}, [&](rpc::Options options) {
     options.secret = *options.rank == 0 ? "one" : "other";
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     const int wrong = agent.self().rank == 0 ? 1 : 0;
@@ -78,10 +83,14 @@ TEST_P(Secret, AnotherOneIsTheCallersErrorThatNamesTheOption) {
     }
     EXPECT_EQ(error_of([&] { agent.remote<&guarded::own>(wrong, 1).created().get(); }).blame(), Blame::Caller);
     EXPECT_EQ(guarded::runs, 0) << "nothing of it has run";
-    EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
+    while (agent.debug_info().calls_waiting > 0) std::this_thread::yield();  // that the reference has ended is said again
+    together.arrive_and_wait();
     agent.leave();
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Rpc, SecretMismatch, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
 
 TEST_P(Secret, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
   run_alone(GetParam(), [](rpc::Options options) {

@@ -111,7 +111,15 @@ TEST_P(Shutdown, RS007_LeavingIsPossibleAfterCalls) {
   run_alone(GetParam(), [is_here](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     const auto workers = agent.workers();
-    for (const auto& worker : workers) agent.async<&ends::tell>(worker);
+    std::vector<Future<void>> calls;
+    for (const auto& worker : workers) calls.push_back(agent.async<&ends::tell>(worker));
+    for (const auto& call : calls) {
+      try {
+        call.wait();
+      } catch (const Error& error) {  // it was told, but has left before it answered
+        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      }
+    }
     const int all = static_cast<int>(workers.size());
     while (ends::told < (is_here ? all * all : all)) std::this_thread::yield();
     agent.leave();
