@@ -45,8 +45,8 @@ Work Core::issue(Operation operation, const Call& call) {
       about(operation.name, number, operation.tensors.empty() ? nullptr : &operation.tensors.front()));
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
-  } catch (const Error& error) {
-    traced.fail(error);
+  } catch (...) {
+    traced.fail(to_error(std::current_exception(), Blame::PeerLost));
     ledger_->complete_collective(number);
     throw;
   }

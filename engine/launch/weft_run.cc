@@ -24,6 +24,7 @@
 #include <weft/base/error.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/status.h>
+#include <weft/profiling/trace/merge.h>
 
 namespace weft::launch {
 namespace {
@@ -312,6 +313,12 @@ class Job {
   std::optional<StatusLine> status_;
 };
 
+// The last rank merges the timeline's parts; where that one was killed, this is who is left.
+void merge_timeline() {
+  const char* const file = ::getenv("WEFT_TIMELINE");
+  if (file != nullptr && *file != '\0') trace::timeline::merge_if_last(file);
+}
+
 Options parse(int argc, char** argv) {
   Options options;
   CLI::App app(
@@ -363,7 +370,9 @@ int main(int argc, char** argv) {
   sigaction(SIGTERM, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   try {
-    return Job(parse(argc, argv)).run();
+    const int code = Job(parse(argc, argv)).run();
+    merge_timeline();
+    return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "weft-run: %s\n", error.what());
     return 2;

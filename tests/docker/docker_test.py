@@ -2,10 +2,12 @@
 """Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds docker/cpu.Dockerfile
 and runs what it made.
 
-usage: docker_test.py files | image
+usage: docker_test.py files | image | slurm FOLDER_OF_PROGRAMS
 
 image: WEFT_TEST_IMAGE_BASE names the base image (for buildah's storage); WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set,
 are files with the settings of apt and pip that the build is given. It takes as long as building Weft does.
+
+slurm: submits docker/slurm.sh with the digits, where Slurm runs on this machine.
 """
 
 import json
@@ -14,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,5 +143,17 @@ def image():
         run(*BUILDAH, "rm", container)
 
 
+def slurm():
+    if not shutil.which("sbatch") or not shutil.which("srun"):
+        skip("no sbatch and srun: install slurm-wlm and munge to have docker/slurm.sh submitted")
+    if subprocess.run(["sinfo"], capture_output=True).returncode != 0:
+        skip("Slurm is installed and does not run (sinfo fails)")
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["sbatch", "--wait", "--nodes=1", "--ntasks-per-node=2", f"--output={folder}/out", ROOT / "docker" / "slurm.sh"]
+        run(*command, Path(sys.argv[2]) / "digits", "--epochs", "1", "--checkpoint", f"{folder}/digits.pt", cwd=folder)
+        if "2 ranks" not in Path(folder, "out").read_text():
+            fail(f"two tasks were no job of two ranks:\n{Path(folder, 'out').read_text()}")
+
+
 if __name__ == "__main__":
-    {"files": files, "image": image}[sys.argv[1]]()
+    {"files": files, "image": image, "slurm": slurm}[sys.argv[1]]()
