@@ -14,7 +14,7 @@
 
 #include <weft/weft.h>
 
-namespace contract {
+namespace group_contract {
 
 using namespace weft;
 using namespace std::chrono_literals;
@@ -205,4 +205,4 @@ TEST(GroupContractOptions, AreAggregatesInThisOrder) {
   EXPECT_THROW(group.barrier().wait(), Error);
 }
 
-}  // namespace contract
+}  // namespace group_contract

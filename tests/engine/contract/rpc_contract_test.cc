@@ -21,7 +21,7 @@
 
 #include <weft/weft.h>
 
-namespace contract {
+namespace rpc_contract {
 
 using namespace weft;
 using namespace std::chrono_literals;
@@ -322,4 +322,4 @@ TEST_F(RpcContract, OptionsAreAggregatesInThisOrder) {
   agent.leave();
 }
 
-}  // namespace contract
+}  // namespace rpc_contract
