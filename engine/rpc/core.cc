@@ -126,7 +126,12 @@ void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&
   if (call.counts) --waiting_;
 }
 
-void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
+void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) {
+  WaitingCall call = calls_.take(id);
+  if (!call.pending || !call.deadline.passed()) return complete(std::move(call), how);
+  const auto late = std::make_exception_ptr(not_in_time(call, "rank " + std::to_string(call.to)));
+  complete(std::move(call), [&](PendingCall& pending) { pending.fail(late); });
+}
 
 void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                           std::unique_ptr<PendingCall> pending) {
@@ -203,8 +208,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
-  state->deadline = deadline_of(issue.limit);
   const std::uint64_t id = add_waiting(issue, std::move(pending), 0);
+  state->deadline = deadline_of(issue.limit);  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task));
