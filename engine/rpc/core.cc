@@ -144,7 +144,13 @@ void AgentCore::fail_here(std::uint64_t id, const Error& error) {
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
 }
 
-void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) { complete(calls_.take(id), how); }
+void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) {
+  WaitingCall call = calls_.take(id);
+  if (!call.pending || !call.deadline.passed()) return complete(std::move(call), how);
+  const Error late = not_in_time(call, "rank " + std::to_string(call.to));
+  call.traced.fail(late);
+  complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
+}
 
 // Users' calls travel in the context that they are made in; Weft's own do not.
 std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
@@ -237,9 +243,9 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
-  state->deadline = deadline_of(issue.limit);
   state->context = context_of(issue);
   const std::uint64_t id = add_waiting(issue, std::move(pending), 0, state->context);
+  state->deadline = deadline_of(issue.limit);  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
     start_function(self, state, on_loop, std::move(*task));
