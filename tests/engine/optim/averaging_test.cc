@@ -14,19 +14,24 @@ INSTANTIATE_TEST_SUITE_P(As, Averaging, ::testing::Values(harness::As::Threads, 
                          [](const auto& as) { return harness::name(as.param); });
 
 TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
-  harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
-    const double rank = group.rank();
-    const std::vector<torch::Tensor> parameters{
-        torch::full({3}, rank, torch::kFloat).requires_grad_(), torch::full({2, 2}, 10 * rank, torch::kDouble),
-        torch::arange(6, torch::kDouble).view({2, 3}).t().mul(rank).requires_grad_(),  // its columns are contiguous
-        torch::full({}, 2 * rank, torch::kFloat), torch::empty({0}, torch::kFloat)};
-    average_parameters(parameters, group);
-    EXPECT_TRUE(torch::all(parameters[0] == 1).item<bool>());
-    EXPECT_TRUE(torch::all(parameters[1] == 10).item<bool>());
-    EXPECT_TRUE(torch::equal(parameters[2], torch::arange(6, torch::kDouble).view({2, 3}).t()));
-    EXPECT_EQ(parameters[3].item<float>(), 2);
-    EXPECT_TRUE(parameters[0].is_leaf() && parameters[0].requires_grad());
-  });
+  for (const char* backend : {"gloo", "shm", "tcp"}) {
+    harness::run_ranks(
+        GetParam(), 3,
+        [](ProcessGroup group) {
+          const double rank = group.rank();
+          const std::vector<torch::Tensor> parameters{
+              torch::full({3}, rank, torch::kFloat).requires_grad_(), torch::full({2, 2}, 10 * rank, torch::kDouble),
+              torch::arange(6, torch::kDouble).view({2, 3}).t().mul(rank).requires_grad_(),  // its columns are contiguous
+              torch::full({}, 2 * rank, torch::kFloat), torch::empty({0}, torch::kFloat)};
+          average_parameters(parameters, group);
+          EXPECT_TRUE(torch::all(parameters[0] == 1).item<bool>());
+          EXPECT_TRUE(torch::all(parameters[1] == 10).item<bool>());
+          EXPECT_TRUE(torch::equal(parameters[2], torch::arange(6, torch::kDouble).view({2, 3}).t()));
+          EXPECT_EQ(parameters[3].item<float>(), 2);
+          EXPECT_TRUE(parameters[0].is_leaf() && parameters[0].requires_grad());
+        },
+        {.backend = backend});
+  }
 }
 
 TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {

@@ -82,6 +82,25 @@ TEST_P(Zero, EveryOptimizerStepsAsItDoesOnOneRank) {
   }
 }
 
+TEST_P(Zero, ShardsAndStatesTravelByTheOwnTransportsToo) {
+  for (const char* backend : {"shm", "tcp"}) {
+    harness::run_ranks(
+        GetParam(), 3,
+        [](ProcessGroup group) {
+          expect_equal_to_plain<torch::optim::Adam>(group, torch::optim::AdamOptions(0.01), {.shard_bytes = 100});
+          Mlp net;
+          ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01));
+          set_gradients(net->parameters(), 1);
+          zero.step();
+          zero.consolidate_state_dict(2);
+          if (group.rank() == 2) {
+            EXPECT_FALSE(file_of(zero).empty());
+          }
+        },
+        {.backend = backend});
+  }
+}
+
 TEST_P(Zero, EveryParametersStateIsOnItsOwnerOnly) {
   harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
     Mlp net;
