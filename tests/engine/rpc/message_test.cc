@@ -46,7 +46,7 @@ class MessageLane : public testing::Test {
     arrived = [&](const transport::Arrival& arrival) {
       sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
       receive_message(
-          *far, arrival,
+          *far, arrival, *pool,
           [&](Message whole, const Error* lacking) {
             EXPECT_EQ(lacking, nullptr);
             Got now{whole.head, "", {}, sizes};
@@ -64,6 +64,7 @@ class MessageLane : public testing::Test {
   }
 
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("message", EventLoop::Thread::Given);
+  std::shared_ptr<ReceivePool> pool = std::make_shared<ReceivePool>();
   transport::Routes routes{{"inproc"}};
   std::shared_ptr<transport::Connection> near;
   std::shared_ptr<transport::Connection> far;
