@@ -96,8 +96,9 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
          if (gate && !gate->is_open()) return self->answered(number, connection, *gate, arrival);
          self->arrived(number, connection, arrival);
        },
-       [weak = weak_from_this(), number = made.number](const Error& why) {
+       [weak = weak_from_this(), number = made.number, gate = made.gate](const Error& why) {
          if (const auto self = weak.lock()) self->ended(number, why);
+         if (gate) gate->open();
        }});
   lane_ = made;
   return made;
@@ -126,7 +127,8 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
     const Error why(Blame::Caller, describe(entry_.worker) + " does not know the secret of " + describe(core->self()) +
                                        ": give all workers of the job the same rpc::Options::secret");
     connection.close(why);
-    return ended(number, why);
+    ended(number, why);
+    return gate.open();
   }
   send_challenge(connection, prove(core->secret(), Side::Connector, gate.nonce, theirs));
   greet(*core, connection);
@@ -166,6 +168,7 @@ void Peer::close(const Error& why) noexcept {
     lane = std::exchange(lane_, {});
   }
   if (lane.connection) lane.connection->close(why);
+  if (lane.gate) lane.gate->open();
 }
 
 void Inbound::start() {

@@ -36,13 +36,14 @@ Proof prove(std::string_view secret, Side side, const Nonce& of_connector, const
 // Takes the same time wherever they differ. Other sizes are never the same.
 bool is_same(const Proof& expected, std::span<const std::byte> shown);
 
-// What a connector has to say waits here until the listener has proved itself. Usable from every thread.
+// What a connector has to say waits here until the listener has proved itself, or the connection has ended, which fails
+// whatever is sent: a call may be issued while that happens. Usable from every thread.
 class Gate {
  public:
   // The connector's.
   const Nonce nonce = make_nonce();
 
-  // Runs the task, or keeps it until open(); a gate that goes before that drops it.
+  // Runs the task, or keeps it until open().
   void pass(Task task);
   void open();
   bool is_open() const { return open_; }
