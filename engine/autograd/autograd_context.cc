@@ -11,11 +11,12 @@ namespace {
 
 std::shared_ptr<autograd::Context> begin(const rpc::Agent& agent) {
   const auto& core = agent.shared_core();
-  if (!core) throw Error(Blame::Caller, "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
+  if (!core)
+    throw Error(Blame::Caller, "AutogradContext: this rpc::Agent was default-constructed; make one with rpc::init");
   core->require_open();
   if (const auto context = autograd::current_context()) {
-    throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " + autograd::to_text(context->id()) +
-                                   " already; a thread has one at a time");
+    throw Error(Blame::Caller, "AutogradContext: this thread is inside autograd context " +
+                                   autograd::to_text(context->id()) + " already; a thread has one at a time");
   }
   return core->contexts().make();
 }
@@ -42,8 +43,9 @@ AutogradContext::~AutogradContext() {
 AutogradContext AutogradContext::current() {
   auto context = autograd::current_context();
   if (!context) {
-    throw Error(Blame::Caller, "AutogradContext::current(): this thread runs nothing that was called inside an AutogradContext, "
-                               "or it has been released");
+    throw Error(Blame::Caller,
+                "AutogradContext::current(): this thread runs nothing that was called inside an AutogradContext, "
+                "or it has been released");
   }
   auto core = context->core();
   return AutogradContext(std::move(core), std::move(context));

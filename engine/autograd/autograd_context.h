@@ -59,8 +59,8 @@ class AutogradContext {
   // Computes the gradients of the roots' sum with respect to all leaves that require grad, on all workers. Blocks; bounded
   // by the agent's time limit. Roots require grad and are no leaves; see BackwardOptions::grad_outputs for their shapes.
   // Throws Caller for other roots and after release(); Cancelled when it is released meanwhile; Timeout; PeerLost; Remote
-  // for what a node threw: the text names the worker and the node. The pass has failed on all workers then, and left nothing
-  // behind.
+  // for what a node threw: the text names the worker and the node. The pass has failed on all workers then, and left
+  // nothing behind.
   void backward(const std::vector<at::Tensor>& roots, const BackwardOptions& options = {});
   // The same without blocking on other workers: the local part runs on this thread, before this returns.
   Future<void> backward_async(const std::vector<at::Tensor>& roots, const BackwardOptions& options = {});

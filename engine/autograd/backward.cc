@@ -60,8 +60,8 @@ Error error_of(const Outcome& outcome) {
   return Error(known ? static_cast<Blame>(outcome.blame) : Blame::Remote, outcome.text);
 }
 
-std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassName name,
-                            Roots roots, Deadline deadline) {
+std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                            PassName name, Roots roots, Deadline deadline) {
   auto pass = std::make_shared<Pass>(core, context, name, deadline);
   context->enter(pass, roots.edges);
   pass->start(roots.edges, std::move(roots.gradients));

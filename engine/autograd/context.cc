@@ -59,7 +59,10 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   std::lock_guard lock(mutex_);
   if (const auto ended = ended_.find(name.pass); ended != ended_.end()) return {nullptr, false, ended->second};
   if (released_) {
-    return {nullptr, false, {static_cast<int>(Blame::Cancelled), "context " + to_text(id_) + " has been released on " + describe(core->self())}};
+    return {nullptr,
+            false,
+            {static_cast<int>(Blame::Cancelled),
+             "context " + to_text(id_) + " has been released on " + describe(core->self())}};
   }
   auto& pass = passes_[name.pass];
   if (pass) return {pass, false, {}};
@@ -167,7 +170,8 @@ std::vector<std::shared_ptr<SendNode>> Context::reach(PassId plan, const std::ve
   for (const MessageId& message : messages) {
     const auto found = sends_.find(message);
     if (found == sends_.end()) {
-      throw Error(Blame::Caller, "a message that was not recorded in context " + to_text(id_) + " is said to lead to a loss");
+      throw Error(Blame::Caller,
+                  "a message that was not recorded in context " + to_text(id_) + " is said to lead to a loss");
     }
     if (planned.insert(message).second) fresh.push_back(found->second);
   }
@@ -200,7 +204,8 @@ void Context::fold(std::optional<PassId> before) {
 }
 
 void Context::require_alive() const {
-  if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released: its gradients are gone");
+  if (released_)
+    throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released: its gradients are gone");
 }
 
 at::Tensor Context::gradient(const at::Tensor& parameter) {

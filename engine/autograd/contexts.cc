@@ -78,8 +78,8 @@ void Contexts::worker_lost(int rank) {
   for (const auto& context : all()) {
     if (!context->workers().contains(rank)) continue;
     const std::string why = "rank " + std::to_string(rank) + " is lost";
-    context->fail_passes({static_cast<int>(Blame::PeerLost),
-                          "backward in context " + to_text(context->id()) + " failed on " + describe(core_.self()) + ": " + why});
+    context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +
+                                                                 " failed on " + describe(core_.self()) + ": " + why});
     if (static_cast<int>(context->id() >> 48) == rank) release(context->id(), why);
   }
 }

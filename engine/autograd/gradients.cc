@@ -16,7 +16,8 @@ void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std
   at::Tensor& sum = of(parameter);
   // Another tensor may lie in the same memory, or a message that is still being sent.
   if (gradient.layout() == at::kStrided && gradient.has_storage() && gradient.storage().use_count() > 1) held = 0;
-  torch::autograd::AccumulateGrad::accumulateGrad(parameter, sum, gradient, held, [&](at::Tensor&& result) { sum = std::move(result); });
+  torch::autograd::AccumulateGrad::accumulateGrad(parameter, sum, gradient, held,
+                                                  [&](at::Tensor&& result) { sum = std::move(result); });
 }
 
 void Gradients::merge(Gradients&& other) {

@@ -94,7 +94,8 @@ variable_list run_node(Ready&& ready, bool retain_graph,
   } else {
     if (!retain_graph) node.will_release_variables();
     outputs = node(std::move(gradients));
-    torch::autograd::validate_outputs(node.next_edges(), outputs, [&](const std::string& text) { return node.name() + ": " + text; });
+    torch::autograd::validate_outputs(node.next_edges(), outputs,
+                                      [&](const std::string& text) { return node.name() + ": " + text; });
     if (!retain_graph) node.release_variables();
   }
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, seen);

@@ -38,7 +38,8 @@ class Graph {
   void count_from(const std::vector<std::shared_ptr<Node>>& nodes);
   void count_edge(const torch::autograd::Edge& edge) { ++waiting_[edge.function.get()].missing; }
   // A gradient has come, made on that stream; maybe undefined. The node, if it was the last that it waited for.
-  std::optional<Ready> deliver(const torch::autograd::Edge& edge, at::Tensor&& gradient, const std::optional<c10::Stream>& producer);
+  std::optional<Ready> deliver(const torch::autograd::Edge& edge, at::Tensor&& gradient,
+                               const std::optional<c10::Stream>& producer);
   void clear() { waiting_.clear(); }
 
  private:
@@ -55,7 +56,8 @@ std::vector<Node*> reachable_from(const std::vector<Node*>& nodes);
 
 // Runs a node with its hooks; its current stream is the node's. A leaf's gradient goes to `gradients`, by `accumulate`.
 // Throws what it throws.
-variable_list run_node(Ready&& ready, bool retain_graph,
-                       const std::function<void(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held)>& accumulate);
+variable_list run_node(
+    Ready&& ready, bool retain_graph,
+    const std::function<void(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held)>& accumulate);
 
 }  // namespace weft::autograd

@@ -19,7 +19,8 @@ std::chrono::milliseconds limit_of(Deadline deadline) {
 template <auto F>
 auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind, Deadline deadline,
           typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  return rpc::call<rpc::detail::FunctionBody<F>>(core, {to, limit_of(deadline), kind, /*on_loop=*/false}, std::move(arguments));
+  return rpc::call<rpc::detail::FunctionBody<F>>(core, {to, limit_of(deadline), kind, /*on_loop=*/false},
+                                                 std::move(arguments));
 }
 
 // That worker would have told others, and cannot: who they are is not known here.
@@ -44,13 +45,15 @@ Future<Outcome> gradient(GradientMessage message) {
   const auto core = here.core();
   const auto context = core->contexts().find(message.name.context);
   if (!context) {
-    return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(message.name.context) + ": " +
-                                                                           describe(core->self()) + " has released the context"});
+    return Future<Outcome>::ready(
+        {static_cast<int>(Blame::Cancelled), "backward in context " + to_text(message.name.context) + ": " +
+                                                 describe(core->self()) + " has released the context"});
   }
   const auto send = context->send_of(message.message);
   if (!send || message.gradients.size() > send->num_inputs()) {
-    throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " + describe(core->self()) +
-                                   " has not recorded in context " + to_text(message.name.context) +
+    throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " +
+                                   describe(core->self()) + " has not recorded in context " +
+                                   to_text(message.name.context) +
                                    ", or whose graph was freed by a pass without retain_graph");
   }
   const auto joined = context->join(core, message.name, here.call().deadline);
@@ -92,19 +95,21 @@ void clean_up(ContextId context) {
 
 namespace messages {
 
-Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message, Deadline deadline) {
+Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message,
+                              Deadline deadline) {
   return send<&internal::gradient>(core, to, rpc::MessageKind::Gradient, deadline, {std::move(message)});
 }
 
-Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, const PassName& name,
-                      const Outcome& why) {
+Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                      const PassName& name, const Outcome& why) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> told;
   for (const int rank : context->workers()) {
     if (rank == core->self().rank || core->closed()) continue;
     Promise<void> answered(core->crew());
     try {
-      send<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, Deadline::in(std::chrono::seconds(2)), {name, why})
+      send<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, Deadline::in(std::chrono::seconds(2)),
+                                   {name, why})
           .on_done_light([answered](const Future<void>&) { answered.set(); });
       told.push_back(answered.future());
     } catch (const std::exception&) {
@@ -123,7 +128,8 @@ Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::share
   }
   std::vector<Future<void>> asked;
   for (auto& [rank, messages] : reached) {
-    asked.push_back(send<&internal::reach>(core, rank, rpc::MessageKind::Backward, deadline, {context->id(), plan, std::move(messages)}));
+    asked.push_back(send<&internal::reach>(core, rank, rpc::MessageKind::Backward, deadline,
+                                           {context->id(), plan, std::move(messages)}));
   }
   return when_all(std::move(asked));
 }
@@ -132,7 +138,8 @@ void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId con
   const weft::detail::AmbientScope outside(nullptr);
   rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context})
       .on_done_light([core, to, context](const Future<void>& told) {
-        if (told.failed() && !core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
+        if (told.failed() && !core->closed())
+          core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
       });
 }
 

@@ -30,11 +30,12 @@ namespace messages {
 
 // Answered when the pass has ended there, if this began it; else once it has run as far as this takes it. Throws what
 // sending throws.
-Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message, Deadline deadline);
+Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message,
+                              Deadline deadline);
 // Tells all that know the context that the pass has failed, and they tell others. Done when all have answered, or cannot be
 // told; never fails.
-Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, const PassName& name,
-                      const Outcome& why);
+Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                      const PassName& name, const Outcome& why);
 // What the nodes lead to on other workers, and what that leads to, takes part in the plan.
 Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
                    const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);

@@ -42,8 +42,9 @@ std::vector<at::Tensor> RecvNode::by_slot(torch::autograd::variable_list&& gradi
 torch::autograd::variable_list RecvNode::apply(torch::autograd::variable_list&& gradients) {
   Pass* pass = Pass::current();
   if (pass == nullptr || pass->context() != context_.lock()) {
-    throw Error(Blame::Caller, "a gradient for a tensor that came from " + describe(from_) +
-                                   " inside an AutogradContext: use context.backward({loss}) of that context, not loss.backward()");
+    throw Error(Blame::Caller,
+                "a gradient for a tensor that came from " + describe(from_) +
+                    " inside an AutogradContext: use context.backward({loss}) of that context, not loss.backward()");
   }
   pass->send(*this, by_slot(std::move(gradients)));
   return {};

@@ -32,6 +32,7 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       name_(name),
       deadline_(deadline),
       promise_(core_->crew()),
+      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name.pass})),
       told_(Future<void>::ready()) {}
 
 Pass* Pass::current() { return running; }
@@ -201,11 +202,13 @@ void Pass::end_one() {
     }
   }
   context_->succeeded(name_.pass, std::move(gradients), freed);
+  traced_.end();
   promise_.set(Outcome());
 }
 
 void Pass::fail(const Outcome& why) {
   if (ended_.exchange(true)) return;
+  traced_.fail(Error(static_cast<Blame>(why.blame), why.text));
   const bool news = context_->failed(name_.pass, why);
   EventLoop::Registration timer;
   {
@@ -247,8 +250,8 @@ Outcome Pass::outcome(const std::exception_ptr& error, const std::string& where)
   } catch (...) {
     text = rpc::text_of(error);
   }
-  return {static_cast<int>(blame),
-          "backward in context " + to_text(context_->id()) + " failed on " + describe(core_->self()) + ", " + where + ": " + text};
+  return {static_cast<int>(blame), "backward in context " + to_text(context_->id()) + " failed on " +
+                                       describe(core_->self()) + ", " + where + ": " + text};
 }
 
 void Pass::expire() {
@@ -261,12 +264,14 @@ void Pass::expire() {
   for (const auto& [rank, gradients] : missing) {
     waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " + std::to_string(rank);
   }
-  std::string text = "backward in context " + to_text(context_->id()) + " was not done in time on " + describe(core_->self());
+  std::string text =
+      "backward in context " + to_text(context_->id()) + " was not done in time on " + describe(core_->self());
   if (!waits.empty()) {
     text += ": gradients have not come: " + waits;
     if (name_.plan == 0) {
-      text += "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
-              "failed, pass BackwardMode::Exact";
+      text +=
+          "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
+          "failed, pass BackwardMode::Exact";
     }
   } else {
     text += "; rpc::Agent::set_timeout() sets the limit";

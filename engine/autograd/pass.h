@@ -17,6 +17,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/future/future.h>
+#include <weft/profiling/trace/operation.h>
 
 namespace weft::autograd {
 
@@ -61,6 +62,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const PassName name_;
   const Deadline deadline_;
   const Promise<Outcome> promise_;
+  trace::Operation traced_;  // whoever ends the pass ends it
   EventLoop::Registration timer_;
   std::atomic<bool> ended_{false};
   std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start

@@ -26,14 +26,15 @@ void match(const char* kind, const Named& own, const Named& values, std::vector<
     const auto found = by_name.find(name);
     if (found == by_name.end()) throw Error(Blame::Caller, "the state has no " + std::string(kind) + " '" + name + "'");
     if (found->second.defined() != tensor.defined() || (tensor.defined() && found->second.sizes() != tensor.sizes())) {
-      throw Error(Blame::Caller, std::string(kind) + " '" + name + "' is " + tensor::describe(tensor) + " in the module and " +
-                                     tensor::describe(found->second) + " in the state");
+      throw Error(Blame::Caller, std::string(kind) + " '" + name + "' is " + tensor::describe(tensor) +
+                                     " in the module and " + tensor::describe(found->second) + " in the state");
     }
     if (tensor.defined()) pairs.emplace_back(tensor, found->second);
     by_name.erase(found);
   }
   if (by_name.empty()) return;
-  throw Error(Blame::Caller, "the module has no " + std::string(kind) + " '" + by_name.begin()->first + "', which the state has");
+  throw Error(Blame::Caller,
+              "the module has no " + std::string(kind) + " '" + by_name.begin()->first + "', which the state has");
 }
 
 }  // namespace

@@ -26,8 +26,6 @@ ModuleState state_of(const torch::nn::Module& module);
 // Of a module holder (TORCH_MODULE) or a shared_ptr.
 template <class Holder>
 requires requires(const Holder& holder) { static_cast<const torch::nn::Module&>(*holder); }
-ModuleState state_of(const Holder& holder) {
-  return state_of(static_cast<const torch::nn::Module&>(*holder));
-}
+ModuleState state_of(const Holder& holder) { return state_of(static_cast<const torch::nn::Module&>(*holder)); }
 
 }  // namespace weft

@@ -47,7 +47,9 @@ class Current {
 
 std::size_t padded(std::size_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
 
-[[noreturn]] void foreign(const std::string& what) { throw Error(Blame::Caller, "these bytes are not what weft::encode made: " + what); }
+[[noreturn]] void foreign(const std::string& what) {
+  throw Error(Blame::Caller, "these bytes are not what weft::encode made: " + what);
+}
 
 template <class T>
 T take(std::span<const std::byte>& bytes) {
@@ -88,7 +90,8 @@ Encoded Writer::write(const std::function<void(Packer&)>& pack) {
 
 Writer& Writer::current() {
   if (writing == nullptr) {
-    throw Error(Blame::Caller, "a tensor or an RRef was packed outside of a call; use weft::encode, or pass it as an argument");
+    throw Error(Blame::Caller,
+                "a tensor or an RRef was packed outside of a call; use weft::encode, or pass it as an argument");
   }
   return *writing;
 }
@@ -120,7 +123,8 @@ void Reader::read(std::span<const std::byte> body, const std::function<void(cons
 }
 
 Reader& Reader::current() {
-  if (reading == nullptr) throw Error(Blame::Caller, "a tensor or an RRef was unpacked outside of a call; use weft::decode");
+  if (reading == nullptr)
+    throw Error(Blame::Caller, "a tensor or an RRef was unpacked outside of a call; use weft::decode");
   return *reading;
 }
 
@@ -131,7 +135,8 @@ std::vector<std::byte> join(const Encoded& message) {
   std::vector<std::byte> bytes;
   append(bytes, front);
   for (const Part& part : message.parts) {
-    append(bytes, PartEntry{part.begin, part.bytes, part.device().is_cpu() ? 0 : 1, std::max<int>(0, part.device().index())});
+    append(bytes,
+           PartEntry{part.begin, part.bytes, part.device().is_cpu() ? 0 : 1, std::max<int>(0, part.device().index())});
   }
   const auto body = message.body.bytes();
   bytes.insert(bytes.end(), body.begin(), body.end());
@@ -156,7 +161,8 @@ Split split(std::span<const std::byte> bytes) {
   if (front.version != kVersion) {
     foreign("they are of version " + std::to_string(front.version) + ", this is version " + std::to_string(kVersion));
   }
-  if (front.parts > kMaxStorages || front.parts > bytes.size() / sizeof(PartEntry)) foreign("they end inside the table of storages");
+  if (front.parts > kMaxStorages || front.parts > bytes.size() / sizeof(PartEntry))
+    foreign("they end inside the table of storages");
   std::vector<PartEntry> entries;
   for (std::uint64_t i = 0; i < front.parts; ++i) entries.push_back(take<PartEntry>(bytes));
   if (front.body_bytes > bytes.size()) foreign("they end inside the value");
@@ -168,7 +174,8 @@ Split split(std::span<const std::byte> bytes) {
     const std::size_t pad = padded(at) - at;
     if (pad > bytes.size() || entry.bytes > bytes.size() - pad) foreign("they end inside a tensor");
     if (entry.begin % kPartAlignment != 0) foreign("a storage begins at an odd place");
-    if (entry.device_type < 0 || entry.device_type > 1 || entry.device_index < 0 || entry.device_index > 127) foreign("a tensor lies on no known device");
+    if (entry.device_type < 0 || entry.device_type > 1 || entry.device_index < 0 || entry.device_index > 127)
+      foreign("a tensor lies on no known device");
     at::Tensor storage = at::empty({static_cast<std::int64_t>(entry.bytes)}, at::kByte);
     if (entry.bytes > 0) std::memcpy(storage.mutable_data_ptr(), bytes.data() + pad, entry.bytes);
     if (entry.device_type == 1) storage = moved_to_cuda(storage, entry.device_index);

@@ -23,10 +23,27 @@ namespace {
 enum class Form : std::uint8_t { Undefined = 0, Dense = 1, Coo = 2, Compressed = 3 };
 
 // The numbers by which dtypes travel; libtorch's own may change. Never reordered.
-constexpr at::ScalarType kTypes[] = {
-    at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kComplexHalf,
-    at::kComplexFloat, at::kComplexDouble, at::kBool, at::kBFloat16, at::kFloat8_e5m2, at::kFloat8_e4m3fn,
-    at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e8m0fnu};
+constexpr at::ScalarType kTypes[] = {at::kByte,
+                                     at::kChar,
+                                     at::kShort,
+                                     at::kInt,
+                                     at::kLong,
+                                     at::kHalf,
+                                     at::kFloat,
+                                     at::kDouble,
+                                     at::kComplexHalf,
+                                     at::kComplexFloat,
+                                     at::kComplexDouble,
+                                     at::kBool,
+                                     at::kBFloat16,
+                                     at::kFloat8_e5m2,
+                                     at::kFloat8_e4m3fn,
+                                     at::kFloat8_e5m2fnuz,
+                                     at::kFloat8_e4m3fnuz,
+                                     at::kUInt16,
+                                     at::kUInt32,
+                                     at::kUInt64,
+                                     at::kFloat8_e8m0fnu};
 
 std::uint8_t code_of(at::ScalarType type) {
   for (std::size_t i = 0; i < std::size(kTypes); ++i) {
@@ -42,8 +59,9 @@ constexpr std::uint64_t kMaxRecorded = 1 << 20;
 constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr, at::kSparseBsc};
 
 [[noreturn]] void refuse(const at::Tensor& tensor, const char* what) {
-  throw Error(Blame::Caller, "a tensor " + std::string(what) + " cannot be sent (" + std::string(c10::toString(tensor.scalar_type())) +
-                                 ", device " + tensor.device().str() + ")");
+  throw Error(Blame::Caller, "a tensor " + std::string(what) + " cannot be sent (" +
+                                 std::string(c10::toString(tensor.scalar_type())) + ", device " + tensor.device().str() +
+                                 ")");
 }
 
 [[noreturn]] void foreign(const std::string& what) {
@@ -51,10 +69,13 @@ constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSpars
 }
 
 // Memory whose owner is somebody else, who need not wait for us: the storage has nothing that it would free.
-bool is_borrowed(const c10::Storage& storage) { return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr; }
+bool is_borrowed(const c10::Storage& storage) {
+  return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr;
+}
 
 c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint64_t bytes) {
-  at::Tensor copy = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
+  at::Tensor copy =
+      at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
   std::memcpy(copy.mutable_data_ptr(), static_cast<const std::byte*>(storage.data()) + begin, bytes);
   return copy.storage();
 }
@@ -250,7 +271,8 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
   const auto begin = number(fields.ptr[4], "offset");
   const auto sizes = integers(fields.ptr[5], "sizes");
   const auto strides = integers(fields.ptr[6], "strides");
-  if (code >= std::size(kTypes) || sizes.size() != strides.size() || storage > parts_.size()) foreign("its dtype, strides or storage");
+  if (code >= std::size(kTypes) || sizes.size() != strides.size() || storage > parts_.size())
+    foreign("its dtype, strides or storage");
   const auto type = kTypes[code];
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
   if (empty || storage == 0) {
@@ -262,8 +284,8 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
   const std::uint64_t element = c10::elementSize(type);
   const auto elements = extent(sizes, strides);
   std::uint64_t bytes = 0;
-  if (!elements || __builtin_mul_overflow(*elements, element, &bytes) || begin < part.begin || (begin - part.begin) % element != 0 ||
-      begin - part.begin > part.bytes || bytes > part.bytes - (begin - part.begin)) {
+  if (!elements || __builtin_mul_overflow(*elements, element, &bytes) || begin < part.begin ||
+      (begin - part.begin) % element != 0 || begin - part.begin > part.bytes || bytes > part.bytes - (begin - part.begin)) {
     foreign("it reaches beyond its storage");
   }
   const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;

@@ -22,7 +22,7 @@ constexpr std::size_t kMaxStorages = 4096;
 struct Part {
   std::uint64_t begin = 0;  // bytes before the part in the sender's storage; a multiple of kPartAlignment
   std::uint64_t bytes = 0;
-  c10::Storage storage;  // keeps it alive
+  c10::Storage storage;      // keeps it alive
   std::uint64_t offset = 0;  // of the part in `storage`
 
   std::byte* data() const { return static_cast<std::byte*>(const_cast<void*>(storage.data())) + offset; }

@@ -41,16 +41,11 @@ c10::Scalar unpack_scalar(const msgpack::object& object) {
   const auto form = static_cast<ScalarForm>(fields.ptr[0].as<std::uint8_t>());
   if (fields.size != (form == ScalarForm::Complex ? 3U : 2U)) throw msgpack::type_error();
   switch (form) {
-    case ScalarForm::Bool:
-      return fields.ptr[1].as<bool>();
-    case ScalarForm::Integer:
-      return fields.ptr[1].as<std::int64_t>();
-    case ScalarForm::Unsigned:
-      return fields.ptr[1].as<std::uint64_t>();
-    case ScalarForm::Floating:
-      return fields.ptr[1].as<double>();
-    case ScalarForm::Complex:
-      return c10::complex<double>(fields.ptr[1].as<double>(), fields.ptr[2].as<double>());
+    case ScalarForm::Bool: return fields.ptr[1].as<bool>();
+    case ScalarForm::Integer: return fields.ptr[1].as<std::int64_t>();
+    case ScalarForm::Unsigned: return fields.ptr[1].as<std::uint64_t>();
+    case ScalarForm::Floating: return fields.ptr[1].as<double>();
+    case ScalarForm::Complex: return c10::complex<double>(fields.ptr[1].as<double>(), fields.ptr[2].as<double>());
   }
   throw msgpack::type_error();
 }

@@ -80,15 +80,15 @@ c10::Scalar unpack_scalar(const msgpack::object& object);
 }  // namespace weft::codec
 
 // Makes a struct one that travels: struct Point { double x, y; WEFT_FIELDS(x, y) };
-#define WEFT_FIELDS(...)                                                                          \
-  template <class WeftPacker>                                                                     \
-  void msgpack_pack(WeftPacker& packer) const {                                                   \
-    ::weft::codec::pack_fields(packer, std::tie(__VA_ARGS__));                                    \
-  }                                                                                               \
-  void msgpack_unpack(const ::msgpack::object& object) {                                          \
-    ::weft::codec::unpack_fields(object, std::tie(__VA_ARGS__));                                  \
-  }
+#define WEFT_FIELDS(...)                                       \
+  template <class WeftPacker>                                  \
+  void msgpack_pack(WeftPacker& packer) const {                \
+    ::weft::codec::pack_fields(packer, std::tie(__VA_ARGS__)); \
+  }                                                            \
+  void msgpack_unpack(const ::msgpack::object& object) { ::weft::codec::unpack_fields(object, std::tie(__VA_ARGS__)); }
 
+// The formatter takes the macro for the head of a function.
+// clang-format off
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
 namespace adaptor {
@@ -220,3 +220,4 @@ struct convert<std::chrono::duration<Number, Period>> {
 }  // namespace adaptor
 }
 }  // namespace msgpack
+// clang-format on

@@ -136,9 +136,9 @@ struct Core : std::enable_shared_from_this<Core> {
 
   const trace::Member member_;
   std::map<std::pair<int, int>, std::uint64_t> sent_, received_;  // messages by peer and tag; guarded by numbers_mutex_
-  std::weak_ptr<Core> handle_;                   // as handles hold it, with the Stay
-  std::mutex making_mutex_;                      // of communicators: one is made at a time
-  std::map<c10::DeviceType, Carrier> carriers_;  // their communicators change under error_mutex_
+  std::weak_ptr<Core> handle_;                                    // as handles hold it, with the Stay
+  std::mutex making_mutex_;                                       // of communicators: one is made at a time
+  std::map<c10::DeviceType, Carrier> carriers_;                   // their communicators change under error_mutex_
   std::mutex numbers_mutex_;
   std::map<std::string, int> numbers_;
   std::shared_ptr<Ledger> ledger_;

@@ -42,7 +42,8 @@ torch::serialize::InputArchive archive_of(const std::string& text, const char* w
     archive.load_from(text.data(), text.size());
     return archive;
   } catch (const std::exception& error) {
-    throw Error(Blame::Caller, std::string("this is not the saved ") + what + " of an optimizer: " + tensor::text_of(error));
+    throw Error(Blame::Caller,
+                std::string("this is not the saved ") + what + " of an optimizer: " + tensor::text_of(error));
   }
 }
 
@@ -181,7 +182,8 @@ void LocalOptimizer::load(std::string text) {
   optim::load(*optimizer_, text);
 }
 
-std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters) {
+std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
+    const std::vector<RRef<at::Tensor>>& parameters) {
   std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> owners;
   for (const auto& parameter : parameters) {
     auto found = owners.begin();
@@ -208,7 +210,9 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
   if (shared->released()) {
     throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) + " has been released");
   }
-  const auto go = [owners, id = shared->id()] { return all_of(owners, "the optimizer's step", ask<&internal::step_one>(owners, id)); };
+  const auto go = [owners, id = shared->id()] {
+    return all_of(owners, "the optimizer's step", ask<&internal::step_one>(owners, id));
+  };
   auto running = shared->running_here();
   if (running.empty()) return go();
   return when_all(std::move(running)).then(go);
@@ -234,7 +238,8 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
                                    std::to_string(owners.size()) + " owners");
   }
   std::vector<Future<void>> asked;
-  for (std::size_t i = 0; i < owners.size(); ++i) asked.push_back(owners[i].optimizer.async<&internal::load_one>(states[i]));
+  for (std::size_t i = 0; i < owners.size(); ++i)
+    asked.push_back(owners[i].optimizer.async<&internal::load_one>(states[i]));
   all_of(owners, "loading the optimizer", std::move(asked)).get();
 }
 

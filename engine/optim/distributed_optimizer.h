@@ -77,12 +77,14 @@ struct Owner {
 };
 
 template <class O, class Options>
-std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options, StepOrder order) {
+std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options,
+                                           StepOrder order) {
   return std::make_shared<LocalOptimizerOf<O, Options>>(std::move(parameters), std::move(options), order);
 }
 
 // The parameters of each owner, in the order in which the owners first come. Throws Caller where there are none.
-std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters);
+std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
+    const std::vector<RRef<at::Tensor>>& parameters);
 rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
 // Blocks until all have been made.
 void wait_for(const std::vector<Owner>& owners, const std::string& what);
@@ -100,7 +102,8 @@ template <class O>
 class DistributedOptimizer {
  public:
   // Blocks until every owner has its local optimizer. `parameters` belong to one agent of this process; each is a leaf that
-  // requires grad. Throws one Error for all owners where that failed: what the optimizer's constructor threw is in the text.
+  // requires grad. Throws one Error for all owners where that failed: what the optimizer's constructor threw is in the
+  // text.
   template <class Options>
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
                        const DistributedOptimizerOptions& how = {}) {

@@ -20,7 +20,8 @@ template <class Options>
 struct OptionsOnWire {
   std::string text;
   Options options() const {
-    static_assert(std::is_base_of_v<torch::optim::OptimizerOptions, Options>, "options of a libtorch optimizer, such as torch::optim::SGDOptions(0.05)");
+    static_assert(std::is_base_of_v<torch::optim::OptimizerOptions, Options>,
+                  "options of a libtorch optimizer, such as torch::optim::SGDOptions(0.05)");
     if constexpr (std::is_default_constructible_v<Options>) {
       Options options;
       load(options, text);

@@ -9,7 +9,9 @@ namespace detail {
 rref::References& references_of(AgentCore& core) { return core.references(); }
 
 namespace {
-Issue issue_of(const Function& function, const Going& going) { return {function, going.to, going.limit, going.kind, going.on_loop}; }
+Issue issue_of(const Function& function, const Going& going) {
+  return {function, going.to, going.limit, going.kind, going.on_loop};
+}
 }  // namespace
 
 const std::shared_ptr<Crew>& CoreCalls::home(AgentCore& core) { return core.crew(); }
@@ -20,8 +22,9 @@ void CoreCalls::send_call(AgentCore& core, const Function& function, const Going
                           const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending) {
   core.send_call(issue_of(function, going), pack, std::move(pending));
 }
-void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going, const std::optional<Future<void>>& first,
-                          std::unique_ptr<PendingCall> pending, const std::function<Task(std::uint64_t)>& make) {
+void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going,
+                          const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+                          const std::function<Task(std::uint64_t)>& make) {
   core.call_here(issue_of(function, going), first, std::move(pending), make);
 }
 void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how) {
@@ -66,9 +69,7 @@ Going Agent::going(const Destination& to, bool on_loop) const {
   return {core().rank_of(to), core().limit_of(to), MessageKind::Call, on_loop, to.place()};
 }
 
-WorkerInfo Agent::worker(const Destination& who) const {
-  return core().directory().find(core().rank_of(who)).worker;
-}
+WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().rank_of(who)).worker; }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
 void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }

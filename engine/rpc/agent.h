@@ -56,8 +56,8 @@ class Agent {
   template <class M, class... A>
   RRef<M> remote(const Destination& to, A&&... arguments) const {
     using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
-    return RRef<M>(
-        create<Body>(core_, going(to, false), typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
+    return RRef<M>(create<Body>(core_, going(to, false),
+                                typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
   }
 
   // A registered operator that gives a tensor, by name; see operators.h.
@@ -67,11 +67,13 @@ class Agent {
   }
   template <class... A>
   Future<at::Tensor> async_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return async<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+    return async<&run_operator>(to, name,
+                                std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
   }
   template <class... A>
   RRef<at::Tensor> remote_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return remote<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+    return remote<&run_operator>(to, name,
+                                 std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
   }
 
   // Throws Caller for somebody who is not there.

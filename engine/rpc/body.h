@@ -77,13 +77,14 @@ struct FunctionBody : StartsAtOnce {
 
   template <class Done, class Fail>
   static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    finish<Shape>(arguments, [&]() -> decltype(auto) { return std::apply(F, std::move(*arguments)); }, done, fail);
+    finish<Shape>(
+        arguments, [&]() -> decltype(auto) { return std::apply(F, std::move(*arguments)); }, done, fail);
   }
   template <class Done, class Fail>
   static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     run(
-        core, arguments, [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); },
-        fail);
+        core, arguments,
+        [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); }, fail);
   }
 };
 
@@ -107,11 +108,16 @@ struct MethodShape<R (C::*)(P...) const noexcept, M> : MemberShape<R, C, P...> {
 template <class First, class M>
 concept RefersTo = std::is_reference_v<First> && std::is_base_of_v<std::remove_cvref_t<First>, M>;
 template <class R, class First, class M, class... P>
-requires RefersTo<First, M> || (std::is_reference_v<First> && std::is_same_v<std::remove_cvref_t<First>, M>)
-struct MethodShape<R (*)(First, P...), M> : MemberShape<R, M, P...> {};
+requires RefersTo<First, M> ||
+    (std::is_reference_v<First>&& std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...), M>
+    : MemberShape<R, M, P...> {
+};
 template <class R, class First, class M, class... P>
-requires RefersTo<First, M> || (std::is_reference_v<First> && std::is_same_v<std::remove_cvref_t<First>, M>)
-struct MethodShape<R (*)(First, P...) noexcept, M> : MemberShape<R, M, P...> {};
+requires RefersTo<First, M> ||
+    (std::is_reference_v<First>&&
+         std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...) noexcept, M>
+    : MemberShape<R, M, P...> {
+};
 
 template <class Tuple>
 struct WithId;
@@ -165,8 +171,8 @@ struct MethodBody {
   template <class Done, class Fail>
   static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     run(
-        core, arguments, [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); },
-        fail);
+        core, arguments,
+        [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); }, fail);
   }
 };
 

@@ -32,8 +32,9 @@ struct CoreCalls {
   static int self(AgentCore& core);
   static void send_call(AgentCore& core, const Function& function, const Going& going,
                         const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
-  static void call_here(AgentCore& core, const Function& function, const Going& going, const std::optional<Future<void>>& first,
-                        std::unique_ptr<PendingCall> pending, const std::function<Task(std::uint64_t)>& make);
+  static void call_here(AgentCore& core, const Function& function, const Going& going,
+                        const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
+                        const std::function<Task(std::uint64_t)>& make);
   static void complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how);
   // What a function threw on this worker itself, as its caller sees it: the same as from another.
   static std::exception_ptr thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error);
@@ -103,7 +104,8 @@ struct Created {
 
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     auto all = unpack_tuple<Arguments>(object);
-    auto value = references_of(*call->core()).template adopt<Result>(std::get<0>(all), std::get<1>(all), call->state().caller.rank);
+    auto value =
+        references_of(*call->core()).template adopt<Result>(std::get<0>(all), std::get<1>(all), call->state().caller.rank);
     auto arguments = std::make_shared<typename Body::Arguments>(std::move(std::get<2>(all)));
     const auto first = Body::first(*call->core(), *arguments);
     call->keep(value);
@@ -116,8 +118,8 @@ struct Created {
   }
 
   template <class Done, class Fail>
-  static void make(AgentCore& core, const std::shared_ptr<typename Body::Arguments>& arguments, const Value& value, Done done,
-                   Fail fail) {
+  static void make(AgentCore& core, const std::shared_ptr<typename Body::Arguments>& arguments, const Value& value,
+                   Done done, Fail fail) {
     Body::make(
         core, arguments,
         [value, done](std::shared_ptr<Result> made) {
@@ -135,7 +137,8 @@ struct Created {
 
 // A call with its arguments in a tuple of the parameters' types. To this worker itself they are not serialised.
 template <class Body>
-Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going, typename Body::Arguments arguments) {
+Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going,
+                                   typename Body::Arguments arguments) {
   using Result = typename Body::Result;
   const Function& function = detail::Called<Body>::entered;
   Promise<Result> promise(detail::CoreCalls::home(*core));
@@ -147,27 +150,29 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const
     return future;
   }
   auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
-  detail::CoreCalls::call_here(*core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t id) {
-    return Task([core, &function, kept, id] {
-      Body::run(
-          *core, kept,
-          [core, id](weft::detail::Stored<Result> value, weft::detail::DeviceWorkRef work) {
-            detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) {
-              static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(work));
-            });
-          },
-          [core, &function, id](const std::exception_ptr& error) {
-            const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
-            detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) { call.fail(thrown); });
-          });
-    });
-  });
+  detail::CoreCalls::call_here(
+      *core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t id) {
+        return Task([core, &function, kept, id] {
+          Body::run(
+              *core, kept,
+              [core, id](weft::detail::Stored<Result> value, weft::detail::DeviceWorkRef work) {
+                detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) {
+                  static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(work));
+                });
+              },
+              [core, &function, id](const std::exception_ptr& error) {
+                const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
+                detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) { call.fail(thrown); });
+              });
+        });
+      });
   return future;
 }
 
 // A call whose result stays where it was made; returns at once.
 template <class Body>
-std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going, typename Body::Arguments arguments) {
+std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going,
+                                     typename Body::Arguments arguments) {
   using Created = detail::Created<Body>;
   using Result = typename Body::Result;
   going.kind = MessageKind::Create;
@@ -194,21 +199,21 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
     if (const auto error = ended.error()) value->fail(error);
   });
   auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
-  detail::CoreCalls::call_here(*core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t call) {
-    return Task([core, &function, kept, value, call] {
-      Created::make(
-          *core, kept, value,
-          [core, call] {
-            detail::CoreCalls::complete_here(*core, call, [](PendingCall& waiting) {
-              static_cast<PendingResult<void>&>(waiting).set({}, nullptr);
-            });
-          },
-          [core, &function, call](const std::exception_ptr& error) {
-            const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
-            detail::CoreCalls::complete_here(*core, call, [&](PendingCall& waiting) { waiting.fail(thrown); });
-          });
-    });
-  });
+  detail::CoreCalls::call_here(
+      *core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t call) {
+        return Task([core, &function, kept, value, call] {
+          Created::make(
+              *core, kept, value,
+              [core, call] {
+                detail::CoreCalls::complete_here(
+                    *core, call, [](PendingCall& waiting) { static_cast<PendingResult<void>&>(waiting).set({}, nullptr); });
+              },
+              [core, &function, call](const std::exception_ptr& error) {
+                const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
+                detail::CoreCalls::complete_here(*core, call, [&](PendingCall& waiting) { waiting.fail(thrown); });
+              });
+        });
+      });
   return detail::CoreCalls::owner_handle(core, id, std::move(value));
 }
 

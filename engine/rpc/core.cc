@@ -15,7 +15,9 @@ namespace weft::rpc {
 
 namespace {
 
-Deadline deadline_of(std::chrono::milliseconds limit) { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
+Deadline deadline_of(std::chrono::milliseconds limit) {
+  return limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
+}
 
 std::string in_words(const WorkerInfo& self, const WaitingCall& call, const std::string& to) {
   return (call.function != nullptr ? call.function->name : "a call") + " on " + to + ", called by " + describe(self);
@@ -94,12 +96,14 @@ int AgentCore::rank_of(const Destination& destination) {
 
 std::chrono::milliseconds AgentCore::limit_of(const Destination& destination) const {
   const auto limit = destination.timeout().value_or(timeout());
-  if (limit.count() < 0) throw Error(Blame::Caller, "a call's time limit is " + weft::describe(limit) + "; it is positive, or 0 for none");
+  if (limit.count() < 0)
+    throw Error(Blame::Caller, "a call's time limit is " + weft::describe(limit) + "; it is positive, or 0 for none");
   return limit;
 }
 
 void AgentCore::set_timeout(std::chrono::milliseconds limit) {
-  if (limit.count() < 0) throw Error(Blame::Caller, "a time limit of " + weft::describe(limit) + "; it is positive, or 0 for none");
+  if (limit.count() < 0)
+    throw Error(Blame::Caller, "a time limit of " + weft::describe(limit) + "; it is positive, or 0 for none");
   timeout_ = limit.count();
 }
 
@@ -154,7 +158,8 @@ void AgentCore::complete_here(std::uint64_t id, const std::function<void(Pending
 
 // Users' calls travel in the context that they are made in; Weft's own do not.
 std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
-  if (issue.kind != MessageKind::Call && issue.kind != MessageKind::Create && issue.kind != MessageKind::Fetch) return nullptr;
+  if (issue.kind != MessageKind::Call && issue.kind != MessageKind::Create && issue.kind != MessageKind::Fetch)
+    return nullptr;
   auto context = autograd::current_context();
   return context && context->belongs_to(*this) ? context : nullptr;
 }
@@ -215,7 +220,8 @@ void AgentCore::check_devices(const std::vector<codec::Part>& parts, const Worke
       throw Error(Blame::Caller, "a tensor on " + part.device().str() + " cannot be sent to " + describe(to) +
                                      ": rpc::Options::device_maps has no entry for it; add one, or send tensor.cpu()");
     }
-    throw Error(Blame::Unsupported, "tensors on " + part.device().str() + " are not carried by calls yet; send tensor.cpu()");
+    throw Error(Blame::Unsupported,
+                "tensors on " + part.device().str() + " are not carried by calls yet; send tensor.cpu()");
   }
 }
 
@@ -238,8 +244,8 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   return true;
 }
 
-void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
-                          const std::function<Task(std::uint64_t id)>& make) {
+void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first,
+                          std::unique_ptr<PendingCall> pending, const std::function<Task(std::uint64_t id)>& make) {
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
@@ -269,7 +275,7 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
 
 void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
   WaitingCall call = calls_.take(message.head.call);
-  if (!call.pending) return;  // its time was over, or the peer made it up
+  if (!call.pending) return;     // its time was over, or the peer made it up
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
@@ -298,9 +304,8 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
         const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
         if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
         if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);
-        throw Error(blame,
-                    "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
-                        record.text);
+        throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
+                               record.text);
       });
     } catch (...) {
       traced.fail(to_error(std::current_exception(), Blame::Remote));

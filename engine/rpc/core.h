@@ -157,7 +157,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   autograd::Contexts contexts_;
   PendingCalls calls_;
   std::atomic<std::uint64_t> next_call_{1};
-  std::atomic<std::uint64_t> issued_{0};   // calls of users, as is the next
+  std::atomic<std::uint64_t> issued_{0};  // calls of users, as is the next
   std::atomic<std::uint64_t> waiting_{0};
   std::atomic<std::uint64_t> served_{0};
   std::atomic<std::uint64_t> running_{0};
@@ -171,7 +171,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
-  bool joined_ = false;  // connections are read from then on
+  bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
   std::set<int> lost_;  // workers that could not be reached any more
 };

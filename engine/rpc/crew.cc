@@ -14,8 +14,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::microseconds(200);
-constexpr auto kAlert = std::chrono::milliseconds(10);      // how long the lookout stays awake after the last task
-constexpr auto kIdle = std::chrono::seconds(5);             // then threads beyond the limit go
+constexpr auto kAlert = std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
+constexpr auto kIdle = std::chrono::seconds(5);         // then threads beyond the limit go
 constexpr int kMostThreads = 4096;
 
 thread_local const Crew* member = nullptr;  // whose thread this is

@@ -57,12 +57,12 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::deque<Task> tasks_;
   std::atomic<bool> wanted_{false};  // there are tasks, or the end has come: whoever serves the loop should leave it
   bool stopping_ = false;
-  bool serving_ = false;   // a thread serves the loop
-  bool looking_ = false;   // there is a lookout
+  bool serving_ = false;  // a thread serves the loop
+  bool looking_ = false;  // there is a lookout
   int threads_ = 0;
-  int idle_ = 0;     // sleep until they are called
-  int busy_ = 0;     // run tasks, blocked ones among them
-  int blocked_ = 0;  // block on a future inside a task
+  int idle_ = 0;               // sleep until they are called
+  int busy_ = 0;               // run tasks, blocked ones among them
+  int blocked_ = 0;            // block on a future inside a task
   std::uint64_t started_ = 0;  // tasks
   std::chrono::steady_clock::time_point last_work_;
 };

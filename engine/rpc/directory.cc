@@ -91,8 +91,9 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
     check_all_secrets();
   }
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
-    throw Error(Blame::Caller, "rank " + std::to_string(self_.rank) +
-                                   " is taken by another worker of this job; if it belongs to another job, give each a group_name");
+    throw Error(Blame::Caller,
+                "rank " + std::to_string(self_.rank) +
+                    " is taken by another worker of this job; if it belongs to another job, give each a group_name");
   }
   Record record{self_.name, self_.rank, {}, has_secret_, false};
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
@@ -112,7 +113,8 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
     try {
       all.emplace(rank, entry_of(read(store_->get(slot(rank), deadline))));
     } catch (const Error& error) {
-      throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " + std::to_string(*size_));
+      throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " +
+                         std::to_string(*size_));
     }
   }
   wait_until_all_have_read(deadline);
@@ -120,8 +122,9 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
   for (const auto& [rank, entry] : all) {
     const auto [place, is_new] = ranks.emplace(entry.worker.name, rank);
     if (is_new) continue;
-    throw Error(Blame::Caller, "the name '" + entry.worker.name + "' is not unique: ranks " + std::to_string(place->second) +
-                                   " and " + std::to_string(rank) + " have it; names must differ");
+    throw Error(Blame::Caller, "the name '" + entry.worker.name + "' is not unique: ranks " +
+                                   std::to_string(place->second) + " and " + std::to_string(rank) +
+                                   " have it; names must differ");
   }
   {
     std::lock_guard lock(mutex_);
@@ -142,7 +145,8 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
   group::Pause pause;
   while (read < *size_) {
     if (deadline.passed()) {
-      throw Error(Blame::Timeout, "only " + std::to_string(read) + " of " + std::to_string(*size_) + " workers have joined");
+      throw Error(Blame::Timeout,
+                  "only " + std::to_string(read) + " of " + std::to_string(*size_) + " workers have joined");
     }
     pause.wait(deadline);
     read = store_->add("read", 0);
@@ -205,7 +209,8 @@ Directory::Entry Directory::find(int rank) {
     if (const auto found = entries_.find(rank); found != entries_.end()) return found->second;
   }
   std::lock_guard lock(mutex_);
-  throw Error(Blame::Caller, "the destination rank " + std::to_string(rank) + " cannot be found; the workers are " + known());
+  throw Error(Blame::Caller,
+              "the destination rank " + std::to_string(rank) + " cannot be found; the workers are " + known());
 }
 
 bool Directory::forget(int rank) {

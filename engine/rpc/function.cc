@@ -32,7 +32,8 @@ std::string demangled(const char* mangled) {
 }
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
-  for (auto at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) text.replace(at, from.size(), to);
+  for (auto at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
 }
 
 // As a programmer would write it.
@@ -73,10 +74,11 @@ const Function& enter(Function function) {
   std::lock_guard lock(all.mutex);
   const auto [place, fresh] = all.functions.try_emplace({function.id.name, function.id.signature}, function);
   if (!fresh && place->second.value != function.value) {
-    std::fprintf(stderr,
-                 "weft: two functions of this program are called %s with the signature %s; remote calls could not tell them "
-                 "apart. Give one another name, or a namespace.\n",
-                 function.name.c_str(), function.signature.c_str());
+    std::fprintf(
+        stderr,
+        "weft: two functions of this program are called %s with the signature %s; remote calls could not tell them "
+        "apart. Give one another name, or a namespace.\n",
+        function.name.c_str(), function.signature.c_str());
     std::abort();
   }
   return place->second;
@@ -106,7 +108,8 @@ std::string name_in(const std::type_info& tag) {
   if (open == std::string::npos || text.back() != '>') return readable(text);
   text = text.substr(open + 4, text.size() - open - 5);
   if (text.starts_with("&")) text.erase(0, 1);
-  if (text.starts_with("(") && !text.starts_with("(anonymous") && text.back() == ')') text = text.substr(1, text.size() - 2);
+  if (text.starts_with("(") && !text.starts_with("(anonymous") && text.back() == ')')
+    text = text.substr(1, text.size() - 2);
   return readable(without_parameters(text));
 }
 

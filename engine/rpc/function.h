@@ -28,15 +28,15 @@ namespace weft::rpc {
 class Served;
 
 struct Identity {
-  std::uint64_t name = 0;       // hashes of the two texts' ABI spelling
+  std::uint64_t name = 0;  // hashes of the two texts' ABI spelling
   std::uint64_t signature = 0;
   friend bool operator==(const Identity&, const Identity&) = default;
 };
 
 struct Function {
   Identity id;
-  std::string name;       // "ns::add"
-  std::string signature;  // "int (int, std::string)"
+  std::string name;              // "ns::add"
+  std::string signature;         // "int (int, std::string)"
   std::vector<std::byte> value;  // the function's address, to tell two functions of one identity apart
   // Decodes the arguments, throws Caller where they are none, and has the call start.
   void (*serve)(const std::shared_ptr<Served>& call, const msgpack::object& arguments) = nullptr;

@@ -35,9 +35,11 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
   meeting.group_name = "rpc" + (options.group_name.empty() ? "" : "/" + options.group_name);
   if (!open) return meeting;
   if (!meeting.rank && !options.store) meeting.rank = group::Url::parse(options.init_method).number("rank");
-  if (const char* rank = environment("RANK"); !meeting.rank && rank != nullptr) meeting.rank = group::to_number("RANK", rank);
+  if (const char* rank = environment("RANK"); !meeting.rank && rank != nullptr)
+    meeting.rank = group::to_number("RANK", rank);
   if (!meeting.rank) {
-    throw Error(Blame::Caller, "no rank for a worker of a job without a world size: set rpc::Options::rank, ?rank= or RANK");
+    throw Error(Blame::Caller,
+                "no rank for a worker of a job without a world size: set rpc::Options::rank, ?rank= or RANK");
   }
   meeting.world_size = *meeting.rank + 1;
   return meeting;
@@ -49,10 +51,12 @@ Agent init(const std::string& name, Options options) {
   static_cast<void>(config());  // a wrong variable is reported here
   check_name(name);
   if (options.worker_threads < 1) {
-    throw Error(Blame::Caller, "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
+    throw Error(Blame::Caller,
+                "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
   }
   if (options.timeout.count() < 0) {
-    throw Error(Blame::Caller, "rpc::Options::timeout is " + weft::describe(options.timeout) + "; it is positive, or 0 for none");
+    throw Error(Blame::Caller,
+                "rpc::Options::timeout is " + weft::describe(options.timeout) + "; it is positive, or 0 for none");
   }
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");

@@ -16,8 +16,8 @@
 namespace weft::rpc {
 
 // What an operator takes. std::monostate is None.
-using OperatorValue = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, c10::Scalar, c10::Device,
-                                   std::vector<std::int64_t>, std::vector<double>, std::vector<at::Tensor>>;
+using OperatorValue = std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::string, c10::Scalar,
+                                   c10::Device, std::vector<std::int64_t>, std::vector<double>, std::vector<at::Tensor>>;
 
 namespace detail {
 
@@ -37,8 +37,9 @@ OperatorValue operator_value(A&& argument) {
   } else if constexpr (std::is_constructible_v<std::string, A&&>) {
     return OperatorValue(std::in_place_type<std::string>, std::forward<A>(argument));
   } else {
-    static_assert(std::is_constructible_v<OperatorValue, A&&>,
-                  "an operator called by name takes tensors, numbers, strings, devices, dtypes, and vectors of tensors or numbers");
+    static_assert(
+        std::is_constructible_v<OperatorValue, A&&>,
+        "an operator called by name takes tensors, numbers, strings, devices, dtypes, and vectors of tensors or numbers");
     return OperatorValue(std::forward<A>(argument));
   }
 }

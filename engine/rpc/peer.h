@@ -97,7 +97,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
 // How a failure travels.
 struct FailureRecord {
-  int what = 0;   // Failure
+  int what = 0;  // Failure
   int blame = 0;
   std::string text;
   WEFT_FIELDS(what, blame, text)

@@ -39,7 +39,9 @@ class PendingResult final : public PendingCall {
   explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
   void succeed(const msgpack::object& result) override { set(detail::unpack_result<R>(result), nullptr); }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
-  void set(weft::detail::Stored<R> value, weft::detail::DeviceWorkRef work) { promise_.set_with(std::move(work), std::move(value)); }
+  void set(weft::detail::Stored<R> value, weft::detail::DeviceWorkRef work) {
+    promise_.set_with(std::move(work), std::move(value));
+  }
 
  private:
   Promise<R> promise_;
@@ -48,11 +50,11 @@ class PendingResult final : public PendingCall {
 struct WaitingCall {
   std::unique_ptr<PendingCall> pending;
   Deadline deadline = Deadline::never();
-  std::chrono::milliseconds limit{0};     // as it was given, for the message
+  std::chrono::milliseconds limit{0};  // as it was given, for the message
   const Function* function = nullptr;
-  int to = -1;                            // the callee's rank
-  std::uint64_t lane = 0;                 // which of its connections, one after the other
-  bool counts = true;                     // a user's call, not one of Weft's own
+  int to = -1;                                 // the callee's rank
+  std::uint64_t lane = 0;                      // which of its connections, one after the other
+  bool counts = true;                          // a user's call, not one of Weft's own
   std::shared_ptr<autograd::Context> context;  // that it was made in
   trace::Operation traced{};
 };

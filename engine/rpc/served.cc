@@ -17,10 +17,12 @@ const CallAmbient& current_call(const char* what) {
   const weft::detail::Ambient* ambient = weft::detail::ambient().get();
   if (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient)) ambient = context->around().get();
   if (const auto* call = dynamic_cast<const CallAmbient*>(ambient)) return *call;
-  throw Error(Blame::Caller, std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
+  throw Error(Blame::Caller,
+              std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
 }
 
-void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task) {
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop,
+                    Task task) {
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
   Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();

@@ -28,7 +28,7 @@ struct CallState {
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
-  trace::Operation traced{};  // whoever takes the call from Inbound's table ends it
+  trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
 };
 
 // What follows a call through continuations: the agent and the call.

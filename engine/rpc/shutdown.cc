@@ -90,7 +90,9 @@ void AgentCore::wait_for_own_calls(Deadline deadline) {
   for (;;) {
     const Activity now = activity();
     if (now.waiting == 0 && now.running == 0) return;
-    if (deadline.passed()) throw Error(Blame::Timeout, std::to_string(now.waiting) + " calls wait for replies and " + std::to_string(now.running) + " functions run");
+    if (deadline.passed())
+      throw Error(Blame::Timeout, std::to_string(now.waiting) + " calls wait for replies and " +
+                                      std::to_string(now.running) + " functions run");
     pause.wait(deadline);
   }
 }
@@ -119,7 +121,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     std::vector<Activity> now{activity()};
     std::vector<Future<Activity>> asked;
     for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-      const auto limit = deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
+      const auto limit =
+          deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
       asked.push_back(call<detail::FunctionBody<&internal::activity>>(
           shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     }

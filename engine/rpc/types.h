@@ -37,28 +37,40 @@ struct WorkerInfo {
 std::string describe(const WorkerInfo& worker);
 
 // What a message is for. Calls of users' functions are Call and Reply, or Create where the result stays as an RRef.
-enum class MessageKind { Call, Reply, Create, Fetch, Fork, ChildAccept, UserDelete, ContextCleanup, Backward, Gradient, Shutdown };
+enum class MessageKind {
+  Call,
+  Reply,
+  Create,
+  Fetch,
+  Fork,
+  ChildAccept,
+  UserDelete,
+  ContextCleanup,
+  Backward,
+  Gradient,
+  Shutdown
+};
 
 // For tests: what goes wrong with the messages that one agent sends.
 struct Faults {
-  std::map<MessageKind, int> fail_first;                     // the first so many fail as if the connection had refused them
-  std::set<MessageKind> drop;                                // sent, never arrive
-  std::map<MessageKind, std::chrono::milliseconds> delay;    // arrive late; later messages may pass
+  std::map<MessageKind, int> fail_first;                   // the first so many fail as if the connection had refused them
+  std::set<MessageKind> drop;                              // sent, never arrive
+  std::map<MessageKind, std::chrono::milliseconds> delay;  // arrive late; later messages may pass
 };
 
 // For each peer, by name: our device, and the peer's device that its tensors arrive on.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 struct Options {
-  std::optional<int> rank, world_size;    // without a world size workers may come and go
-  std::string init_method = "env://";     // as ProcessGroupOptions::init_method
-  c10::intrusive_ptr<c10d::Store> store;  // instead of init_method
-  std::string group_name;                 // isolates jobs that share an address
-  int worker_threads = 16;                // that run called functions; those that wait for calls do not count
+  std::optional<int> rank, world_size;      // without a world size workers may come and go
+  std::string init_method = "env://";       // as ProcessGroupOptions::init_method
+  c10::intrusive_ptr<c10d::Store> store;    // instead of init_method
+  std::string group_name;                   // isolates jobs that share an address
+  int worker_threads = 16;                  // that run called functions; those that wait for calls do not count
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
-  std::vector<std::string> transports;    // the best that both sides have; empty: all that can be used here
+  std::vector<std::string> transports;      // the best that both sides have; empty: all that can be used here
   DeviceMaps device_maps;
-  std::string secret;                     // if set, peers must prove to know it before anything else is read
+  std::string secret;  // if set, peers must prove to know it before anything else is read
   Faults faults;
 };
 

@@ -6,7 +6,9 @@ namespace weft::rpc {
 
 namespace {
 
-Error foreign(const std::string& what) { return Error(Blame::PeerLost, "the peer sent what is no message of an agent: " + what); }
+Error foreign(const std::string& what) {
+  return Error(Blame::PeerLost, "the peer sent what is no message of an agent: " + what);
+}
 
 }  // namespace
 
@@ -17,7 +19,8 @@ void append_head(std::vector<std::byte>& bytes, const Head& head, std::span<cons
   std::memcpy(to, &head, sizeof head);
   to += sizeof head;
   for (const StorageEntry& entry : table) {
-    const std::uint64_t packed = entry.begin | std::uint64_t{entry.device_type} << 48 | std::uint64_t{entry.device_index} << 56;
+    const std::uint64_t packed =
+        entry.begin | std::uint64_t{entry.device_type} << 48 | std::uint64_t{entry.device_index} << 56;
     std::memcpy(to, &packed, sizeof packed);
     to += kStorageEntryBytes;
   }
@@ -34,7 +37,8 @@ Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payl
   }
   if ((head.flags & ~(kBodyAside | kOnLoop)) != 0 || head.reserved != 0) return foreign("unknown flags");
   const bool aside = (head.flags & kBodyAside) != 0;
-  if (head.storages > kMaxTable || head.storages + (aside ? 1 : 0) != payloads) return foreign("its payloads do not fit its table");
+  if (head.storages > kMaxTable || head.storages + (aside ? 1 : 0) != payloads)
+    return foreign("its payloads do not fit its table");
   if (head.storages * kStorageEntryBytes > bytes.size()) return foreign("its table is cut off");
   if (head.time_left < 0) return foreign("a time limit in the past");
   parsed.table.reserve(head.storages);

@@ -30,20 +30,20 @@ constexpr std::uint8_t kOnLoop = 2;     // the function is short: run it on the 
 struct Head {
   FrameKind kind = FrameKind::Hello;
   std::uint8_t flags = 0;
-  std::uint8_t message = 0;          // MessageKind, of a call
+  std::uint8_t message = 0;  // MessageKind, of a call
   std::uint8_t reserved = 0;
-  std::uint32_t storages = 0;        // entries of the table
-  std::uint64_t call = 0;            // number of the call on its connection, chosen by the caller
-  std::uint64_t name = 0;            // of a call: the function's Identity
+  std::uint32_t storages = 0;  // entries of the table
+  std::uint64_t call = 0;      // number of the call on its connection, chosen by the caller
+  std::uint64_t name = 0;      // of a call: the function's Identity
   std::uint64_t signature = 0;
-  std::int64_t time_left = 0;        // of a call: ns until its deadline; 0 = none
-  std::uint64_t context = 0;         // autograd context; 0 = none
+  std::int64_t time_left = 0;  // of a call: ns until its deadline; 0 = none
+  std::uint64_t context = 0;   // autograd context; 0 = none
 };
 static_assert(sizeof(Head) == 48);
 
 // One storage: where its part began in the sender's, and the device that it is for, as the receiver numbers them.
 struct StorageEntry {
-  std::uint64_t begin = 0;   // bytes; below 2^48
+  std::uint64_t begin = 0;       // bytes; below 2^48
   std::uint8_t device_type = 0;  // 0 host, 1 CUDA
   std::uint8_t device_index = 0;
 };

@@ -25,7 +25,8 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
     return;
   }
   if (handle->core().get() != &core_) {
-    throw Error(Blame::Caller, "RRef " + to_text(handle->id()) + " belongs to another agent of this process; send it with that one");
+    throw Error(Blame::Caller,
+                "RRef " + to_text(handle->id()) + " belongs to another agent of this process; send it with that one");
   }
   handle->require_created();
   References& references = core_.references();
@@ -54,9 +55,11 @@ void ForkWriter::undo() {
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
                                            const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.is_nil()) return nullptr;
-  const auto [id, owner, fork, sent_type] = object.as<std::tuple<std::uint64_t, std::int32_t, std::uint64_t, std::uint64_t>>();
+  const auto [id, owner, fork, sent_type] =
+      object.as<std::tuple<std::uint64_t, std::int32_t, std::uint64_t, std::uint64_t>>();
   if (object.via.array.size != 4) throw msgpack::type_error();
-  if (sent_type != type) throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
+  if (sent_type != type)
+    throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();
   References& references = core_.references();
   if (owner == core_.self().rank) {

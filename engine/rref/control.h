@@ -34,7 +34,11 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
   using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
   Attempts(std::shared_ptr<rpc::AgentCore> core, int to, rpc::MessageKind kind, Arguments arguments)
-      : core_(std::move(core)), to_(to), kind_(kind), arguments_(std::move(arguments)), promise_(rpc::detail::CoreCalls::home(*core_)) {
+      : core_(std::move(core)),
+        to_(to),
+        kind_(kind),
+        arguments_(std::move(arguments)),
+        promise_(rpc::detail::CoreCalls::home(*core_)) {
     rpc::detail::CoreCalls::hold_activity(*core_, +1);
   }
   ~Attempts() { rpc::detail::CoreCalls::hold_activity(*core_, -1); }

@@ -25,7 +25,8 @@ std::string to_text(std::uint64_t id) {
 void Owned::fail(const std::exception_ptr& cause) noexcept {
   if (!end()) return;
   const Error error = to_error(cause, Blame::Remote);
-  promise_.set_error(std::make_exception_ptr(rpc::CreationError(error.blame(), "an RRef's value was not created: " + error.text())));
+  promise_.set_error(
+      std::make_exception_ptr(rpc::CreationError(error.blame(), "an RRef's value was not created: " + error.text())));
 }
 
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned)
@@ -203,7 +204,8 @@ void References::remove_fork(Id id, ForkId fork) {
   }
   // The creator has given up before its creation came; whoever else was given a reference would still hold a fork.
   if (!ended.arrived && ended.owned) {
-    ended.owned->fail(std::make_exception_ptr(Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
+    ended.owned->fail(
+        std::make_exception_ptr(Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
   }
 }
 
@@ -293,7 +295,8 @@ void References::worker_lost(int rank) {
     }
   }
   if (forks + parents.size() > 0) {
-    log::info("rank " + std::to_string(rank) + " is gone; " + std::to_string(forks) + " references that it held have ended");
+    log::info("rank " + std::to_string(rank) + " is gone; " + std::to_string(forks) +
+              " references that it held have ended");
   }
 }
 

@@ -162,7 +162,8 @@ class References {
     if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
-  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not known.
+  // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
+  // known.
   void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
   void remove_fork(Id id, ForkId fork);
   // An RRef of the owner's own refers to it, too, and no longer.
@@ -196,10 +197,10 @@ class References {
 
  private:
   struct Entry {
-    std::shared_ptr<Owned> owned;   // null until a message says what it is
-    std::map<ForkId, int> forks;    // and who holds it
-    int here = 0;                   // handles of the owner's own
-    bool arrived = false;           // the creation has come, or the value was made here
+    std::shared_ptr<Owned> owned;    // null until a message says what it is
+    std::map<ForkId, int> forks;     // and who holds it
+    int here = 0;                    // handles of the owner's own
+    bool arrived = false;            // the creation has come, or the value was made here
     EventLoop::Registration expiry;  // until then
   };
   using Make = std::function<std::shared_ptr<Owned>()>;

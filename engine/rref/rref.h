@@ -68,7 +68,8 @@ class Timed {
   }
 
  public:
-  Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit) : reference_(std::move(reference)), limit_(limit) {}
+  Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit)
+      : reference_(std::move(reference)), limit_(limit) {}
 
   template <auto F, class... A>
   auto sync(A&&... arguments) const {
@@ -136,7 +137,8 @@ class RRef {
     const auto limit = rpc::detail::CoreCalls::limit(
         *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
     if (is_owner()) return fetch_here(core);
-    auto fetched = rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()});
+    auto fetched =
+        rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()});
     if (!handle_->created() || handle_->created()->done()) return fetched;
     // Whichever comes first: the value, or the news that there will be none.
     struct Race {
@@ -175,9 +177,9 @@ class RRef {
   template <class U = T>
   requires(!std::is_void_v<U>) U& local_value() const {
     if (!handle()->is_owner()) {
-      throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) + " (fork " + rref::to_text(handle_->fork()) +
-                                     ") on a worker that does not own it: its owner is " + describe(owner()) +
-                                     "; use to_here(), or call a method on it");
+      throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) + " (fork " +
+                                     rref::to_text(handle_->fork()) + ") on a worker that does not own it: its owner is " +
+                                     describe(owner()) + "; use to_here(), or call a method on it");
     }
     return *std::static_pointer_cast<rref::OwnedValue<U>>(handle_->owned())->value();
   }
@@ -259,35 +261,35 @@ RRef(T) -> RRef<T>;
 
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
-namespace adaptor {
+  namespace adaptor {
 
-template <class T>
-struct pack<weft::RRef<T>> {
-  weft::codec::Packer& operator()(weft::codec::Packer& packer, const weft::RRef<T>& reference) const {
-    auto* forks = weft::codec::Writer::current().forks();
-    if (forks == nullptr) {
-      throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be encoded on its own");
+  template <class T>
+  struct pack<weft::RRef<T>> {
+    weft::codec::Packer& operator()(weft::codec::Packer& packer, const weft::RRef<T>& reference) const {
+      auto* forks = weft::codec::Writer::current().forks();
+      if (forks == nullptr) {
+        throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be encoded on its own");
+      }
+      static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+      forks->pack(packer, reference.handle_or_null(), type);
+      return packer;
     }
-    static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
-    forks->pack(packer, reference.handle_or_null(), type);
-    return packer;
-  }
-};
-template <class T>
-struct convert<weft::RRef<T>> {
-  const msgpack::object& operator()(const msgpack::object& object, weft::RRef<T>& reference) const {
-    auto* forks = weft::codec::Reader::current().forks();
-    if (forks == nullptr) {
-      throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be decoded on its own");
+  };
+  template <class T>
+  struct convert<weft::RRef<T>> {
+    const msgpack::object& operator()(const msgpack::object& object, weft::RRef<T>& reference) const {
+      auto* forks = weft::codec::Reader::current().forks();
+      if (forks == nullptr) {
+        throw weft::Error(weft::Blame::Caller, "an RRef travels in calls only: it cannot be decoded on its own");
+      }
+      static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
+      reference = weft::RRef<T>(forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
+        return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
+      }));
+      return object;
     }
-    static const std::uint64_t type = weft::rpc::hash_of(typeid(weft::RRef<T>).name());
-    reference = weft::RRef<T>(forks->unpack(object, type, [](weft::rref::References& references, weft::rref::Id id) {
-      return std::static_pointer_cast<weft::rref::Owned>(references.owned<T>(id));
-    }));
-    return object;
-  }
-};
+  };
 
-}  // namespace adaptor
+  }  // namespace adaptor
 }
 }  // namespace msgpack

@@ -127,7 +127,8 @@ class Observer {
 
 void drive(weft::rpc::Agent& agent, int episodes, double goal) {
   const int observers = static_cast<int>(agent.workers().size()) - 1;
-  if (observers < 1) throw std::runtime_error("it takes an agent and observers: weft-run --nproc-per-node 3 reinforcement_learning");
+  if (observers < 1)
+    throw std::runtime_error("it takes an agent and observers: weft-run --nproc-per-node 3 reinforcement_learning");
   const RRef<Policy> policy = agent.remote<Policy>(0);
   std::vector<RRef<Observer>> all;
   for (int observer = 1; observer <= observers; ++observer) all.push_back(agent.remote<Observer>(observer, observer));

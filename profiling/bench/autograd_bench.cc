@@ -40,7 +40,9 @@ const torch::optim::SGDOptions kOptions(0.05);
 
 struct Kept {
   explicit Kept(weft::rpc::Agent& agent)
-      : first(agent.remote<&random_tensor>(1)), second(agent.remote<&random_tensor>(1)), optimizer({first, second}, kOptions) {}
+      : first(agent.remote<&random_tensor>(1)),
+        second(agent.remote<&random_tensor>(1)),
+        optimizer({first, second}, kOptions) {}
   weft::RRef<at::Tensor> first, second;
   Optimizer optimizer;
 };
@@ -119,9 +121,11 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
     settings.push_back({std::string("weft ") + transport, {self, "--worker", transport, one.name}});
   }
   settings.push_back({"one process", {self, "--alone", one.name}, 1});
-  if (const char* python = std::getenv("WEFT_BENCH_PYTHON"); python != nullptr && std::strcmp(one.name, "kept exact") != 0) {
-    settings.push_back({"torch.distributed.autograd",
-                        {python, AUTOGRAD_PYTHON, one.name, std::to_string(one.iterations / 4), std::to_string(one.samples)}});
+  if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
+      python != nullptr && std::strcmp(one.name, "kept exact") != 0) {
+    settings.push_back(
+        {"torch.distributed.autograd",
+         {python, AUTOGRAD_PYTHON, one.name, std::to_string(one.iterations / 4), std::to_string(one.samples)}});
   }
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {

@@ -20,12 +20,12 @@ using weft::bench::now;
 struct Case {
   const char* name;
   std::size_t bytes;
-  int calls;     // of one sample
+  int calls;  // of one sample
   int samples;
-  int at_once;   // calls under way; 1: each waits for the one before
+  int at_once;  // calls under way; 1: each waits for the one before
 };
 constexpr Case kCases[] = {
-    {"number", 8, 200, 50, 1},        {"number inline", 8, 200, 50, 1},     {"tensor 8 B", 8, 200, 50, 1},
+    {"number", 8, 200, 50, 1},           {"number inline", 8, 200, 50, 1},      {"tensor 8 B", 8, 200, 50, 1},
     {"tensor 1 MiB", 1 << 20, 4, 50, 1}, {"tensor 64 MiB", 64 << 20, 1, 15, 1}, {"numbers, 64 at once", 8, 2000, 20, 64},
 };
 
@@ -92,11 +92,13 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   for (const char* transport : {"shm", "tcp"}) {
     settings.push_back({std::string("weft ") + transport, {self, "--worker", transport, one.name}});
   }
-  if (const char* python = std::getenv("WEFT_BENCH_PYTHON"); python != nullptr && std::strcmp(one.name, "number inline") != 0) {
+  if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
+      python != nullptr && std::strcmp(one.name, "number inline") != 0) {
     const auto number = [](auto value) { return std::to_string(value); };
-    settings.push_back({"torch.distributed.rpc",
-                        {python, RPC_PYTHON, std::strncmp(one.name, "number", 6) == 0 ? "number" : "tensor", number(one.bytes),
-                         number(std::max(1, one.calls / 10)), number(one.samples), number(one.at_once)}});
+    settings.push_back(
+        {"torch.distributed.rpc",
+         {python, RPC_PYTHON, std::strncmp(one.name, "number", 6) == 0 ? "number" : "tensor", number(one.bytes),
+          number(std::max(1, one.calls / 10)), number(one.samples), number(one.at_once)}});
   }
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {

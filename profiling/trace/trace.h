@@ -1,6 +1,6 @@
 // Ranges and marks of threads, for Nsight Systems (NVTX domain "weft", one category per layer) and for the timeline
-// (timeline.h). Without a tool and without a timeline a range costs two calls that look and return; with WEFT_TRACE=OFF it is
-// an empty object and nothing is called. What begins on one thread and ends on another is an Operation (operation.h).
+// (timeline.h). Without a tool and without a timeline a range costs two calls that look and return; with WEFT_TRACE=OFF it
+// is an empty object and nothing is called. What begins on one thread and ends on another is an Operation (operation.h).
 //
 //   constinit trace::Name kAllReduce{trace::Layer::Transport, "all_reduce"};
 //   trace::Range range(kAllReduce, {.bytes = slice.bytes, .rank = rank, .ranks = ranks});

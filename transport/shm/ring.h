@@ -1,6 +1,6 @@
 // One direction of a lane: a ring of bytes in memory that two processes share. One writes, one reads. The bytes are mapped
-// twice in a row, so whatever is free or filled is contiguous. The capacity is a power of two. What the other process writes is checked before it is used:
-// a peer that has gone mad can spoil its own bytes, nothing else.
+// twice in a row, so whatever is free or filled is contiguous. The capacity is a power of two. What the other process
+// writes is checked before it is used: a peer that has gone mad can spoil its own bytes, nothing else.
 #pragma once
 
 #include <atomic>

@@ -68,9 +68,11 @@ std::condition_variable overlapped;
 bool arrived = false;
 struct UntilArrived : torch::autograd::Function<UntilArrived> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
     std::unique_lock lock(overlap);
-    if (!overlapped.wait_for(lock, std::chrono::seconds(20), [] { return arrived; })) throw std::runtime_error("the gradient was held back");
+    if (!overlapped.wait_for(lock, std::chrono::seconds(20), [] { return arrived; }))
+      throw std::runtime_error("the gradient was held back");
     return {gradients[0] * 2};
   }
 };
@@ -99,7 +101,8 @@ std::vector<at::Tensor> local_gradients(const std::function<at::Tensor()>& compu
   return torch::autograd::grad({compute().sum()}, leaves, {}, std::nullopt, false, /*allow_unused=*/true);
 }
 
-void expect_gradients(AutogradContext& context, const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& expected) {
+void expect_gradients(AutogradContext& context, const std::vector<at::Tensor>& leaves,
+                      const std::vector<at::Tensor>& expected) {
   std::size_t defined = 0;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor gradient = context.gradient(leaves[i]);
@@ -202,9 +205,10 @@ TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
       return agent.sync<&passes::mul>(after(agent, steps), l, r);
     });
     context.backward({y.sum()});
-    expect_gradients(context, {a, b}, local_gradients([&] {
-                       return compute([](int, const at::Tensor& l, const at::Tensor& r) { return l * r; });
-                     }, {a, b}));
+    expect_gradients(
+        context, {a, b},
+        local_gradients([&] { return compute([](int, const at::Tensor& l, const at::Tensor& r) { return l * r; }); },
+                        {a, b}));
   });
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const std::vector<at::Tensor> m = {leaf({4, 6}), leaf({6, 5}), leaf({5, 7}), leaf({7, 8})};
@@ -223,18 +227,24 @@ TEST_P(Backward, DA020_021_UnusedPartsOfWhatTravels) {
       AutogradContext context(agent);
       const at::Tensor middle = at::stack({a, b, c}).narrow(0, 0, 1);
       context.backward({agent.sync<&passes::mul>(after(agent, 1), middle, middle).sum()});
-      expect_gradients(context, {a, b, c}, local_gradients([&] {
-                         const at::Tensor m = at::stack({a, b, c}).narrow(0, 0, 1);
-                         return m * m;
-                       }, {a, b, c}));
+      expect_gradients(context, {a, b, c},
+                       local_gradients(
+                           [&] {
+                             const at::Tensor m = at::stack({a, b, c}).narrow(0, 0, 1);
+                             return m * m;
+                           },
+                           {a, b, c}));
     }
     AutogradContext context(agent);
     const auto parts = agent.sync<&passes::split>(after(agent, 1), a);
     context.backward({(parts[0] * parts[2]).sum()});
-    expect_gradients(context, {a}, local_gradients([&] {
-                       const auto own = a.split(1);
-                       return own[0] * own[2];
-                     }, {a}));
+    expect_gradients(context, {a},
+                     local_gradients(
+                         [&] {
+                           const auto own = a.split(1);
+                           return own[0] * own[2];
+                         },
+                         {a}));
   });
 }
 
@@ -300,7 +310,8 @@ TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
     for (const int third : {0, 2, 1}) {
       AutogradContext context(agent);
       context.backward({agent.sync<&passes::mixed>(after(agent, 1), m[0], m[1], after(agent, third).rank).sum()});
-      expect_gradients(context, {m[0], m[1]}, local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]}));
+      expect_gradients(context, {m[0], m[1]},
+                       local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]}));
     }
   });
 }
@@ -312,14 +323,17 @@ TEST_P(Backward, CallsBackToTheOriginAndCoroutines) {
       AutogradContext context(agent);
       const auto to = after(agent, 1);
       context.backward({agent.sync<&passes::back_and_forth>(to, a, b, 6, agent.self().rank).sum()});
-      expect_gradients(context, {a, b}, local_gradients([&] {
-                         at::Tensor x = a, sum = at::zeros({3}, at::kDouble);
-                         for (int i = 0; i < 6; ++i) {
-                           sum = sum + x;
-                           x = x * b;
-                         }
-                         return x * b + sum;
-                       }, {a, b}));
+      expect_gradients(context, {a, b},
+                       local_gradients(
+                           [&] {
+                             at::Tensor x = a, sum = at::zeros({3}, at::kDouble);
+                             for (int i = 0; i < 6; ++i) {
+                               sum = sum + x;
+                               x = x * b;
+                             }
+                             return x * b + sum;
+                           },
+                           {a, b}));
     }
     AutogradContext context(agent);
     context.backward({agent.sync<&passes::later>(after(agent, 1), a, after(agent, 2).rank).sum()});
@@ -433,7 +447,8 @@ TEST_P(Backward, DA038_039_SparseGradientsOfARemoteEmbedding) {
 TEST_P(Backward, DA039_SparseTensorsTravelBothWays) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto sparse = [] {
-      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}), at::rand({2}, at::kDouble), {3}, at::kDouble).requires_grad_();
+      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}), at::rand({2}, at::kDouble), {3}, at::kDouble)
+          .requires_grad_();
     };
     const auto a = sparse(), b = sparse();
     AutogradContext context(agent);
@@ -452,8 +467,7 @@ TEST_P(Backward, ManyPassesAtOnceOnOneWorker) {
         for (int round = 0; round < 10; ++round) {
           const auto a = leaf({3, 3}), b = leaf({3, 3});
           AutogradContext context(agent);
-          const at::Tensor loss =
-              agent.sync<&passes::mixed>(after(agent, 1 + i % 2), a, b, after(agent, 1).rank).sum();
+          const at::Tensor loss = agent.sync<&passes::mixed>(after(agent, 1 + i % 2), a, b, after(agent, 1).rank).sum();
           context.backward({loss}, {.mode = i % 2 == 0 ? BackwardMode::Fast : BackwardMode::Exact});
           expect_gradients(context, {a, b}, local_gradients([&] { return a.matmul(b) * a + b; }, {a, b}));
         }
@@ -520,11 +534,12 @@ TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
   static std::mutex mutex;
   static std::map<std::string, int> seen;
   seen.clear();
-  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-                                              std::lock_guard lock(mutex);
-                                              ++seen[function.name()];
-                                              return nullptr;
-                                            }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        std::lock_guard lock(mutex);
+        ++seen[function.name()];
+        return nullptr;
+      }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);

@@ -1,6 +1,6 @@
 // DistributedDataParallel inside autograd contexts: group DR of the behaviours.
-#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
 
 #include <weft/parallel.h>
 #include <weft/tests/engine/autograd/settings.h>
@@ -16,9 +16,12 @@ struct Layer {
   at::Tensor weight;
 };
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int width = 3) : first(register_module("first", torch::nn::Linear(width, 4))), second(register_module("second", torch::nn::Linear(4, 2))) {
+  explicit NetImpl(int width = 3)
+      : first(register_module("first", torch::nn::Linear(width, 4))),
+        second(register_module("second", torch::nn::Linear(4, 2))) {
     torch::NoGradGuard off;
-    for (auto& parameter : parameters()) parameter.copy_(at::linspace(-0.5, 0.7, parameter.numel()).view(parameter.sizes()));
+    for (auto& parameter : parameters())
+      parameter.copy_(at::linspace(-0.5, 0.7, parameter.numel()).view(parameter.sizes()));
   }
   at::Tensor forward(at::Tensor x) { return second(first(x).tanh()); }
   torch::nn::Linear first, second;
@@ -39,7 +42,8 @@ void train(int workers, int trainers, const std::function<void(rpc::Agent&, Proc
   const auto store = c10::make_intrusive<c10d::HashStore>();
   harness::run_workers({harness::As::Threads, "inproc", workers}, [&](rpc::Agent& agent) {
     if (agent.self().rank >= trainers) return;
-    ProcessGroup group = init_process_group({.backend = "gloo", .rank = agent.self().rank, .world_size = trainers, .store = store, .group_name = "trainers"});
+    ProcessGroup group = init_process_group(
+        {.backend = "gloo", .rank = agent.self().rank, .world_size = trainers, .store = store, .group_name = "trainers"});
     body(agent, group);
     group.barrier().wait();
   });
@@ -165,7 +169,8 @@ TEST(DdpInContexts, DR001_002_003_HybridModelsWithDdpAroundNothingAndAroundAnInn
     hybrid::train(5, 4, [averaged](rpc::Agent& agent, ProcessGroup& group) {
       const int rank = agent.self().rank;
       const auto layer = agent.remote<hybrid::Layer>(4, at::eye(3));
-      torch::nn::Linear inner(torch::nn::LinearOptions(3, 3).bias(false)), outer(torch::nn::LinearOptions(3, 1).bias(false));
+      torch::nn::Linear inner(torch::nn::LinearOptions(3, 3).bias(false)),
+          outer(torch::nn::LinearOptions(3, 1).bias(false));
       {
         torch::NoGradGuard off;
         inner->weight.copy_(at::eye(3));

@@ -16,7 +16,8 @@ std::atomic<int> failures{1 << 30};  // how many times the node throws
 
 struct Throwing : torch::autograd::Function<Throwing> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
     if (failures-- > 0) throw std::runtime_error("the node broke");
     return {gradients[0] * 2};
   }
@@ -27,7 +28,8 @@ std::condition_variable changed;
 bool held = false, go_on = false;
 struct Holding : torch::autograd::Function<Holding> {
   static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
     std::unique_lock lock(mutex);
     held = true;
     changed.notify_all();
@@ -127,7 +129,8 @@ TEST_P(FailingBackward, ALostGradientEndsThePassInTime) {
 }
 
 TEST_P(FailingBackward, ReleaseDuringAPassCancelsIt) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "the test holds a node of another worker through this process's memory";
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "the test holds a node of another worker through this process's memory";
   broken::held = broken::go_on = false;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;

@@ -61,13 +61,15 @@ Plan plan(std::uint64_t seed, int workers) {
     step.op = static_cast<Op>(pick(plan.exact ? 6 : 5));  // Detached leads nowhere, which Fast does not take
     step.a = pick(values);
     step.b = values - 1 - pick(std::min<std::size_t>(values, 4));
-    for (std::size_t hops = pick(4); hops > 0; --hops) step.path.push_back(static_cast<int>(pick(static_cast<std::size_t>(workers))));
+    for (std::size_t hops = pick(4); hops > 0; --hops)
+      step.path.push_back(static_cast<int>(pick(static_cast<std::size_t>(workers))));
     plan.steps.push_back(step);
     values += step.op == Op::Halves ? 2 : 1;
   }
   if (plan.exact) {
     // Some of what was computed; the rest leads nowhere.
-    for (std::size_t i = 0, roots = 1 + pick(3); i < roots; ++i) plan.roots.push_back(plan.leaves.size() + pick(values - plan.leaves.size()));
+    for (std::size_t i = 0, roots = 1 + pick(3); i < roots; ++i)
+      plan.roots.push_back(plan.leaves.size() + pick(values - plan.leaves.size()));
   } else {
     for (std::size_t i = plan.leaves.size(); i < values; ++i) plan.roots.push_back(i);
   }
@@ -104,7 +106,9 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
       const Plan graph = plan(static_cast<std::uint64_t>(1000 * workers + i), workers);
       std::vector<at::Tensor> own;
       for (const at::Tensor& value : graph.leaves) own.push_back(given(value));
-      const at::Tensor local = loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) { return random_graphs::apply(step.op, a, b); });
+      const at::Tensor local = loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) {
+        return random_graphs::apply(step.op, a, b);
+      });
       if (!local.requires_grad()) continue;
       const auto expected = torch::autograd::grad({local}, own, {}, std::nullopt, false, /*allow_unused=*/true);
 
@@ -129,7 +133,8 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
       for (std::size_t k = 0; k < leaves.size(); ++k) {
         const at::Tensor gradient = agent.sync<&gradient_of>(graph.owners[k], leaves[k]);
         const at::Tensor zero = at::zeros({3, 3}, at::kDouble);
-        EXPECT_TRUE(at::allclose(gradient.defined() ? gradient : zero, expected[k].defined() ? expected[k] : zero, 1e-10, 1e-10))
+        EXPECT_TRUE(
+            at::allclose(gradient.defined() ? gradient : zero, expected[k].defined() ? expected[k] : zero, 1e-10, 1e-10))
             << "graph " << i << ", leaf " << k;
         EXPECT_TRUE(!graph.exact || gradient.defined() == expected[k].defined()) << "graph " << i << ", leaf " << k;
       }

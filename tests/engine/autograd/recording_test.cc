@@ -14,15 +14,14 @@ at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) { return rpc::this_agent().sync<&add>(rank, a, b); }
 std::uint64_t context_here() { return AutogradContext::current().id(); }
 Future<std::uint64_t> context_in_continuation(int rank) {
-  return rpc::this_agent().async<&context_here>(rank).then([](std::uint64_t there) {
-    return AutogradContext::current().id() == there ? there : 0;
-  });
+  return rpc::this_agent().async<&context_here>(rank).then(
+      [](std::uint64_t there) { return AutogradContext::current().id() == there ? there : 0; });
 }
 Future<std::uint64_t> context_in_coroutine(int rank) {
   rpc::Agent& agent = rpc::this_agent();
   const auto first = co_await agent.async<&context_here>(rank);
   const auto second = co_await agent.async<&context_here>(rank);
-  co_return first == second && AutogradContext::current().id() == first ? first : 0;
+  co_return first == second&& AutogradContext::current().id() == first ? first : 0;
 }
 std::uint64_t second_context() {
   AutogradContext second(rpc::this_agent());
@@ -116,7 +115,8 @@ TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
       AutogradContext context(agent);
       const auto a = leaf({3}), b = leaf({3});
       const auto to = after(agent, 1);
-      const at::Tensor sum = remote ? agent.remote<&recorded::add>(to, a, b).to_here() : agent.sync<&recorded::add>(to, a, b);
+      const at::Tensor sum =
+          remote ? agent.remote<&recorded::add>(to, a, b).to_here() : agent.sync<&recorded::add>(to, a, b);
       EXPECT_TRUE(at::equal(sum, a + b));
       EXPECT_TRUE(sum.requires_grad());
       EXPECT_FALSE(sum.is_leaf());

@@ -1,8 +1,8 @@
-#include <gtest/gtest.h>
-
 #include <deque>
 #include <limits>
 #include <random>
+
+#include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
@@ -117,9 +117,9 @@ TEST(Codec, KeepsLibtorchsSmallValues) {
 }
 
 TEST(Codec, KeepsTensorsOfAllDtypes) {
-  for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBool,
-                          at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2, at::kFloat8_e4m3fn,
-                          at::kUInt16, at::kUInt32, at::kUInt64}) {
+  for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble,
+                          at::kBool, at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2,
+                          at::kFloat8_e4m3fn, at::kUInt16, at::kUInt32, at::kUInt64}) {
     SCOPED_TRACE(c10::toString(type));
     expect_same(there_and_back(at::arange(6).reshape({2, 3}).to(type)), at::arange(6).reshape({2, 3}).to(type));
   }
@@ -127,9 +127,10 @@ TEST(Codec, KeepsTensorsOfAllDtypes) {
 
 TEST(Codec, KeepsShapesStridesAndFlags) {
   const auto base = at::arange(24, at::kFloat).reshape({4, 6});
-  for (const auto& tensor : {base, base.t(), base.slice(1, 1, 5, 2), base.select(0, 2), at::ones({3, 1}).expand({3, 4}),
-                             at::scalar_tensor(2.0), at::empty({0}), at::empty({3, 0, 2}), base.as_strided({2, 3}, {1, 7}, 3),
-                             at::ones({2}).requires_grad_(), at::complex(at::ones({2}), at::ones({2})).conj()}) {
+  for (const auto& tensor :
+       {base, base.t(), base.slice(1, 1, 5, 2), base.select(0, 2), at::ones({3, 1}).expand({3, 4}), at::scalar_tensor(2.0),
+        at::empty({0}), at::empty({3, 0, 2}), base.as_strided({2, 3}, {1, 7}, 3), at::ones({2}).requires_grad_(),
+        at::complex(at::ones({2}), at::ones({2})).conj()}) {
     expect_same(there_and_back(tensor), tensor);
   }
   EXPECT_FALSE(there_and_back(at::Tensor()).defined());
@@ -175,7 +176,8 @@ TEST(Codec, ModulesTravelAsTheirState) {
   torch::nn::Sequential one(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
   torch::nn::Sequential other(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
   decode<ModuleState>(encode(state_of(one))).load_into(*other);
-  for (const auto& item : one->named_parameters()) EXPECT_TRUE(at::equal(item.value(), other->named_parameters()[item.key()]));
+  for (const auto& item : one->named_parameters())
+    EXPECT_TRUE(at::equal(item.value(), other->named_parameters()[item.key()]));
   torch::nn::Linear narrow(2, 4);
   EXPECT_THROW(state_of(one).load_into(*narrow), Error);
 }

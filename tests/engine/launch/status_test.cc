@@ -28,7 +28,8 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
     trace::step(0);
     const trace::Member member = trace::Member::join({"group", "default", 0, {0, 1}});
     trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8}).end();
-    trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8}).fail(Error(Blame::PeerLost, "gone"));
+    trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 8})
+        .fail(Error(Blame::PeerLost, "gone"));
     ::_exit(0);
   }
   int state = 0;

@@ -22,7 +22,8 @@ struct ThrowsOnStep : torch::optim::SGD {
   at::Tensor step(LossClosure) override { throw std::runtime_error("the step broke"); }
 };
 struct ThrowsOnConstruction : torch::optim::SGD {
-  ThrowsOnConstruction(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options) : SGD(std::move(parameters), options) {
+  ThrowsOnConstruction(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options)
+      : SGD(std::move(parameters), options) {
     throw std::runtime_error("the constructor broke");
   }
 };
@@ -32,7 +33,8 @@ struct Net : torch::nn::Module {
       : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).stride(2)))),
         out(register_module("out", torch::nn::Linear(4 * 3 * 3, 2))) {
     torch::NoGradGuard off;
-    for (auto& parameter : parameters()) parameter.copy_(at::linspace(-0.3, 0.3, parameter.numel()).view(parameter.sizes()));
+    for (auto& parameter : parameters())
+      parameter.copy_(at::linspace(-0.3, 0.3, parameter.numel()).view(parameter.sizes()));
   }
   at::Tensor forward(at::Tensor x) { return torch::log_softmax(out(conv(x).relu().flatten(1)), 1); }
   std::vector<RRef<at::Tensor>> parameter_references() {
@@ -125,16 +127,18 @@ TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
     AutogradContext context(agent);
     context.backward({model.forward(at::rand({2, 3})).sum()});
     const auto error = error_of([&] { optimizer.step(context); });
-    const auto other = error_of([&] {
-      DistributedOptimizer<optimized::ThrowsOnConstruction> broken(parameters, torch::optim::SGDOptions(0.05));
-    });
+    const auto other = error_of(
+        [&] { DistributedOptimizer<optimized::ThrowsOnConstruction> broken(parameters, torch::optim::SGDOptions(0.05)); });
     for (const auto& owner : {after(agent, 1), after(agent, 2)}) {
-      EXPECT_NE(error.text().find(owner.name + " (rank " + std::to_string(owner.rank) + "): the step broke"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find(owner.name + " (rank " + std::to_string(owner.rank) + "): the step broke"),
+                std::string::npos)
+          << error.text();
       EXPECT_NE(other.text().find(owner.name), std::string::npos) << other.text();
     }
     EXPECT_NE(other.text().find("the constructor broke"), std::string::npos) << other.text();
     EXPECT_EQ(error.blame(), Blame::Remote);
-    EXPECT_EQ(error_of([&] { DistributedOptimizer<torch::optim::SGD>({}, torch::optim::SGDOptions(0.05)); }).blame(), Blame::Caller);
+    EXPECT_EQ(error_of([&] { DistributedOptimizer<torch::optim::SGD>({}, torch::optim::SGDOptions(0.05)); }).blame(),
+              Blame::Caller);
   });
 }
 
@@ -208,7 +212,8 @@ TEST_P(DistributedSteps, DO008_AParameterServerLearns) {
     if (agent.self().rank != 0) return;
     torch::manual_seed(3);
     const auto net = agent.remote<optimized::Net>(1);
-    DistributedOptimizer<torch::optim::SGD> optimizer(net.sync<&optimized::Net::parameter_references>(), torch::optim::SGDOptions(0.1));
+    DistributedOptimizer<torch::optim::SGD> optimizer(net.sync<&optimized::Net::parameter_references>(),
+                                                      torch::optim::SGDOptions(0.1));
     // Is the brighter half above or below?
     double last = 1e9;
     for (int check = 0; check < 4; ++check) {

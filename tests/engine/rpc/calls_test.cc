@@ -1,8 +1,8 @@
 // Calls that work: group RB of the behaviours.
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
@@ -123,7 +123,8 @@ TEST_P(Calls, RB001_002_WorkersKnowEachOtherByNameAndRank) {
 
 TEST_P(Calls, RB003_ToOneselfGiveTheLocalResult) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    EXPECT_TRUE(at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})), at::full({2, 2}, 2.0)));
+    EXPECT_TRUE(
+        at::equal(agent.sync<&calls::add>(agent.self(), at::ones({2, 2}), at::ones({2, 2})), at::full({2, 2}, 2.0)));
     EXPECT_TRUE(at::equal(agent.async<&calls::add>(agent.self().name, at::ones({2, 2}), at::ones({2, 2})).get(),
                           at::full({2, 2}, 2.0)));
     const auto mine = at::zeros({3});
@@ -325,14 +326,13 @@ TEST_P(Calls, RB023_ContinuationsMayCallAndWait) {
 }
 
 TEST_P(Calls, NestToAnyDepthAndBackToTheCaller) {
-  run_workers(
-      GetParam(),
-      [](rpc::Agent& agent) {
-        const int workers = static_cast<int>(agent.workers().size());
-        EXPECT_EQ(agent.sync<&calls::relay>(next_of(agent), 3 * workers - 1), agent.self().rank);
-        EXPECT_EQ(agent.sync<&calls::ping_pong>(next_of(agent), 40), 40);
-      },
-      {.worker_threads = 2});
+  run_workers(GetParam(),
+              [](rpc::Agent& agent) {
+                const int workers = static_cast<int>(agent.workers().size());
+                EXPECT_EQ(agent.sync<&calls::relay>(next_of(agent), 3 * workers - 1), agent.self().rank);
+                EXPECT_EQ(agent.sync<&calls::ping_pong>(next_of(agent), 40), 40);
+              },
+              {.worker_threads = 2});
 }
 
 TEST_P(Calls, RB028_to_032_DeferredRepliesComeWhenTheirFutureIsDone) {
@@ -380,14 +380,13 @@ TEST(Agent, RB008_AWorldOfOneCallsItself) {
 }
 
 TEST(Agent, RB042_OptionsAreKept) {
-  run_workers(
-      {As::Threads, "inproc", 1},
-      [](rpc::Agent& agent) {
-        EXPECT_EQ(agent.timeout(), std::chrono::milliseconds(500));
-        agent.set_timeout(std::chrono::seconds(100));
-        EXPECT_EQ(agent.timeout(), std::chrono::seconds(100));
-      },
-      {.timeout = std::chrono::milliseconds(500)});
+  run_workers({As::Threads, "inproc", 1},
+              [](rpc::Agent& agent) {
+                EXPECT_EQ(agent.timeout(), std::chrono::milliseconds(500));
+                agent.set_timeout(std::chrono::seconds(100));
+                EXPECT_EQ(agent.timeout(), std::chrono::seconds(100));
+              },
+              {.timeout = std::chrono::milliseconds(500)});
 }
 
 }  // namespace

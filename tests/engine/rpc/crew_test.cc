@@ -1,8 +1,8 @@
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+
+#include <gtest/gtest.h>
 
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/crew.h>

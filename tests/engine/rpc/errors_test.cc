@@ -1,9 +1,9 @@
 // Calls that fail: group RE of the behaviours.
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <csignal>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
@@ -319,26 +319,26 @@ TEST(AgentLife, ThisAgentOutsideOfACallIsTheCallersError) {
 }
 
 TEST(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
-  run_workers(
-      {As::Threads, "inproc", 2},
-      [](rpc::Agent& agent) {
-        const int to = 1 - agent.self().rank;
-        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(), Blame::Timeout);
-        EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3);
-        EXPECT_EQ(agent.sync<&wrong::plus>(rpc::to(to).timeout(0ms), 1, 2), 3);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Call, 150ms}}}});
+  run_workers({As::Threads, "inproc", 2},
+              [](rpc::Agent& agent) {
+                const int to = 1 - agent.self().rank;
+                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
+                          Blame::Timeout);
+                EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3);
+                EXPECT_EQ(agent.sync<&wrong::plus>(rpc::to(to).timeout(0ms), 1, 2), 3);
+              },
+              {.faults = {.delay = {{rpc::MessageKind::Call, 150ms}}}});
 }
 
 TEST(AgentFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
-  run_workers(
-      {As::Threads, "inproc", 2},
-      [](rpc::Agent& agent) {
-        const int to = 1 - agent.self().rank;
-        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
-        EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(), Blame::Timeout);
-      },
-      {.faults = {.fail_first = {{rpc::MessageKind::Call, 1}}, .drop = {rpc::MessageKind::Call}}});
+  run_workers({As::Threads, "inproc", 2},
+              [](rpc::Agent& agent) {
+                const int to = 1 - agent.self().rank;
+                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
+                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
+                          Blame::Timeout);
+              },
+              {.faults = {.fail_first = {{rpc::MessageKind::Call, 1}}, .drop = {rpc::MessageKind::Call}}});
   EXPECT_EQ(error_of([] {
               rpc::init("a", {.rank = 0,
                               .world_size = 1,
@@ -363,7 +363,8 @@ class KilledWorker : public testing::TestWithParam<std::string> {};
 TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) {
   const std::string transport = GetParam();
   harness::Processes workers(3, [&](int rank) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
+    rpc::Agent agent =
+        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
     if (rank == 1) {
       harness::Processes::say("up");
       agent.sync<&wrong::slow>(1, 600'000);
@@ -385,7 +386,8 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
   workers.expect_success({1});
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, KilledWorker, testing::Values("shm", "tcp"), [](const auto& transport) { return transport.param; });
+INSTANTIATE_TEST_SUITE_P(Rpc, KilledWorker, testing::Values("shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
 
 }  // namespace
 }  // namespace weft
