@@ -76,16 +76,17 @@ PassName name_of(rpc::AgentCore& core, const Context& context, bool retain_graph
   return name;
 }
 
-// Exact: when the messages that lead to the roots are known, under the number that this gives.
-Future<PassId> planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId fresh,
-                       const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
+// Exact: when the messages that lead to the roots are known, under the number that this gives. Kept for another pass, where
+// there may be one: it keeps the roots alive.
+Future<PassId> planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                       const PassName& name, const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
   if (const auto known = context->planned_for(edges)) return Future<PassId>::ready(*known);
-  context->reach(fresh, {});
+  context->reach(name.pass, {});
   std::vector<Node*> nodes;
   for (const auto& edge : edges) nodes.push_back(edge.function.get());
-  return messages::reach(core, context, fresh, nodes, deadline).then([context, fresh, edges] {
-    context->remember_plan(edges, fresh);
-    return fresh;
+  return messages::reach(core, context, name.pass, nodes, deadline).then([context, name, edges] {
+    if (name.retain_graph) context->remember_plan(edges, name.pass);
+    return name.pass;
   });
 }
 
@@ -102,7 +103,7 @@ Future<std::shared_ptr<Pass>> begun(const std::shared_ptr<rpc::AgentCore>& core,
   if (options.mode == BackwardMode::Fast) {
     return Future<std::shared_ptr<Pass>>::ready(begin(core, context, name, std::move(*roots), deadline));
   }
-  return planned(core, context, name.pass, roots->edges, deadline).then([=](PassId plan) mutable {
+  return planned(core, context, name, roots->edges, deadline).then([=](PassId plan) mutable {
     name.plan = plan;
     return begin(core, context, name, std::move(*roots), deadline);
   });

@@ -6,6 +6,18 @@ namespace weft::autograd {
 
 std::string to_text(ContextId id) { return rref::to_text(id); }
 
+Outcome outcome_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const rpc::RemoteError& caught) {
+    return {static_cast<int>(Blame::Remote), caught.text()};
+  } catch (const Error& caught) {
+    return {static_cast<int>(caught.blame()), caught.text()};
+  } catch (...) {
+    return {static_cast<int>(Blame::Remote), rpc::text_of(error)};
+  }
+}
+
 std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
 
 void Context::add_worker(int rank) {
@@ -133,8 +145,10 @@ bool Context::failed(PassId id, const Outcome& why) {
 
 // With the mutex held.
 void Context::remember(PassId pass, const Outcome& outcome) {
-  ended_.insert_or_assign(pass, outcome);
-  if (ended_.size() > kRememberedPasses) ended_.erase(ended_.begin());
+  if (ended_.insert_or_assign(pass, outcome).second) endings_.push_back(pass);
+  if (endings_.size() <= kRememberedPasses) return;
+  ended_.erase(endings_.front());
+  endings_.pop_front();
 }
 
 void Context::began(const Future<void>& pass) {

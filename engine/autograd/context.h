@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,6 +29,9 @@ class Pass;
 
 // "(2, 17)".
 std::string to_text(ContextId id);
+
+// A failure as it travels on: its blame, and what the function said without the names around it.
+Outcome outcome_of(const std::exception_ptr& error);
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
@@ -98,6 +103,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> workers_;
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
+  std::deque<PassId> endings_;                      // the oldest first, of the next
   std::map<PassId, Outcome> ended_;                 // the last ones
   std::map<PassId, std::set<MessageId>> plans_;     // messages that count, by the pass that found out
   std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive

@@ -238,20 +238,10 @@ Future<void> Pass::told() const {
 void Pass::caught(const std::string& where) noexcept { fail(outcome(std::current_exception(), where)); }
 
 Outcome Pass::outcome(const std::exception_ptr& error, const std::string& where) const {
-  Blame blame = Blame::Remote;
-  std::string text;
-  try {
-    std::rethrow_exception(error);
-  } catch (const rpc::RemoteError& caught) {
-    text = caught.text();
-  } catch (const Error& caught) {
-    blame = caught.blame();
-    text = caught.text();
-  } catch (...) {
-    text = rpc::text_of(error);
-  }
-  return {static_cast<int>(blame), "backward in context " + to_text(context_->id()) + " failed on " +
-                                       describe(core_->self()) + ", " + where + ": " + text};
+  Outcome what = outcome_of(error);
+  what.text = "backward in context " + to_text(context_->id()) + " failed on " + describe(core_->self()) + ", " + where +
+              ": " + what.text;
+  return what;
 }
 
 void Pass::expire() {

@@ -233,12 +233,15 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     joining_ = attempt;
   }
   bootstrap->set(here_key(options.rank), {});
-  std::thread([attempt, transport, join] {
+  std::thread([attempt, transport = std::shared_ptr(transport), join = transport::JoinOptions(join)]() mutable {
     try {
       attempt->made = transport->join(join);
     } catch (...) {
       attempt->error = std::current_exception();
     }
+    // This thread may end long after the group: it holds nothing then (a store of a file counts who still holds it).
+    join = {};
+    transport.reset();
     attempt->raise();
   }).detach();
   const Deadline deadline = Deadline::in(options.timeout);
@@ -256,7 +259,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     throw Error(Blame::Timeout, "joining " + place() + ": " + (missing.empty() ? "not all ranks" : missing) +
                                     " did not come within " + describe(options.timeout) + ": " + error.text());
   }
-  return attempt->made;
+  return std::move(attempt->made);
 }
 
 void Core::throw_if_failed_elsewhere() {

@@ -52,20 +52,9 @@ class Failures {
  public:
   explicit Failures(std::string what) : what_(std::move(what)) {}
   void add(const rpc::WorkerInfo& worker, const std::exception_ptr& error) {
-    std::string text;
-    Blame blame = Blame::Remote;
-    try {
-      std::rethrow_exception(error);
-    } catch (const rpc::RemoteError& caught) {
-      text = caught.text();
-    } catch (const Error& caught) {
-      text = caught.text();
-      blame = caught.blame();
-    } catch (const std::exception& caught) {
-      text = tensor::text_of(caught);
-    }
-    if (text_.empty()) blame_ = blame;
-    text_ += (text_.empty() ? "" : "; ") + describe(worker) + ": " + text;
+    const autograd::Outcome what = autograd::outcome_of(error);
+    if (text_.empty()) blame_ = static_cast<Blame>(what.blame);
+    text_ += (text_.empty() ? "" : "; ") + describe(worker) + ": " + what.text;
   }
   void require_none() const {
     if (!text_.empty()) throw Error(blame_, what_ + " failed on " + text_);

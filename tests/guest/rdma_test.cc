@@ -1,17 +1,18 @@
 // What only verbs does, on a real device of the guest.
 #include <array>
-#include <filesystem>
 #include <future>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/harness/leftovers.h>
 #include <weft/transport/verbs/queue_pair.h>
 
 namespace weft::conformance {
 namespace {
 
+using harness::open_descriptors;
 using testing::HasSubstr;
 
 // Both ends of a lane of verbs, by the functions of ConnectionClaims.
@@ -26,11 +27,6 @@ struct Verbs {
   std::shared_ptr<EventLoop> far_loop = std::make_shared<EventLoop>("far");
   Harbour harbour;
 };
-
-std::size_t open_descriptors() {
-  const std::filesystem::directory_iterator entries("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
-}
 
 TEST(Rdma, TheBackendIsUsableAndSaysWhatItUses) {
   const auto verbs = transport::open("verbs");
@@ -116,7 +112,7 @@ TEST(Rdma, LanesLeaveNoDescriptorsBehind) {
     near_mail.wait_closed();
   };
   carry();
-  const std::size_t after_one = open_descriptors();  // some of it may be closing still
+  const std::ptrdiff_t after_one = open_descriptors();  // some of it may be closing still
   for (int i = 0; i < 20; ++i) carry();
   EXPECT_TRUE(verbs.near_loop->drive([&] { return open_descriptors() <= after_one; }, patience()))
       << open_descriptors() << " descriptors, " << after_one << " after the first lane";

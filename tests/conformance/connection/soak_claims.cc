@@ -4,47 +4,20 @@
 #include <barrier>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <thread>
 
-#include <malloc.h>
-// g++ says it by a macro, clang by a feature.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#ifdef WEFT_TEST_SANITIZED
-#include <sanitizer/allocator_interface.h>
-#endif
-
 #include <weft/tests/conformance/connection/far.h>
+#include <weft/tests/harness/leftovers.h>
 
 namespace weft::conformance {
 namespace {
 
+using harness::live_bytes;
+using harness::open_descriptors;
+
 std::uint64_t messages() {
   const char* const given = std::getenv("WEFT_SOAK_MESSAGES");
   return given == nullptr ? 20'000 : std::strtoull(given, nullptr, 10);
-}
-
-// Bytes that the program has allocated and not given back. (Not the resident set: that of a sanitizer only grows.)
-std::size_t live_bytes() {
-#ifdef WEFT_TEST_SANITIZED
-  return __sanitizer_get_current_allocated_bytes();
-#else
-  const auto info = mallinfo2();
-  return info.uordblks + info.hblkhd;
-#endif
-}
-
-std::ptrdiff_t open_descriptors() {
-  static std::mutex counting;  // takes a descriptor itself
-  std::lock_guard lock(counting);
-  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 
 constexpr std::size_t kLargest = 1 << 20;

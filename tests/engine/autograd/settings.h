@@ -26,11 +26,6 @@ inline std::vector<Setting> autograd_settings() {
 }
 inline auto setting_name = [](const auto& info) { return name(info.param); };
 
-inline rpc::WorkerInfo after(rpc::Agent& agent, int steps) {
-  const int workers = static_cast<int>(agent.workers().size());
-  return agent.worker((agent.self().rank + steps) % workers);
-}
-
 inline at::Tensor leaf(at::IntArrayRef sizes) {
   return at::rand(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
 }

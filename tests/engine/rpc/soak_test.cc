@@ -8,24 +8,11 @@
 #include <random>
 #include <thread>
 
-#include <malloc.h>
-
 #include <gtest/gtest.h>
 #include <unistd.h>
-// g++ says it by a macro, clang by a feature.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#ifdef WEFT_TEST_SANITIZED
-#include <sanitizer/allocator_interface.h>
-#endif
 
 #include <weft/tests/engine/rpc/refs.h>
+#include <weft/tests/harness/leftovers.h>
 
 namespace soak {
 
@@ -60,21 +47,12 @@ namespace {
 using harness::after;
 using harness::As;
 using harness::error_of;
+using harness::live_bytes;
 using namespace std::chrono_literals;
 
 std::chrono::milliseconds duration() {
   const char* const given = std::getenv("WEFT_SOAK_SECONDS");
   return std::chrono::seconds(given == nullptr ? 3 : std::atoi(given));
-}
-
-// Bytes that the program has allocated and not given back.
-std::size_t live_bytes() {
-#ifdef WEFT_TEST_SANITIZED
-  return __sanitizer_get_current_allocated_bytes();
-#else
-  const auto info = mallinfo2();
-  return info.uordblks + info.hblkhd;
-#endif
 }
 
 // One worker's part: something else each time, and its result checked.

@@ -1,6 +1,5 @@
 #include <cerrno>
 #include <csignal>
-#include <filesystem>
 #include <span>
 
 #include <arpa/inet.h>
@@ -207,12 +206,6 @@ Socket reserved_port() {
     throw system_error(Blame::Busy, "bind", errno);
   }
   return socket;
-}
-
-int open_descriptors() {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
 }
 
 Child::Child(const std::function<void(int)>& body) {

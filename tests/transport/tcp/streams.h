@@ -97,7 +97,6 @@ std::pair<Socket, Socket> tcp_pair();
 Socket raw_connect(int port);
 // Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is refused.
 Socket reserved_port();
-int open_descriptors();
 
 // A forked process that runs the body and then exits. Fork before threads are made.
 class Child {

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <weft/tests/harness/leftovers.h>
 #include <weft/tests/transport/tcp/streams.h>
 #include <weft/transport/tcp/greeting.h>
 
@@ -192,7 +193,7 @@ TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
   const auto loop = make_loop();
   const Socket nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
-  const int before = open_descriptors();
+  const auto before = harness::open_descriptors();
   for (int i = 0; i < 50; ++i) {
     auto refused = dial(loop, address, Deadline::never());
     auto named = dial(loop, "localhost:1", Deadline::never());
@@ -203,7 +204,7 @@ TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
   loop->post([&] { loop->post([&] { loop->post([&] { later = true; }); }); });
   wait_until(
       *loop, [&] { return later.load(); }, "the loop gets there");
-  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(harness::open_descriptors(), before);
 }
 
 TEST(TcpConnect, MayBeginOnALoopThatEndsAtOnce) {

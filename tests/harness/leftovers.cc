@@ -1,0 +1,38 @@
+#include <filesystem>
+#include <iterator>
+#include <mutex>
+
+#include <malloc.h>
+// g++ says it by a macro, clang by a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WEFT_TEST_SANITIZED 1
+#endif
+#ifdef WEFT_TEST_SANITIZED
+#include <sanitizer/allocator_interface.h>
+#endif
+
+#include <weft/tests/harness/leftovers.h>
+
+namespace weft::harness {
+
+std::size_t live_bytes() {
+#ifdef WEFT_TEST_SANITIZED
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  const auto info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#endif
+}
+
+std::ptrdiff_t open_descriptors() {
+  static std::mutex counting;
+  std::lock_guard lock(counting);
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+}  // namespace weft::harness
