@@ -9,7 +9,8 @@
 
 namespace weft::launch {
 
-// A TCP port on the loopback that is free at this moment.
+// A TCP port that is free at this moment, below those that the kernel gives to whoever connects: a job that starts slowly
+// still finds it free. Throws Busy.
 int free_port();
 
 // "exit code 3", "signal 9 (Killed)".
