@@ -11,8 +11,22 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/transport/memory_region.h>
 
 namespace weft::transport {
+
+// The one-sided writes of a stream that has them. Called as its write() is, by one thread at a time.
+class PlacedWrites {
+ public:
+  // As OneSided::expose, of host memory.
+  virtual Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) = 0;
+  // Whether the piece, which the region holds, is there. Where it is not yet, the next call of put() or write() is this one
+  // again, after `writable`. An error is of this call alone.
+  virtual Result<bool> put(const RegionKey& to, std::uint64_t offset, std::span<const std::byte> piece) noexcept = 0;
+
+ protected:
+  ~PlacedWrites() = default;
+};
 
 class ByteStream {
  public:
@@ -51,6 +65,9 @@ class ByteStream {
   // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both ends. More than 1 where
   // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
   virtual std::size_t unit() const { return 1; }
+
+  // Null where the stream has none.
+  virtual PlacedWrites* placed_writes() { return nullptr; }
 
   // Why no more will be read, once everything that came has been. Writing may end earlier; the reason is the same.
   virtual std::optional<Error> end() const noexcept = 0;

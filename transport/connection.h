@@ -19,13 +19,14 @@
 
 #include <weft/base/op.h>
 #include <weft/base/slice.h>
+#include <weft/transport/memory_region.h>
 
 namespace weft::transport {
 
 // What a lane can do. Limits hold for both directions.
 struct Capabilities {
   bool device_memory = false;         // payloads and destinations may lie on a GPU
-  bool one_sided = false;             // put() into a peer's MemoryRegion
+  bool one_sided = false;             // put() into a peer's MemoryRegion; see one_sided()
   std::size_t inline_bytes = 0;       // messages up to this (header and payloads) are copied by send(), where there is room
   std::size_t max_header = 64 << 10;  // bytes
   std::size_t max_payloads = 4096;    // slices of one message
@@ -68,6 +69,9 @@ class Connection {
   // Names the destinations of the message that arrived last: one slice per payload, of its size; or none at all, and the
   // payloads are thrown away. `ready` says when they may be overwritten. The Op is done when the payloads are there.
   virtual Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept = 0;
+
+  // Writes into the peer's memory that it takes no part in. Null where capabilities() say that there are none.
+  virtual OneSided* one_sided() { return nullptr; }
 
   // Ends the lane: what is pending here fails with `why`, the peer hears of it after what was sent. Idempotent.
   virtual void close(const Error& why) noexcept = 0;

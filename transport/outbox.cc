@@ -15,6 +15,14 @@ constexpr std::size_t kTurnBytes = 4 << 20;  // then the loop's other work has i
 constexpr std::size_t kOnePiece = 256;       // bytes of a message that is written as one piece
 constexpr std::array<std::byte, frame::kMaxUnit> kZeros{};
 
+std::optional<std::string> why_unreadable(const Slice& slice) {
+  if (!slice.device.is_host()) {
+    return "lies on " + describe(slice.device) + " and this lane moves host memory only; stage it (transport/staged.h)";
+  }
+  if (slice.bytes > 0 && slice.data == nullptr) return "of " + std::to_string(slice.bytes) + " bytes has no address";
+  return std::nullopt;
+}
+
 Outbox::Bytes bytes_of(const Slice& slice) { return {static_cast<const std::byte*>(slice.data), slice.bytes}; }
 
 }  // namespace
@@ -42,14 +50,7 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
     return Error(Blame::Caller, "send to " + who_ + ": " + *limit);
   }
   for (const Slice& payload : payloads) {
-    if (!payload.device.is_host()) {
-      return Error(Blame::Caller, "send to " + who_ + ": a payload lies on " + describe(payload.device) +
-                                      " and this lane moves host memory only; stage it (transport/staged.h)");
-    }
-    if (payload.bytes > 0 && payload.data == nullptr) {
-      return Error(Blame::Caller,
-                   "send to " + who_ + ": a payload of " + std::to_string(payload.bytes) + " bytes has no address");
-    }
+    if (auto wrong = why_unreadable(payload)) return Error(Blame::Caller, "send to " + who_ + ": a payload " + *wrong);
   }
   return std::nullopt;
 }
@@ -57,11 +58,7 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
   std::unique_lock lock(mutex_);
-  if (failure_ || unheard_) return Op::failed(failure_ ? *failure_ : *unheard_);
-  if (queue_.size() >= limits_.max_queued) {
-    return Op::failed(Error(Blame::Busy, "send to " + who_ + ": " + std::to_string(limits_.max_queued) +
-                                             " messages wait already (max_queued); send again when some are done"));
-  }
+  if (auto why = why_no_more("send")) return Op::failed(std::move(*why));
   std::uint64_t bytes = frame::kHeadBytes + payloads.size() * frame::kSizeBytes + header.size();
   bytes += frame::padding(bytes, frame::payload_unit(unit_));
   for (const Slice& payload : payloads) bytes += payload.bytes;
@@ -87,6 +84,51 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   lock.unlock();
   if (must_await) again_(ready);
   return op;
+}
+
+std::optional<Error> Outbox::why_no_more(const char* call) const {
+  if (failure_) return failure_;
+  if (unheard_) return unheard_;
+  if (queue_.size() < limits_.max_queued) return std::nullopt;
+  return Error(Blame::Busy, std::string(call) + " to " + who_ + ": " + std::to_string(limits_.max_queued) +
+                                " messages wait already (max_queued); send again when some are done");
+}
+
+Op Outbox::put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept {
+  if (auto wrong = why_unreadable(from)) {
+    return Op::failed(Error(Blame::Caller, "put to " + who_ + ": a source " + *wrong));
+  }
+  if (offset > to.bytes || from.bytes > to.bytes - offset) {
+    return Op::failed(Error(Blame::Caller, "put to " + who_ + ": " + std::to_string(from.bytes) + " bytes at " +
+                                               std::to_string(offset) + " do not fit a region of " +
+                                               std::to_string(to.bytes)));
+  }
+  Op op;
+  bool is_first = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto why = why_no_more("put")) return Op::failed(std::move(*why));
+    is_first = queue_.empty();
+    Item item;
+    item.payloads.push_back(from);
+    item.place = Place{to, offset};
+    item.ready = ready;
+    item.awaited = is_first;
+    item.completion.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));
+    op = item.completion->op();
+    queue_.push_back(std::move(item));
+  }
+  if (is_first) again_(ready);
+  return op;
+}
+
+Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexcept {
+  if (auto wrong = why_unreadable(memory)) return Error(Blame::Caller, "memory exposed to " + who_ + " " + *wrong);
+  std::lock_guard lock(mutex_);
+  if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
+  auto region = stream_.placed_writes()->expose(memory);
+  if (!region) return region.error().within("memory exposed to " + who_);
+  return region;
 }
 
 void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole) {
@@ -137,7 +179,12 @@ void Outbox::flush() noexcept {
   // Who is told may send, and so have the lists used: they are empty by then.
   std::vector<Item> gone = std::exchange(gone_, {});
   for (Item& item : gone) {
-    if (item.completion) item.completion->finish();
+    if (!item.completion) continue;
+    if (item.error) {
+      item.completion->fail(*item.error);
+    } else {
+      item.completion->finish();
+    }
   }
   for (Item& item : unheard) {
     if (item.completion) item.completion->fail(*unheard_);
@@ -155,7 +202,7 @@ std::optional<Fence> Outbox::write_line() {
       return next.ready;
     }
     if (turn_bytes_ > kTurnBytes) return Fence();
-    if (write_some()) continue;
+    if (next.place ? put_first() : write_some()) continue;
     if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
     return std::nullopt;  // the stream says when there is room
   }
@@ -165,7 +212,7 @@ std::optional<Fence> Outbox::write_line() {
 bool Outbox::write_some() {
   pieces_.clear();
   for (const Item& item : queue_) {
-    if (pieces_.size() >= kMaxPieces || (item.written == 0 && !item.ready.query())) break;
+    if (item.place || pieces_.size() >= kMaxPieces || (item.written == 0 && !item.ready.query())) break;
     add_pieces(item);
   }
   std::size_t offered = 0;
@@ -174,6 +221,20 @@ bool Outbox::write_some() {
   turn_bytes_ += written;
   settle(written);
   return written == offered;
+}
+
+bool Outbox::put_first() {
+  Item& item = queue_.front();
+  const Bytes piece = bytes_of(item.payloads.front());
+  if (!piece.empty()) {
+    const auto is_there = stream_.placed_writes()->put(item.place->key, item.place->offset, piece);
+    if (is_there && !is_there.value()) return false;
+    if (!is_there) item.error = is_there.error().within("put to " + who_);
+  }
+  turn_bytes_ += piece.size();
+  gone_.push_back(std::move(item));
+  queue_.pop_front();
+  return true;
 }
 
 void Outbox::add_pieces(const Item& item) {

@@ -28,7 +28,10 @@ class Outbox {
   Outbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again);
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
-  // From now on send() fails with this. False where it does already. For every thread.
+  // As OneSided's, over a stream that has placed writes.
+  Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept;
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept;
+  // From now on send() and put() fail with this. False where it does already. For every thread.
   bool refuse(const Error& why);
 
   // Writes what may be written.
@@ -40,15 +43,22 @@ class Outbox {
   void let_go() noexcept;
 
  private:
+  // Of a put: no bytes of the stream.
+  struct Place {
+    RegionKey key;
+    std::uint64_t offset = 0;
+  };
   struct Item {
     std::vector<std::byte> front;  // head, table and header, and zeros up to the payloads
     std::vector<Slice> payloads;
-    std::uint64_t bytes = 0;  // of the whole message, with the zeros behind it
-    std::size_t padding = 0;  // these
+    std::optional<Place> place;  // where the one payload is put
+    std::uint64_t bytes = 0;     // of the whole message, with the zeros behind it
+    std::size_t padding = 0;     // these
     std::uint64_t written = 0;
     Fence ready;
     bool awaited = false;                  // somebody calls flush() when `ready` has passed
     std::optional<Completion> completion;  // none for preamble and goodbye
+    std::optional<Error> error;            // of this one alone
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
@@ -57,12 +67,16 @@ class Outbox {
   // Queues what is not written yet of a message; returns its Op. Under the mutex.
   Op queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready, std::uint64_t bytes, std::size_t padding,
            std::uint64_t written);
+  // The lane's end, or a full line. Under the mutex.
+  std::optional<Error> why_no_more(const char* call) const;
   // The preamble or a goodbye.
   void queue_own(Bytes bytes);
   // Under the mutex; returns what must be passed before there is more to do, if that is not the stream's to say.
   std::optional<Fence> write_line();
   // One call of write() for what may go of the line; returns whether all of that went.
   bool write_some();
+  // The put that is first in line; returns whether it has ended.
+  bool put_first();
   void add_pieces(const Item& item);
   void settle(std::size_t written);
 

@@ -11,7 +11,7 @@ namespace weft::transport {
 
 namespace {
 
-class StreamConnection final : public Connection, public std::enable_shared_from_this<StreamConnection> {
+class StreamConnection final : public Connection, private OneSided, public std::enable_shared_from_this<StreamConnection> {
  public:
   StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities, std::string transport_name,
                    const std::shared_ptr<EventLoop>& loop)
@@ -42,9 +42,15 @@ class StreamConnection final : public Connection, public std::enable_shared_from
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
     return inbox_.accept(destinations, std::move(pin), std::move(ready));
   }
+  OneSided* one_sided() override { return capabilities_.one_sided ? this : nullptr; }
   void close(const Error& why) noexcept override;
 
  private:
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept override { return outbox_.expose(memory); }
+  Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept override {
+    return outbox_.put(from, to, offset, std::move(pin), std::move(ready));
+  }
+
   using Turn = void (StreamConnection::*)();
 
   std::string who() const { return peer_ + " (" + transport_ + ")"; }

@@ -2,16 +2,27 @@
 
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/inproc/pipe.h>
+#include <weft/transport/inproc/regions.h>
 
 namespace weft::transport::inproc {
 
 namespace {
 
 // One end: writes to one pipe and reads from the other.
-class Stream final : public ByteStream {
+class Stream final : public ByteStream, private PlacedWrites {
  public:
-  Stream(std::shared_ptr<Pipe> out, std::shared_ptr<Pipe> in, std::string own_name, std::string peer)
-      : out_(std::move(out)), in_(std::move(in)), own_name_(std::move(own_name)), peer_(std::move(peer)) {}
+  struct Side {
+    std::shared_ptr<Pipe> out;
+    std::shared_ptr<Regions> exposed;
+    std::string name;
+  };
+  Stream(const Side& own, const Side& other)
+      : out_(own.out),
+        in_(other.out),
+        exposed_(own.exposed),
+        of_peer_(other.exposed),
+        own_name_(own.name),
+        peer_(other.name) {}
   ~Stream() override {
     stop();
     out_->finish(gone());
@@ -40,12 +51,24 @@ class Stream final : public ByteStream {
   std::optional<Error> end() const noexcept override { return in_->end(); }
   std::optional<Error> write_end() const noexcept override { return out_->deaf(); }
   void finish_writing() noexcept override { out_->finish(gone()); }
+  PlacedWrites* placed_writes() override { return this; }
 
  private:
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) override { return exposed_->add(memory); }
+  Result<bool> put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept override {
+    if (of_peer_->write(to, offset, piece)) return true;
+    // As a device does: the lane is lost for both.
+    const Error why(Blame::PeerLost, "a put to memory that " + peer_ + " does not expose (any more)");
+    out_->finish(why);
+    in_->cut_at(0, why);
+    return false;
+  }
   Error gone() const { return {Blame::PeerLost, own_name_ + " has ended the stream"}; }
 
   const std::shared_ptr<Pipe> out_;
   const std::shared_ptr<Pipe> in_;
+  const std::shared_ptr<Regions> exposed_;
+  const std::shared_ptr<Regions> of_peer_;
   const std::string own_name_;
   const std::string peer_;
   std::optional<Notice> readable_;
@@ -55,15 +78,15 @@ class Stream final : public ByteStream {
 }  // namespace
 
 Streams make_streams(std::size_t ring_bytes, const std::string& name_of_a, const std::string& name_of_b) {
-  auto there = std::make_shared<Pipe>(ring_bytes);
-  auto back = std::make_shared<Pipe>(ring_bytes);
-  return {std::make_unique<Stream>(there, back, name_of_a, name_of_b),
-          std::make_unique<Stream>(back, there, name_of_b, name_of_a), Faults(there), Faults(back)};
+  const Stream::Side a{std::make_shared<Pipe>(ring_bytes), std::make_shared<Regions>(), name_of_a};
+  const Stream::Side b{std::make_shared<Pipe>(ring_bytes), std::make_shared<Regions>(), name_of_b};
+  return {std::make_unique<Stream>(a, b), std::make_unique<Stream>(b, a), Faults(a.out), Faults(b.out)};
 }
 
 Capabilities capabilities() {
   Capabilities result;
   result.inline_bytes = kRingBytes / 8;
+  result.one_sided = true;
   return result;
 }
 

@@ -83,6 +83,31 @@ std::size_t RingWriter::take(Bytes piece) {
   return taken;
 }
 
+Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes piece) noexcept {
+  std::lock_guard lock(mutex_);
+  if (direct_.phase == Phase::Written) {
+    direct_ = {};
+    return true;
+  }
+  if (direct_.phase == Phase::None && peer_) {
+    try {
+      direct_.registration = registrations_->of({const_cast<std::byte*>(piece.data()), piece.size(), weft::Device::host()});
+    } catch (const Error& error) {
+      return error;
+    }
+    direct_.phase = Phase::Writing;
+    direct_.is_put = true;
+    direct_.piece = piece;
+    direct_.wanted = piece.size();
+    direct_.address = address;
+    direct_.key = key;
+    post_direct();
+  }
+  wants_room_ = true;
+  has_news_ = false;
+  return false;
+}
+
 // False where the memory cannot be registered.
 bool RingWriter::begin_direct(Bytes piece) {
   try {
@@ -126,10 +151,11 @@ void RingWriter::post_direct() {
     write.local_key = direct_.registration->local_key();
     write.to = direct_.address + direct_.posted;
     write.remote_key = direct_.key;
-    if (is_last) write.immediate = kPlaced;
+    const bool tells = is_last && !direct_.is_put;
+    if (tells) write.immediate = kPlaced;
     if (!posted(pair_.post_write(0, write), {is_last ? Posted::LastOfPlace : Posted::Place, bytes})) return;
     direct_.posted += bytes;
-    messages_ += is_last;
+    messages_ += tells;
   }
 }
 

@@ -30,6 +30,8 @@ class RingWriter {
 
   // As ByteStream::write(): after it took less than all, the next call begins with the same memory.
   std::size_t write(std::span<const Bytes> pieces) noexcept;
+  // As PlacedWrites::put().
+  Result<bool> put(std::uint64_t address, std::uint32_t key, Bytes piece) noexcept;
   // Behind what was written: nothing follows.
   void finish() noexcept;
 
@@ -66,6 +68,7 @@ class RingWriter {
     std::uint64_t posted = 0;
     std::uint64_t address = 0;
     std::uint32_t key = 0;
+    bool is_put = false;  // nobody is told when it is there
   };
 
   // All under the mutex.

@@ -17,6 +17,7 @@ constexpr long kGuests = 256;                      // of a listener, that have n
 Capabilities capabilities_of_rings() {
   Capabilities capabilities;
   capabilities.inline_bytes = 64 << 10;
+  capabilities.one_sided = true;
   return capabilities;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <mutex>
 
 #include <endian.h>
@@ -284,6 +285,26 @@ void VerbsStream::consume(std::size_t bytes) noexcept { shared_->reader.consume(
 std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_->reader.read(to); }
 
 std::size_t VerbsStream::window() const { return kDirectBytes; }
+
+// Not from the cache: a registration that is shared may be of more than this.
+Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {
+  if (memory.bytes == 0) return std::make_shared<MemoryRegion>(memory, RegionKey(), nullptr);
+  try {
+    auto registration = std::make_shared<const Registration>(shared_->pair.path().device, memory);
+    const RegionKey key{reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes, registration->remote_key()};
+    return std::make_shared<MemoryRegion>(memory, key, std::move(registration));
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept {
+  if (to.token > std::numeric_limits<std::uint32_t>::max()) {
+    return Error(Blame::Caller, "this is no key of a region of verbs");
+  }
+  if (shared_->stopped || shared_->hung_up) return false;
+  return shared_->writer.put(to.address + offset, static_cast<std::uint32_t>(to.token), piece);
+}
 
 void VerbsStream::withdraw(const Error& why) noexcept {
   bool was_cut = shared_->writer.withdraw();

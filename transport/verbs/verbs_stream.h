@@ -11,7 +11,7 @@
 
 namespace weft::transport::verbs {
 
-class VerbsStream final : public ByteStream {
+class VerbsStream final : public ByteStream, private PlacedWrites {
  public:
   // `meeting` is a fresh lane to the peer, or one that is still being made. The peer must have said hello by the deadline;
   // `until_met` is held until it has, or until the stream goes. Throws Busy.
@@ -28,11 +28,15 @@ class VerbsStream final : public ByteStream {
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override;
   void withdraw(const Error& why) noexcept override;
+  PlacedWrites* placed_writes() override { return this; }
   std::optional<Error> end() const noexcept override;
   std::optional<Error> write_end() const noexcept override;
   void finish_writing() noexcept override;
 
  private:
+  Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) override;
+  Result<bool> put(const RegionKey& to, std::uint64_t offset, Bytes piece) noexcept override;
+
   struct Shared;  // all of it: a handler that runs while this object goes keeps it
   std::shared_ptr<Shared> shared_;
 };
