@@ -142,6 +142,25 @@ SocketAddress socket_address(const std::string& host, int port) {
 
 std::string numeric_address(const SocketAddress& address) { return numeric(address.get(), address.length); }
 
+bool is_ipv4_only(const std::string& host) {
+  std::string failure;
+  const Addresses addresses = resolve(host, 0, SOCK_STREAM, failure);
+  bool all = addresses != nullptr;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) all = all && one->ai_family == AF_INET;
+  return all;
+}
+
+Socket open_listener(int family, int port) {
+  Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const SocketAddress any = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", port);
+  const int yes = 1;  // connections of an earlier job may linger there
+  if (socket.get() < 0 || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+      ::bind(socket.get(), any.get(), any.length) != 0 || ::listen(socket.get(), 1024) != 0) {
+    throw system_error(Blame::Caller, "opening a port for the store", errno);
+  }
+  return socket;
+}
+
 int port_of(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

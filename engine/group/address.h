@@ -51,6 +51,10 @@ std::string numeric_address(const SocketAddress& address);
 
 // From a numeric IPv4 or IPv6 address. Throws Caller for anything else.
 SocketAddress socket_address(const std::string& host, int port);
+// Whether the host has addresses of IPv4 and no others.
+bool is_ipv4_only(const std::string& host);
+// A socket that listens on all interfaces, of one family; port 0: any that is free. Throws Caller.
+Socket open_listener(int family, int port);
 // The port that a socket is bound to.
 int port_of(int socket);
 // A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more),

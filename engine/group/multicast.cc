@@ -59,15 +59,6 @@ SocketAddress group_address(const std::string& group, int port, const Interface&
   return address;
 }
 
-Socket open_listener(int family) {
-  Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const SocketAddress any = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", 0);
-  if (socket.get() < 0 || ::bind(socket.get(), any.get(), any.length) != 0 || ::listen(socket.get(), 1024) != 0) {
-    throw system_error(Blame::Caller, "opening a port for the store", errno);
-  }
-  return socket;
-}
-
 // A socket that hears the group and sends to it, on one interface.
 Socket join_group(const SocketAddress& group, const Interface& interface) {
   const int family = group.storage.ss_family;
@@ -220,7 +211,7 @@ Meeting meet_by_multicast(const std::string& address, int port, const std::strin
     const int family = address.find(':') == std::string::npos ? AF_INET : AF_INET6;
     const Interface interface = choose_interface(address, port, family);
     log::debug("meeting at " + where + " over interface " + interface.name + " (" + interface.address + ")");
-    Socket listener = open_listener(family);
+    Socket listener = open_listener(family, 0);
     const Announcement self{AnnouncementKind::Here, random_nonce(), world_size, rank, port_of(listener.get()), 0, group};
     const auto discovery = std::make_shared<Discovery>(group_address(address, port, interface), interface, self);
     if (!discovery->wait(deadline)) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");

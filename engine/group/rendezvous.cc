@@ -117,10 +117,26 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   }
 }
 
+// c10d's daemon looks up a name for every address that connects to it, one after the other. For an IPv4 address at a socket
+// of both families not even /etc/hosts has one, so a name server that is slow or silent would hold up all ranks: where the
+// host is of IPv4 alone, so is the socket.
+c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCPStoreOptions options) {
+  if (is_ipv4_only(host)) {
+    try {
+      Socket socket = open_listener(AF_INET, options.port);
+      options.port = static_cast<std::uint16_t>(port_of(socket.get()));
+      options.masterListenFd = socket.release();  // the store closes it
+    } catch (const Error& error) {
+      log::debug(error.text());  // a store of this process may be there, which is shared; else c10d says so
+    }
+  }
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
 // Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
 c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline) {
   try {
-    return c10::make_intrusive<c10d::TCPStore>(address.host, server_options(address.port, deadline));
+    return open_store(address.host, server_options(address.port, deadline));
   } catch (const std::exception& error) {
     const std::string text = tensor::text_of(error);
     if (shared && text.find("EADDRINUSE") != std::string::npos) {
@@ -175,7 +191,7 @@ Rendezvous join_below_launcher(const Wanted& wanted, const Environment& environm
   }
   auto options = server_options(0, deadline);
   options.multiTenant = false;
-  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const auto store = open_store("127.0.0.1", options);
   file->publish(store->getPort());
   result.store = store;
   result.until_all_came = file;

@@ -108,11 +108,11 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto failed = agent.remote<&refs::throws>(after(agent, 1), "no luck");
     EXPECT_NE(error_of([&] { failed.created().get(); }).text().find("no luck"), std::string::npos);
-    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 1, agent.self().name);
+    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 1, agent.self().name + "/created");
     const auto created = late.created();
     EXPECT_EQ(error_of([&] { created.wait(5ms); }).blame(), Blame::Timeout);
     EXPECT_FALSE(created.done());
-    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name);
+    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name + "/created");
     created.get();
     EXPECT_EQ(late.to_here(), 1);
   });
@@ -121,7 +121,8 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
 TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);
-    const auto late = agent.remote<&refs::number_behind>(to, 1, agent.self().name);
+    const std::string gate_of_value = agent.self().name + "/value";
+    const auto late = agent.remote<&refs::number_behind>(to, 1, gate_of_value);
     EXPECT_EQ(error_of([&] { late.timeout(10ms).sync<&refs::increase>(1); }).blame(), Blame::Timeout);
     EXPECT_EQ(error_of([&] { late.timeout(10ms).async<&refs::increase>(1).get(); }).blame(), Blame::Timeout);
     const auto more = late.timeout(10ms).remote<&refs::plus_number>(1);
@@ -134,7 +135,7 @@ TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
     EXPECT_EQ(error_of([&] { ready.timeout(10ms).async<&refs::wait_behind>(gate).get(); }).blame(), Blame::Timeout);
     EXPECT_THROW(ready.timeout(10ms).remote<&refs::wait_behind>(gate).to_here(), rpc::CreationError);
     agent.sync<&refs::open_gate>(to, gate);
-    agent.sync<&refs::open_gate>(to, agent.self().name);
+    agent.sync<&refs::open_gate>(to, gate_of_value);
     EXPECT_EQ(ready.sync<&refs::wait_behind>(gate), 1);
     EXPECT_GE(late.to_here(), 1);
   });
@@ -279,13 +280,13 @@ TEST_P(Refs, ModulesAreMadeInPlace) {
 
 TEST_P(Refs, CanBePassedAndCalledOnBeforeTheirValueExists) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name);
+    const auto late = agent.remote<&refs::number_behind>(after(agent, 1), 20, agent.self().name + "/passed");
     const auto sum = agent.remote<&refs::fetch_sum>(after(agent, 2), late, late);
     const auto more = agent.remote<&refs::fetch_sum>(after(agent, 1), sum, late);
     const auto increased = late.async<&refs::increase>(1);
     const auto fetched = late.fetch();
     for (const auto& future : {increased, detail::end_of(fetched)}) EXPECT_FALSE(future.done());
-    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name);
+    agent.sync<&refs::open_gate>(after(agent, 1), agent.self().name + "/passed");
     increased.get();
     EXPECT_EQ(late.to_here(), 21);
     EXPECT_GE(more.to_here(), 60);
