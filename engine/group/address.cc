@@ -4,6 +4,8 @@
 #include <fstream>
 #include <memory>
 
+#include <resolv.h>
+
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -105,15 +107,17 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
   }
 }
 
-void wait_for_listener(const std::string& host, int port, Deadline deadline) {
+std::string wait_for_listener(const std::string& host, int port, Deadline deadline) {
   Pause pause;
   for (;;) {
     std::string failure;
     int number = 0;
-    const int socket = connect_once(host, port, deadline, failure, number);
-    if (socket >= 0) {
-      ::close(socket);
-      return;
+    const Socket socket(connect_once(host, port, deadline, failure, number));
+    SocketAddress there;
+    there.length = sizeof there.storage;
+    if (socket.get() >= 0) {
+      const bool known = ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there.storage), &there.length) == 0;
+      return known ? numeric_address(there) : host;
     }
     if (deadline.passed()) {
       throw Error(number != 0 ? Blame::Timeout : Blame::Caller,
@@ -141,6 +145,21 @@ SocketAddress socket_address(const std::string& host, int port) {
 }
 
 std::string numeric_address(const SocketAddress& address) { return numeric(address.get(), address.length); }
+
+bool is_numeric(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* list = nullptr;
+  const int code = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  return Addresses(code == 0 ? list : nullptr, &freeaddrinfo) != nullptr;
+}
+
+NoNameServers::NoNameServers() {
+  if ((_res.options & RES_INIT) == 0) res_init();
+  servers_ = std::exchange(_res.nscount, 0);
+}
+
+NoNameServers::~NoNameServers() { _res.nscount = servers_; }
 
 bool is_ipv4_only(const std::string& host) {
   std::string failure;

@@ -24,9 +24,10 @@ class Socket {
   int descriptor_;
 };
 
-// Blocks until something accepts TCP connections there, looking every few milliseconds. Throws Timeout naming the address
-// and the last failure; Caller when the host's name cannot be resolved by the deadline.
-void wait_for_listener(const std::string& host, int port, Deadline deadline);
+// Blocks until something accepts TCP connections there, looking every few milliseconds; returns the numeric address that
+// does. Throws Timeout naming the address and the last failure; Caller when the host's name cannot be resolved by the
+// deadline.
+std::string wait_for_listener(const std::string& host, int port, Deadline deadline);
 
 // The local address that packets to the host leave from; "" if there is no route.
 std::string local_address_towards(const std::string& host, int port);
@@ -51,6 +52,20 @@ std::string numeric_address(const SocketAddress& address);
 
 // From a numeric IPv4 or IPv6 address. Throws Caller for anything else.
 SocketAddress socket_address(const std::string& host, int port);
+// Whether the text is an address already.
+bool is_numeric(const std::string& host);
+// While it lives, this thread asks no name server: a look-up ends at once where /etc/hosts has no answer. For c10d, which
+// looks up the name of every address that it connects to, for its messages: a lost answer would cost five seconds.
+class NoNameServers {
+ public:
+  NoNameServers();
+  ~NoNameServers();
+  NoNameServers(const NoNameServers&) = delete;
+  NoNameServers& operator=(const NoNameServers&) = delete;
+
+ private:
+  int servers_ = 0;
+};
 // Whether the host has addresses of IPv4 and no others.
 bool is_ipv4_only(const std::string& host);
 // A socket that listens on all interfaces, of one family; port 0: any that is free. Throws Caller.

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
+#include <weft/engine/group/address.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/tensor/tensor.h>
@@ -94,7 +95,10 @@ c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Sto
   auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
   const auto innermost = prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
   // FileStore counts its copies as workers, and others need not know clone() at all.
-  if (dynamic_cast<c10d::TCPStore*>(innermost.get()) == nullptr) return store;
+  const auto* tcp = dynamic_cast<c10d::TCPStore*>(innermost.get());
+  if (tcp == nullptr) return store;
+  std::optional<NoNameServers> quiet;
+  if (is_numeric(tcp->getHost())) quiet.emplace();
   return guarded("connecting", [&] { return store->clone(); });
 }
 
