@@ -46,7 +46,7 @@ class MessageLane : public testing::Test {
     arrived = [&](const transport::Arrival& arrival) {
       sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
       receive_message(
-          *far, arrival, *pool,
+          *far, arrival, {*pool, {}}, nullptr,
           [&](Message whole, const Error* lacking) {
             EXPECT_EQ(lacking, nullptr);
             Got now{whole.head, "", {}, sizes};
