@@ -1,8 +1,8 @@
 // What a call can run: a function, a method on the value behind an RRef, a constructor. Each body says what its arguments
 // and its result are, what it waits for, and how it runs; calls and creations (RRef) are made from bodies alike.
 //
-// run(core, arguments, done, fail) calls done(value, work) or fail(error) once, on any thread. The value is there once `work`,
-// and what that thread's current streams hold, have run. make(…) is the same for a value that stays here:
+// run(core, arguments, done, fail) calls done(value, work) or fail(error) once, on any thread. The value is there once
+// `work`, and what that thread's current streams hold, have run. make(…) is the same for a value that stays here:
 // done(std::shared_ptr<Result>, work).
 #pragma once
 

@@ -81,9 +81,8 @@ struct Called {
                   Body::run(
                       *call->core(), arguments,
                       [call](const weft::detail::Stored<Result>& value, const DeviceWorkRef& work) {
-                        weft::detail::run_after(work, [&] {
-                          call->reply([&](codec::Packer& packer) { pack_result<Result>(packer, value); });
-                        });
+                        weft::detail::run_after(
+                            work, [&] { call->reply([&](codec::Packer& packer) { pack_result<Result>(packer, value); }); });
                       },
                       [call](const std::exception_ptr& error) { call->fail(error); });
                 }));

@@ -17,6 +17,8 @@ namespace weft::rpc {
 
 namespace {
 
+constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
+
 Deadline deadline_of(std::chrono::milliseconds limit) {
   return limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
 }
@@ -106,7 +108,15 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
 }
 
-AgentCore::~AgentCore() { leave(); }
+AgentCore::~AgentCore() {
+  leave();
+  reclaiming_.may_block = !loop_->inside();
+}
+
+AgentCore::Reclaiming::~Reclaiming() {
+  devices.end_lanes();
+  if (may_block) devices.reclaim(Deadline::in(kReclaim));
+}
 
 void AgentCore::accept(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
   {

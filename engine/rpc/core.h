@@ -160,7 +160,15 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
 
+  // Frees what lanes have retired, once the loop has ended, which keeps them alive.
+  struct Reclaiming {
+    tensor::CudaDevices& devices;
+    bool may_block = true;
+    ~Reclaiming();
+  };
+
   Parts parts_;
+  Reclaiming reclaiming_{*parts_.devices};
   const trace::Member member_;
   const std::shared_ptr<EventLoop> loop_;
   transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
@@ -189,7 +197,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     std::shared_ptr<transport::Connection> connection;
     bool carries_devices = false;
   };
-  std::vector<Early> early_;  // connections that came before this worker had joined
+  std::vector<Early> early_;                     // connections that came before this worker had joined
   std::vector<Promise<Verdict>> shutting_down_;  // the other workers, where this one decides when all is idle
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;

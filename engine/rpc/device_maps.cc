@@ -38,9 +38,9 @@ bool has(const std::vector<c10::Device>& devices, const c10::Device& device) {
 
 void check_side(const c10::Device& device, const KnownDevices& worker, const std::string& what) {
   if (device.is_cuda() && device.index() >= worker.devices.gpus) {
-    throw Error(Blame::Caller, what + ", and " + worker.name + " has " +
-                                   (worker.devices.gpus == 0 ? "no GPU"
-                                                             : std::to_string(worker.devices.gpus) + " GPUs, from cuda:0 on"));
+    throw Error(Blame::Caller,
+                what + ", and " + worker.name + " has " +
+                    (worker.devices.gpus == 0 ? "no GPU" : std::to_string(worker.devices.gpus) + " GPUs, from cuda:0 on"));
   }
   if (!has(worker.devices.devices, device)) {
     throw Error(Blame::Caller, what + ", and the rpc::Options::devices of " + worker.name + " do not list " + device.str());
@@ -105,7 +105,8 @@ void check_device_maps(const std::string& self, const DeviceMaps& maps, const st
       check_device(pair->second, what);
       // To oneself nothing is sent: arguments and results are passed as they are.
       if (peer == self && !is_same(pair->first, pair->second)) {
-        throw Error(Blame::Caller, what + ": calls to oneself pass tensors as they are; map each device to itself, or none");
+        throw Error(Blame::Caller,
+                    what + ": calls to oneself pass tensors as they are; map each device to itself, or none");
       }
       for (auto earlier = pairs.begin(); earlier != pair; ++earlier) {
         if (!is_same(earlier->first, pair->first) && !is_same(earlier->second, pair->second)) continue;
@@ -119,9 +120,8 @@ void check_device_maps(const std::string& self, const DeviceMaps& maps, const st
 void check_device_maps(const std::vector<KnownDevices>& workers, bool more_may_come) {
   for (const KnownDevices& worker : workers) {
     for (const auto& [name, pairs] : worker.devices.maps) {
-      const auto peer = std::find_if(workers.begin(), workers.end(), [&, &wanted = name](const auto& one) {
-        return one.name == wanted;
-      });
+      const auto peer =
+          std::find_if(workers.begin(), workers.end(), [&, &wanted = name](const auto& one) { return one.name == wanted; });
       if (peer == workers.end()) {
         if (more_may_come) continue;
         std::string known;

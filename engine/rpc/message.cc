@@ -152,7 +152,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
       return deliver(Message{coming->head, coming->body, std::move(coming->parts), std::move(coming->streams)}, nullptr);
     }
     // Else the lane has ended, which its handler hears of.
-    if (error->blame() == Blame::Device) deliver(Message{coming->head, {}, {}, {}}, &*error);
+    if (is_of_message(*error)) deliver(Message{coming->head, {}, {}, {}}, &*error);
   });
 }
 

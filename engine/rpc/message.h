@@ -32,7 +32,7 @@ struct Outgoing {
 // GPUs need a connection that carries device memory.
 Op send_message(transport::Connection& connection, Head head, Outgoing outgoing);
 
-// Whether the error of a send is of the one message, and its lane goes on.
+// Whether the error of a send, or of a receive, is of the one message, and its lane goes on.
 inline bool is_of_message(const Error& error) {
   return error.blame() != Blame::PeerLost && error.blame() != Blame::Cancelled;
 }
@@ -41,8 +41,8 @@ struct Message {
   Head head;
   std::span<const std::byte> body;
   std::vector<codec::Part> parts;
-  // Where there are storages on GPUs: a stream of each GPU that calls use. Those of the storages own their memory; the bytes
-  // are there.
+  // Where there are storages on GPUs: a stream of each GPU that calls use. Those of the storages own their memory; the
+  // bytes are there.
   std::vector<c10::Stream> streams;
 };
 

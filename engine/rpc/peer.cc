@@ -110,9 +110,10 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const tran
                                                      Deadline deadline) const {
   if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, {core.loop(), deadline});
   if (entry_.device_offers.empty()) {
-    throw Error(Blame::Unsupported, describe(entry_.worker) +
-                                        " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
-                                        "rpc::Options::device_maps");
+    throw Error(Blame::Unsupported,
+                describe(entry_.worker) +
+                    " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
+                    "rpc::Options::device_maps");
   }
   return core.devices().lane_over(routes.connect(entry_.device_offers, {core.loop(), deadline}), core.loop());
 }
@@ -295,8 +296,12 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
-  state->streams = message.streams;
-  if (state->streams.empty()) state->streams = tensor::CudaDevices::pool_streams(core->gpus());
+  try {
+    state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+  } catch (const std::exception& error) {
+    return fail(head.call, Failure::Refused,
+                Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
+  }
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
     return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));

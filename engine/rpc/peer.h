@@ -107,7 +107,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   bool proven_ = false;           // it knows the secret
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
-  std::shared_ptr<const DeviceMap> map_;  // once it is needed
+  std::shared_ptr<const DeviceMap> map_;                                 // once it is needed
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;  // that run here
 };
 

@@ -58,8 +58,8 @@ struct Faults {
   std::map<MessageKind, std::chrono::milliseconds> delay;  // arrive late; later messages may pass
 };
 
-// For each peer, by name: our device, and the peer's device that its tensors arrive on; results come back by the inverse, so
-// it is one to one. Host memory that has no entry goes to host memory; a GPU's tensor that has none is refused.
+// For each peer, by name: our device, and the peer's device that its tensors arrive on; results come back by the inverse,
+// so it is one to one. Host memory that has no entry goes to host memory; a GPU's tensor that has none is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 struct Options {

@@ -78,6 +78,9 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host, int index,
                                                       const std::shared_ptr<EventLoop>& loop);
 
+  // There are no lanes any more: what they shared is retired.
+  void end_lanes() { stage_.reset(); }
+
   // Frees what the data path has retired meanwhile. Blocks until the devices have done with it, or the deadline comes.
   void reclaim(Deadline deadline);
 

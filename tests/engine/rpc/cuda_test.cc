@@ -1,8 +1,9 @@
-// Tensors of GPUs in remote calls, over the fake driver: two workers of this process, each with two GPUs of its own view.
-// There are no kernels, so functions pass tensors on, copy and fill. Rows CU-004 … 021, 043 of the behaviours; those that
+// Tensors of GPUs in remote calls, over the fake driver: two workers of this process that see the same four GPUs.
+// There are no kernels, so functions pass tensors on, copy and fill. Rows CU-009 … 023, 040 of the behaviours; those that
 // compute are in cuda_gpu_test.cc.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/rpc.h>
+#include <weft/tests/engine/rpc/workers.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -44,8 +46,8 @@ void fill(const at::Tensor& tensor, int byte) {
   }
 }
 at::Tensor made(const c10::Device& device, std::int64_t bytes, int byte) {
-  const at::Tensor tensor = device.is_cpu() ? at::empty({bytes}, at::kByte)
-                                            : torch_cuda->empty({bytes}, at::kByte, device.index());
+  const at::Tensor tensor =
+      device.is_cpu() ? at::empty({bytes}, at::kByte) : torch_cuda->empty({bytes}, at::kByte, device.index());
   fill(tensor, byte);
   return tensor;
 }
@@ -57,6 +59,13 @@ bool is_all(const at::Tensor& tensor, int byte) {
   }
   const auto* data = static_cast<const unsigned char*>(tensor.const_data_ptr());
   return std::all_of(data, data + tensor.nbytes(), [&](unsigned char one) { return one == byte; });
+}
+
+// A view, for which libtorch's own function has no kernel here.
+at::Tensor part_of(const at::Tensor& whole, std::int64_t begin, std::int64_t bytes) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(whole.storage()), whole.key_set(), whole.dtype());
+  impl->set_sizes_and_strides(at::IntArrayRef({bytes}), at::IntArrayRef({1}), begin);
+  return at::Tensor(std::move(impl));
 }
 
 struct Seen {
@@ -71,7 +80,12 @@ Seen look_at(at::Tensor tensor, int byte) {
 }
 at::Tensor pass(at::Tensor tensor) { return tensor; }
 at::Tensor make(c10::Device device, std::int64_t bytes, int byte) { return made(device, bytes, byte); }
-std::vector<at::Tensor> make_two(c10::Device first, c10::Device second) { return {made(first, 64, 1), made(second, 64, 2)}; }
+// Of bytes 1, 2, ….
+std::vector<at::Tensor> make_on(std::vector<c10::Device> devices) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::Device& device : devices) tensors.push_back(made(device, 64, 1 + static_cast<int>(tensors.size())));
+  return tensors;
+}
 int plus(int a, int b) { return a + b; }
 at::Tensor fill_value(at::Tensor& value, int byte) {
   fill(value, byte);
@@ -90,17 +104,41 @@ at::Tensor make_slowly(at::Tensor like, int byte) {
   return like;
 }
 
+// What agents hold of the driver, some of them for a moment after their handles have gone.
+class Lent {
+ public:
+  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver) {
+    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver());
+    std::lock_guard lock(mutex_);
+    lent_.push_back(devices);
+    return devices;
+  }
+  // Before the driver goes.
+  void wait_until_given_back() {
+    const Deadline deadline = Deadline::in(20s);
+    for (const auto& one : lent_) {
+      while (!one.expired() && !deadline.passed()) std::this_thread::yield();
+      EXPECT_TRUE(one.expired()) << "an agent that has left still holds its GPUs";
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
+};
+
 class CudaRpc : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (tensor::cuda_device_count() > 0)
       GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
-    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 2, .threads = true});
+    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 4, .threads = true});
     torch_ = std::make_unique<FakeTorchCuda>(*fake_);
     fake = fake_.get();
     torch_cuda = torch_.get();
   }
   void TearDown() override {
+    lent_.wait_until_given_back();
     torch_cuda = nullptr;
     fake = nullptr;
   }
@@ -113,8 +151,7 @@ class CudaRpc : public testing::TestWithParam<const char*> {
       rpc::Options options{.rank = rank, .world_size = 2, .store = store, .worker_threads = worker_threads, .timeout = 20s};
       options.transports = {GetParam()};
       if (rank == 0 && !map.empty()) options.device_maps = {{"worker1", map}};
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options,
-                                   std::make_shared<tensor::CudaDevices>(fake_->driver()));
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
       if (rank == 0) body(agent);
       agent.shutdown({.timeout = 30s});
     });
@@ -122,6 +159,7 @@ class CudaRpc : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
+  Lent lent_;
 };
 
 TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheInverse) {
@@ -171,7 +209,7 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
   for (const bool crossed : {false, true}) {
     run({{gpu(0), gpu(crossed ? 1 : 0)}, {gpu(1), gpu(crossed ? 0 : 1)}}, [&](rpc::Agent& agent) {
       const auto there = [&](int index) { return gpu(crossed ? 1 - index : index); };
-      const auto both = agent.sync<&make_two>("worker1", there(0), there(1));
+      const auto both = agent.sync<&make_on>("worker1", std::vector<c10::Device>{there(0), there(1)});
       ASSERT_EQ(both.size(), 2U);
       for (const int index : {0, 1}) {
         EXPECT_EQ(both[static_cast<std::size_t>(index)].device(), gpu(index));
@@ -182,10 +220,22 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
   }
 }
 
+TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
+  run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}}, [](rpc::Agent& agent) {
+    const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
+    const auto back = agent.sync<&make_on>("worker1", there);
+    ASSERT_EQ(back.size(), 4U);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(back[i].device(), gpu((static_cast<int>(i) + 3) % 4));
+      EXPECT_TRUE(is_all(back[i], static_cast<int>(i) + 1));
+    }
+  });
+}
+
 TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     const at::Tensor whole = made(gpu(0), 4096, 6);
-    const at::Tensor view = whole.slice(0, 1024, 1024 + 256);
+    const at::Tensor view = part_of(whole, 1024, 256);
     const at::Tensor back = agent.sync<&pass>("worker1", view);
     EXPECT_EQ(back.numel(), 256);
     EXPECT_EQ(back.storage().nbytes(), 256U);
@@ -223,7 +273,8 @@ TEST_P(CudaRpc, CU017_TheOtherGpuOfAMapIsNotMapped) {
 
 TEST_P(CudaRpc, CU019_020_AResultWithoutAMapIsTheCallersErrorEachTimeAndUsesNothingUp) {
   constexpr int kThreads = 2;
-  run({},
+  run(
+      {},
       [](rpc::Agent& agent) {
         for (int round = 0; round < kThreads + 5; ++round) {
           const Error error = error_of([&] { agent.sync<&make>("worker1", gpu(0), 8, 1); });
@@ -313,6 +364,75 @@ TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {
     EXPECT_TRUE(agent.sync<&pass>("worker0", tensor).is_same(tensor));
   });
 }
+
+// --- what goes wrong
+
+TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
+    const at::Tensor tensor = made(gpu(0), 64, 1);
+    // From the caller's GPU, to the callee's, from that, to the caller's.
+    const char* places[] = {"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
+    for (int copy = 1; copy <= 4; ++copy) {
+      fake->fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, copy);
+      const Error error = error_of([&] { agent.sync<&pass>("worker1", tensor); });
+      EXPECT_NE(error.text().find(std::string("cuMemcpyAsync on ") + places[copy - 1]), std::string::npos)
+          << copy << ": " << error.what();
+      EXPECT_TRUE(is_all(agent.sync<&pass>("worker1", tensor), 1));
+    }
+  });
+}
+
+TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatNamedIt) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto joined = [&](int rank, rpc::DeviceMaps maps) {
+    rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {GetParam()}};
+    options.device_maps = std::move(maps);
+    return rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
+  };
+  rpc::Agent first = joined(0, {{"worker1", {{gpu(0), gpu(1)}}}, {"worker2", {{gpu(0), gpu(7)}}}});
+  rpc::Agent second = joined(1, {});
+  const Seen seen = first.sync<&look_at>("worker1", made(gpu(0), 64, 3), 3);
+  EXPECT_EQ(seen.device, "cuda:1");
+  EXPECT_TRUE(seen.right);
+  EXPECT_TRUE(is_all(first.sync<&make>("worker1", gpu(1), 64, 4), 4));
+  const Error error = error_of([&] { joined(2, {}); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_NE(error.text().find("maps cuda:0 to cuda:7, and worker2 has 4 GPUs"), std::string::npos) << error.text();
+  second.leave();
+  first.leave();
+}
+
+// Two processes, each with a driver of its own.
+class CudaRpcOfProcesses : public testing::TestWithParam<const char*> {};
+
+TEST_P(CudaRpcOfProcesses, CU012_ArgumentsAndResultsTravelBetweenTheirGpus) {
+  harness::run_alone({harness::As::Processes, GetParam(), 2}, [](rpc::Options options) {
+    if (tensor::cuda_device_count() > 0) return;  // as above; cuda_gpu_test.cc has the real one
+    FakeDriver driver({.devices = 2, .threads = true});
+    FakeTorchCuda cuda(driver);
+    Lent lent;
+    fake = &driver;
+    torch_cuda = &cuda;
+    const int rank = *options.rank;
+    if (rank == 0) options.device_maps = {{"worker1", {{gpu(0), gpu(1)}}}};
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent.lend(driver));
+    if (rank == 0) {
+      const Seen seen = agent.sync<&look_at>("worker1", made(gpu(0), 2 << 20, 7), 7);
+      EXPECT_EQ(seen.device, "cuda:1");
+      EXPECT_TRUE(seen.right);
+      const at::Tensor back = agent.sync<&make>("worker1", gpu(1), 2 << 20, 8);
+      EXPECT_EQ(back.device(), gpu(0));
+      EXPECT_TRUE(is_all(back, 8));
+    }
+    agent.shutdown({.timeout = 30s});
+    agent = rpc::Agent();
+    lent.wait_until_given_back();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpcOfProcesses, testing::Values("shm", "tcp"),
+                         [](const auto& transport) { return std::string(transport.param); });
 
 INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpc, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return std::string(transport.param); });

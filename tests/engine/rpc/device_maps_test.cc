@@ -38,7 +38,8 @@ Error together(const Pairs& pairs, const std::vector<c10::Device>& here = {}, co
 }
 
 TEST(DeviceMaps, CU001_AWorkerThatIsNotThereIsNamedWithThoseThatAre) {
-  const std::vector<KnownDevices> workers{{"worker0", {1, {}, {{"worker7", {{gpu(0), gpu(0)}}}}}}, {"worker1", {1, {}, {}}}};
+  const std::vector<KnownDevices> workers{{"worker0", {1, {}, {{"worker7", {{gpu(0), gpu(0)}}}}}},
+                                          {"worker1", {1, {}, {}}}};
   EXPECT_TRUE(says(error_of([&] { check_device_maps(workers, false); }), {"worker0's", "'worker7'", "worker0, worker1"}));
   check_device_maps(workers, /*more_may_come=*/true);
 }
@@ -49,7 +50,8 @@ TEST(DeviceMaps, CU002_003_AGpuThatIsNotThereIsNamedWithItsWorker) {
 }
 
 TEST(DeviceMaps, CU004_005_AMapIsOneToOne) {
-  EXPECT_TRUE(says(alone({{gpu(0), gpu(0)}, {gpu(1), gpu(0)}}), {"cuda:1 to cuda:0", "and cuda:0 to cuda:0", "one to one"}));
+  EXPECT_TRUE(
+      says(alone({{gpu(0), gpu(0)}, {gpu(1), gpu(0)}}), {"cuda:1 to cuda:0", "and cuda:0 to cuda:0", "one to one"}));
   EXPECT_TRUE(says(alone({{gpu(0), gpu(0)}, {gpu(0), gpu(1)}}), {"cuda:0 to cuda:1", "one to one"}));
   EXPECT_TRUE(says(alone({{kHost, gpu(0)}, {c10::Device("cpu:0"), gpu(1)}}), {"one to one"}));
   EXPECT_TRUE(says(alone({{kHost, gpu(0)}, {gpu(0), gpu(0)}}), {"one to one"}));
