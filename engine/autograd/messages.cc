@@ -16,11 +16,14 @@ std::chrono::milliseconds limit_of(Deadline deadline) {
   return deadline.is_never() ? std::chrono::milliseconds(0) : std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }
 
+rpc::Going going(int to, rpc::MessageKind kind, Deadline deadline) {
+  return {.to = to, .limit = limit_of(deadline), .kind = kind};
+}
+
 template <auto F>
 auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind, Deadline deadline,
           typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  return rpc::call<rpc::detail::FunctionBody<F>>(core, {to, limit_of(deadline), kind, /*on_loop=*/false},
-                                                 std::move(arguments));
+  return rpc::call<rpc::detail::FunctionBody<F>>(core, going(to, kind, deadline), std::move(arguments));
 }
 
 // That worker would have told others, and cannot: who they are is not known here.
@@ -97,7 +100,10 @@ namespace messages {
 
 Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message,
                               Deadline deadline) {
-  return send<&internal::gradient>(core, to, rpc::MessageKind::Gradient, deadline, {std::move(message)});
+  auto way = going(to, rpc::MessageKind::Gradient, deadline);
+  // To the devices that the tensors came from: of a call by the inverse of its map, of a reply by that map itself.
+  way.back = message.message.caller == to;
+  return rpc::call<rpc::detail::FunctionBody<&internal::gradient>>(core, way, {std::move(message)});
 }
 
 Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,

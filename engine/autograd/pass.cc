@@ -82,9 +82,15 @@ void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients
       throw Error(Blame::Caller, "a gradient that this pass does not expect, or that has come already");
     }
   }
-  gradients.resize(send->num_inputs());
+  // They came on streams of this call's, which are current.
+  torch::autograd::InputBuffer inputs(send->num_inputs());
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto producer = torch::autograd::InputMetadata(gradients[i]).stream();
+    inputs.add(i, std::move(gradients[i]), producer, send->stream(), send.get());
+  }
   std::vector<Ready> ready;
-  ready.push_back({send, torch::autograd::InputBuffer(std::move(gradients))});
+  ready.push_back({send, std::move(inputs)});
   work(std::move(ready));
 }
 

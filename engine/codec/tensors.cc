@@ -116,6 +116,16 @@ std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strid
   return last + 1;
 }
 
+// A tensor that lies in the part, `offset` elements from its beginning.
+at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
+                std::uint64_t offset) {
+  const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(part.storage), c10::DispatchKeySet(key),
+                                                   c10::scalarTypeToTypeMeta(type));
+  impl->set_sizes_and_strides(sizes, strides, static_cast<std::int64_t>(offset));
+  return at::Tensor(std::move(impl));
+}
+
 // The indices or values of a sparse tensor.
 at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   at::Tensor part = reader.unpack(object);
@@ -275,12 +285,12 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
     foreign("its dtype, strides or storage");
   const auto type = kTypes[code];
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
-  if (empty || storage == 0) {
+  if (storage == 0) {
     if (!empty) foreign("no storage");
-    const auto device = storage == 0 ? c10::Device(c10::kCPU) : parts_[storage - 1].device();
-    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type).device(device));
+    return at::empty_strided(sizes, strides, at::TensorOptions().dtype(type));
   }
   const Part& part = parts_[storage - 1];
+  if (empty) return over(part, type, sizes, strides, 0);  // the storage says on which device
   const std::uint64_t element = c10::elementSize(type);
   const auto elements = extent(sizes, strides);
   std::uint64_t bytes = 0;
@@ -288,11 +298,7 @@ at::Tensor TensorReader::unpack_dense(const msgpack::object_array& fields) const
       (begin - part.begin) % element != 0 || begin - part.begin > part.bytes || bytes > part.bytes - (begin - part.begin)) {
     foreign("it reaches beyond its storage");
   }
-  const auto key = part.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(part.storage), c10::DispatchKeySet(key),
-                                                   c10::scalarTypeToTypeMeta(type));
-  impl->set_sizes_and_strides(sizes, strides, static_cast<std::int64_t>((begin - part.begin) / element));
-  return at::Tensor(std::move(impl));
+  return over(part, type, sizes, strides, (begin - part.begin) / element);
 }
 
 }  // namespace weft::codec

@@ -10,7 +10,7 @@ rref::References& references_of(AgentCore& core) { return core.references(); }
 
 namespace {
 Issue issue_of(const Function& function, const Going& going) {
-  return {function, going.to, going.limit, going.kind, going.on_loop};
+  return {function, going.to, going.limit, going.kind, going.on_loop, going.back};
 }
 }  // namespace
 
@@ -32,6 +32,9 @@ void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::func
 }
 std::exception_ptr CoreCalls::thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error) {
   return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+}
+weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
+  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {

@@ -1,8 +1,9 @@
 // What a call can run: a function, a method on the value behind an RRef, a constructor. Each body says what its arguments
 // and its result are, what it waits for, and how it runs; calls and creations (RRef) are made from bodies alike.
 //
-// run(core, arguments, done, fail) calls done(value, work) or fail(error) once, on any thread. make(…) is the same for a
-// value that stays here: done(std::shared_ptr<Result>).
+// run(core, arguments, done, fail) calls done(value, work) or fail(error) once, on any thread. The value is there once
+// `work`, and what that thread's current streams hold, have run. make(…) is the same for a value that stays here:
+// done(std::shared_ptr<Result>, work).
 #pragma once
 
 #include <memory>
@@ -31,7 +32,11 @@ void finish(const Kept& kept, Call call, Done done, Fail fail) {
       auto future = call();
       future.on_done_light([kept, done, fail](const auto& ended) mutable {
         if (const auto error = ended.error()) return fail(error);
-        done(ended.value(), ended.device_work());
+        try {
+          done(ended.value(), ended.device_work());
+        } catch (...) {
+          fail(std::current_exception());
+        }
       });
     } else if constexpr (std::is_void_v<typename S::Result>) {
       call();
@@ -84,7 +89,10 @@ struct FunctionBody : StartsAtOnce {
   static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     run(
         core, arguments,
-        [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); }, fail);
+        [done](weft::detail::Stored<Result> value, DeviceWorkRef work) {
+          done(kept<Result>(std::move(value)), std::move(work));
+        },
+        fail);
   }
 };
 
@@ -152,6 +160,7 @@ struct MethodBody {
   template <class Done, class Fail>
   static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     const auto value = std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
+    weft::detail::hand_over(*value);
     const auto kept_until = std::make_pair(arguments, value);
     finish<Shape>(
         kept_until,
@@ -172,7 +181,10 @@ struct MethodBody {
   static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     run(
         core, arguments,
-        [done](weft::detail::Stored<Result> value, const DeviceWorkRef&) { done(kept<Result>(std::move(value))); }, fail);
+        [done](weft::detail::Stored<Result> value, DeviceWorkRef work) {
+          done(kept<Result>(std::move(value)), std::move(work));
+        },
+        fail);
   }
 };
 
@@ -196,7 +208,7 @@ struct ConstructorBody : StartsAtOnce {
     } catch (...) {
       return fail(std::current_exception());
     }
-    done(std::move(made));
+    done(std::move(made), DeviceWorkRef());
   }
 };
 

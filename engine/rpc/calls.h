@@ -20,6 +20,8 @@ struct Going {
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
   Place place = {};  // in the program, where it is known
+  // Its tensors go where those that came in the receiver's calls came from: by the inverse of the receiver's device map.
+  bool back = false;
 };
 
 namespace detail {
@@ -38,6 +40,8 @@ struct CoreCalls {
   static void complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how);
   // What a function threw on this worker itself, as its caller sees it: the same as from another.
   static std::exception_ptr thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error);
+  // What this thread has enqueued on its current streams of the GPUs that calls use here; null where they use none.
+  static weft::detail::DeviceWorkRef enqueued(AgentCore& core);
   static void hold_activity(AgentCore& core, int change);
   static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
@@ -76,8 +80,9 @@ struct Called {
     call->start(first, Task([call, arguments] {
                   Body::run(
                       *call->core(), arguments,
-                      [call](const weft::detail::Stored<Result>& value, const DeviceWorkRef&) {
-                        call->reply([&](codec::Packer& packer) { pack_result<Result>(packer, value); });
+                      [call](const weft::detail::Stored<Result>& value, const DeviceWorkRef& work) {
+                        weft::detail::run_after(
+                            work, [&] { call->reply([&](codec::Packer& packer) { pack_result<Result>(packer, value); }); });
                       },
                       [call](const std::exception_ptr& error) { call->fail(error); });
                 }));
@@ -122,8 +127,8 @@ struct Created {
                    Done done, Fail fail) {
     Body::make(
         core, arguments,
-        [value, done](std::shared_ptr<Result> made) {
-          value->set(std::move(made));
+        [&core, value, done](std::shared_ptr<Result> made, weft::detail::DeviceWorkRef work) {
+          value->set(std::move(made), weft::detail::join(std::move(work), CoreCalls::enqueued(core)));
           done();
         },
         [value, fail](const std::exception_ptr& error) {
@@ -156,8 +161,9 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const
           Body::run(
               *core, kept,
               [core, id](weft::detail::Stored<Result> value, weft::detail::DeviceWorkRef work) {
+                auto all = weft::detail::join(std::move(work), detail::CoreCalls::enqueued(*core));
                 detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) {
-                  static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(work));
+                  static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(all));
                 });
               },
               [core, &function, id](const std::exception_ptr& error) {

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/ambient.h>
@@ -9,11 +10,14 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
+#include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
 
 namespace weft::rpc {
 
 namespace {
+
+constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
 
 Deadline deadline_of(std::chrono::milliseconds limit) {
   return limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
@@ -21,6 +25,32 @@ Deadline deadline_of(std::chrono::milliseconds limit) {
 
 std::string in_words(const WorkerInfo& self, const WaitingCall& call, const std::string& to) {
   return (call.function != nullptr ? call.function->name : "a call") + " on " + to + ", called by " + describe(self);
+}
+
+Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
+  const std::string what = "a tensor on " + from.str() + " cannot be sent ";
+  switch (way) {
+    case Way::Call:
+      return Error(Blame::Caller, what + "to " + describe(to) + ": rpc::Options::device_maps[\"" + to.name +
+                                      "\"] has no entry for it; add one, or send tensor.cpu()");
+    case Way::Reply:
+      return Error(Blame::Caller, what + "back to " + describe(to) +
+                                      ": there is no response device mapping for it; have rpc::Options::device_maps[\"" +
+                                      self.name + "\"] of " + to.name + " map one of its devices to " + from.str() +
+                                      ", or return tensor.cpu()");
+    case Way::Back: break;
+  }
+  return Error(Blame::Caller, "a gradient on " + from.str() + " cannot be sent back to " + describe(to) +
+                                  ": rpc::Options::device_maps[\"" + self.name + "\"] of " + to.name +
+                                  " maps none of its devices to " + from.str());
+}
+
+std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
+  std::vector<c10::Storage> storages;
+  for (const codec::Part& part : parts) {
+    if (part.device().is_cuda()) storages.push_back(part.storage);
+  }
+  return storages;
 }
 
 }  // namespace
@@ -39,7 +69,8 @@ AgentCore::AgentCore(Parts parts)
       loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
       routes_(parts_.options.transports),
       crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
-      directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty()),
+      directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty(),
+                 {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}),
       timeout_(parts_.options.timeout.count()),
       references_(*this),
       contexts_(*this) {}
@@ -55,29 +86,60 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   transport::ListenOptions options;
   options.loop = loop_;
   options.interface_address = local_address;
-  options.accepted = [weak = weak_from_this()](std::shared_ptr<transport::Connection> connection) {
-    if (const auto core = weak.lock()) core->accept(std::move(connection));
+  const auto accepts = [&](bool carries_devices) {
+    options.accepted = [weak = weak_from_this(), carries_devices](std::shared_ptr<transport::Connection> connection) {
+      if (const auto core = weak.lock()) core->accept(std::move(connection), carries_devices);
+    };
+    return routes_.listen(options);
   };
-  directory_.join(routes_.listen(options), deadline);
+  const auto offers = accepts(false);
+  // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
+  const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
+  directory_.join(offers, device_offers, deadline);
+  gpus_ = directory_.gpus();
+  parts_.devices->prepare_lanes(gpus_);
   // Others may have been faster, and called already: what they call must find everybody.
-  std::vector<std::shared_ptr<Inbound>> early;
+  std::vector<Early> early;
   {
     std::lock_guard lock(mutex_);
     joined_ = true;
-    for (const auto& [key, inbound] : inbound_) early.push_back(inbound);
+    early.swap(early_);
   }
-  for (const auto& inbound : early) inbound->start();
+  for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
 }
 
-AgentCore::~AgentCore() { leave(); }
+AgentCore::~AgentCore() {
+  leave();
+  reclaiming_.may_block = !loop_->inside();
+}
 
-void AgentCore::accept(std::shared_ptr<transport::Connection> connection) {
+AgentCore::Reclaiming::~Reclaiming() {
+  devices.end_lanes();
+  if (may_block) devices.reclaim(Deadline::in(kReclaim));
+}
+
+void AgentCore::accept(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    if (!joined_) return early_.push_back({std::move(connection), carries_devices});
+  }
+  serve(std::move(connection), carries_devices);
+}
+
+void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool carries_devices) {
+  if (carries_devices) {
+    try {
+      connection = parts_.devices->lane_over(std::move(connection), loop_);
+    } catch (const Error& error) {
+      return log::warn(describe(parts_.self) + " refused a connection that carries device memory: " + error.text());
+    }
+  }
   const auto inbound = std::make_shared<Inbound>(weak_from_this(), std::move(connection));
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     inbound_.emplace(inbound.get(), inbound);
-    if (!joined_) return;
   }
   inbound->start();
 }
@@ -112,7 +174,11 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
     std::lock_guard lock(mutex_);
     if (const auto found = peers_.find(rank); found != peers_.end()) return found->second;
   }
-  auto made = std::make_shared<Peer>(weak_from_this(), directory_.find(rank));
+  auto entry = directory_.find(rank);
+  const KnownDevices here{parts_.self.name, {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}};
+  // Of a worker that joined later it was not known.
+  if (!parts_.world_size) check_device_maps({here, {entry.worker.name, entry.devices}}, /*more_may_come=*/true);
+  auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
   std::lock_guard lock(mutex_);
   return peers_.emplace(rank, std::move(made)).first->second;
 }
@@ -172,15 +238,15 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
                           std::unique_ptr<PendingCall> pending) {
   require_open();
   auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
-  std::shared_ptr<codec::Encoded> message;
+  std::shared_ptr<Outgoing> message;
   const auto worker = peer(issue.to);
   const auto context = context_of(issue);
   codec::Writer writer(forks.get());
   if (context && c10::GradMode::is_enabled()) writer.tensors().record_gradients();
   Peer::Lane lane;
   try {
-    message = std::make_shared<codec::Encoded>(writer.write(pack));
-    check_devices(message->parts, worker->worker());
+    message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
+                                                 worker->worker(), issue.back ? Way::Back : Way::Call));
     lane = worker->lane(routes_, deadline_of(issue.limit));
   } catch (...) {
     forks->undo();
@@ -200,7 +266,13 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.time_left = std::chrono::nanoseconds(issue.limit).count();
   const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks] {
     lane.pass([self, connection = lane.connection, head, message, forks] {
+      const bool is_behind_streams = message->ready.source() != nullptr;
       const Op op = send_message(*connection, head, std::move(*message));
+      if (is_behind_streams && !op.ended()) {  // the GPU may fail it yet
+        return op.on_ended([self, op, call = head.call] {
+          if (const auto error = op.error(); error && is_of_message(*error)) self->fail_here(call, *error);
+        });
+      }
       if (!op.ended() || !op.error()) return;
       // A lane that has failed ends all its calls; here the message alone was not taken.
       forks->undo();
@@ -213,16 +285,22 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
                                                   " refused the message (an injected fault)"));
 }
 
-void AgentCore::check_devices(const std::vector<codec::Part>& parts, const WorkerInfo& to) const {
-  for (const codec::Part& part : parts) {
-    if (part.device().is_cpu()) continue;
-    if (!parts_.options.device_maps.contains(to.name)) {
-      throw Error(Blame::Caller, "a tensor on " + part.device().str() + " cannot be sent to " + describe(to) +
-                                     ": rpc::Options::device_maps has no entry for it; add one, or send tensor.cpu()");
+Outgoing AgentCore::address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const {
+  Outgoing outgoing(std::move(message));
+  bool is_behind_streams = false;
+  for (const codec::Part& part : outgoing.message.parts) {
+    const c10::Device from = part.device();
+    const auto mapped = map.find(from);
+    if (!mapped) throw unmapped(from, parts_.self, to, way);
+    if (from.is_cuda() && part.storage.nbytes() > 0 && part.storage.data_ptr().get_context() == nullptr) {
+      throw Error(Blame::Caller, "a tensor on " + from.str() +
+                                     " over memory that is not its own (from_blob) cannot be sent; send tensor.clone()");
     }
-    throw Error(Blame::Unsupported,
-                "tensors on " + part.device().str() + " are not carried by calls yet; send tensor.cpu()");
+    is_behind_streams = is_behind_streams || from.is_cuda();
+    outgoing.to.push_back(tensor::device_of(*mapped));
   }
+  if (is_behind_streams) outgoing.ready = parts_.devices->recorded(tensor::CudaDevices::current_streams(gpus_));
+  return outgoing;
 }
 
 bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
@@ -250,6 +328,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->context = context_of(issue);
+  state->streams = tensor::CudaDevices::current_streams(gpus_);
   const std::uint64_t id = add_waiting(issue, std::move(pending), 0, state->context);
   state->deadline = deadline_of(issue.limit);  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
@@ -290,13 +369,17 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
     try {
       if (lacking != nullptr) throw *lacking;
       rref::ForkReader forks(*this, worker.rank);
+      const c10::MultiStreamGuard streams(message.streams);
+      const auto enqueued = [&, storages = on_gpus(message.parts)] {
+        return parts_.devices->work(message.streams, storages);
+      };
       codec::Reader reader(std::move(message.parts), &forks);
       if (context && !context->released()) {
         reader.tensors().attach_gradients(context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
       }
       reader.read(message.body, [&](const msgpack::object& object) {
         if (!failure) {
-          pending.succeed(object);
+          pending.succeed(object, enqueued);
           return traced.end();
         }
         const auto record = object.as<FailureRecord>();
@@ -421,11 +504,13 @@ void AgentCore::leave() noexcept {
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
   std::vector<Promise<Verdict>> shutting_down;
+  std::vector<Early> early;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);
     peers.swap(peers_);
     inbound.swap(inbound_);
+    early.swap(early_);
     shutting_down.swap(shutting_down_);
     timer = std::move(timer_);
   }
@@ -439,6 +524,7 @@ void AgentCore::leave() noexcept {
   });
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);
+  for (const auto& one : early) one.connection->close(why);
   crew_->stop();
 }
 

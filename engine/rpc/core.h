@@ -19,6 +19,7 @@
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wire.h>
 #include <weft/engine/rref/references.h>
+#include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/receive_pool.h>
 #include <weft/transport/routes.h>
 
@@ -27,6 +28,7 @@ namespace weft::rpc {
 class Peer;
 class Inbound;
 struct Message;
+struct Outgoing;
 
 // What tells whether an agent is idle.
 struct Activity {
@@ -51,6 +53,14 @@ struct Issue {
   std::chrono::milliseconds limit{0};  // 0 = none
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
+  bool back = false;  // see Going
+};
+
+// Which of a worker's tensors a device map is for.
+enum class Way {
+  Call,   // by this worker's own map
+  Reply,  // by the inverse of the caller's
+  Back,   // gradients, by the inverse of the map that the receiver's calls went by
 };
 
 class AgentCore : public std::enable_shared_from_this<AgentCore> {
@@ -59,6 +69,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     WorkerInfo self;
     std::optional<int> world_size;
     Options options;
+    std::shared_ptr<tensor::CudaDevices> devices;
     std::shared_ptr<transport::Bootstrap> store;
     std::vector<std::shared_ptr<const void>> kept;  // while the agent lives: what hosts the store
   };
@@ -73,6 +84,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::shared_ptr<Crew>& crew() const { return crew_; }
   Directory& directory() { return directory_; }
   ReceivePool& receive_pool() { return *receive_pool_; }
+  tensor::CudaDevices& devices() { return *parts_.devices; }
+  // The GPUs that calls use here.
+  const std::vector<int>& gpus() const { return gpus_; }
+  const DeviceMaps& device_maps() const { return parts_.options.device_maps; }
   const std::string& token() const { return token_; }
   const std::string& secret() const { return parts_.options.secret; }
 
@@ -98,8 +113,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
   void inbound_ended(Inbound& inbound, const Error& why);
 
-  // Throws for tensors that cannot go to that worker: Caller for CUDA tensors without a device map.
-  void check_devices(const std::vector<codec::Part>& parts, const WorkerInfo& to) const;
+  // The message with the devices that its storages go to, behind what this thread's current streams hold. Throws Caller for
+  // a GPU's tensor that has no place in the map.
+  Outgoing address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const;
   // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
   bool send_frame(MessageKind kind, std::function<void()> send);
 
@@ -138,18 +154,28 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void expire();
   void look_after(int rank);
   void worker_lost(int rank);
-  void accept(std::shared_ptr<transport::Connection> connection);
+  void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
+  void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
 
+  // Frees what lanes have retired, once the loop has ended, which keeps them alive.
+  struct Reclaiming {
+    tensor::CudaDevices& devices;
+    bool may_block = true;
+    ~Reclaiming();
+  };
+
   Parts parts_;
+  Reclaiming reclaiming_{*parts_.devices};
   const trace::Member member_;
   const std::shared_ptr<EventLoop> loop_;
   transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;
   Directory directory_;
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
+  std::vector<int> gpus_;  // known, and the same, once it has joined
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
@@ -167,6 +193,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   mutable std::mutex mutex_;  // of the rest
   std::map<int, std::shared_ptr<Peer>> peers_;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound_;
+  struct Early {
+    std::shared_ptr<transport::Connection> connection;
+    bool carries_devices = false;
+  };
+  std::vector<Early> early_;                     // connections that came before this worker had joined
   std::vector<Promise<Verdict>> shutting_down_;  // the other workers, where this one decides when all is idle
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
@@ -175,5 +206,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool shutdown_began_ = false;
   std::set<int> lost_;  // workers that could not be reached any more
 };
+
+// rpc::init, with the GPUs to use.
+Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices);
 
 }  // namespace weft::rpc

@@ -20,9 +20,11 @@ struct Record {
   std::string name;
   int rank = -1;
   std::vector<std::pair<std::string, std::string>> offers;
+  std::vector<std::pair<std::string, std::string>> device_offers;
   bool has_secret = false;
   bool gone = false;
-  WEFT_FIELDS(name, rank, offers, has_secret, gone)
+  StoredDevices devices;
+  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, gone, devices)
 };
 
 Bytes written(const Record& record) {
@@ -39,8 +41,9 @@ Record read(const Bytes& bytes) {
 }
 
 Directory::Entry entry_of(const Record& record) {
-  Directory::Entry entry{{record.name, record.rank}, {}, record.has_secret};
+  Directory::Entry entry{{record.name, record.rank}, {}, {}, record.has_secret, unstored(record.devices)};
   for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
+  for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});
   return entry;
 }
 
@@ -65,8 +68,13 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
                                  " none: give all workers of the job the same rpc::Options::secret, or none");
 }
 
-Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret)
-    : store_(std::move(store)), self_(std::move(self)), size_(size), has_secret_(has_secret) {}
+Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
+                     WorkerDevices devices)
+    : store_(std::move(store)),
+      self_(std::move(self)),
+      size_(size),
+      has_secret_(has_secret),
+      devices_(std::move(devices)) {}
 
 std::string Directory::token(Deadline deadline) {
   if (store_->add("token/claim", 1) == 1) {
@@ -78,7 +86,8 @@ std::string Directory::token(Deadline deadline) {
   return group::to_text(store_->get("token", deadline));
 }
 
-void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadline) {
+void Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
+                     Deadline deadline) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   if (store_->exists(other)) {
@@ -89,14 +98,16 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
   if (!size_) {  // before anything is claimed
     refresh();
     check_all_secrets();
+    check_device_maps(known_devices(), /*more_may_come=*/true);
   }
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
     throw Error(Blame::Caller,
                 "rank " + std::to_string(self_.rank) +
                     " is taken by another worker of this job; if it belongs to another job, give each a group_name");
   }
-  Record record{self_.name, self_.rank, {}, has_secret_, false};
+  Record record{self_.name, self_.rank, {}, {}, has_secret_, false, stored(devices_)};
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
+  for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
   const bool fresh = store_->add("name/" + self_.name, 1) == 1;
   const std::string taken =
       "the name '" + self_.name + "' is not unique: another worker of this job has it; names must differ";
@@ -131,12 +142,25 @@ void Directory::join(const std::vector<transport::Offer>& offers, Deadline deadl
     entries_ = std::move(all);
   }
   check_all_secrets();
+  check_device_maps(known_devices(), /*more_may_come=*/false);
 }
 
 void Directory::check_all_secrets() const {
   std::lock_guard lock(mutex_);
   for (const auto& [rank, entry] : entries_) check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
 }
+
+std::vector<KnownDevices> Directory::known_devices() const {
+  std::vector<KnownDevices> known;
+  std::lock_guard lock(mutex_);
+  for (const auto& [rank, entry] : entries_) {
+    if (rank != self_.rank) known.push_back({entry.worker.name, entry.devices});
+  }
+  known.push_back({self_.name, devices_});
+  return known;
+}
+
+std::vector<int> Directory::gpus() const { return gpus_used(self_.name, known_devices()); }
 
 // Rank 0 may host the store, and must not end before the others have what they need of it.
 void Directory::wait_until_all_have_read(Deadline deadline) {
@@ -156,7 +180,7 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
 void Directory::leave() noexcept {
   if (size_) return;
   try {
-    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, has_secret_, true}));
+    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
     store_->erase("name/" + self_.name);
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());

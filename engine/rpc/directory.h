@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/engine/rpc/device_maps.h>
 #include <weft/engine/rpc/types.h>
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/routes.h>
@@ -26,18 +27,23 @@ class Directory {
   struct Entry {
     WorkerInfo worker;
     std::vector<transport::Offer> offers;
+    std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
     bool has_secret = false;
+    WorkerDevices devices;
   };
 
   // `size` is the number of workers; without it they come and go.
-  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret);
+  Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
+            WorkerDevices devices);
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
   // Publishes this worker; where the size is known, waits for all others and checks that their names differ. Throws
-  // Caller for a name or rank that is taken, where workers of the two kinds meet, and where some have a secret and some
-  // have none; Timeout naming who is missing.
-  void join(const std::vector<transport::Offer>& offers, Deadline deadline);
+  // Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have
+  // none, and for device maps that do not fit the workers (where these come and go: those that are there); Timeout naming
+  // who is missing.
+  void join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
+            Deadline deadline);
   // Takes it out again, where workers come and go.
   void leave() noexcept;
 
@@ -48,17 +54,22 @@ class Directory {
   bool forget(int rank);
   // All, by rank.
   std::vector<WorkerInfo> workers();
+  // The GPUs that calls use here, as far as the workers that have joined say.
+  std::vector<int> gpus() const;
 
  private:
   void wait_until_all_have_read(Deadline deadline);
   void refresh();
   void check_all_secrets() const;
+  // With this worker, whether or not it has joined.
+  std::vector<KnownDevices> known_devices() const;
   std::string known() const;
 
   const std::shared_ptr<transport::Bootstrap> store_;
   const WorkerInfo self_;
   const std::optional<int> size_;
   const bool has_secret_;
+  const WorkerDevices devices_;
   mutable std::mutex mutex_;
   std::map<int, Entry> entries_;
 };

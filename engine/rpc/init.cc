@@ -48,6 +48,10 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
 }  // namespace
 
 Agent init(const std::string& name, Options options) {
+  return init(name, std::move(options), std::make_shared<tensor::CudaDevices>());
+}
+
+Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here
   check_name(name);
   if (options.worker_threads < 1) {
@@ -61,6 +65,7 @@ Agent init(const std::string& name, Options options) {
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }
+  check_device_maps(name, options.device_maps, options.devices);
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;
@@ -73,6 +78,7 @@ Agent init(const std::string& name, Options options) {
   parts.kept = {place.until_all_came, std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
   parts.store = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
   parts.options = std::move(options);
+  parts.devices = std::move(devices);
   // Peers come from this machine only, unless the user names an interface.
   const auto& interfaces = config().socket_interfaces;
   const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());

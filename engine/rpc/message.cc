@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include <weft/engine/rpc/message.h>
+#include <weft/engine/tensor/tensor.h>
 
 namespace weft::rpc {
 
@@ -18,11 +21,50 @@ struct Coming {
   Head head;
   std::vector<std::byte> body;
   std::vector<codec::Part> parts;
+  std::vector<c10::Stream> streams;
 };
+
+Device device_of(const StorageEntry& entry) {
+  return entry.device_type == 0 ? Device::host() : Device::cuda(entry.device_index);
+}
+
+StorageEntry entry_of(std::uint64_t begin, const Device& to) {
+  if (to.is_host()) return {begin, 0, 0};
+  return {begin, 1, static_cast<std::uint8_t>(to.index)};
+}
+
+bool is_for_gpu(const StorageEntry& entry) { return entry.device_type != 0; }
+
+// Why there is no memory here for one of the storages; nothing where there is.
+std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table, const transport::Connection& connection,
+                                   const ReceiveMemory& memory) {
+  for (const StorageEntry& entry : table) {
+    if (!is_for_gpu(entry)) continue;
+    const std::string what = "a tensor for cuda:" + std::to_string(entry.device_index);
+    if (!connection.capabilities().device_memory) return Error(Blame::Caller, what + " came by a lane for host memory");
+    if (std::find(memory.gpus.begin(), memory.gpus.end(), entry.device_index) != memory.gpus.end()) continue;
+    return Error(Blame::Caller,
+                 what + ", which calls do not use there; name it in the rpc::Options::devices of the worker that gets it");
+  }
+  return std::nullopt;
+}
+
+// Memory for one storage, on the device that its entry names.
+c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const ReceiveMemory& memory,
+                      const std::vector<c10::Stream>& streams) {
+  if (!is_for_gpu(entry)) {
+    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory.host.allocate(bytes), /*allocator=*/nullptr,
+                        /*resizable=*/false);
+  }
+  const auto stream = std::find_if(streams.begin(), streams.end(),
+                                   [&](const c10::Stream& one) { return one.device_index() == entry.device_index; });
+  return tensor::CudaDevices::allocate(bytes, *stream);
+}
 
 }  // namespace
 
-Op send_message(transport::Connection& connection, Head head, codec::Encoded message) {
+Op send_message(transport::Connection& connection, Head head, Outgoing outgoing) {
+  codec::Encoded& message = outgoing.message;
   thread_local std::vector<std::byte> header;
   header.clear();
   std::vector<StorageEntry> table;
@@ -32,9 +74,10 @@ Op send_message(transport::Connection& connection, Head head, codec::Encoded mes
     head.flags |= kBodyAside;
     slices.push_back({const_cast<std::byte*>(message.body.data()), message.body.size(), Device::host()});
   }
-  for (const codec::Part& part : message.parts) {
-    table.push_back({part.begin, 0, 0});
-    slices.push_back({part.data(), part.bytes, Device::host()});
+  for (std::size_t i = 0; i < message.parts.size(); ++i) {
+    const codec::Part& part = message.parts[i];
+    table.push_back(entry_of(part.begin, outgoing.to.empty() ? Device::host() : outgoing.to[i]));
+    slices.push_back({part.data(), part.bytes, tensor::device_of(part.device())});
   }
   head.storages = static_cast<std::uint32_t>(message.parts.size());
   append_head(header, head, table);
@@ -44,11 +87,11 @@ Op send_message(transport::Connection& connection, Head head, codec::Encoded mes
   }
   Pin pin;
   if (!slices.empty()) pin = std::make_shared<Sent>(Sent{std::move(message)});
-  return connection.send(header, slices, std::move(pin), Fence());
+  return connection.send(header, slices, std::move(pin), std::move(outgoing.ready));
 }
 
-void receive_message(transport::Connection& connection, const transport::Arrival& arrival, ReceivePool& pool,
-                     std::function<void(Message message, const Error* lacking)> deliver,
+void receive_message(transport::Connection& connection, const transport::Arrival& arrival, const ReceiveMemory& memory,
+                     tensor::CudaDevices* devices, std::function<void(Message message, const Error* lacking)> deliver,
                      const std::function<void(const Error& why)>& refuse) {
   const auto parsed = parse_head(arrival.header, arrival.sizes.size());
   const auto give_up = [&](const Error& why) {
@@ -59,7 +102,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   const auto& [head, table, rest] = parsed.value();
   if (arrival.sizes.empty()) {
     connection.accept({}, nullptr, Fence());
-    return deliver(Message{head, rest, {}}, nullptr);
+    return deliver(Message{head, rest, {}, {}}, nullptr);
   }
   const bool aside = (head.flags & kBodyAside) != 0;
   std::uint64_t bytes = 0;
@@ -70,9 +113,16 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   if (aside && arrival.sizes[0] > kMostBody)
     return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
 
+  const auto lacks = [&](const Error& lacking) {
+    connection.accept({}, nullptr, Fence());
+    deliver(Message{head, {}, {}, {}}, &lacking);
+  };
+  if (const auto none = why_no_memory(table, connection, memory)) return lacks(*none);
+
   auto coming = std::make_shared<Coming>();
   coming->head = head;
   std::vector<Slice> destinations;
+  Fence ready;
   try {
     if (aside) {
       coming->body.resize(arrival.sizes[0]);
@@ -80,22 +130,29 @@ void receive_message(transport::Connection& connection, const transport::Arrival
     } else {
       coming->body.assign(rest.begin(), rest.end());
     }
+    if (std::any_of(table.begin(), table.end(), is_for_gpu)) {
+      coming->streams = tensor::CudaDevices::pool_streams(memory.gpus);
+    }
     for (std::size_t i = 0; i < table.size(); ++i) {
       const std::uint64_t size = arrival.sizes[i + (aside ? 1 : 0)];
-      c10::Storage storage(c10::Storage::use_byte_size_t(), size, pool.allocate(size), /*allocator=*/nullptr,
-                           /*resizable=*/false);
-      coming->parts.push_back({table[i].begin, size, std::move(storage), 0});
-      destinations.push_back({coming->parts.back().data(), size, Device::host()});
+      coming->parts.push_back({table[i].begin, size, allocate(size, table[i], memory, coming->streams), 0});
+      destinations.push_back({coming->parts.back().data(), size, device_of(table[i])});
     }
+    // What was there before may still be in use, on that stream.
+    if (!coming->streams.empty()) ready = devices->recorded(coming->streams);
+  } catch (const Error& error) {  // of a GPU
+    return lacks(error);
   } catch (const std::exception&) {
-    connection.accept({}, nullptr, Fence());
-    const Error lacking(Blame::Busy, "no memory for a message of " + std::to_string(bytes) + " bytes");
-    return deliver(Message{head, {}, {}}, &lacking);
+    return lacks(Error(Blame::Busy, "no memory for a message of " + std::to_string(bytes) + " bytes"));
   }
-  const Op op = connection.accept(destinations, coming, Fence());
+  const Op op = connection.accept(destinations, coming, std::move(ready));
   op.on_ended([op, coming, deliver = std::move(deliver)] {
-    if (op.error()) return;  // the lane has ended, which its handler hears of
-    deliver(Message{coming->head, coming->body, std::move(coming->parts)}, nullptr);
+    const auto error = op.error();
+    if (!error) {
+      return deliver(Message{coming->head, coming->body, std::move(coming->parts), std::move(coming->streams)}, nullptr);
+    }
+    // Else the lane has ended, which its handler hears of.
+    if (is_of_message(*error)) deliver(Message{coming->head, {}, {}, {}}, &*error);
   });
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/context.h>
@@ -83,7 +84,7 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
   check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
   Lane made;
   if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
-  made.connection = routes.connect(entry_.offers, {core->loop(), deadline});
+  made.connection = connect(*core, routes, deadline);
   made.number = ++lanes_;
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
@@ -102,6 +103,19 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
        }});
   lane_ = made;
   return made;
+}
+
+// One that carries device memory where a map says that there will be some.
+std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes,
+                                                     Deadline deadline) const {
+  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, {core.loop(), deadline});
+  if (entry_.device_offers.empty()) {
+    throw Error(Blame::Unsupported,
+                describe(entry_.worker) +
+                    " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
+                    "rpc::Options::device_maps");
+  }
+  return core.devices().lane_over(routes.connect(entry_.device_offers, {core.loop(), deadline}), core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
@@ -139,7 +153,7 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection, cons
   const auto core = core_.lock();
   if (!core) return;
   receive_message(
-      connection, arrival, core->receive_pool(),
+      connection, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
         const auto kind = message.head.kind;
         if (kind == FrameKind::Reply || kind == FrameKind::Failure)
@@ -196,7 +210,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
     return refuse(*core, "it does not begin with a greeting");
   }
   receive_message(
-      *connection_, arrival, core->receive_pool(),
+      *connection_, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
       [core, self = shared_from_this()](Message message, const Error* lacking) {
         self->deliver(core, std::move(message), lacking);
       },
@@ -282,6 +296,12 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
+  try {
+    state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
+  } catch (const std::exception& error) {
+    return fail(head.call, Failure::Refused,
+                Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
+  }
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
     return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
@@ -296,6 +316,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
       std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
   try {
     rref::ForkReader forks(*core, state->caller.rank);
+    const c10::MultiStreamGuard streams(state->streams);
     codec::Reader reader(std::move(message.parts), &forks);
     if (state->context) {
       reader.tensors().attach_gradients(
@@ -317,7 +338,9 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
     const bool records = context && !context->released() && c10::GradMode::is_enabled();
     if (records) writer.tensors().record_gradients();
     auto message = writer.write(pack);
-    core->check_devices(message.parts, worker());
+    Outgoing outgoing = message.parts.empty()
+                            ? Outgoing(std::move(message))
+                            : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
     // Before the reply goes: its gradient may be fast.
     const int caller = worker().rank;
     if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
@@ -327,9 +350,11 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
     head.kind = FrameKind::Reply;
     head.call = call;
     head.context = records ? context->id() : 0;
-    auto shared = std::make_shared<codec::Encoded>(std::move(message));
-    core->send_frame(MessageKind::Reply,
-                     [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
+    auto shared = std::make_shared<Outgoing>(std::move(outgoing));
+    core->send_frame(MessageKind::Reply, [self = shared_from_this(), head, shared] {
+      const Op op = send_message(*self->connection_, head, std::move(*shared));
+      if (!op.ended() || op.error()) self->watch(op, head.call);
+    });
   } catch (const Error& error) {
     forks.undo();
     fail(call, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
@@ -345,13 +370,41 @@ void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcep
   const auto core = core_.lock();
   if (!core) return;
   core->count_served();
+  send_failure(*core, call, what, error);
+}
+
+void Inbound::send_failure(AgentCore& core, std::uint64_t call, Failure what, const Error& error) noexcept {
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
   auto shared = std::make_shared<codec::Encoded>(
       encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
-  core->send_frame(MessageKind::Reply,
-                   [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
+  core.send_frame(MessageKind::Reply,
+                  [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
+}
+
+std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
+  int rank = -1;
+  {
+    std::lock_guard lock(mutex_);
+    if (map_) return map_;
+    rank = worker_->rank;
+  }
+  const auto entry = core.directory().find(rank);
+  auto map = std::make_shared<const DeviceMap>(DeviceMap::to(core.self().name, entry.devices.maps).inverse());
+  std::lock_guard lock(mutex_);
+  return map_ = std::move(map);
+}
+
+// A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its caller is told.
+void Inbound::watch(const Op& op, std::uint64_t call) {
+  op.on_ended([weak = weak_from_this(), op, call] {
+    const auto error = op.error();
+    if (!error || !is_of_message(*error)) return;
+    const auto self = weak.lock();
+    const auto core = self ? self->core_.lock() : nullptr;
+    if (core) self->send_failure(*core, call, Failure::Refused, error->within("the result was not sent"));
+  });
 }
 
 void Inbound::forget(std::uint64_t call, const Error* error) {

@@ -24,7 +24,12 @@ enum class Failure {
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  Peer(std::weak_ptr<AgentCore> core, Directory::Entry entry) : core_(std::move(core)), entry_(std::move(entry)) {}
+  // `maps` are this worker's own.
+  Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry, const DeviceMaps& maps)
+      : core_(std::move(core)),
+        entry_(std::move(entry)),
+        map_(DeviceMap::to(entry_.worker.name, maps)),
+        map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()) {}
 
   // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
   // worker, Caller where only one of the two has a secret. One that was lost is made anew.
@@ -41,9 +46,13 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   Lane lane(const transport::Routes& routes, Deadline deadline);
   const WorkerInfo& worker() const { return entry_.worker; }
+  // Where tensors go that are sent to it: in calls, and back along its own calls to here.
+  const DeviceMap& map() const { return map_; }
+  const DeviceMap& map_back() const { return map_back_; }
   void close(const Error& why) noexcept;
 
  private:
+  std::shared_ptr<transport::Connection> connect(AgentCore& core, const transport::Routes& routes, Deadline deadline) const;
   void greet(AgentCore& core, transport::Connection& connection);
   void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
   void answered(std::uint64_t number, transport::Connection& connection, Gate& gate, const transport::Arrival& arrival);
@@ -51,6 +60,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   const std::weak_ptr<AgentCore> core_;
   const Directory::Entry entry_;
+  const DeviceMap map_;
+  const DeviceMap map_back_;
   std::mutex mutex_;
   Lane lane_;
   std::uint64_t lanes_ = 0;
@@ -79,7 +90,11 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
+  void send_failure(AgentCore& core, std::uint64_t call, Failure what, const Error& error) noexcept;
+  void watch(const Op& op, std::uint64_t call);
   void forget(std::uint64_t call, const Error* error = nullptr);
+  // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.
+  std::shared_ptr<const DeviceMap> map_of_results(AgentCore& core);
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;
@@ -92,6 +107,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   bool proven_ = false;           // it knows the secret
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
+  std::shared_ptr<const DeviceMap> map_;                                 // once it is needed
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;  // that run here
 };
 

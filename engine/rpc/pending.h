@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,8 +29,9 @@ class PendingCall {
   PendingCall(const PendingCall&) = delete;
   PendingCall& operator=(const PendingCall&) = delete;
   virtual ~PendingCall() = default;
-  // Throws what decoding throws; then fail() is called.
-  virtual void succeed(const msgpack::object& result) = 0;
+  // `work` gives what is enqueued for the result once that has been decoded. Throws what decoding throws; then fail() is
+  // called.
+  virtual void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
   virtual void fail(std::exception_ptr error) = 0;
 };
 
@@ -37,7 +39,10 @@ template <class R>
 class PendingResult final : public PendingCall {
  public:
   explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
-  void succeed(const msgpack::object& result) override { set(detail::unpack_result<R>(result), nullptr); }
+  void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) override {
+    auto value = detail::unpack_result<R>(result);
+    set(std::move(value), work());
+  }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
   void set(weft::detail::Stored<R> value, weft::detail::DeviceWorkRef work) {
     promise_.set_with(std::move(work), std::move(value));

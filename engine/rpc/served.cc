@@ -1,5 +1,7 @@
 #include <cxxabi.h>
 
+#include <c10/core/StreamGuard.h>
+
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
@@ -29,6 +31,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     agent.function_started();
     {
       const weft::detail::AmbientScope scope(ambient);
+      const c10::MultiStreamGuard streams(ambient->call().streams);
       task();
       task = Task();
     }

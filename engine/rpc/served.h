@@ -5,6 +5,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
+
+#include <c10/core/Stream.h>
 
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/home.h>
@@ -28,6 +31,7 @@ struct CallState {
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
+  std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
   trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
 };
 

@@ -58,7 +58,8 @@ struct Faults {
   std::map<MessageKind, std::chrono::milliseconds> delay;  // arrive late; later messages may pass
 };
 
-// For each peer, by name: our device, and the peer's device that its tensors arrive on.
+// For each peer, by name: our device, and the peer's device that its tensors arrive on; results come back by the inverse,
+// so it is one to one. Host memory that has no entry goes to host memory; a GPU's tensor that has none is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 struct Options {
@@ -72,6 +73,8 @@ struct Options {
   DeviceMaps device_maps;
   std::string secret;  // if set, peers must prove to know it before anything else is read
   Faults faults;
+  // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
+  std::vector<c10::Device> devices;
 };
 
 // Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).

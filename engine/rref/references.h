@@ -71,16 +71,19 @@ template <class T>
 class OwnedValue final : public Owned {
  public:
   explicit OwnedValue(std::shared_ptr<weft::detail::Home> home) : Owned(std::move(home), typeid(OwnedValue)) {}
-  void set(std::shared_ptr<T> value) {
+  // The value is there when the work on devices has run.
+  void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
     if (!end()) return;
     value_ = std::move(value);
-    promise_.set();
+    promise_.set_with(std::move(work), {});
   }
-  // After created(); throws its error.
+  // After created(); throws its error. The current streams wait for it.
   const std::shared_ptr<T>& value() const {
     promise_.future().get();
     return value_;
   }
+  // After created(), which has not failed, for who makes streams wait itself.
+  const std::shared_ptr<T>& made() const { return value_; }
 
  private:
   std::shared_ptr<T> value_;

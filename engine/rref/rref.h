@@ -41,6 +41,7 @@ struct FetchBody {
       if constexpr (std::is_void_v<T>) {
         done(std::monostate(), weft::detail::DeviceWorkRef());
       } else {
+        weft::detail::hand_over(*value);
         done(T(*value), weft::detail::DeviceWorkRef());
       }
     } catch (...) {
@@ -224,7 +225,7 @@ class RRef {
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
     auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core));
-    owned->set(std::make_shared<U>(std::move(value)));
+    owned->set(std::make_shared<U>(std::move(value)), rpc::detail::CoreCalls::enqueued(*core));
     return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
   }
 
@@ -237,7 +238,7 @@ class RRef {
       if constexpr (std::is_void_v<T>) {
         promise.set();
       } else {
-        promise.set(T(*owned->value()));
+        promise.set_with(created.device_work(), T(*owned->made()));
       }
     });
     return result;

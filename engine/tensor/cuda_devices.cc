@@ -1,3 +1,5 @@
+#include <ATen/Context.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -8,7 +10,9 @@
 #include <weft/cuda/stream.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/engine/tensor/torch_cuda.h>
 #include <weft/transport/staged.h>
+#include <weft/transport/staged_connection.h>
 
 namespace weft::tensor {
 
@@ -42,11 +46,52 @@ class StreamWork : public detail::DeviceWork {
   std::vector<Fence> fences_;
 };
 
+// What some streams have enqueued, and memory that is theirs.
+class EnqueuedWork : public detail::DeviceWork {
+ public:
+  EnqueuedWork(std::shared_ptr<CudaDevices> devices, std::vector<c10::Stream> streams, std::vector<c10::Storage> storages)
+      : devices_(std::move(devices)),
+        streams_(std::move(streams)),
+        storages_(std::move(storages)),
+        done_(devices_->recorded(streams_)) {}
+
+  void wait() const override {
+    for (const c10::Stream& stream : streams_) devices_->wait(done_, CudaDevices::current_stream(stream.device()));
+    for (const c10::Storage& storage : storages_) {
+      const c10::impl::VirtualGuardImpl guard(storage.device().type());
+      guard.recordDataPtrOnStream(storage.data_ptr(), guard.getStream(storage.device()));
+    }
+  }
+
+  detail::DeviceWorkRef run(const std::function<void()>& function) const override {
+    {
+      const c10::MultiStreamGuard current(streams_);
+      function();
+    }
+    return devices_->work(streams_);
+  }
+
+ private:
+  std::shared_ptr<CudaDevices> devices_;
+  std::vector<c10::Stream> streams_;
+  std::vector<c10::Storage> storages_;
+  Fence done_;
+};
+
+c10::Device gpu(int index) { return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)); }
+
 cuda::StreamRef view_of(cuda::Device& device, const c10::Stream& stream) {
   return {device, static_cast<CUstream>(stream.native_handle())};
 }
 
 }  // namespace
+
+bool CudaDevices::built() { return true; }
+
+int CudaDevices::count() {
+  std::lock_guard lock(mutex_);
+  return driver_ ? cuda::Device::count(*driver_) : cuda_device_count();
+}
 
 std::shared_ptr<cuda::Device> CudaDevices::open(int index) {
   std::lock_guard lock(mutex_);
@@ -67,12 +112,60 @@ Fence CudaDevices::recorded(const c10::Stream& stream) {
 
 Fence CudaDevices::ready(const c10::Device& device) { return device.is_cpu() ? Fence() : recorded(current_stream(device)); }
 
+Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
+  if (streams.empty()) return {};
+  if (streams.size() == 1) return recorded(streams.front());
+  // Another stream, so that none of them waits for the others.
+  const c10::Device first = streams.front().device();
+  const c10::Stream meeting = c10::impl::VirtualGuardImpl(first.type()).getStreamFromGlobalPool(first);
+  for (const c10::Stream& stream : streams) wait(recorded(stream), meeting);
+  return recorded(meeting);
+}
+
 void CudaDevices::wait(const Fence& fence, const c10::Stream& stream) {
   fence.wait(view_of(*open(device_of(stream.device()).index), stream));
 }
 
 detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<Fence> fences) {
   return std::make_shared<StreamWork>(shared_from_this(), device, std::move(fences));
+}
+
+detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams, std::vector<c10::Storage> storages) {
+  if (streams.empty()) return nullptr;
+  return std::make_shared<EnqueuedWork>(shared_from_this(), streams, std::move(storages));
+}
+
+std::vector<c10::Stream> CudaDevices::pool_streams(const std::vector<int>& gpus) {
+  std::vector<c10::Stream> streams;
+  for (const int index : gpus) {
+    streams.push_back(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(gpu(index)));
+  }
+  return streams;
+}
+
+std::vector<c10::Stream> CudaDevices::current_streams(const std::vector<int>& gpus) {
+  std::vector<c10::Stream> streams;
+  for (const int index : gpus) streams.push_back(current_stream(gpu(index)));
+  return streams;
+}
+
+c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream) {
+  // libtorch readies its allocator at its own first tensor.
+  if (at::globalContext().hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);
+  const c10::StreamGuard current(stream);
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::kCUDA)->allocate(bytes),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
+  std::vector<std::shared_ptr<cuda::Device>> devices;
+  for (const int index : gpus) devices.push_back(open(index));
+  stage_ = std::make_shared<transport::staged::Stage>(std::move(devices));
+}
+
+std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<transport::Connection> below,
+                                                              const std::shared_ptr<EventLoop>& loop) {
+  return transport::staged::over(std::move(below), stage_, loop);
 }
 
 std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator> host, int index,

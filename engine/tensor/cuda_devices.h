@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <weft/base/deadline.h>
@@ -15,6 +16,7 @@
 #include <weft/base/fence.h>
 #include <weft/engine/future/device_work.h>
 #include <weft/transport/communicator.h>
+#include <weft/transport/connection.h>
 
 namespace weft {
 
@@ -22,6 +24,10 @@ namespace cuda {
 struct Driver;
 class Device;
 }  // namespace cuda
+
+namespace transport::staged {
+class Stage;
+}
 
 namespace tensor {
 
@@ -31,22 +37,49 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   CudaDevices() = default;
   explicit CudaDevices(std::shared_ptr<const cuda::Driver> driver) : driver_(std::move(driver)) {}
 
+  // Whether this build has CUDA. Then lane_over() works without a GPU as well: it understands lanes of a peer that has one.
+  static bool built();
+  // How many GPUs there are; 0 in a build or on a machine without.
+  int count();
   // One GPU, opened at its first use. Throws Unsupported on a machine without, or in a build without CUDA.
   std::shared_ptr<cuda::Device> open(int index);
 
   // Passes when everything that is enqueued on the device's current stream now has run. Empty for the CPU.
   Fence ready(const c10::Device& device);
   Fence recorded(const c10::Stream& stream);
+  // When all of the streams have come so far, which are of one device or several; empty for none.
+  Fence recorded(const std::vector<c10::Stream>& streams);
   // The stream waits, the host goes on.
   void wait(const Fence& fence, const c10::Stream& stream);
   static c10::Stream current_stream(const c10::Device& device);
 
   // What a Future holds whose value is there when the fences, on this device, have passed.
   detail::DeviceWorkRef work(const c10::Device& device, std::vector<Fence> fences);
+  // And of a value that these streams have enqueued until now, one of each device; null for none. Whoever takes it uses the
+  // storages, which were allocated for those streams, on the current ones from then on. What then() calls has these
+  // streams current.
+  detail::DeviceWorkRef work(const std::vector<c10::Stream>& streams, std::vector<c10::Storage> storages = {});
+
+  // For each of the GPUs: a stream of libtorch's pool, or the one that is current on this thread.
+  static std::vector<c10::Stream> pool_streams(const std::vector<int>& gpus);
+  static std::vector<c10::Stream> current_streams(const std::vector<int>& gpus);
+  // Memory of libtorch's allocator, not cleared, for what is enqueued on the stream. May block as that does; throws
+  // c10::Error where there is none.
+  static c10::Storage allocate(std::size_t bytes, const c10::Stream& stream);
+
+  // What lanes for memory of these GPUs share; before the first of them, once. Blocks for a moment; throws Busy, Device,
+  // Unsupported.
+  void prepare_lanes(const std::vector<int>& gpus);
+  // A lane for device memory over one for host memory; see transport/staged_connection.h. Throws Busy, Device.
+  std::shared_ptr<transport::Connection> lane_over(std::shared_ptr<transport::Connection> below,
+                                                   const std::shared_ptr<EventLoop>& loop);
 
   // A communicator for tensors on the GPU over one for host memory; see transport/staged.h.
   std::shared_ptr<transport::Communicator> stage_over(std::shared_ptr<transport::Communicator> host, int index,
                                                       const std::shared_ptr<EventLoop>& loop);
+
+  // There are no lanes any more: what they shared is retired.
+  void end_lanes() { stage_.reset(); }
 
   // Frees what the data path has retired meanwhile. Blocks until the devices have done with it, or the deadline comes.
   void reclaim(Deadline deadline);
@@ -55,6 +88,7 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   std::mutex mutex_;
   std::shared_ptr<const cuda::Driver> driver_;
   std::map<int, std::shared_ptr<cuda::Device>> devices_;
+  std::shared_ptr<transport::staged::Stage> stage_;  // does not change once there are lanes
 };
 
 }  // namespace tensor

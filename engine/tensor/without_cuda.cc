@@ -6,6 +6,10 @@
 
 namespace weft::tensor {
 
+bool CudaDevices::built() { return false; }
+
+int CudaDevices::count() { return 0; }
+
 std::shared_ptr<cuda::Device> CudaDevices::open(int) {
   throw Error(Blame::Unsupported, "this Weft is built without CUDA (WEFT_CUDA=OFF): it carries tensors on the CPU only");
 }
@@ -28,6 +32,41 @@ void CudaDevices::wait(const Fence&, const c10::Stream& stream) { open(stream.de
 
 detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<Fence>) {
   open(device.index());
+  return {};
+}
+
+Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
+  if (!streams.empty()) open(streams.front().device_index());
+  return {};
+}
+
+detail::DeviceWorkRef CudaDevices::work(const std::vector<c10::Stream>& streams, std::vector<c10::Storage>) {
+  if (!streams.empty()) open(streams.front().device_index());
+  return {};
+}
+
+std::vector<c10::Stream> CudaDevices::pool_streams(const std::vector<int>& gpus) { return current_streams(gpus); }
+
+std::vector<c10::Stream> CudaDevices::current_streams(const std::vector<int>& gpus) {
+  std::vector<c10::Stream> streams;
+  for (const int index : gpus) {
+    streams.push_back(current_stream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index))));
+  }
+  return streams;
+}
+
+c10::Storage CudaDevices::allocate(std::size_t, const c10::Stream& stream) {
+  CudaDevices().open(stream.device_index());
+  return {};
+}
+
+void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
+  if (!gpus.empty()) open(gpus.front());
+}
+
+std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<transport::Connection>,
+                                                              const std::shared_ptr<EventLoop>&) {
+  open(0);
   return {};
 }
 

@@ -1,8 +1,10 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <vector>
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -90,16 +92,40 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
   mutable std::atomic<int> recorded_{0};
 };
 
-FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver) : guard_(std::make_shared<Guard>(driver)) {
+// Memory for the current stream of the current device, which is freed in that stream's order: what libtorch's allocator
+// would do with it later. Use on other streams must be over by then, recorded or not.
+class FakeTorchCuda::Allocator final : public c10::Allocator {
+ public:
+  explicit Allocator(std::shared_ptr<Guard> guard) : guard_(std::move(guard)) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const c10::Device device = guard_->getDevice();
+    if (bytes == 0) return {nullptr, nullptr, &release, device};
+    auto memory = std::make_unique<cuda::DeviceMemory>(guard_->view(guard_->getStream(device)), bytes);
+    void* const address = memory->slice().data;
+    return {address, memory.release(), &release, device};
+  }
+  void copy_data(void*, const void*, std::size_t) const override { throw std::logic_error("nobody copies so"); }
+
+ private:
+  static void release(void* memory) { delete static_cast<cuda::DeviceMemory*>(memory); }
+  std::shared_ptr<Guard> guard_;
+};
+
+FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver)
+    : guard_(std::make_shared<Guard>(driver)), allocator_(std::make_shared<Allocator>(guard_)) {
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
+  c10::SetAllocator(c10::kCUDA, allocator_.get());
 }
 
-FakeTorchCuda::~FakeTorchCuda() { c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = nullptr; }
+FakeTorchCuda::~FakeTorchCuda() {
+  c10::SetAllocator(c10::kCUDA, nullptr);
+  c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = nullptr;
+}
 
 at::Tensor FakeTorchCuda::empty(at::IntArrayRef sizes, at::ScalarType type, int device) {
   std::size_t bytes = c10::elementSize(type);
   for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
-  const cuda::StreamRef stream(guard_->device(static_cast<c10::DeviceIndex>(device)), nullptr);
+  const cuda::StreamRef stream = guard_->view(current(device));
   auto memory = std::make_unique<cuda::DeviceMemory>(stream, std::max<std::size_t>(bytes, 1));
   void* address = memory->slice().data;
   c10::DataPtr data(address, memory.release(), [](void* held) { delete static_cast<cuda::DeviceMemory*>(held); },

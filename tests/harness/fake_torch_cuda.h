@@ -1,6 +1,6 @@
-// libtorch's side of a GPU, over a FakeDriver: while it lives, c10 finds streams and events for CUDA devices, and there are
-// tensors that say they lie on one. There are no kernels: such tensors can be named, sliced and sent, not computed with;
-// work on them is enqueued through the driver.
+// libtorch's side of a GPU, over a FakeDriver: while it lives, c10 finds streams, events and memory for CUDA devices, and
+// there are tensors that say they lie on one. There are no kernels: such tensors can be named, sliced and sent, not
+// computed with; work on them is enqueued through the driver.
 //
 // One at a time, and not where libtorch has a real GPU.
 #pragma once
@@ -23,7 +23,8 @@ class FakeTorchCuda {
   FakeTorchCuda(const FakeTorchCuda&) = delete;
   FakeTorchCuda& operator=(const FakeTorchCuda&) = delete;
 
-  // An uninitialised, contiguous tensor on a device; the FakeDriver lets the host read and write it.
+  // An uninitialised, contiguous tensor on a device, allocated for its current stream; the FakeDriver lets the host read
+  // and write it.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type, int device = 0);
   // A stream of libtorch's pool, and the driver's view of any of libtorch's streams.
   c10::Stream new_stream(int device = 0);
@@ -34,9 +35,11 @@ class FakeTorchCuda {
   int recorded_uses() const;
 
   class Guard;
+  class Allocator;
 
  private:
   std::shared_ptr<Guard> guard_;
+  std::shared_ptr<Allocator> allocator_;
 };
 
 }  // namespace weft::harness

@@ -46,7 +46,7 @@ class MessageLane : public testing::Test {
     arrived = [&](const transport::Arrival& arrival) {
       sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
       receive_message(
-          *far, arrival, *pool,
+          *far, arrival, {*pool, {}}, nullptr,
           [&](Message whole, const Error* lacking) {
             EXPECT_EQ(lacking, nullptr);
             Got now{whole.head, "", {}, sizes};
@@ -135,6 +135,35 @@ TEST_F(MessageLane, RB046_MemoryOfSomebodyElseIsCopiedBeforeItIsSent) {
   head.kind = FrameKind::Call;
   const auto got = exchange(head, std::move(message));
   EXPECT_TRUE(at::equal(got.tensors.at(0), at::full({100}, 1.5)));
+}
+
+// Peers are not trusted: a GPU that the receiver did not name, or a lane that has no memory of one.
+TEST_F(MessageLane, AStorageForAGpuIsNotTakenByALaneForHostMemoryWhichGoesOn) {
+  Head head;
+  head.kind = FrameKind::Call;
+  head.call = 11;
+  std::optional<Error> why;
+  std::uint64_t call = 0;
+  far->receive({[&](const transport::Arrival& arrival) {
+                  receive_message(
+                      *far, arrival, {*pool, {0, 1}}, nullptr,
+                      [&](Message whole, const Error* lacking) {
+                        EXPECT_TRUE(whole.parts.empty());
+                        call = whole.head.call;
+                        if (lacking != nullptr) why = *lacking;
+                      },
+                      [](const Error& refused) { ADD_FAILURE() << refused.what(); });
+                },
+                [](const Error&) {}});
+  Outgoing outgoing(encoded({at::ones({4})}));
+  outgoing.to = {Device::cuda(1)};
+  send_message(*near, head, std::move(outgoing));
+  EXPECT_TRUE(loop->drive([&] { return call == 11; }, Deadline::in(std::chrono::seconds(20))));
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->blame(), Blame::Caller);
+  head.call = 12;
+  send_message(*near, head, codec::Encoded());
+  EXPECT_TRUE(loop->drive([&] { return call == 12; }, Deadline::in(std::chrono::seconds(20))));
 }
 
 }  // namespace

@@ -1,0 +1,441 @@
+// Tensors of GPUs in remote calls, over the fake driver: two workers of this process that see the same four GPUs.
+// There are no kernels, so functions pass tensors on, copy and fill. Rows CU-009 … 023, 040 of the behaviours; those that
+// compute are in cuda_gpu_test.cc.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/cuda/memory.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/tensor/tensor.h>
+#include <weft/engine/tensor/torch_cuda.h>
+#include <weft/rpc.h>
+#include <weft/tests/engine/rpc/workers.h>
+#include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using namespace std::chrono_literals;
+using harness::error_of;
+using harness::FakeDriver;
+using harness::FakeTorchCuda;
+
+const c10::Device kHost(c10::kCPU);
+c10::Device gpu(int index) { return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)); }
+
+// What called functions reach.
+FakeDriver* fake = nullptr;
+FakeTorchCuda* torch_cuda = nullptr;
+
+cuda::StreamRef current(int device) { return torch_cuda->view(torch_cuda->current(device)); }
+// Written on the current stream.
+void fill(const at::Tensor& tensor, int byte) {
+  if (tensor.is_cuda()) {
+    cuda::fill(current(tensor.device().index()), tensor::slice_of(tensor), static_cast<unsigned char>(byte));
+  } else {
+    std::memset(tensor.mutable_data_ptr(), byte, tensor.nbytes());
+  }
+}
+at::Tensor made(const c10::Device& device, std::int64_t bytes, int byte) {
+  const at::Tensor tensor =
+      device.is_cpu() ? at::empty({bytes}, at::kByte) : torch_cuda->empty({bytes}, at::kByte, device.index());
+  fill(tensor, byte);
+  return tensor;
+}
+// All its bytes are this, once what the current stream holds has run.
+bool is_all(const at::Tensor& tensor, int byte) {
+  if (tensor.is_cuda()) {
+    auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
+    EXPECT_TRUE(devices->ready(tensor.device()).synchronize(Deadline::in(20s)));
+  }
+  const auto* data = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  return std::all_of(data, data + tensor.nbytes(), [&](unsigned char one) { return one == byte; });
+}
+
+// A view, for which libtorch's own function has no kernel here.
+at::Tensor part_of(const at::Tensor& whole, std::int64_t begin, std::int64_t bytes) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(whole.storage()), whole.key_set(), whole.dtype());
+  impl->set_sizes_and_strides(at::IntArrayRef({bytes}), at::IntArrayRef({1}), begin);
+  return at::Tensor(std::move(impl));
+}
+
+struct Seen {
+  std::string device;
+  bool right = false;
+  bool on_own_stream = false;
+  WEFT_FIELDS(device, right, on_own_stream)
+};
+Seen look_at(at::Tensor tensor, int byte) {
+  const bool on_own_stream = tensor.is_cuda() && torch_cuda->current(tensor.device().index()).id() != 0;
+  return {tensor.device().str(), is_all(tensor, byte), on_own_stream};
+}
+at::Tensor pass(at::Tensor tensor) { return tensor; }
+at::Tensor make(c10::Device device, std::int64_t bytes, int byte) { return made(device, bytes, byte); }
+// Of bytes 1, 2, ….
+std::vector<at::Tensor> make_on(std::vector<c10::Device> devices) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::Device& device : devices) tensors.push_back(made(device, 64, 1 + static_cast<int>(tensors.size())));
+  return tensors;
+}
+int plus(int a, int b) { return a + b; }
+at::Tensor fill_value(at::Tensor& value, int byte) {
+  fill(value, byte);
+  return value;
+}
+
+// A stream of a function's own, held back by the test.
+c10::Stream* slow = nullptr;
+at::Tensor make_slowly(at::Tensor like, int byte) {
+  {
+    const c10::StreamGuard on(*slow);
+    fill(like, byte);
+  }
+  auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
+  devices->wait(devices->recorded(*slow), torch_cuda->current(like.device().index()));
+  return like;
+}
+
+// What agents hold of the driver, some of them for a moment after their handles have gone.
+class Lent {
+ public:
+  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver) {
+    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver());
+    std::lock_guard lock(mutex_);
+    lent_.push_back(devices);
+    return devices;
+  }
+  // Before the driver goes.
+  void wait_until_given_back() {
+    const Deadline deadline = Deadline::in(20s);
+    for (const auto& one : lent_) {
+      while (!one.expired() && !deadline.passed()) std::this_thread::yield();
+      EXPECT_TRUE(one.expired()) << "an agent that has left still holds its GPUs";
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
+};
+
+class CudaRpc : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (tensor::cuda_device_count() > 0)
+      GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
+    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 4, .threads = true});
+    torch_ = std::make_unique<FakeTorchCuda>(*fake_);
+    fake = fake_.get();
+    torch_cuda = torch_.get();
+  }
+  void TearDown() override {
+    lent_.wait_until_given_back();
+    torch_cuda = nullptr;
+    fake = nullptr;
+  }
+
+  using Body = std::function<void(rpc::Agent&)>;
+  // worker0 has the map for worker1, and runs the body.
+  void run(const std::vector<std::pair<c10::Device, c10::Device>>& map, const Body& body, int worker_threads = 16) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    harness::run_threads(2, [&](int rank) {
+      rpc::Options options{.rank = rank, .world_size = 2, .store = store, .worker_threads = worker_threads, .timeout = 20s};
+      options.transports = {GetParam()};
+      if (rank == 0 && !map.empty()) options.device_maps = {{"worker1", map}};
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
+      if (rank == 0) body(agent);
+      agent.shutdown({.timeout = 30s});
+    });
+  }
+
+  std::unique_ptr<FakeDriver> fake_;
+  std::unique_ptr<FakeTorchCuda> torch_;
+  Lent lent_;
+};
+
+TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheInverse) {
+  for (const auto& [from, to] : {std::pair(0, 0), std::pair(1, 1), std::pair(0, 1), std::pair(1, 0)}) {
+    run({{gpu(from), gpu(to)}}, [&, here = gpu(from), there = gpu(to)](rpc::Agent& agent) {
+      for (const std::int64_t bytes : {1L, 100L, 3L << 20}) {  // a chunk, and several
+        const Seen seen = agent.sync<&look_at>("worker1", made(here, bytes, 7), 7);
+        EXPECT_EQ(seen.device, there.str());
+        EXPECT_TRUE(seen.right);
+        EXPECT_TRUE(seen.on_own_stream);
+        const at::Tensor back = agent.sync<&make>("worker1", there, bytes, 9);
+        EXPECT_EQ(back.device(), here);
+        EXPECT_EQ(back.numel(), bytes);
+        EXPECT_TRUE(is_all(back, 9));
+      }
+    });
+  }
+}
+
+TEST_P(CudaRpc, CU009_010_FromTheHostToAGpuAndBack) {
+  for (const int index : {0, 1}) {
+    run({{kHost, gpu(index)}}, [&](rpc::Agent& agent) {
+      const Seen seen = agent.sync<&look_at>("worker1", made(kHost, 1000, 3), 3);
+      EXPECT_EQ(seen.device, gpu(index).str());
+      EXPECT_TRUE(seen.right);
+      const at::Tensor back = agent.sync<&pass>("worker1", made(kHost, 1000, 4));
+      EXPECT_TRUE(back.is_cpu());
+      EXPECT_TRUE(is_all(back, 4));
+    });
+  }
+}
+
+TEST_P(CudaRpc, CU010_011_FromAGpuToTheHostAndBack) {
+  for (const int index : {0, 1}) {
+    run({{gpu(index), kHost}}, [&](rpc::Agent& agent) {
+      const Seen seen = agent.sync<&look_at>("worker1", made(gpu(index), 1000, 3), 3);
+      EXPECT_EQ(seen.device, "cpu");
+      EXPECT_TRUE(seen.right);
+      const at::Tensor back = agent.sync<&make>("worker1", kHost, 1000, 4);
+      EXPECT_EQ(back.device(), gpu(index));
+      EXPECT_TRUE(is_all(back, 4));
+    });
+  }
+}
+
+TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
+  for (const bool crossed : {false, true}) {
+    run({{gpu(0), gpu(crossed ? 1 : 0)}, {gpu(1), gpu(crossed ? 0 : 1)}}, [&](rpc::Agent& agent) {
+      const auto there = [&](int index) { return gpu(crossed ? 1 - index : index); };
+      const auto both = agent.sync<&make_on>("worker1", std::vector<c10::Device>{there(0), there(1)});
+      ASSERT_EQ(both.size(), 2U);
+      for (const int index : {0, 1}) {
+        EXPECT_EQ(both[static_cast<std::size_t>(index)].device(), gpu(index));
+        EXPECT_TRUE(is_all(both[static_cast<std::size_t>(index)], 1 + index));
+        EXPECT_EQ(agent.sync<&look_at>("worker1", made(gpu(index), 64, 5), 5).device, there(index).str());
+      }
+    });
+  }
+}
+
+TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
+  run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}}, [](rpc::Agent& agent) {
+    const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
+    const auto back = agent.sync<&make_on>("worker1", there);
+    ASSERT_EQ(back.size(), 4U);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(back[i].device(), gpu((static_cast<int>(i) + 3) % 4));
+      EXPECT_TRUE(is_all(back[i], static_cast<int>(i) + 1));
+    }
+  });
+}
+
+TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    const at::Tensor whole = made(gpu(0), 4096, 6);
+    const at::Tensor view = part_of(whole, 1024, 256);
+    const at::Tensor back = agent.sync<&pass>("worker1", view);
+    EXPECT_EQ(back.numel(), 256);
+    EXPECT_EQ(back.storage().nbytes(), 256U);
+    EXPECT_TRUE(is_all(back, 6));
+    const at::Tensor empty = torch_cuda->empty({0, 3}, at::kByte, 0);
+    const at::Tensor none = agent.sync<&pass>("worker1", empty);
+    EXPECT_EQ(none.device(), gpu(0));
+    EXPECT_EQ(none.sizes(), empty.sizes());
+  });
+}
+
+TEST_P(CudaRpc, CU017_AGpusTensorWithoutAMapIsRefusedAtOnceAndTheNextCallWorks) {
+  run({}, [](rpc::Agent& agent) {
+    const at::Tensor tensor = made(gpu(0), 8, 1);
+    for (int round = 0; round < 3; ++round) {
+      const Error sync = error_of([&] { agent.sync<&pass>("worker1", tensor); });
+      EXPECT_EQ(sync.blame(), Blame::Caller);
+      EXPECT_NE(sync.text().find("rpc::Options::device_maps[\"worker1\"] has no entry"), std::string::npos) << sync.text();
+      EXPECT_EQ(error_of([&] { agent.async<&pass>("worker1", tensor); }).blame(), Blame::Caller) << "at once";
+      EXPECT_EQ(error_of([&] { agent.remote<&pass>("worker1", tensor); }).blame(), Blame::Caller);
+      EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
+    }
+    EXPECT_TRUE(is_all(tensor, 1));
+  });
+}
+
+TEST_P(CudaRpc, CU017_TheOtherGpuOfAMapIsNotMapped) {
+  run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
+    const at::Tensor tensor = made(gpu(1), 8, 1);
+    EXPECT_EQ(error_of([&] { agent.sync<&pass>("worker1", tensor); }).blame(), Blame::Caller);
+    EXPECT_TRUE(is_all(agent.sync<&pass>("worker1", made(gpu(0), 8, 2)), 2));
+    EXPECT_TRUE(is_all(tensor, 1));
+  });
+}
+
+TEST_P(CudaRpc, CU019_020_AResultWithoutAMapIsTheCallersErrorEachTimeAndUsesNothingUp) {
+  constexpr int kThreads = 2;
+  run(
+      {},
+      [](rpc::Agent& agent) {
+        for (int round = 0; round < kThreads + 5; ++round) {
+          const Error error = error_of([&] { agent.sync<&make>("worker1", gpu(0), 8, 1); });
+          EXPECT_EQ(error.blame(), Blame::Caller);
+          EXPECT_NE(error.text().find("response device mapping"), std::string::npos) << error.text();
+        }
+        auto there = agent.remote<&make>("worker1", gpu(0), 8, 1);
+        const Error fetched = error_of([&] { there.to_here(); });
+        EXPECT_NE(fetched.text().find("response device mapping"), std::string::npos) << fetched.text();
+        EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
+      },
+      kThreads);
+}
+
+TEST_P(CudaRpc, CU021_AValueThatStaysThereIsFetchedToTheMappedDevice) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    auto there = agent.remote<&pass>("worker1", made(gpu(0), 256, 5));
+    const at::Tensor here = there.to_here();
+    EXPECT_EQ(here.device(), gpu(0));
+    EXPECT_TRUE(is_all(here, 5));
+    const at::Tensor changed = there.sync<&fill_value>(8);
+    EXPECT_TRUE(is_all(changed, 8));
+    EXPECT_TRUE(is_all(there.to_here(), 8));
+  });
+}
+
+// --- the order of streams
+
+TEST_P(CudaRpc, TheArgumentIsReadBehindTheCallersStreamAndTheCallerDoesNotWaitForIt) {
+  run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
+    const at::Tensor tensor = made(gpu(0), 1 << 20, 1);
+    EXPECT_TRUE(is_all(tensor, 1));
+    const c10::Stream side = torch_cuda->new_stream(0);
+    fake->hold(torch_cuda->view(side));
+    std::optional<Future<Seen>> seen;
+    {
+      const c10::StreamGuard on(side);
+      fill(tensor, 2);
+      seen = agent.async<&look_at>("worker1", tensor, 2);
+    }
+    EXPECT_FALSE(seen->done()) << "its bytes are not there yet";
+    fake->release(torch_cuda->view(side));
+    EXPECT_TRUE(seen->get().right);
+  });
+}
+
+TEST_P(CudaRpc, CU023_TheResultIsReadBehindAStreamThatTheFunctionsStreamWaitsFor) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    c10::Stream own = torch_cuda->new_stream(1);
+    slow = &own;
+    fake->hold(torch_cuda->view(own));
+    const auto result = agent.async<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9);
+    while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
+    EXPECT_FALSE(result.done());
+    fake->release(torch_cuda->view(own));
+    EXPECT_TRUE(is_all(result.get(), 9));
+    slow = nullptr;
+  });
+}
+
+TEST_P(CudaRpc, AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
+  run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
+    c10::Stream own = torch_cuda->new_stream(0);
+    slow = &own;
+    fake->hold(torch_cuda->view(own));
+    auto there = agent.remote<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9);
+    there.created().wait(20s);  // created as far as the host is concerned
+    const int copies = fake->calls(&cuda::Driver::memcpy_async);
+    const auto fetched = there.fetch();
+    while (fake->calls(&cuda::Driver::memcpy_async) == copies) std::this_thread::yield();
+    EXPECT_FALSE(fetched.done()) << "its copy is enqueued, behind a stream that is held";
+    fake->release(torch_cuda->view(own));
+    EXPECT_TRUE(is_all(fetched.get(), 9));
+    slow = nullptr;
+  });
+}
+
+TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {
+  run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
+    const c10::Stream side = torch_cuda->new_stream(0);
+    const c10::StreamGuard on(side);
+    const at::Tensor tensor = made(gpu(0), 64, 1);
+    const Seen seen = agent.sync<&look_at>("worker0", tensor, 1);
+    EXPECT_TRUE(seen.right);
+    EXPECT_TRUE(seen.on_own_stream);
+    EXPECT_TRUE(agent.sync<&pass>("worker0", tensor).is_same(tensor));
+  });
+}
+
+// --- what goes wrong
+
+TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
+    const at::Tensor tensor = made(gpu(0), 64, 1);
+    // From the caller's GPU, to the callee's, from that, to the caller's.
+    const char* places[] = {"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
+    for (int copy = 1; copy <= 4; ++copy) {
+      fake->fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, copy);
+      const Error error = error_of([&] { agent.sync<&pass>("worker1", tensor); });
+      EXPECT_NE(error.text().find(std::string("cuMemcpyAsync on ") + places[copy - 1]), std::string::npos)
+          << copy << ": " << error.what();
+      EXPECT_TRUE(is_all(agent.sync<&pass>("worker1", tensor), 1));
+    }
+  });
+}
+
+TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatNamedIt) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto joined = [&](int rank, rpc::DeviceMaps maps) {
+    rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {GetParam()}};
+    options.device_maps = std::move(maps);
+    return rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
+  };
+  rpc::Agent first = joined(0, {{"worker1", {{gpu(0), gpu(1)}}}, {"worker2", {{gpu(0), gpu(7)}}}});
+  rpc::Agent second = joined(1, {});
+  const Seen seen = first.sync<&look_at>("worker1", made(gpu(0), 64, 3), 3);
+  EXPECT_EQ(seen.device, "cuda:1");
+  EXPECT_TRUE(seen.right);
+  EXPECT_TRUE(is_all(first.sync<&make>("worker1", gpu(1), 64, 4), 4));
+  const Error error = error_of([&] { joined(2, {}); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_NE(error.text().find("maps cuda:0 to cuda:7, and worker2 has 4 GPUs"), std::string::npos) << error.text();
+  second.leave();
+  first.leave();
+}
+
+// Two processes, each with a driver of its own.
+class CudaRpcOfProcesses : public testing::TestWithParam<const char*> {};
+
+TEST_P(CudaRpcOfProcesses, CU012_ArgumentsAndResultsTravelBetweenTheirGpus) {
+  harness::run_alone({harness::As::Processes, GetParam(), 2}, [](rpc::Options options) {
+    if (tensor::cuda_device_count() > 0) return;  // as above; cuda_gpu_test.cc has the real one
+    FakeDriver driver({.devices = 2, .threads = true});
+    FakeTorchCuda cuda(driver);
+    Lent lent;
+    fake = &driver;
+    torch_cuda = &cuda;
+    const int rank = *options.rank;
+    if (rank == 0) options.device_maps = {{"worker1", {{gpu(0), gpu(1)}}}};
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent.lend(driver));
+    if (rank == 0) {
+      const Seen seen = agent.sync<&look_at>("worker1", made(gpu(0), 2 << 20, 7), 7);
+      EXPECT_EQ(seen.device, "cuda:1");
+      EXPECT_TRUE(seen.right);
+      const at::Tensor back = agent.sync<&make>("worker1", gpu(1), 2 << 20, 8);
+      EXPECT_EQ(back.device(), gpu(0));
+      EXPECT_TRUE(is_all(back, 8));
+    }
+    agent.shutdown({.timeout = 30s});
+    agent = rpc::Agent();
+    lent.wait_until_given_back();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpcOfProcesses, testing::Values("shm", "tcp"),
+                         [](const auto& transport) { return std::string(transport.param); });
+
+INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpc, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return std::string(transport.param); });
+
+}  // namespace
+}  // namespace weft
