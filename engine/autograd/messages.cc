@@ -59,8 +59,9 @@ Future<Outcome> gradient(GradientMessage message) {
   const auto joined = context->join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
   const auto ended = joined.pass->ended();
+  const bool first = joined.pass->adopt();
   joined.pass->arrive(send, std::move(message.gradients));
-  if (joined.began || ended.done()) return ended;
+  if (first || ended.done()) return ended;
   return Future<Outcome>::ready({});
 }
 
