@@ -25,6 +25,11 @@ void Context::add_worker(int rank) {
   workers_.insert(rank);
 }
 
+void Context::remove_worker(int rank) {
+  std::lock_guard lock(mutex_);
+  workers_.erase(rank);
+}
+
 std::set<int> Context::workers() const {
   std::lock_guard lock(mutex_);
   return workers_;

@@ -43,6 +43,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // --- recording
   // That worker takes part: it was called from here, or called here.
   void add_worker(int rank);
+  // It has ended the context by itself: nobody needs to tell it.
+  void remove_worker(int rank);
   std::set<int> workers() const;
   // A message with these tensors goes to that worker; nothing where there are none.
   void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);

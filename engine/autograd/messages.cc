@@ -88,6 +88,7 @@ void clean_up(ContextId context) {
   const auto core = here.core();
   // On the crew: what a context keeps may take long to destroy.
   core->crew()->run(Task([core, context, from = here.call().caller] {
+    if (const auto known = core->contexts().find(context)) known->remove_worker(from.rank);
     core->contexts().release(context, "it was released on " + describe(from));
   }));
 }

@@ -102,8 +102,8 @@ TEST_F(Messages, OfTheListingAreThoseThatItsStepsDependOn) {
       // Each value came in a message of its own: a gradient for each. The answer to one says that the pass has ended.
       EXPECT_EQ(asked(agent), (Counts{{"gradient", 2}}));
       Optimizer optimizer({first, second}, options_);
-      // One for each owner, and so is the step.
-      EXPECT_EQ(asked(agent), (Counts{{"make_local", 1}}));
+      // One for each owner, and so is the step. The owner confirms each reference that was passed to it.
+      EXPECT_EQ(asked(agent), (Counts{{"make_local", 1}, {"child_accepted", 2}}));
       optimizer.step(context);
       EXPECT_EQ(asked(agent), (Counts{{"step_one", 1}}));
     }
