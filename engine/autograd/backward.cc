@@ -126,14 +126,15 @@ void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  auto whole = begun(core, context, roots, options).then([](std::shared_ptr<Pass> pass) {
+  const auto started = begun(core, context, roots, options);
+  const auto whole = started.then([](std::shared_ptr<Pass> pass) {
     return pass->ended().then([pass](const Future<Outcome>& ended) {
       const Outcome outcome = ended.get();
       if (!outcome.failed()) return Future<void>::ready();
       return pass->told().then([outcome](const Future<void>&) { throw error_of(outcome); });
     });
   });
-  context->began(whole);
+  context->began({started, whole});
   return whole;
 }
 

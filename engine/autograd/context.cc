@@ -25,6 +25,11 @@ void Context::add_worker(int rank) {
   workers_.insert(rank);
 }
 
+void Context::remove_worker(int rank) {
+  std::lock_guard lock(mutex_);
+  workers_.erase(rank);
+}
+
 std::set<int> Context::workers() const {
   std::lock_guard lock(mutex_);
   return workers_;
@@ -69,25 +74,25 @@ std::vector<std::shared_ptr<SendNode>> Context::sends() const {
 
 Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline) {
   std::lock_guard lock(mutex_);
-  if (const auto ended = ended_.find(name.pass); ended != ended_.end()) return {nullptr, false, ended->second};
+  if (const auto ended = ended_.find(name.pass); ended != ended_.end()) return {nullptr, ended->second};
   if (released_) {
     return {nullptr,
-            false,
             {static_cast<int>(Blame::Cancelled),
              "context " + to_text(id_) + " has been released on " + describe(core->self())}};
   }
   auto& pass = passes_[name.pass];
-  if (pass) return {pass, false, {}};
+  if (pass) return {pass, {}};
   fold(name.pass);
   pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
   pass->expect(sends_in(name.plan));
-  return {pass, true, {}};
+  return {pass, {}};
 }
 
 void Context::enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots) {
   std::lock_guard lock(mutex_);
   if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
   fold(pass->name().pass);
+  std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
   passes_.emplace(pass->name().pass, pass);
   pass->expect(sends_in(pass->name().plan), roots);
 }
@@ -151,15 +156,15 @@ void Context::remember(PassId pass, const Outcome& outcome) {
   endings_.pop_front();
 }
 
-void Context::began(const Future<void>& pass) {
+void Context::began(Running pass) {
   std::lock_guard lock(mutex_);
-  std::erase_if(running_, [](const Future<void>& one) { return one.done(); });
-  running_.push_back(pass);
+  std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
+  running_.push_back(std::move(pass));
 }
 
-std::vector<Future<void>> Context::running_here() {
+std::vector<Context::Running> Context::running_here() {
   std::lock_guard lock(mutex_);
-  std::erase_if(running_, [](const Future<void>& one) { return one.done(); });
+  std::erase_if(running_, [](const Running& one) { return one.ended.done() && !one.ended.failed(); });
   return running_;
 }
 
@@ -228,6 +233,19 @@ at::Tensor Context::gradient(const at::Tensor& parameter) {
   fold(std::nullopt);
   const at::Tensor* found = gradients_.find(parameter);
   return found == nullptr ? at::Tensor() : *found;
+}
+
+at::Tensor Context::gradient_so_far(const at::Tensor& parameter) {
+  std::lock_guard lock(mutex_);
+  require_alive();
+  const at::Tensor* found = gradients_.find(parameter);
+  at::Tensor sum = found == nullptr ? at::Tensor() : *found;
+  for (auto& [pass, gradients] : fresh_) {
+    const at::Tensor* one = gradients.find(parameter);
+    if (one == nullptr || !one->defined()) continue;
+    sum = gradients.replaces(parameter) ? *one : sum_of(sum, *one);
+  }
+  return sum;
 }
 
 std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {

@@ -43,6 +43,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // --- recording
   // That worker takes part: it was called from here, or called here.
   void add_worker(int rank);
+  // It has ended the context by itself: nobody needs to tell it.
+  void remove_worker(int rank);
   std::set<int> workers() const;
   // A message with these tensors goes to that worker; nothing where there are none.
   void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);
@@ -57,10 +59,9 @@ class Context : public std::enable_shared_from_this<Context> {
   // --- passes
   struct Joined {
     std::shared_ptr<Pass> pass;  // null where it has ended here
-    bool began = false;          // by this
     Outcome outcome;             // if it has ended
   };
-  // The pass of that name; begun if it is new here.
+  // The pass of that name, in which this worker is known to take part; begun if it is new here.
   Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
   // The root's own, before any message of it can come. Throws Caller after release().
   void enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots);
@@ -77,12 +78,19 @@ class Context : public std::enable_shared_from_this<Context> {
   std::optional<PassId> planned_for(const std::vector<torch::autograd::Edge>& roots) const;
   void remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan);
 
-  // backward_async() of this worker, until it has ended.
-  void began(const Future<void>& pass);
-  std::vector<Future<void>> running_here();
+  // backward_async() of this worker, until it has ended well, or another pass begins: the pass, once its plan is known, and
+  // its end.
+  struct Running {
+    Future<std::shared_ptr<Pass>> begun;
+    Future<void> ended;
+  };
+  void began(Running pass);
+  std::vector<Running> running_here();
 
   // --- results; Caller after release()
   at::Tensor gradient(const at::Tensor& parameter);
+  // The same, while passes that have ended here may yet fail elsewhere: then theirs is discarded as ever.
+  at::Tensor gradient_so_far(const at::Tensor& parameter);
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients();
 
   bool released() const { return released_; }
@@ -109,7 +117,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive
   std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
   Gradients gradients_;
-  std::vector<Future<void>> running_;
+  std::vector<Running> running_;
 };
 
 }  // namespace weft::autograd

@@ -1,9 +1,16 @@
+#include <ATen/ops/add.h>
+#include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <weft/engine/autograd/gradients.h>
 
 namespace weft::autograd {
+
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() ? a : b;
+  return a.is_sparse() ? b.add(a) : a.add(b);  // a sparse one takes no dense one
+}
 
 at::Tensor& Gradients::of(const at::Tensor& parameter) {
   const auto [found, fresh] = places_.try_emplace(parameter.unsafeGetTensorImpl(), all_.size());
@@ -20,10 +27,18 @@ void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std
                                                   [&](at::Tensor&& result) { sum = std::move(result); });
 }
 
+void Gradients::absorb(const at::Tensor& parameter, const at::Tensor& earlier) {
+  const c10::AutoGradMode no_grad(false);
+  absorbed_.insert(parameter.unsafeGetTensorImpl());
+  if (!earlier.defined()) return;
+  at::Tensor& gradient = of(parameter);
+  gradient = gradient.defined() ? sum_of(gradient, earlier) : earlier.clone();
+}
+
 void Gradients::merge(Gradients&& other) {
   for (auto& [parameter, gradient] : other.all_) {
     if (!gradient.defined()) continue;
-    if (at::Tensor& sum = of(parameter); !sum.defined()) {
+    if (at::Tensor& sum = of(parameter); !sum.defined() || other.replaces(parameter)) {
       sum = std::move(gradient);
     } else {
       add(parameter, gradient, 1);

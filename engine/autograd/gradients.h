@@ -3,18 +3,27 @@
 
 #include <deque>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 
 namespace weft::autograd {
 
+// Both may be dense or sparse, or undefined; neither is changed.
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b);
+
 class Gradients {
  public:
   // Adds to the parameter's gradient. Takes the memory over where nobody else uses it and its layout is the parameter's;
   // else copies (the rules of libtorch's AccumulateGrad). `held`: how many references to `gradient` the caller has.
   void add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held);
-  // Adds all of another's, which is empty afterwards.
+  // What `earlier` is to another object, which this will be merged into, becomes part of the parameter's gradient here: the
+  // merge then replaces it. `earlier` is copied, and may be undefined.
+  void absorb(const at::Tensor& parameter, const at::Tensor& earlier);
+  // Whether a merge of this replaces the parameter's gradient.
+  bool replaces(const at::Tensor& parameter) const { return absorbed_.contains(parameter.unsafeGetTensorImpl()); }
+  // Adds all of another's, or puts it in the place of what it has absorbed; the other is empty afterwards.
   void merge(Gradients&& other);
   // To be read and replaced; undefined for none. Valid until the object goes.
   at::Tensor& of(const at::Tensor& parameter);
@@ -26,6 +35,7 @@ class Gradients {
  private:
   std::deque<std::pair<at::Tensor, at::Tensor>> all_;  // parameter, gradient
   std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
+  std::unordered_set<const c10::TensorImpl*> absorbed_;
 };
 
 }  // namespace weft::autograd

@@ -62,8 +62,9 @@ Future<Outcome> gradient(GradientMessage message) {
   const auto joined = context->join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
   const auto ended = joined.pass->ended();
+  const bool first = joined.pass->adopt();
   joined.pass->arrive(send, std::move(message.gradients));
-  if (joined.began || ended.done()) return ended;
+  if (first || ended.done()) return ended;
   return Future<Outcome>::ready({});
 }
 
@@ -90,6 +91,7 @@ void clean_up(ContextId context) {
   const auto core = here.core();
   // On the crew: what a context keeps may take long to destroy.
   core->crew()->run(Task([core, context, from = here.call().caller] {
+    if (const auto known = core->contexts().find(context)) known->remove_worker(from.rank);
     core->contexts().release(context, "it was released on " + describe(from));
   }));
 }

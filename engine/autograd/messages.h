@@ -28,8 +28,8 @@ void clean_up(ContextId context);
 
 namespace messages {
 
-// Answered when the pass has ended there, if this began it; else once it has run as far as this takes it. Throws what
-// sending throws.
+// Answered when the pass has ended there, if this is the first of it; else once it has run as far as this takes it. Throws
+// what sending throws.
 Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int to, GradientMessage message,
                               Deadline deadline);
 // Tells all that know the context that the pass has failed, and they tell others. Done when all have answered, or cannot be

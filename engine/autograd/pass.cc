@@ -52,7 +52,7 @@ void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vecto
   local_ += static_cast<std::int64_t>(sends.size());
   sends_ = std::move(sends);
   // The start is the root's: elsewhere gradients are all that is waited for.
-  if (roots.empty()) --local_;
+  roots.empty() ? static_cast<void>(--local_) : static_cast<void>(adopt());
   if (!deadline_.is_never()) {
     timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
                                  if (const auto self = weak.lock()) self->expire();
@@ -141,6 +141,10 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   ++open_;
   const rpc::WorkerInfo& to = node.from();
   const std::string where = "sending a gradient to " + describe(to);
+  {
+    std::lock_guard lock(mutex_);
+    reached_.insert(to.rank);
+  }
   try {
     const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
@@ -167,6 +171,11 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
 void Pass::at_end(std::function<void()> callback) {
   std::lock_guard lock(mutex_);
   at_end_.push_back(std::move(callback));
+}
+
+bool Pass::reached(int rank) const {
+  std::lock_guard lock(mutex_);
+  return reached_.contains(rank);
 }
 
 at::Tensor& Pass::gradient(const at::Tensor& parameter) {
@@ -239,6 +248,12 @@ void Pass::fail(const Outcome& why) {
 Future<void> Pass::told() const {
   std::lock_guard lock(mutex_);
   return told_;
+}
+
+void Pass::absorb(const at::Tensor& parameter) {
+  const at::Tensor earlier = context_->gradient_so_far(parameter);
+  std::lock_guard lock(mutex_);
+  gradients_.absorb(parameter, earlier);
 }
 
 void Pass::caught(const std::string& where) noexcept { fail(outcome(std::current_exception(), where)); }

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include <weft/base/event_loop.h>
@@ -31,11 +32,16 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
   // The pass begins here, at the root. Runs what it can.
   void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
+  // True once, for the first gradient that comes here: its sender is answered when the pass has ended here. Never at the
+  // root.
+  bool adopt() { return !adopted_.exchange(true); }
   // The gradients of a message that was sent from here. Runs what it can.
   void arrive(const std::shared_ptr<SendNode>& send, variable_list gradients);
   // Ends it on all workers, unless it has ended.
   void fail(const Outcome& why);
   Future<Outcome> ended() const { return promise_.future(); }
+  // Whether a gradient has gone from here to that worker, which therefore takes part.
+  bool reached(int rank) const;
   // Once it has failed: done when the others have been told, as far as they can be.
   Future<void> told() const;
 
@@ -47,6 +53,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void at_end(std::function<void()> callback);
   // What the pass has brought for the parameter; undefined if nothing yet. May be replaced; valid while the pass runs.
   at::Tensor& gradient(const at::Tensor& parameter);
+  // Adds to that what the context has of earlier passes, whose sum it will replace when this one has succeeded.
+  void absorb(const at::Tensor& parameter);
 
  private:
   void work(std::vector<Ready> ready);
@@ -65,6 +73,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   trace::Operation traced_;  // whoever ends the pass ends it
   EventLoop::Registration timer_;
   std::atomic<bool> ended_{false};
+  std::atomic<bool> adopted_{false};
   std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start
   std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
 
@@ -72,6 +81,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   Graph graph_;
   std::vector<std::shared_ptr<SendNode>> sends_;  // keeps their graphs alive
   std::map<MessageId, int> expected_;             // and to whom the message went
+  std::set<int> reached_;
   std::vector<std::function<void()>> at_end_;
   Gradients gradients_;
   Future<void> told_;

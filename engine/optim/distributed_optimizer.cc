@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <sstream>
 
 #include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/pass.h>
 #include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/tensor/tensor.h>
@@ -13,7 +15,44 @@ namespace weft::optim {
 // What drivers call.
 namespace internal {
 using Shared = std::shared_ptr<LocalOptimizer>;
-void step_one(Shared& optimizer, std::uint64_t context) { optimizer->step(context); }
+constexpr std::size_t kMostPasses = 256;
+// Nothing where this worker knows nothing of the context.
+void step_one(Shared& optimizer, std::uint64_t id) {
+  if (const auto context = rpc::current_call("step()").core()->contexts().find(id)) optimizer->step(*context);
+}
+// When the passes have ended well here. The caller takes part in them, and has sent gradients of each to this worker.
+Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassName> passes) {
+  const rpc::CallAmbient& here = rpc::current_call("step()");
+  const auto core = here.core();
+  const auto context = core->contexts().find(id);
+  if (!context) {
+    throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " + autograd::to_text(id));
+  }
+  if (passes.size() > kMostPasses) throw Error(Blame::Caller, "a step behind " + std::to_string(passes.size()) + " passes");
+  std::vector<Future<void>> ended;
+  for (autograd::PassName& name : passes) {
+    name.context = id;
+    const auto joined = context->join(core, name, here.call().deadline);
+    const auto outcome =
+        joined.pass ? joined.pass->ended() : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
+    ended.push_back(outcome.then([](const autograd::Outcome& how) {
+      if (how.failed()) throw Error(Blame::Cancelled, "it has not stepped: " + how.text);
+    }));
+  }
+  // On a thread of its own: whoever has ended the pass has others to tell.
+  return when_all(std::move(ended)).then([core, context, optimizer] {
+    Promise<void> stepped(core->crew());
+    core->crew()->run(Task([context, optimizer, stepped] {
+      try {
+        optimizer->step(*context);
+        stepped.set();
+      } catch (...) {
+        stepped.set_error(std::current_exception());
+      }
+    }));
+    return stepped.future();
+  });
+}
 void set_lr_of(Shared& optimizer, double lr) { optimizer->set_lr(lr); }
 double lr_of(Shared& optimizer) { return optimizer->lr(); }
 std::string save_one(Shared& optimizer) { return optimizer->save(); }
@@ -104,6 +143,62 @@ auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   return asked;
 }
 
+constexpr const char* kStep = "the optimizer's step";
+using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
+
+// Each owner's step: queued there behind the passes where the owner surely takes part in them, else asked for when they
+// have ended everywhere.
+std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, autograd::ContextId context, const Passes& passes,
+                                     const Future<void>& ended) {
+  const weft::detail::AmbientScope outside(nullptr);
+  std::vector<autograd::PassName> names;
+  for (const auto& pass : passes) names.push_back(pass->name());
+  std::vector<Future<void>> asked;
+  for (const Owner& owner : owners) {
+    const bool takes_part = names.size() <= internal::kMostPasses &&
+                            std::ranges::all_of(passes, [&](const auto& pass) { return pass->reached(owner.worker.rank); });
+    asked.push_back(takes_part ? owner.optimizer.async<&internal::step_behind>(context, names)
+                               : ended.then([=](const Future<void>& how) {
+                                   if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
+                                   const weft::detail::AmbientScope still_outside(nullptr);
+                                   return owner.optimizer.async<&internal::step_one>(context);
+                                 }));
+  }
+  return asked;
+}
+
+Future<void> when_ended(const std::vector<Future<void>>& all) {
+  std::vector<Future<void>> ends;
+  for (const auto& one : all) ends.push_back(one.then([](const Future<void>&) {}));
+  return when_all(std::move(ends));
+}
+
+// Done when all owners have answered and the passes have ended. Where a pass has failed that is the error, with those who
+// stepped before they heard of it, and those who were not heard of.
+Future<void> judged(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
+                    const std::vector<Future<void>>& passes) {
+  const auto answered = all_of(owners, kStep, asked);
+  std::vector<Future<void>> all = passes;
+  all.push_back(answered);
+  return when_ended(all).then([=] {
+    const auto broken = std::ranges::find_if(passes, [](const Future<void>& pass) { return pass.failed(); });
+    if (broken == passes.end()) return answered;
+    autograd::Outcome what = autograd::outcome_of(broken->error());
+    std::string stepped, silent;
+    for (std::size_t i = 0; i < owners.size(); ++i) {
+      const auto error = asked[i].error();
+      const int blame = error ? autograd::outcome_of(error).blame : -1;
+      const bool is_silent = blame == static_cast<int>(Blame::Timeout) || blame == static_cast<int>(Blame::PeerLost);
+      if (error && !is_silent) continue;
+      std::string& list = error ? silent : stepped;
+      list += (list.empty() ? "" : ", ") + describe(owners[i].worker);
+    }
+    if (!stepped.empty()) what.text += "; have stepped before they heard of it: " + stepped;
+    if (!silent.empty()) what.text += "; may have stepped, and do not answer: " + silent;
+    throw Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
+  });
+}
+
 }  // namespace
 
 std::string saved(const torch::optim::OptimizerOptions& options) { return text_of(options); }
@@ -130,14 +225,14 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
   }
 }
 
-void LocalOptimizer::step(std::uint64_t id) {
-  const auto core = rpc::current_call("step()").core();
-  const auto context = core->contexts().find(id);
-  if (!context) return;
+void LocalOptimizer::step(autograd::Context& context) {
+  const auto core = context.core();
   std::unique_lock<std::mutex> others;
   if (order_ == StepOrder::Locked) others = std::unique_lock(core->contexts().stepping());
   std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) stepped_[i].mutable_grad() = context->gradient(parameters_[i]);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    stepped_[i].mutable_grad() = context.gradient_so_far(parameters_[i]);
+  }
   const auto forget = [this] {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
   };
@@ -199,12 +294,17 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
   if (shared->released()) {
     throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) + " has been released");
   }
-  const auto go = [owners, id = shared->id()] {
-    return all_of(owners, "the optimizer's step", ask<&internal::step_one>(owners, id));
-  };
-  auto running = shared->running_here();
-  if (running.empty()) return go();
-  return when_all(std::move(running)).then(go);
+  const auto running = shared->running_here();
+  if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id()));
+  std::vector<Future<std::shared_ptr<autograd::Pass>>> begun;
+  std::vector<Future<void>> ended;
+  for (const auto& pass : running) {
+    begun.push_back(pass.begun);
+    ended.push_back(pass.ended);
+  }
+  return when_all(std::move(begun)).then([owners, shared, ended](const Passes& passes) {
+    return judged(owners, ask_behind(owners, shared->id(), passes, when_all(ended)), ended);
+  });
 }
 
 void set_lr(const std::vector<Owner>& owners, double lr) {

@@ -32,6 +32,9 @@ enum class StepOrder {
 
 struct DistributedOptimizerOptions {
   StepOrder order = StepOrder::Locked;
+  // Without, the constructor does not block: the first call of the optimizer is queued behind the making on each owner,
+  // costs no round trip more, and throws what the making threw.
+  bool wait_until_made = true;
 };
 
 namespace optim {
@@ -41,9 +44,8 @@ class LocalOptimizer {
  public:
   LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
   virtual ~LocalOptimizer() = default;
-  // With the context's gradients; parameters without one are left as they are. Nothing where this worker has no gradients
-  // of the context.
-  void step(std::uint64_t context);
+  // With the context's gradients; parameters without one are left as they are.
+  void step(autograd::Context& context);
   void set_lr(double lr);
   double lr() const;
   std::string save() const;
@@ -101,9 +103,9 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
 template <class O>
 class DistributedOptimizer {
  public:
-  // Blocks until every owner has its local optimizer. `parameters` belong to one agent of this process; each is a leaf that
-  // requires grad. Throws one Error for all owners where that failed: what the optimizer's constructor threw is in the
-  // text.
+  // Blocks until every owner has its local optimizer, unless it is told not to. `parameters` belong to one agent of this
+  // process; each is a leaf that requires grad. Throws one Error for all owners where that failed: what the optimizer's
+  // constructor threw is in the text.
   template <class Options>
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
                        const DistributedOptimizerOptions& how = {}) {
@@ -112,13 +114,16 @@ class DistributedOptimizer {
     for (const auto& [worker, owned] : optim::by_owner(parameters)) {
       owners_.push_back({worker, agent.remote<&optim::make_local<O, Options>>(worker, owned, travelling, how.order)});
     }
-    optim::wait_for(owners_, "making the optimizer");
+    if (how.wait_until_made) optim::wait_for(owners_, "making the optimizer");
   }
 
   // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others have stepped.
   void step(const AutogradContext& context) const { step_async(context).get(); }
-  // Behind the passes that this worker has begun in the context and that still run: if one fails, so does this, and
-  // nobody steps.
+  // Behind the passes that backward_async() of this worker has begun in the context and that still run, or were the last
+  // and have failed. Owners that this worker sends gradients to are told at once, and step the moment their own part of the
+  // passes has ended: a pass and a step are one round trip to them. Others are told when the passes have ended. If a pass
+  // fails, so does this, on all who have not stepped by then; the error names those who have. (After backward(), nobody
+  // steps when it has failed.)
   Future<void> step_async(const AutogradContext& context) const { return optim::step(owners_, context); }
 
   // The learning rate of all parameters, on all owners.

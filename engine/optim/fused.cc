@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/optim/cuda_steps.h>
 #include <weft/engine/optim/fused.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/kernels/kernels.h>
@@ -24,7 +25,8 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
     throw Error(blame,
                 std::string(name) + ": " + why + " (" + tensor::describe(parameter) + "); use torch::optim::" + plain);
   };
-  if (!parameter.device().is_cpu()) refuse(Blame::Unsupported, "it steps parameters on the CPU only");
+  if (!parameter.is_cpu() && !parameter.is_cuda()) refuse(Blame::Unsupported, "it steps parameters on the CPU and on GPUs");
+  if (gradient.device() != parameter.device()) refuse(Blame::Caller, "a gradient lies on " + gradient.device().str());
   if (gradient.layout() != at::kStrided) refuse(Blame::Caller, "a gradient is sparse");
   const auto fits = [](at::ScalarType type) {
     return type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble;
@@ -34,12 +36,25 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
   if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
-void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups) {
+void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups,
+                   std::shared_ptr<optim::CudaSteps>& cuda) {
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) check_fits(name, plain, parameter);
+      if (!parameter.grad().defined()) continue;
+      check_fits(name, plain, parameter);
+      if (!parameter.is_cuda()) continue;
+      if (!cuda) cuda = std::make_shared<optim::CudaSteps>();
+      cuda->prepare(parameter.get_device());
     }
   }
+}
+
+// What one launch steps: tensors of one device (-1: the CPU) and type.
+template <class T>
+using Calls = std::map<std::pair<int, at::ScalarType>, std::vector<T>>;
+
+std::pair<int, at::ScalarType> call_of(const at::Tensor& parameter) {
+  return {parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type()};
 }
 
 // The tensor with its elements in the parameter's order in memory: itself, where it has that.
@@ -59,10 +74,10 @@ at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
 at::Tensor FusedSGD::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
-  check_all_fit("FusedSGD", "SGD", param_groups_);
+  check_all_fit("FusedSGD", "SGD", param_groups_, cuda_);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
-    std::map<at::ScalarType, std::vector<kernels::SgdTensor>> calls;
+    Calls<kernels::SgdTensor> calls;
     std::vector<at::Tensor> kept;  // what the slices below name
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -76,16 +91,16 @@ at::Tensor FusedSGD::step(LossClosure closure) {
         buffer = one.first_step ? at::empty_like(parameter) : laid_out_like(parameter, buffer);
         one.momentum_buffer = slice_of(buffer);
       }
-      calls[parameter.scalar_type()].push_back(one);
+      calls[call_of(parameter)].push_back(one);
     }
-    for (const auto& [type, tensors] : calls) {
-      const Dtype dtype = tensor::dtype_of(type);
-      kernels::sgd_step(tensors, dtype, dtype,
-                        {.lr = options.lr(),
-                         .momentum = options.momentum(),
-                         .dampening = options.dampening(),
-                         .weight_decay = options.weight_decay(),
-                         .nesterov = options.nesterov()});
+    const kernels::SgdOptions how{.lr = options.lr(),
+                                  .momentum = options.momentum(),
+                                  .dampening = options.dampening(),
+                                  .weight_decay = options.weight_decay(),
+                                  .nesterov = options.nesterov()};
+    for (const auto& [where, tensors] : calls) {
+      const Dtype dtype = tensor::dtype_of(where.second);
+      where.first < 0 ? kernels::sgd_step(tensors, dtype, dtype, how) : cuda_->sgd(where.first, tensors, dtype, how);
     }
   }
   return loss;
@@ -94,10 +109,10 @@ at::Tensor FusedSGD::step(LossClosure closure) {
 at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
-  check_all_fit("FusedAdamW", "AdamW", param_groups_);
+  check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
-    std::map<at::ScalarType, std::vector<kernels::AdamWTensor>> calls;
+    Calls<kernels::AdamWTensor> calls;
     std::vector<at::Tensor> kept;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -114,17 +129,17 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
           state.step() + 1};
       if (options.amsgrad()) one.max_exp_avg_sq = ready(state.max_exp_avg_sq());
       state.step(one.step);
-      calls[parameter.scalar_type()].push_back(one);
+      calls[call_of(parameter)].push_back(one);
     }
-    for (const auto& [type, tensors] : calls) {
-      const Dtype dtype = tensor::dtype_of(type);
-      kernels::adamw_step(tensors, dtype, dtype,
-                          {.lr = options.lr(),
-                           .beta1 = std::get<0>(options.betas()),
-                           .beta2 = std::get<1>(options.betas()),
-                           .eps = options.eps(),
-                           .weight_decay = options.weight_decay(),
-                           .amsgrad = options.amsgrad()});
+    const kernels::AdamWOptions how{.lr = options.lr(),
+                                    .beta1 = std::get<0>(options.betas()),
+                                    .beta2 = std::get<1>(options.betas()),
+                                    .eps = options.eps(),
+                                    .weight_decay = options.weight_decay(),
+                                    .amsgrad = options.amsgrad()};
+    for (const auto& [where, tensors] : calls) {
+      const Dtype dtype = tensor::dtype_of(where.second);
+      where.first < 0 ? kernels::adamw_step(tensors, dtype, dtype, how) : cuda_->adamw(where.first, tensors, dtype, how);
     }
   }
   return loss;

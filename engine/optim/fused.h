@@ -3,25 +3,44 @@
 // those of the class they derive from, so that either reads what the other wrote. Results agree to the rounding of fused
 // multiply-adds; fp16 and bf16 are computed in fp32 and rounded once (libtorch rounds after every operation).
 //
-// For dense tensors of fp16, bf16, fp32 and fp64 on the CPU, whose strides fill memory without gaps. For others step()
-// throws before it changes anything: Unsupported on a GPU, Caller otherwise, with the advice to take libtorch's own.
+// For dense tensors of fp16, bf16, fp32 and fp64 on the CPU and on GPUs, whose strides fill memory without gaps. On a GPU a
+// step is enqueued on libtorch's current stream of its device; the first one loads the kernels, which may block. For others
+// step() throws before it changes anything: Unsupported for other devices and where kernels cannot be loaded, Caller
+// otherwise, with the advice to take libtorch's own.
 #pragma once
+
+#include <memory>
+#include <utility>
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 namespace weft {
 
+namespace optim {
+class CudaSteps;
+}
+
 class FusedSGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
   at::Tensor step(LossClosure closure = nullptr) override;
+  // For Weft's own use: steps on other GPUs than the machine's.
+  void step_by(std::shared_ptr<optim::CudaSteps> cuda) { cuda_ = std::move(cuda); }
+
+ private:
+  std::shared_ptr<optim::CudaSteps> cuda_;  // null until a parameter lies on a GPU
 };
 
 class FusedAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
   at::Tensor step(LossClosure closure = nullptr) override;
+  // For Weft's own use: steps on other GPUs than the machine's.
+  void step_by(std::shared_ptr<optim::CudaSteps> cuda) { cuda_ = std::move(cuda); }
+
+ private:
+  std::shared_ptr<optim::CudaSteps> cuda_;  // null until a parameter lies on a GPU
 };
 
 }  // namespace weft

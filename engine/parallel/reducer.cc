@@ -189,6 +189,8 @@ void Reducer::mark_ready(std::size_t parameter) {
 }
 
 void Reducer::fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter) {
+  // As in parameter.grad(): what passes under no_sync() have brought is averaged with the rest.
+  if (auto* pass = autograd::Pass::current()) pass->absorb(parameters_[parameter].tensor);
   at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
   if (bucket.sparse) {
     bucket.sparse_gradient = gradient;

@@ -1,21 +1,24 @@
 // What an iteration of distributed training costs, between two workers on one host, each on a core of its own: the listing
 // of the field's overview (two tensors on another worker, their sum here, backward, a step of SGD), and with tensors and
 // optimizer kept. Weft over shared memory and TCP, against Python's torch.distributed.autograd on the same torch, and
-// against the same in one process.
+// against the same in one process. Then, over links in one process that count and can be slow (autograd_linked.cc):
+// messages and bytes of a step, round trips, and what a model in two stages hides of a slow link.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <sstream>
 
 #include <torch/torch.h>
 
+#include <weft/profiling/bench/autograd_listing.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/profiling/bench/workers.h>
-#include <weft/weft.h>
 
 namespace {
 
+using weft::bench::Kept;
 using weft::bench::now;
 
 struct Case {
@@ -23,7 +26,7 @@ struct Case {
   int iterations;  // of one sample
   int samples;
 };
-constexpr Case kCases[] = {{"listing", 20, 20}, {"kept", 40, 20}, {"kept exact", 40, 20}};
+constexpr Case kCases[] = {{"listing", 20, 20}, {"kept", 40, 20}, {"kept, queued", 40, 20}, {"kept exact", 40, 20}};
 
 const Case& case_named(const std::string& name) {
   for (const Case& one : kCases) {
@@ -31,35 +34,6 @@ const Case& case_named(const std::string& name) {
   }
   std::fprintf(stderr, "autograd_bench: no case '%s'\n", name.c_str());
   std::exit(1);
-}
-
-at::Tensor random_tensor() { return torch::rand({3, 3}, at::TensorOptions().requires_grad(true)); }
-
-using Optimizer = weft::DistributedOptimizer<torch::optim::SGD>;
-const torch::optim::SGDOptions kOptions(0.05);
-
-struct Kept {
-  explicit Kept(weft::rpc::Agent& agent)
-      : first(agent.remote<&random_tensor>(1)),
-        second(agent.remote<&random_tensor>(1)),
-        optimizer({first, second}, kOptions) {}
-  weft::RRef<at::Tensor> first, second;
-  Optimizer optimizer;
-};
-
-void listing(weft::rpc::Agent& agent) {
-  weft::AutogradContext context(agent);
-  const auto first = agent.remote<&random_tensor>(1), second = agent.remote<&random_tensor>(1);
-  const auto a = first.fetch(), b = second.fetch();
-  context.backward({(a.get() + b.get()).sum()});
-  Optimizer({first, second}, kOptions).step(context);
-}
-
-void kept(weft::rpc::Agent& agent, const Kept& with, weft::BackwardMode mode) {
-  weft::AutogradContext context(agent);
-  const auto a = with.first.fetch(), b = with.second.fetch();
-  context.backward({(a.get() + b.get()).sum()}, {.mode = mode});
-  with.optimizer.step(context);
 }
 
 template <class Iteration>
@@ -79,11 +53,14 @@ int work(const std::string& transport, const Case& one) {
   auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()), {.transports = {transport}});
   if (agent.self().rank == 0) {
     if (std::strcmp(one.name, "listing") == 0) {
-      measure(one, [&] { listing(agent); });
+      measure(one, [&] { weft::bench::listing(agent); });
     } else {
       const Kept with(agent);
-      const auto mode = std::strcmp(one.name, "kept") == 0 ? weft::BackwardMode::Fast : weft::BackwardMode::Exact;
-      measure(one, [&] { kept(agent, with, mode); });
+      const bool exact = std::strcmp(one.name, "kept exact") == 0, queued = std::strcmp(one.name, "kept, queued") == 0;
+      measure(one, [&] {
+        if (queued) return weft::bench::kept_queued(agent, with);
+        weft::bench::kept(agent, with, exact ? weft::BackwardMode::Exact : weft::BackwardMode::Fast);
+      });
     }
   }
   agent.shutdown();
@@ -97,10 +74,10 @@ int work_alone(const Case& one) {
   std::optional<at::Tensor> first, second;
   measure(one, [&] {
     if (!first || std::strcmp(one.name, "listing") == 0) {
-      first = random_tensor();
-      second = random_tensor();
+      first = weft::bench::random_tensor();
+      second = weft::bench::random_tensor();
     }
-    torch::optim::SGD optimizer({*first, *second}, kOptions);
+    torch::optim::SGD optimizer({*first, *second}, weft::bench::kSgd);
     optimizer.zero_grad();
     (*first + *second).sum().backward();
     optimizer.step();
@@ -122,7 +99,7 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   }
   settings.push_back({"one process", {self, "--alone", one.name}, 1});
   if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
-      python != nullptr && std::strcmp(one.name, "kept exact") != 0) {
+      python != nullptr && (std::strcmp(one.name, "listing") == 0 || std::strcmp(one.name, "kept") == 0)) {
     settings.push_back(
         {"torch.distributed.autograd",
          {python, AUTOGRAD_PYTHON, one.name, std::to_string(one.iterations / 4), std::to_string(one.samples)}});
@@ -138,11 +115,56 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   }
 }
 
+std::vector<double> numbers_of(const std::string& self, const std::string& what) {
+  std::istringstream text(weft::bench::run_workers({self, "--linked", what}, 1).text);
+  return {std::istream_iterator<double>(text), {}};
+}
+
+void count(const std::string& name, weft::bench::Report& report, const std::string& self) {
+  const std::string row = "per step: " + name;
+  if (!report.wants(row)) return;
+  const auto numbers = numbers_of(self, "count:" + name);
+  const auto bytes = static_cast<std::size_t>(numbers.at(1));
+  report.add({row, "weft", bytes, "messages", "msgs", numbers[0], numbers[0], 1});
+  report.add({row, "weft", bytes, "bytes", "B", numbers[1], numbers[1], 1});
+}
+
+void go_far(const std::string& name, weft::bench::Report& report, const std::string& self) {
+  const std::string row = "round trips of 10 ms: " + name;
+  if (!report.wants(row)) return;
+  weft::bench::Samples trips;
+  for (const double one : numbers_of(self, "far:" + name)) trips.add(one);
+  report.add({row, "weft", 36, "round trips", "trips", trips.quantile(0.5), trips.quantile(0.99), trips.count()});
+}
+
+// A step against the longer of computing and communicating, and the share of communication that does not lengthen it.
+void two_stages(const char* share, weft::bench::Report& report, const std::string& self) {
+  const std::string row = std::string("two stages, link ") + share + " x compute";
+  if (!report.wants(row)) return;
+  std::vector<weft::bench::Samples> found(7);
+  for (int round = 0; round < report.runs(); ++round) {
+    auto numbers = numbers_of(self, std::string("stages:") + share);
+    const double compute = numbers.at(0), without = numbers.at(2), limited = numbers.at(3), link = numbers.at(4);
+    numbers.push_back(limited / std::max(compute, link));
+    numbers.push_back(100 * (1 - std::max(0.0, limited - without) / link));
+    for (std::size_t i = 0; i < found.size(); ++i) found[i].add(numbers[i]);
+  }
+  const char* peers[] = {"one stage alone", "one process", "weft, no limit", "weft", "the link alone"};
+  for (const std::size_t i : {3, 2, 0, 1, 4}) report.add(weft::bench::time_row(row, peers[i], 0, found[i], 1e3, "ms"));
+  const auto add = [&](const char* metric, const char* unit, const weft::bench::Samples& of, double bad) {
+    report.add({row, "weft", 0, metric, unit, of.quantile(0.5), of.quantile(bad), of.count()});
+  };
+  add("step over the longer of compute and link", "x", found[5], 0.99);
+  // A link that takes longer than computing cannot be hidden.
+  if (std::atof(share) <= 1) add("communication hidden", "%", found[6], 0.01);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], case_named(argv[3]));
   if (argc == 3 && std::strcmp(argv[1], "--alone") == 0) return work_alone(case_named(argv[2]));
+  if (argc == 3 && std::strcmp(argv[1], "--linked") == 0) return weft::bench::work_linked(argv[2]);
   weft::bench::Report report("autograd", argc, argv, /*default_runs=*/3);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
     report.note("torch.distributed.autograd is not measured: WEFT_BENCH_PYTHON names no python with torch");
@@ -151,5 +173,10 @@ int main(int argc, char** argv) {
   for (const Case& one : kCases) {
     if (report.wants(one.name)) compare(one, report, self);
   }
+  for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
+    count(name, report, self);
+  for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
+    go_far(name, report, self);
+  for (const char* share : {"0.5", "2"}) two_stages(share, report, self);
   return report.finish();
 }

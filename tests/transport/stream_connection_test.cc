@@ -1,5 +1,6 @@
 // Connections over streams that misbehave on purpose. What every transport must do is in tests/conformance/connection.
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <future>
 
@@ -76,6 +77,38 @@ TEST(StreamConnection, CarriesMessagesInPiecesOfAnySize) {
       EXPECT_TRUE(empty.payloads.empty());
     }
   }
+}
+
+TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime) {
+  using namespace std::chrono_literals;
+  Ends ends;
+  Mailbox mail(*ends.b, ends.loop_b);
+  const auto large = pattern(4, 3 * kRing + 1);
+  const auto send_all = [&] {
+    for (int i = 0; i < 3; ++i) ends.a->send(bytes_of(std::to_string(i)), std::array{slice_of(large)}, nullptr, {});
+  };
+  const auto receive_all = [&] {
+    for (int i = 0; i < 3; ++i) {
+      const Letter letter = mail.next();
+      EXPECT_EQ(letter.header, std::to_string(i));
+      EXPECT_EQ(letter.payloads.at(0), large);
+    }
+  };
+  send_all();
+  receive_all();
+  constexpr double kBytesPerSecond = 2e6;
+  ends.a_to_b.slow_down(5ms, kBytesPerSecond);
+  const auto start = std::chrono::steady_clock::now();
+  send_all();
+  receive_all();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(took.count(), 5e-3 + 3 * static_cast<double>(large.size()) / kBytesPerSecond);
+  // What is sent over the fast link again does not overtake what is still on its way.
+  ends.a->send(bytes_of("slow"), {}, nullptr, {});
+  ends.a_to_b.slow_down(0ns, 0);
+  ends.a->send(bytes_of("fast"), {}, nullptr, {});
+  EXPECT_EQ(mail.next().header, "slow");
+  EXPECT_EQ(mail.next().header, "fast");
 }
 
 TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {

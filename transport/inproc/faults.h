@@ -8,7 +8,9 @@
 // while bytes flow, from every thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -33,6 +35,8 @@ class Faults {
   void corrupt(std::uint64_t position) const;
   // No call reads, writes or shows more than so many bytes.
   void move_at_most(std::size_t bytes) const;
+  // What is written from now on comes over a link of this speed (0: no limit), so much later.
+  void slow_down(std::chrono::nanoseconds delay, double bytes_per_second) const;
   // How many bytes the writer has handed over so far.
   std::uint64_t written() const;
 
@@ -53,5 +57,9 @@ constexpr std::size_t kRingBytes = 256 << 10;
 Streams make_streams(std::size_t ring_bytes = kRingBytes, const std::string& name_of_a = "a",
                      const std::string& name_of_b = "b");
 Capabilities capabilities();
+
+// Every connection that engines of this process make from now on over inproc is shown to the function, on the thread that
+// makes it, before anything is sent: `there` is the way from its maker. An empty function ends that. One at a time.
+void on_link(std::function<void(const Faults& there, const Faults& back)> show);
 
 }  // namespace weft::transport::inproc

@@ -59,6 +59,27 @@ class Places {
   std::uint64_t nonce_ = 0;
 };
 
+// Who wants to see new connections.
+class Shown {
+ public:
+  static Shown& of_process() {
+    static Shown shown;
+    return shown;
+  }
+  void set(std::function<void(const Faults&, const Faults&)> show) {
+    std::lock_guard lock(mutex_);
+    show_ = std::move(show);
+  }
+  void made(const Streams& streams) {
+    std::lock_guard lock(mutex_);
+    if (show_) show_(streams.a_to_b, streams.b_to_a);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::function<void(const Faults&, const Faults&)> show_;
+};
+
 // "pid/number/nonce".
 struct Address {
   std::uint64_t process = 0;
@@ -139,6 +160,7 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   if (!options.loop) throw Error(Blame::Caller, "inproc connect: a loop must be given");
   const std::string name = address + " connection " + std::to_string(++connections);
   Streams streams = make_streams(kRingBytes, name, address);
+  Shown::of_process().made(streams);
   auto connection = connect_over(std::move(streams.a), capabilities(), "inproc", options.loop);
   if (const auto unreachable = why_unreachable(address)) {
     streams.b_to_a.cut_at(0, Error(Blame::PeerLost, *unreachable));
@@ -162,6 +184,8 @@ class Inproc final : public Transport {
 };
 
 }  // namespace
+
+void on_link(std::function<void(const Faults&, const Faults&)> show) { Shown::of_process().set(std::move(show)); }
 
 Result<std::shared_ptr<Transport>> open() { return std::shared_ptr<Transport>(std::make_shared<Inproc>()); }
 

@@ -22,6 +22,18 @@ void Notice::post() const {
   });
 }
 
+EventLoop::Registration Notice::post_at(Deadline time) const {
+  std::lock_guard lock(state_->mutex);
+  if (!state_->loop) return {};
+  return state_->loop->at(time, Task([state = state_] {
+                            {
+                              std::lock_guard again(state->mutex);
+                              if (!state->loop) return;
+                            }
+                            state->call();
+                          }));
+}
+
 void Notice::stop() noexcept {
   std::lock_guard lock(state_->mutex);
   state_->loop = nullptr;
@@ -39,7 +51,8 @@ std::size_t Pipe::write(std::span<const Bytes> pieces) {
     put(piece.first(part));
     written += part;
   }
-  if (written > 0) tell_reader();
+  travel(tail_ - written);
+  if (written > 0) travelling_.empty() ? tell_reader() : tell_of_arrival();
   if (written < offered) {
     writer_waits_ = true;
     if (deaf_ || (written > 0 && written == at_most_)) tell_writer();  // there is room, or never will be
@@ -61,6 +74,49 @@ void Pipe::put(Bytes bytes) {
   }
 }
 
+// Bytes leave in pieces, so that there is room again before all have come.
+void Pipe::travel(std::uint64_t from) {
+  if (delay_.count() == 0 && bytes_per_second_ == 0) return;
+  const std::uint64_t piece = std::max<std::uint64_t>(ring_.size() / 16, 1);
+  sent_ = std::max(sent_, Deadline::Clock::now());
+  if (travelling_.empty()) come_ = from;
+  while (from < tail_) {
+    const std::uint64_t part = std::min(tail_ - from, piece);
+    from += part;
+    if (bytes_per_second_ > 0) {
+      sent_ += std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * static_cast<double>(part) / bytes_per_second_));
+    }
+    travelling_.push_back({from, sent_ + delay_});
+  }
+}
+
+std::uint64_t Pipe::arrived() const {
+  if (travelling_.empty()) return tail_;
+  const auto now = Deadline::Clock::now();
+  while (!travelling_.empty() && travelling_.front().comes <= now) {
+    come_ = travelling_.front().end;
+    travelling_.pop_front();
+  }
+  return travelling_.empty() ? tail_ : come_;
+}
+
+void Pipe::reader_waits() {
+  reader_waits_ = true;
+  tell_of_arrival();
+}
+
+void Pipe::tell_of_arrival() {
+  if (!reader_ || !reader_waits_ || travelling_.empty() || travelling_.front().comes == arrival_at_) return;
+  arrival_at_ = travelling_.front().comes;
+  arrival_ = reader_->post_at(Deadline::at(arrival_at_));
+}
+
+void Pipe::slow_down(std::chrono::nanoseconds delay, double bytes_per_second) {
+  std::lock_guard lock(mutex_);
+  delay_ = delay;
+  bytes_per_second_ = bytes_per_second;
+}
+
 void Pipe::finish(const Error& why) {
   std::lock_guard lock(mutex_);
   if (!finished_) finished_ = why;
@@ -80,7 +136,7 @@ std::optional<Error> Pipe::deaf() const {
 Pipe::Bytes Pipe::peek(std::size_t wanted) {
   std::lock_guard lock(mutex_);
   const auto come = std::min(static_cast<std::size_t>(visible() - std::min(visible(), head_)), at_most_);
-  if (come < wanted) reader_waits_ = true;
+  if (come < wanted) reader_waits();
   const std::size_t at = static_cast<std::size_t>(head_ % ring_.size());
   const std::size_t contiguous = std::min(come, ring_.size() - at);
   if (contiguous >= std::min(wanted, come)) return {&ring_[at], contiguous};
@@ -109,7 +165,7 @@ std::size_t Pipe::read(std::span<std::byte> to) {
   copy_from_ring(to.first(count));
   head_ += count;
   tell_of_room();
-  if (count < to.size()) reader_waits_ = true;
+  if (count < to.size()) reader_waits();
   return count;
 }
 
@@ -128,7 +184,9 @@ std::optional<Error> Pipe::end() const {
 void Pipe::on_bytes(std::optional<Notice> notice) {
   std::lock_guard lock(mutex_);
   reader_ = std::move(notice);
-  reader_waits_ = true;
+  arrival_.reset();
+  arrival_at_ = {};
+  reader_waits();
   if (head_ < visible() || finished_) tell_reader();
 }
 

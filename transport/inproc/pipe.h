@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -23,6 +25,8 @@ class Notice {
  public:
   Notice(EventLoop& loop, std::function<void()> call);
   void post() const;
+  // At that time instead, while the registration lives.
+  EventLoop::Registration post_at(Deadline time) const;
   void stop() noexcept;
 
  private:
@@ -62,10 +66,15 @@ class Pipe {
   void cut_at(std::uint64_t position, const Error& why);
   void corrupt(std::uint64_t position);
   void move_at_most(std::size_t bytes);
+  void slow_down(std::chrono::nanoseconds delay, double bytes_per_second);
   std::uint64_t written() const;
 
  private:
-  std::uint64_t visible() const { return std::min({tail_, held_at_, cut_at_}); }
+  std::uint64_t visible() const { return std::min({arrived(), held_at_, cut_at_}); }
+  std::uint64_t arrived() const;
+  void travel(std::uint64_t from);
+  void reader_waits();
+  void tell_of_arrival();
   void put(Bytes bytes);
   void copy_from_ring(std::span<std::byte> to) const;
   void tell_reader();
@@ -89,6 +98,19 @@ class Pipe {
   std::optional<Error> cut_;
   std::vector<std::uint64_t> corrupted_;
   std::size_t at_most_ = std::numeric_limits<std::size_t>::max();
+
+  // A slow link: what is on its way, by the position behind it.
+  struct Travelling {
+    std::uint64_t end = 0;
+    Deadline::Clock::time_point comes;
+  };
+  std::chrono::nanoseconds delay_{0};
+  double bytes_per_second_ = 0;       // 0: no limit
+  Deadline::Clock::time_point sent_;  // when the link has sent all that it was given
+  mutable std::deque<Travelling> travelling_;
+  mutable std::uint64_t come_ = 0;   // up to here, if some are on their way
+  EventLoop::Registration arrival_;  // tells the reader of the next, at arrival_at_
+  Deadline::Clock::time_point arrival_at_;
 };
 
 }  // namespace weft::transport::inproc

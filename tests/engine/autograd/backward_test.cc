@@ -62,30 +62,6 @@ struct Embedding {
   torch::nn::EmbeddingBag bag;
 };
 
-// A local node that goes on only when a gradient has reached the peer.
-std::mutex overlap;
-std::condition_variable overlapped;
-bool arrived = false;
-struct UntilArrived : torch::autograd::Function<UntilArrived> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list gradients) {
-    std::unique_lock lock(overlap);
-    if (!overlapped.wait_for(lock, std::chrono::seconds(20), [] { return arrived; }))
-      throw std::runtime_error("the gradient was held back");
-    return {gradients[0] * 2};
-  }
-};
-at::Tensor tell_arrival(at::Tensor a) {
-  at::Tensor b = a * 3;
-  b.register_hook([](const at::Tensor&) {
-    std::lock_guard lock(overlap);
-    arrived = true;
-    overlapped.notify_all();
-  });
-  return b;
-}
-
 }  // namespace passes
 
 namespace weft {
@@ -548,21 +524,6 @@ TEST_P(Backward, DA042_APassShowsItsSendsAndReceivesToTheProfiler) {
   at::removeCallback(handle);
   EXPECT_EQ(seen["weft::RecvNode"], 2);
   EXPECT_EQ(seen["weft::SendNode"], 2);
-}
-
-TEST_P(Backward, GradientsLeaveBeforeTheRestOfTheLocalPartHasRun) {
-  if (GetParam().as == As::Processes) GTEST_SKIP() << "the peer is seen through this process's memory";
-  passes::arrived = false;
-  run_workers(GetParam(), [](rpc::Agent& agent) {
-    if (agent.self().rank != 0) return;
-    const auto a = leaf({3}), b = leaf({3});
-    AutogradContext context(agent);
-    const at::Tensor there = agent.sync<&passes::tell_arrival>(1, a);
-    // Recorded later, so it would run first but for the gradient that another worker waits for.
-    const at::Tensor here = passes::UntilArrived::apply(b);
-    context.backward({there.sum() + here.sum()});
-    expect_gradients(context, {a, b}, {at::full({3}, 3.0, at::kDouble), at::full({3}, 2.0, at::kDouble)});
-  });
 }
 
 TEST_P(Backward, LocalBackwardIntoWhatCameFromElsewhereIsExplained) {

@@ -88,6 +88,47 @@ TEST(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
   });
 }
 
+// DD-008, in a context.
+TEST(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
+  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    const int rank = agent.self().rank;
+    const auto local_ones = [&](hybrid::Net& net, const at::Tensor& input) {
+      return torch::autograd::grad({net(input).sum()}, net->parameters());
+    };
+    for (const bool views : {true, false}) {
+      hybrid::Net net, plain;
+      DistributedDataParallel ddp(net, group, DdpOptions{.gradient_as_bucket_view = views});
+      DistributedDataParallel outside(plain, group, DdpOptions{.gradient_as_bucket_view = views});
+      for (int round = 0; round < 2; ++round) {
+        plain->zero_grad();
+        AutogradContext context(agent);
+        const auto parameters = net->parameters();
+        {
+          const auto quiet = ddp.no_sync();
+          const auto quiet_outside = outside.no_sync();
+          const auto local = local_ones(net, input_of(rank));
+          for (int pass = 1; pass <= 2; ++pass) {
+            context.backward({ddp(input_of(rank)).sum()});
+            outside(input_of(rank)).sum().backward();
+            for (std::size_t i = 0; i < parameters.size(); ++i) {
+              EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), local[i] * pass)) << i;
+              EXPECT_FALSE(parameters[i].grad().defined());
+            }
+          }
+        }
+        for (int pass = 1; pass <= 2; ++pass) {
+          context.backward({ddp(input_of(rank + 5)).sum()});
+          outside(input_of(rank + 5)).sum().backward();
+          for (std::size_t i = 0; i < parameters.size(); ++i) {
+            EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), plain->parameters()[i].grad())) << i;
+          }
+        }
+        EXPECT_EQ(context.gradients().size(), parameters.size());
+      }
+    }
+  });
+}
+
 TEST(DdpInContexts, DR006_UnevenInputs) {
   hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;

@@ -1,0 +1,40 @@
+// Optimizer steps on GPUs: the kernels, loaded for each device that has parameters, on libtorch's current stream. The host
+// never waits for a step; steps of one optimizer follow each other also where they come on different streams. Used by one
+// thread at a time, as the optimizer is.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+
+#include <weft/base/dtype.h>
+#include <weft/kernels/optimizer.h>
+
+namespace weft::tensor {
+class CudaDevices;
+}
+
+namespace weft::optim {
+
+class CudaSteps {
+ public:
+  CudaSteps();  // on the machine's GPUs, opened at the first use
+  explicit CudaSteps(std::shared_ptr<tensor::CudaDevices> devices);
+  ~CudaSteps();
+  CudaSteps(const CudaSteps&) = delete;
+  CudaSteps& operator=(const CudaSteps&) = delete;
+
+  // Loads the kernels, once for a device, which may block. Throws Unsupported where that cannot be: no GPU of that number,
+  // no code for it, a build without CUDA.
+  void prepare(int device);
+  // Slices lie on the device, which is prepared; gradients have the parameters' type. As in kernels.h.
+  void sgd(int device, std::span<const kernels::SgdTensor> tensors, Dtype dtype, const kernels::SgdOptions& options);
+  void adamw(int device, std::span<const kernels::AdamWTensor> tensors, Dtype dtype, const kernels::AdamWOptions& options);
+
+ private:
+  struct OnDevice;
+  std::shared_ptr<tensor::CudaDevices> devices_;
+  std::map<int, std::unique_ptr<OnDevice>> on_;
+};
+
+}  // namespace weft::optim

@@ -1,0 +1,20 @@
+// cuda_steps.h in a build without CUDA: nothing can be prepared, so nothing is stepped.
+#include <weft/base/error.h>
+#include <weft/engine/optim/cuda_steps.h>
+#include <weft/engine/tensor/cuda_devices.h>
+
+namespace weft::optim {
+
+struct CudaSteps::OnDevice {};
+
+CudaSteps::CudaSteps() : CudaSteps(std::make_shared<tensor::CudaDevices>()) {}
+CudaSteps::CudaSteps(std::shared_ptr<tensor::CudaDevices> devices) : devices_(std::move(devices)) {}
+CudaSteps::~CudaSteps() = default;
+
+void CudaSteps::prepare(int device) { devices_->open(device); }
+void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor>, Dtype, const kernels::SgdOptions&) { prepare(device); }
+void CudaSteps::adamw(int device, std::span<const kernels::AdamWTensor>, Dtype, const kernels::AdamWOptions&) {
+  prepare(device);
+}
+
+}  // namespace weft::optim

@@ -1,0 +1,211 @@
+// What an iteration sends, how often it goes back and forth, and how much of a slow link's time it hides: two workers of
+// one process over inproc, whose links can be made slow.
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/profiling/bench/autograd_listing.h>
+#include <weft/profiling/bench/workers.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/transport/inproc/faults.h>
+
+namespace weft::bench {
+
+namespace {
+
+using namespace std::chrono_literals;
+using transport::inproc::Faults;
+
+// All links of this process.
+class Links {
+ public:
+  Links() {
+    transport::inproc::on_link([this](const Faults& there, const Faults& back) {
+      std::lock_guard lock(mutex_);
+      for (const Faults& way : {there, back}) {
+        way.slow_down(delay_, bytes_per_second_);
+        ways_.push_back(way);
+      }
+    });
+  }
+  ~Links() { transport::inproc::on_link({}); }
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+
+  void slow_down(std::chrono::nanoseconds delay, double bytes_per_second) {
+    std::lock_guard lock(mutex_);
+    delay_ = delay;
+    bytes_per_second_ = bytes_per_second;
+    for (const Faults& way : ways_) way.slow_down(delay, bytes_per_second);
+  }
+  std::uint64_t bytes() {
+    std::lock_guard lock(mutex_);
+    std::uint64_t sum = 0;
+    for (const Faults& way : ways_) sum += way.written();
+    return sum;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Faults> ways_;
+  std::chrono::nanoseconds delay_{0};
+  double bytes_per_second_ = 0;
+};
+
+// Requests that have come to either worker; each has one reply.
+class Requests final : public trace::Observer {
+ public:
+  std::uint64_t count() const { return count_; }
+
+ private:
+  void begun(trace::Kind kind, const char*, std::uint64_t) noexcept override {
+    if (kind == trace::Kind::Served) ++count_;
+  }
+  void ended(trace::Kind, const char*, double, const Error*) noexcept override {}
+  std::atomic<std::uint64_t> count_{0};
+};
+
+// Runs the body as worker 0, on a core of its own, while worker 1 serves on another.
+void together(const std::function<void(rpc::Agent&)>& body) {
+  pin_to_core(0);
+  torch::set_num_threads(1);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto options = [&](int rank) {
+    return rpc::Options{
+        .rank = rank, .world_size = 2, .store = store, .worker_threads = 1, .timeout = 5min, .transports = {"inproc"}};
+  };
+  std::thread other([&] {
+    pin_to_core(1);
+    rpc::Agent agent = rpc::init("worker1", options(1));
+    agent.shutdown();
+  });
+  {
+    rpc::Agent agent = rpc::init("worker0", options(0));
+    body(agent);
+    agent.shutdown();
+  }
+  other.join();
+}
+
+void iterate(const std::string& name, rpc::Agent& agent, const Kept& with) {
+  if (name == "listing") return listing(agent);
+  if (name == "listing, made behind") return listing_made_behind(agent);
+  if (name == "kept, queued") return kept_queued(agent, with);
+  kept(agent, with, name == "kept exact" ? BackwardMode::Exact : BackwardMode::Fast);
+}
+
+// Messages and bytes of an iteration, those that clean up behind it included.
+void count(const std::string& name, Links& links) {
+  static Requests requests;
+  trace::observe(requests);
+  constexpr int kIterations = 200;
+  together([&](rpc::Agent& agent) {
+    const Kept with(agent);
+    // What an iteration leaves behind is sent while the next one runs: ends cancel out.
+    for (int i = 0; i < 20; ++i) iterate(name, agent, with);
+    const auto requests_before = requests.count(), bytes_before = links.bytes();
+    for (int i = 0; i < kIterations; ++i) iterate(name, agent, with);
+    std::printf("%.2f %.1f\n", 2.0 * static_cast<double>(requests.count() - requests_before) / kIterations,
+                static_cast<double>(links.bytes() - bytes_before) / kIterations);
+  });
+}
+
+// Times of an iteration with 5 ms each way, in round trips.
+void go_far(const std::string& name, Links& links) {
+  constexpr auto kEachWay = 5ms;
+  together([&](rpc::Agent& agent) {
+    const Kept with(agent);
+    iterate(name, agent, with);
+    links.slow_down(kEachWay, 0);
+    for (int i = -2; i < 10; ++i) {
+      const double start = now();
+      iterate(name, agent, with);
+      if (i >= 0) std::printf("%.6f ", (now() - start) / std::chrono::duration<double>(2 * kEachWay).count());
+    }
+    links.slow_down(0ns, 0);
+  });
+  std::printf("\n");
+}
+
+constexpr std::int64_t kWidth = 512;
+constexpr std::int64_t kBatch = 64;  // of a micro-batch
+constexpr int kMicroBatches = 64;
+
+struct StageImpl : torch::nn::Module {
+  StageImpl()
+      : net(register_module("net", torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+                                                         torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh()))) {}
+  at::Tensor forward(at::Tensor x) { return net->forward(x); }
+  at::Tensor loss(at::Tensor x) { return net->forward(x).sum(); }
+  torch::nn::Sequential net;
+};
+TORCH_MODULE(Stage);
+
+double seconds_of(const std::function<void()>& step) {
+  std::vector<double> times;
+  for (int i = 0; i < 4; ++i) {
+    const double start = now();
+    step();
+    if (i > 0) times.push_back(now() - start);
+  }
+  std::nth_element(times.begin(), times.begin() + 1, times.end());
+  return times[1];
+}
+
+// A model in two stages, micro-batch after micro-batch: prints seconds of a step for one stage alone (what either worker
+// computes), both in one process, both workers without and with a limit, and what the limited link takes for the bytes:
+// `share` of what one stage takes.
+void two_stages(double share, Links& links) {
+  together([&](rpc::Agent& agent) {
+    Stage here;
+    const auto there = agent.remote<StageImpl>(1);
+    const auto input = torch::rand({kBatch, kWidth});
+    const auto one_stage = [&] {
+      at::Tensor x = input.detach().requires_grad_();
+      std::vector<at::Tensor> outs;
+      for (int i = 0; i < kMicroBatches; ++i) outs.push_back(here->loss(x));
+      at::stack(outs).sum().backward();
+    };
+    Stage second;
+    const auto in_one_process = [&] {
+      std::vector<at::Tensor> outs;
+      for (int i = 0; i < kMicroBatches; ++i) outs.push_back(second->loss(here->forward(input)));
+      at::stack(outs).sum().backward();
+    };
+    const auto by_both = [&] {
+      AutogradContext context(agent);
+      std::vector<Future<at::Tensor>> outs;
+      for (int i = 0; i < kMicroBatches; ++i) {
+        outs.push_back(there.async<&StageImpl::loss>(here->forward(input)));
+      }
+      context.backward({at::stack(when_all(std::move(outs)).get()).sum()});
+    };
+    const double stage = seconds_of(one_stage), whole = seconds_of(in_one_process), free = seconds_of(by_both);
+    // Activations one way, then gradients the other.
+    const double bytes = 2.0 * kMicroBatches * kBatch * kWidth * sizeof(float);
+    const double communication = share * stage;
+    links.slow_down(0ns, bytes / communication);
+    const double limited = seconds_of(by_both);
+    links.slow_down(0ns, 0);
+    std::printf("%.6f %.6f %.6f %.6f %.6f\n", stage, whole, free, limited, communication);
+  });
+}
+
+}  // namespace
+
+int work_linked(const std::string& what) {
+  Links links;
+  const auto is = [&](const std::string& kind) { return what.starts_with(kind + ":"); };
+  const std::string rest = what.substr(std::min(what.size(), what.find(':') + 1));
+  if (is("count")) count(rest, links);
+  if (is("far")) go_far(rest, links);
+  if (is("stages")) two_stages(std::atof(rest.c_str()), links);
+  return 0;
+}
+
+}  // namespace weft::bench

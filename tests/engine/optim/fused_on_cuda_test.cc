@@ -1,0 +1,150 @@
+// The fused optimizers on a GPU: the fake one, whose kernels run the code of the real ones on the host when their stream
+// comes to them. What libtorch would compute there itself (new state, other layouts) it cannot.
+#include <gtest/gtest.h>
+
+#include <c10/core/StreamGuard.h>
+#include <torch/torch.h>
+
+#include <weft/engine/optim/cuda_steps.h>
+#include <weft/engine/optim/fused.h>
+#include <weft/engine/tensor/cuda_devices.h>
+#include <weft/engine/tensor/torch_cuda.h>
+#include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/kernels/fake_kernels.h>
+
+namespace weft {
+namespace {
+
+using harness::FakeDriver;
+using harness::FakeTorchCuda;
+
+class FusedOnCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (tensor::cuda_device_count() > 0)
+      GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
+    fake_ = std::make_unique<FakeDriver>();
+    kernels::define_kernels(*fake_);
+    torch_ = std::make_unique<FakeTorchCuda>(*fake_);
+    steps_ = std::make_shared<optim::CudaSteps>(std::make_shared<tensor::CudaDevices>(fake_->driver()));
+    torch::manual_seed(1);
+  }
+  void TearDown() override {
+    if (fake_) fake_->run();
+    steps_.reset();
+    if (fake_) fake_->run();
+  }
+
+  // The values on the GPU; without the stream's help, for the host may write there.
+  at::Tensor there(const at::Tensor& here) {
+    const at::Tensor copy = torch_->empty(here.sizes(), here.scalar_type());
+    std::memcpy(copy.mutable_data_ptr(), here.const_data_ptr(), here.nbytes());
+    return copy;
+  }
+  static bool same_bytes(const at::Tensor& on_gpu, const at::Tensor& here) {
+    return std::memcmp(on_gpu.const_data_ptr(), here.const_data_ptr(), here.nbytes()) == 0;
+  }
+  // Two parameters of different types, with gradients, here and there.
+  struct Pair {
+    std::vector<at::Tensor> here, there;
+  };
+  Pair parameters() {
+    Pair pair;
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor value = torch::randn({33}).to(type), gradient = torch::randn({33}).to(type);
+      pair.here.push_back(value.clone());
+      pair.there.push_back(there(value));
+      pair.here.back().mutable_grad() = gradient.clone();
+      pair.there.back().mutable_grad() = there(gradient);
+    }
+    return pair;
+  }
+
+  std::unique_ptr<FakeDriver> fake_;
+  std::unique_ptr<FakeTorchCuda> torch_;
+  std::shared_ptr<optim::CudaSteps> steps_;
+};
+
+TEST_F(FusedOnCuda, SgdGivesTheCpusBitsWhenItsStreamComesToIt) {
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
+  const Pair pair = parameters();
+  FusedSGD here(pair.here, options), there(pair.there, options);
+  there.step_by(steps_);
+  for (std::size_t i = 0; i < pair.here.size(); ++i) {
+    const at::Tensor momentum = torch::randn({33}).to(pair.here[i].scalar_type());
+    for (const auto& [optimizer, parameter, buffer] :
+         {std::tuple{&here, pair.here[i], momentum.clone()}, std::tuple{&there, pair.there[i], this->there(momentum)}}) {
+      auto state = std::make_unique<torch::optim::SGDParamState>();
+      state->momentum_buffer(buffer);
+      optimizer->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor before = pair.here[0].clone();
+    here.step();
+    there.step();
+    EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the host has not waited";
+    fake_->run();
+    for (std::size_t i = 0; i < pair.here.size(); ++i) EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
+  }
+}
+
+TEST_F(FusedOnCuda, AdamWToo) {
+  const auto options = torch::optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true);
+  const Pair pair = parameters();
+  FusedAdamW here(pair.here, options), there(pair.there, options);
+  there.step_by(steps_);
+  for (const at::Tensor& parameter : pair.there) {
+    const at::Tensor zeros = at::zeros({33}, parameter.scalar_type());
+    auto state = std::make_unique<torch::optim::AdamWParamState>();
+    state->exp_avg(this->there(zeros));
+    state->exp_avg_sq(this->there(zeros));
+    state->max_exp_avg_sq(this->there(zeros));
+    there.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+  for (int step = 0; step < 3; ++step) {
+    here.step();
+    there.step();
+    fake_->run();
+    for (std::size_t i = 0; i < pair.here.size(); ++i) EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
+  }
+}
+
+TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
+  const Pair pair = parameters();
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  there.step_by(steps_);
+  const at::Tensor before = pair.here[0].clone();
+  here.step();
+  here.step();
+  there.step();
+  const c10::Stream side = torch_->new_stream();
+  {
+    const c10::StreamGuard current(side);
+    there.step();
+  }
+  fake_->run(torch_->view(side));
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  fake_->run();
+  EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
+}
+
+TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+  const Pair pair = parameters();
+  pair.there[1].mutable_grad() = pair.here[1].grad();
+  FusedSGD there(pair.there, torch::optim::SGDOptions(0.1));
+  there.step_by(steps_);
+  const at::Tensor before = pair.here[0].clone();
+  try {
+    there.step();
+    FAIL() << "a gradient on another device was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("a gradient lies on cpu"), std::string::npos) << error.text();
+  }
+  fake_->run();
+  EXPECT_TRUE(same_bytes(pair.there[0], before));
+}
+
+}  // namespace
+}  // namespace weft
