@@ -20,7 +20,17 @@ struct Coming {
   std::vector<codec::Part> parts;
 };
 
+std::uint64_t bytes_of(std::size_t body, const std::vector<codec::Part>& parts) {
+  std::uint64_t bytes = body;
+  for (const codec::Part& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
 }  // namespace
+
+std::uint64_t bytes_of(const codec::Encoded& message) { return bytes_of(message.body.size(), message.parts); }
+
+std::uint64_t bytes_of(const Message& message) { return bytes_of(message.body.size(), message.parts); }
 
 Op send_message(transport::Connection& connection, Head head, codec::Encoded message) {
   thread_local std::vector<std::byte> header;

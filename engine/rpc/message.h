@@ -23,6 +23,10 @@ struct Message {
   std::vector<codec::Part> parts;
 };
 
+// Of the body and the storages.
+std::uint64_t bytes_of(const codec::Encoded& message);
+std::uint64_t bytes_of(const Message& message);
+
 // For Handlers::arrived: accepts what came, into memory of the pool, and calls `deliver` once the storages are there, on
 // the loop; or `refuse`, with the reason, where the bytes are no message. What there is no memory for comes without parts
 // and with `lacking` set.

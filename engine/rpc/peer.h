@@ -24,7 +24,10 @@ enum class Failure {
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  Peer(std::weak_ptr<AgentCore> core, Directory::Entry entry) : core_(std::move(core)), entry_(std::move(entry)) {}
+  Peer(std::weak_ptr<AgentCore> core, Directory::Entry entry)
+      : core_(std::move(core)),
+        entry_(std::move(entry)),
+        in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)) {}
 
   // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
   // worker, Caller where only one of the two has a secret. One that was lost is made anew.
@@ -41,6 +44,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   Lane lane(const transport::Routes& routes, Deadline deadline);
   const WorkerInfo& worker() const { return entry_.worker; }
+  trace::Depth& in_flight() const { return in_flight_; }
   void close(const Error& why) noexcept;
 
  private:
@@ -51,6 +55,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
 
   const std::weak_ptr<AgentCore> core_;
   const Directory::Entry entry_;
+  trace::Depth& in_flight_;  // calls to it
   std::mutex mutex_;
   Lane lane_;
   std::uint64_t lanes_ = 0;
@@ -79,7 +84,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
-  void forget(std::uint64_t call, const Error* error = nullptr);
+  void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
 
   const std::weak_ptr<AgentCore> core_;
   const std::shared_ptr<transport::Connection> connection_;

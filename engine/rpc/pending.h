@@ -13,6 +13,7 @@
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
 namespace weft::autograd {
@@ -57,6 +58,7 @@ struct WaitingCall {
   bool counts = true;                          // a user's call, not one of Weft's own
   std::shared_ptr<autograd::Context> context;  // that it was made in
   trace::Operation traced{};
+  trace::Waiting in_flight{};
 };
 
 // Usable from every thread.
