@@ -72,6 +72,7 @@ struct Options {
   DeviceMaps device_maps;
   std::string secret;  // if set, peers must prove to know it before anything else is read
   Faults faults;
+  std::string timeline;  // as ProcessGroupOptions::timeline
 };
 
 // Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).
