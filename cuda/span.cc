@@ -12,7 +12,7 @@ namespace {
 using trace::timeline::DeviceSpan;
 
 constexpr int kRounds = 8;
-constexpr std::int64_t kPatience = 2'000'000;       // nanoseconds, for one round: the device may be busy
+constexpr std::int64_t kPatience = 20'000'000;      // nanoseconds, for one round: the device may be busy
 constexpr std::int64_t kBaseLasts = 5'000'000'000;  // nanoseconds: the time between two events is a float
 constexpr std::int64_t kResolution = 1'000;         // nanoseconds, of events (the driver says about half a microsecond)
 constexpr std::size_t kMostEnded = 1 << 16;         // that wait to be collected

@@ -46,8 +46,8 @@ class Spans {
   Spans(const Spans&) = delete;
   Spans& operator=(const Spans&) = delete;
 
-  // Those that have ended since; by the timeline's thread, as trace::timeline::Source says. Waits for the device for a few
-  // milliseconds at most, to hold the clocks against each other.
+  // Those that have ended since; by the timeline's thread, as trace::timeline::Source says. Waits for the device for some
+  // tens of milliseconds at most, to hold the clocks against each other.
   void collect(const std::function<void(const trace::timeline::DeviceSpan&)>& take) noexcept;
 
  private:

@@ -86,6 +86,13 @@ void take_part(transport::Bootstrap& store, int rank, const std::string& path, s
     if (std::fflush(file.get()) != 0) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
   }
   std::filesystem::rename(fresh, path);
+  // The store may end with this process: not before the sender needs no more of it.
+  try {
+    store.get(key(rank, "done"), Deadline::in(patience));
+    store.erase(key(rank, "done"));
+  } catch (const Error& error) {
+    log::debug("rank " + std::to_string(rank) + " has not heard that its part has come: " + error.text());
+  }
 }
 
 }  // namespace
@@ -120,6 +127,7 @@ void send_part(transport::Bootstrap& store, int rank, const std::string& path) {
     store.set(key(rank, std::to_string(i)), piece);
   }
   for (std::uint64_t i = count - std::min<std::uint64_t>(count, kPiecesAhead); i < count; ++i) wait_until_taken(i);
+  store.set(key(rank, "done"), {});
 }
 
 int take_parts(transport::Bootstrap& store, int ranks, const std::string& file, const std::string& job) {
@@ -129,13 +137,15 @@ int take_parts(transport::Bootstrap& store, int ranks, const std::string& file, 
   for (long place = 1; place <= std::min<long>(away, ranks - 1); ++place) {
     const std::string text = group::to_text(store.get(kBase + "away/" + std::to_string(place), Deadline::in(kPatience)));
     const int rank = static_cast<int>(number(text, static_cast<std::uint64_t>(ranks - 1), "rank of the job"));
-    const std::string part = job + "." + text + ".away";
+    const std::string path = trace::timeline::folder_of_parts(file) + "/" + job + "." + std::to_string(rank) + ".away";
     try {
-      take_part(store, rank, trace::timeline::folder_of_parts(file) + "/" + part, patience);
+      take_part(store, rank, path, patience);
       taken.insert(rank);
     } catch (const Error& error) {
-      log::warn("the timeline lacks rank " + text + ", whose part did not come: " + error.text());
+      log::warn("the timeline lacks rank " + std::to_string(rank) + ", whose part did not come: " + error.text());
       if (error.blame() == Blame::Timeout) patience = kHurry;
+      std::error_code ignored;
+      std::filesystem::remove(path + ".new", ignored);  // what came of it
     }
   }
   return static_cast<int>(taken.size());
