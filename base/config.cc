@@ -68,7 +68,14 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
   config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);
   config.ib_traffic_class = number("WEFT_IB_TC", variable("WEFT_IB_TC"), 0, 255);
   config.ib_timeout = number("WEFT_IB_TIMEOUT", variable("WEFT_IB_TIMEOUT"), 1, 31);
-  if (const char* file = variable("WEFT_TIMELINE")) config.timeline_file = file;
+  const auto text = [&](const char* name) {
+    const char* value = variable(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  config.timeline_file = text("WEFT_TIMELINE");
+  config.dump_folder = text("WEFT_DUMP_DIR");
+  config.metrics_address = text("WEFT_METRICS");
+  config.status_file = text("WEFT_STATUS_FILE");
   return config;
 }
 

@@ -22,6 +22,9 @@ struct Config {
   std::optional<int> ib_traffic_class;         // WEFT_IB_TC
   std::optional<int> ib_timeout;               // WEFT_IB_TIMEOUT
   std::string timeline_file;                   // WEFT_TIMELINE
+  std::string dump_folder;                     // WEFT_DUMP_DIR
+  std::string metrics_address;                 // WEFT_METRICS
+  std::string status_file;                     // WEFT_STATUS_FILE, from weft-run
 
   // Reads the variables through `variable` (null = not set). A value that is none of the allowed ones is a Caller error
   // that lists them. Values are case-insensitive.

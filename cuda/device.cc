@@ -2,6 +2,7 @@
 #include <weft/cuda/device.h>
 #include <weft/cuda/event.h>
 #include <weft/cuda/retire.h>
+#include <weft/cuda/span.h>
 
 namespace weft::cuda {
 
@@ -24,7 +25,8 @@ Device::Device(Key, std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)),
       index_(index),
       events_(std::make_unique<EventPool>(*this)),
-      retirement_(std::make_unique<Retirement>()) {
+      retirement_(std::make_unique<Retirement>()),
+      spans_(std::make_unique<Spans>(*this)) {
   check(driver_->device_get(&native_, index_), "cuDeviceGet");
   check(driver_->device_primary_ctx_retain(&context_, native_), "cuDevicePrimaryCtxRetain");
   try {
@@ -45,6 +47,7 @@ Device::~Device() {
   }
   try {
     DeviceGuard guard(*this);
+    spans_.reset();
     events_.reset();
     driver_->event_destroy(never_recorded_);
   } catch (const Error&) {

@@ -19,6 +19,7 @@ namespace weft::cuda {
 
 class EventPool;
 class Retirement;
+class Spans;
 
 class Device : public std::enable_shared_from_this<Device> {
   struct Key {};  // only open() makes one
@@ -58,6 +59,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
   EventPool& events() { return *events_; }
   Retirement& retirement() { return *retirement_; }
+  Spans& spans() { return *spans_; }
 
   // Throws what cuda::error_of makes of a failed call, with the device in its text. Remembers an error that ends the
   // context.
@@ -88,6 +90,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::atomic<int> lost_{CUDA_SUCCESS};
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<Retirement> retirement_;
+  std::unique_ptr<Spans> spans_;
 };
 
 // Makes the device's context current on this thread and restores the former one; cheap where it is current already. Every

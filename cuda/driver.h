@@ -35,21 +35,22 @@ namespace weft::cuda {
 // block the host without a limit: they are for benches and for places that may block, never for a data path.
 #define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
   WEFT_CUDA_IPC_FUNCTIONS(function)                                                                                        \
-  function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(get_error_name, cuGetErrorName)         \
-      function(get_error_string, cuGetErrorString) function(device_get_count, cuDeviceGetCount)                            \
-          function(device_get, cuDeviceGet) function(device_get_name, cuDeviceGetName) function(                           \
-              device_get_attribute, cuDeviceGetAttribute) function(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)    \
-              function(device_primary_ctx_release, cuDevicePrimaryCtxRelease) function(                                    \
-                  ctx_get_current, cuCtxGetCurrent) function(ctx_set_current, cuCtxSetCurrent)                             \
-                  function(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange) function(                           \
-                      stream_create_with_priority, cuStreamCreateWithPriority) function(stream_destroy, cuStreamDestroy)   \
-                      function(stream_query, cuStreamQuery) function(stream_wait_event, cuStreamWaitEvent) function(       \
-                          stream_wait_value32, cuStreamWaitValue32) function(stream_write_value32, cuStreamWriteValue32)   \
-                          function(stream_batch_mem_op, cuStreamBatchMemOp) function(                                      \
-                              event_create, cuEventCreate) function(event_destroy, cuEventDestroy) function(event_record,  \
-                                                                                                            cuEventRecord) \
-                              function(event_query, cuEventQuery) function(launch_kernel, cuLaunchKernel) function(        \
-                                  launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)             \
+  function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(                                        \
+      get_error_name, cuGetErrorName) function(get_error_string, cuGetErrorString) function(device_get_count,              \
+                                                                                            cuDeviceGetCount)              \
+      function(device_get, cuDeviceGet) function(device_get_name, cuDeviceGetName) function(                               \
+          device_get_attribute, cuDeviceGetAttribute) function(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)        \
+          function(device_primary_ctx_release, cuDevicePrimaryCtxRelease) function(                                        \
+              ctx_get_current, cuCtxGetCurrent) function(ctx_set_current, cuCtxSetCurrent)                                 \
+              function(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange) function(                               \
+                  stream_create_with_priority, cuStreamCreateWithPriority) function(stream_destroy, cuStreamDestroy)       \
+                  function(stream_query, cuStreamQuery) function(stream_wait_event, cuStreamWaitEvent) function(           \
+                      stream_wait_value32, cuStreamWaitValue32) function(stream_write_value32, cuStreamWriteValue32)       \
+                      function(stream_batch_mem_op, cuStreamBatchMemOp) function(event_create, cuEventCreate) function(    \
+                          event_destroy, cuEventDestroy) function(event_record, cuEventRecord)                             \
+                          function(event_query, cuEventQuery) function(event_elapsed_time, cuEventElapsedTime) function(   \
+                              stream_is_capturing, cuStreamIsCapturing) function(launch_kernel, cuLaunchKernel)            \
+                              function(launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)        \
                                   function(mem_free_host, cuMemFreeHost) function(                                         \
                                       mem_host_get_device_pointer, cuMemHostGetDevicePointer) function(mem_alloc_async,    \
                                                                                                        cuMemAllocAsync)    \

@@ -32,9 +32,18 @@ bool EventRef::query() const noexcept {
   return true;
 }
 
-Event::Event(Device& device) : EventRef(device, nullptr) {
+std::chrono::nanoseconds elapsed(const EventRef& from, const EventRef& to) {
+  float milliseconds = 0;
+  DeviceGuard guard(from.device());
+  from.device().check(from.device().driver().event_elapsed_time(&milliseconds, from.native(), to.native()),
+                      "cuEventElapsedTime");
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6));
+}
+
+Event::Event(Device& device, Timing timing) : EventRef(device, nullptr) {
+  const unsigned flags = timing == Timing::On ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING;
   DeviceGuard guard(device);
-  device.check(device.driver().event_create(&native_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  device.check(device.driver().event_create(&native_, flags), "cuEventCreate");
 }
 
 Event::~Event() { destroy(); }

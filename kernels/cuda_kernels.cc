@@ -5,6 +5,7 @@
 
 #include <weft/base/error.h>
 #include <weft/cuda/retire.h>
+#include <weft/cuda/span.h>
 #include <weft/kernels/cuda_kernels.h>
 #include <weft/kernels/kernel_image.h>
 #include <weft/kernels/kernel_list.h>
@@ -55,7 +56,22 @@ class CudaKernels::Executor {
  public:
   Executor(const std::vector<cuda::Kernel>& kernels, const cuda::StreamRef& stream) : kernels_(kernels), stream_(stream) {}
 
+  // The launches of one call, for the timeline.
+  class Launches {
+   public:
+    Launches(const Executor& executor, const trace::Name& name, std::size_t bytes)
+        : stream_(executor.stream_), span_(cuda::Span::begin(stream_, name.text(), name.layer(), bytes)) {}
+    ~Launches() { span_.end(stream_); }
+    Launches(const Launches&) = delete;
+    Launches& operator=(const Launches&) = delete;
+
+   private:
+    const cuda::StreamRef& stream_;
+    cuda::Span span_;
+  };
+
   Device device() const { return stream_.device().id(); }
+  Launches launches(const trace::Name& name, std::size_t bytes) const { return {*this, name, bytes}; }
 
   template <class Operation>
   class Batch {

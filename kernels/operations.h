@@ -2,6 +2,7 @@
 // walk over the tensors. Each entry point takes an Executor, which has
 //   Device device() const                   where every slice must lie
 //   auto batch(Operation)                   with add(elements, {pointer per array}) and launch()
+//   auto launches(trace::Name, bytes) const what shows the launches of one call in the timeline, while it lives
 #pragma once
 
 #include <cmath>
@@ -67,6 +68,7 @@ template <class Executor>
 void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
           double scale) {
   const trace::Range range(traced::cast);
+  [[maybe_unused]] const auto shown = executor.launches(traced::cast, 0);
   const Call call{"cast", executor.device()};
   const CastTypes types = call.cast_types(from_dtype, to_dtype, scale);
   call.check_pairs(from, from_dtype, to, to_dtype);
@@ -80,6 +82,7 @@ void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype, std:
 template <class Executor>
 void pack(Executor executor, std::span<const Slice> from, Dtype from_dtype, Slice to, Dtype to_dtype, double scale) {
   const trace::Range range(traced::pack, {.bytes = to.bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::pack, to.bytes);
   const Call call{"pack", executor.device()};
   const CastTypes types = call.cast_types(from_dtype, to_dtype, scale);
   call.check_flat(from, from_dtype, to, to_dtype);
@@ -98,6 +101,7 @@ void pack(Executor executor, std::span<const Slice> from, Dtype from_dtype, Slic
 template <class Executor>
 void unpack(Executor executor, Slice from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype, double scale) {
   const trace::Range range(traced::unpack, {.bytes = from.bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::unpack, from.bytes);
   const Call call{"unpack", executor.device()};
   const CastTypes types = call.cast_types(from_dtype, to_dtype, scale);
   call.check_flat(to, to_dtype, from, from_dtype);
@@ -116,6 +120,7 @@ void unpack(Executor executor, Slice from, Dtype from_dtype, std::span<const Sli
 template <class Executor>
 void scale(Executor executor, Slice slice, Dtype dtype, double factor) {
   const trace::Range range(traced::scale, {.bytes = slice.bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::scale, slice.bytes);
   const Call call{"scale", executor.device()};
   call.check_pairs({&slice, 1}, dtype, {&slice, 1}, dtype);
   const CastTypes types = call.cast_types(dtype, dtype, factor);
@@ -178,6 +183,7 @@ constexpr std::size_t kElementBytes<Reduce<op, T>> = sizeof(T);
 template <class Executor>
 void reduce(Executor executor, Slice out, Slice a, Slice b, Dtype dtype, ReduceOp op) {
   const trace::Range range(traced::reduce, {.bytes = out.bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::reduce, out.bytes);
   Call{"reduce", executor.device()}.check_reduce(out, a, b, dtype, op);
   with_reduce(op, dtype, [&]<class Operation>(Operation operation) {
     auto batch = executor.batch(operation);
@@ -214,6 +220,7 @@ template <class Executor>
 void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
               const SgdOptions& options) {
   const trace::Range range(traced::sgd_step);
+  [[maybe_unused]] const auto shown = executor.launches(traced::sgd_step, 0);
   Call{"sgd_step", executor.device()}.check_sgd(tensors, dtype, gradient_dtype, options);
   const std::size_t bytes = size_of(dtype);
   with_optimizer_types(dtype, gradient_dtype, [&]<class P, class G>(Type<P>, Type<G>) {
@@ -265,6 +272,7 @@ template <class Executor>
 void adamw_step(Executor executor, std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
                 const AdamWOptions& options) {
   const trace::Range range(traced::adamw_step);
+  [[maybe_unused]] const auto shown = executor.launches(traced::adamw_step, 0);
   Call{"adamw_step", executor.device()}.check_adamw(tensors, dtype, gradient_dtype, options);
   const std::size_t bytes = size_of(dtype);
   with_optimizer_types(dtype, gradient_dtype, [&]<class P, class G>(Type<P>, Type<G>) {

@@ -27,13 +27,15 @@ Outbox::Bytes bytes_of(const Slice& slice) { return {static_cast<const std::byte
 
 }  // namespace
 
-Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
+Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, const std::string& transport,
+               std::weak_ptr<EventLoop> loop, Again again)
     : stream_(stream),
       limits_(limits),
       who_(std::move(who)),
       loop_(std::move(loop)),
       again_(std::move(again)),
-      unit_(stream.unit()) {
+      unit_(stream.unit()),
+      waiting_(trace::depth(trace::Queue::Messages, transport)) {
   queue_own(frame::preamble());
 }
 
@@ -153,6 +155,7 @@ Op Outbox::queue(Bytes header, std::span<const Slice> payloads, Pin pin, Fence r
   item.bytes = bytes;
   item.written = written;
   item.ready = std::move(ready);
+  item.waiting = trace::Waiting(waiting_);
   item.completion.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));
   queue_.push_back(std::move(item));
   return queue_.back().completion->op();

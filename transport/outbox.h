@@ -13,6 +13,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/base/op.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/transport/byte_stream.h>
 #include <weft/transport/connection.h>
 
@@ -24,8 +25,9 @@ class Outbox {
   // Has flush() called on the loop, in a later turn, once the fence has passed.
   using Again = std::function<void(const Fence&)>;
 
-  // `who` names the lane in messages. The preamble is the first thing in line.
-  Outbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again);
+  // `who` names the lane in messages, `transport` where what waits is counted. The preamble is the first thing in line.
+  Outbox(ByteStream& stream, const Capabilities& limits, std::string who, const std::string& transport,
+         std::weak_ptr<EventLoop> loop, Again again);
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
   // As OneSided's, over a stream that has placed writes.
@@ -59,6 +61,7 @@ class Outbox {
     bool awaited = false;                  // somebody calls flush() when `ready` has passed
     std::optional<Completion> completion;  // none for preamble and goodbye
     std::optional<Error> error;            // of this one alone
+    trace::Waiting waiting = {};
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
@@ -86,6 +89,7 @@ class Outbox {
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
   const std::size_t unit_;  // of the stream
+  trace::Depth& waiting_;   // messages, of this transport
 
   std::mutex mutex_;  // of what follows, and of writing
   std::deque<Item> queue_;

@@ -6,6 +6,7 @@
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/retire.h>
+#include <weft/cuda/span.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/transport/fenced_queue.h>
 #include <weft/transport/in_flight.h>
@@ -250,16 +251,20 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
     if (const auto lost = device_->lost()) throw *lost;
     held = hold(parts, std::move(pin));
     ready.wait(out_);
+    auto shown = cuda::Span::begin(out_, "copy to host", trace::Layer::Transport, 0, rank());
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].to_host) cuda::copy(out_, held->pieces[i], parts[i].device);
     }
+    shown.end(out_);
     const Fence copied = flags_.signal(out_);
     cuda::record(out_).wait(in_);  // the flag's order is invisible to the driver
     landed = flags_.make();
     landed->wait(in_);
+    shown = cuda::Span::begin(in_, "copy to device", trace::Layer::Transport, 0, rank());
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].to_device) cuda::copy(in_, parts[i].device, held->pieces[i]);
     }
+    shown.end(in_);
     const Fence done = cuda::record(in_);
     const Completion completion(held, done);
     auto delivery = std::make_shared<Delivery>(name, completion, landed, Delivery::Then::CopyBack);

@@ -21,7 +21,7 @@ class StreamConnection final : public Connection, private OneSided, public std::
         transport_(std::move(transport_name)),
         peer_(stream->peer()),
         stream_(std::move(stream)),
-        outbox_(*stream_, capabilities_, who(), loop,
+        outbox_(*stream_, capabilities_, who(), transport_, loop,
                 [this](const Fence& fence) { again(fence, &StreamConnection::write); }),
         inbox_(*stream_, capabilities_, who(), loop,
                [this](const Fence& fence) { again(fence, &StreamConnection::read); }) {}

@@ -6,12 +6,34 @@
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::autograd {
 
 namespace {
 
 thread_local Pass* running = nullptr;
+
+namespace traced {
+constinit trace::Name gradient{trace::Layer::Engine, "backward of a gradient"};
+constinit trace::Name roots{trace::Layer::Engine, "backward of the roots"};
+}  // namespace traced
+
+// A gradient on its way, as both its ends know it. A retained graph sends one for each pass.
+trace::About shown(const char* name, const MessageId& message, PassId pass, int peer, std::uint64_t bytes) {
+  return {.name = name,
+          .sequence = message.call * 2 + (message.reply ? 1 : 0),
+          .peer = peer,
+          .tag = static_cast<int>(pass & 0x7fffffff),
+          .bytes = bytes};
+}
+
+template <class Tensors>
+std::uint64_t bytes_of(const Tensors& tensors) {
+  std::uint64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? tensor.numel() * tensor.itemsize() : 0;
+  return bytes;
+}
 
 class Running {
  public:
@@ -61,6 +83,8 @@ void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vecto
 }
 
 void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients) {
+  const trace::Range range(traced::roots, {.rank = core_->self().rank});
+  traced_.runs_here();
   std::vector<Ready> ready;
   {
     std::lock_guard lock(mutex_);
@@ -82,6 +106,10 @@ void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients
       throw Error(Blame::Caller, "a gradient that this pass does not expect, or that has come already");
     }
   }
+  const trace::Range range(traced::gradient, {.rank = core_->self().rank});
+  auto came = trace::Operation::begin(core_->member(), trace::Kind::Gradient,
+                                      shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
+  came.runs_here();
   // They came on streams of this call's, which are current.
   torch::autograd::InputBuffer inputs(send->num_inputs());
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -92,6 +120,7 @@ void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients
   std::vector<Ready> ready;
   ready.push_back({send, std::move(inputs)});
   work(std::move(ready));
+  came.end();
 }
 
 // Each task has been counted.
@@ -140,6 +169,8 @@ void Pass::evaluate(Ready&& task, std::vector<Ready>& ready) {
 void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   ++open_;
   const rpc::WorkerInfo& to = node.from();
+  auto sent = trace::Operation::begin(core_->member(), trace::Kind::Gradient,
+                                      shown("send gradient", node.message(), name_.pass, to.rank, bytes_of(gradients)));
   const std::string where = "sending a gradient to " + describe(to);
   {
     std::lock_guard lock(mutex_);
@@ -148,9 +179,10 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   try {
     const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
-        .on_done_light([self = shared_from_this(), where](const Future<Outcome>& answered) {
+        .on_done_light([self = shared_from_this(), where, sent](const Future<Outcome>& answered) mutable {
           if (const auto error = answered.error()) {
             const Outcome why = self->outcome(error, where);
+            sent.fail(Error(static_cast<Blame>(why.blame), why.text));
             // The call has the pass's own limit, and its timer may be the faster one.
             if (why.blame == static_cast<int>(Blame::Timeout)) {
               self->expire();
@@ -160,10 +192,13 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
           } else if (answered.value().failed()) {
             self->fail(answered.value());
           }
+          sent.end();  // unless it has failed
           self->end_one();
         });
   } catch (...) {
-    fail(outcome(std::current_exception(), where));
+    const Outcome why = outcome(std::current_exception(), where);
+    sent.fail(Error(static_cast<Blame>(why.blame), why.text));
+    fail(why);
     end_one();
   }
 }

@@ -1,7 +1,14 @@
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::detail {
+
+namespace traced {
+namespace {
+constinit trace::Name wait{trace::Layer::Engine, "wait"};  // as Work's
+}  // namespace
+}  // namespace traced
 
 bool FutureCore::failed() const {
   std::lock_guard lock(mutex_);
@@ -10,6 +17,7 @@ bool FutureCore::failed() const {
 
 bool FutureCore::wait_until(Deadline deadline) const {
   if (done()) return true;
+  const trace::Range waiting(traced::wait);
   if (home_) {
     {
       std::lock_guard lock(mutex_);

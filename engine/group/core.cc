@@ -42,6 +42,7 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 
 Job::~Job() {
   if (!loop || loop->inside()) return;
+  looked_into.reset();  // which may wait for other ranks, and they for this one's membership
   if (membership) {
     membership.reset();
     finish_turn(*loop);  // the goodbye goes out before the loop ends

@@ -35,6 +35,7 @@ struct Job {
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
   std::shared_ptr<tensor::CudaDevices> devices;
+  std::shared_ptr<const void> looked_into;  // while it lives (engine/instruments)
 
   Job() = default;
   Job(const Job&) = delete;

@@ -5,6 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/group/core.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
 
@@ -31,10 +32,16 @@ Split decode(const std::string& text) {
   return split;
 }
 
+namespace traced {
+constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
+constinit trace::Name monitored_barrier{trace::Layer::Engine, "monitored_barrier"};
+}  // namespace traced
+
 }  // namespace
 
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
   throw_if_broken();
+  const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const std::string number = std::to_string(next_number("group"));
   const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
   if (ranks.empty()) refuse("no ranks are given");
@@ -54,6 +61,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
 
 ProcessGroup Core::split(int color, int key) {
   throw_if_broken();
+  const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const std::string number = std::to_string(next_number("split"));
   const std::string base = "split/" + number + "/";
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode({color, key})));
@@ -93,6 +101,7 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
 
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   throw_if_broken();
+  const trace::Range range(traced::monitored_barrier, {.rank = options.rank, .ranks = options.size});
   if (timeout == kGroupTimeout) timeout = options.timeout;
   timeout = std::min(timeout, kLongestTimeout);
   const std::string base = "monitored/" + std::to_string(next_number("monitored barrier")) + "/";

@@ -30,6 +30,7 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
 ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
+  const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
   }
@@ -65,7 +66,11 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);
   if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
-  instruments::start({made.rank, made.size}, *group::Core::of(joined).bootstrap, deadline);
+  // On a connection of its own: it waits there, and may do so when the group has ended.
+  const auto store = timeline.empty() ? made.own_store : group::connection_of(made.own_store);
+  made.job->looked_into =
+      instruments::start({made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(store),
+                         {std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)}, deadline);
   log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));
   return joined;

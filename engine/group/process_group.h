@@ -41,6 +41,8 @@ struct ProcessGroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // Default: cuda:LOCAL_RANK if there is a GPU, else cpu.
   std::optional<c10::Device> device;
+  // One timeline of all ranks goes there (docs/looking-inside.md); overrides WEFT_TIMELINE. A process makes one timeline.
+  std::string timeline;
 };
 
 struct BackendInfo {

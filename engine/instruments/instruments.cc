@@ -1,14 +1,17 @@
 #include <array>
+#include <filesystem>
+#include <map>
+#include <mutex>
 #include <random>
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
-#include <weft/base/instruments.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/instruments/job_clock.h>
 #include <weft/engine/instruments/metrics.h>
+#include <weft/engine/instruments/parts.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/profiling/trace/timeline.h>
@@ -17,7 +20,7 @@ namespace weft::instruments {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(30);  // for ranks that do not make a timeline
+constexpr auto kWaitForOthers = std::chrono::seconds(30);  // for ranks that do not make a timeline
 const std::string kJob = "weft/timeline/job";
 
 // What the first to come chooses.
@@ -46,33 +49,120 @@ trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap
   return {clock.calendar() - clock.now() - epoch, 1'000'000'000};
 }
 
-void join_timeline(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
-  deadline = Deadline::sooner(deadline, Deadline::in(kPatience));
+// Of this process: its part of the timeline, until the last group and agent has ended.
+class Recording {
+ public:
+  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store,
+            std::vector<std::shared_ptr<const void>> kept, bool away)
+      : participant_(std::move(participant)),
+        job_(std::move(job)),
+        kept_(std::move(kept)),
+        store_(std::move(store)),
+        away_(away) {}
+  ~Recording() {
+    try {
+      if (participant_.rank == 0) take_parts(*store_, participant_.ranks, participant_.timeline, job_);
+      if (away_) send();
+    } catch (const std::exception& error) {
+      log::warn(std::string("the timeline: ") + error.what());
+    }
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  void send() {
+    const std::string part = trace::timeline::end_part();
+    if (part.empty()) return;
+    try {
+      send_part(*store_, participant_.rank, part);
+    } catch (const Error& error) {
+      log::warn("this rank's part of the timeline has not reached rank 0 and stays in '" + part + "': " + error.text());
+      return;
+    }
+    std::error_code ignored;
+    std::filesystem::remove(part, ignored);
+    std::filesystem::remove(trace::timeline::folder_of_parts(participant_.timeline), ignored);  // if it is empty
+  }
+
+  const Participant participant_;
+  const std::string job_;
+  const std::vector<std::shared_ptr<const void>> kept_;  // outlives the store's use
+  const std::shared_ptr<transport::Bootstrap> store_;
+  const bool away_;
+};
+
+std::mutex recordings_mutex;                               // of the next
+std::map<int, std::weak_ptr<const Recording>> recordings;  // by rank: of threads that are ranks there are several
+
+// Where all ranks are known: how their parts come together.
+std::shared_ptr<const Recording> record(const Participant& participant, const std::string& job,
+                                        const std::shared_ptr<transport::Bootstrap>& store,
+                                        std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+  bool away = false;
+  if (participant.rank == 0) {
+    show_part(*store, trace::timeline::own_part());
+  } else {
+    away = is_away(*store, participant.rank, participant.timeline, deadline);
+  }
+  // From here on all record: who goes on first may call one that would not yet.
+  if (store->add("weft/timeline/records", 1) == participant.ranks) store->set("weft/timeline/all record", {});
+  store->get("weft/timeline/all record", deadline);
+  std::lock_guard lock(recordings_mutex);
+  auto& known = recordings[participant.rank];
+  if (auto lives = known.lock()) return lives;
+  auto made = std::make_shared<const Recording>(participant, job, store, std::move(kept), away);
+  known = made;
+  return made;
+}
+
+std::shared_ptr<const void> join_timeline(const Participant& participant,
+                                          const std::shared_ptr<transport::Bootstrap>& store,
+                                          std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+  deadline = Deadline::sooner(deadline, Deadline::in(kWaitForOthers));
   trace::timeline::Place place;
   place.rank = participant.rank;
   place.ranks = participant.ranks;
+  bool all_came = participant.ranks > 0;
   try {
-    place.job = job_name(store, deadline);
+    place.job = job_name(*store, deadline);
     const LocalClock clock = local_clock();
     place.clock =
-        participant.ranks > 0 ? measure(participant, store, clock, deadline) : by_calendar(clock, store, deadline);
+        participant.ranks > 0 ? measure(participant, *store, clock, deadline) : by_calendar(clock, *store, deadline);
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    log::warn("WEFT_TIMELINE: not all ranks make a timeline, so this one's clock is not compared: " + error.text());
+    log::warn("not all ranks make a timeline, so this one's clock is not compared: " + error.text());
     place.clock.error = 1'000'000'000;
-    if (place.job.empty()) return;
+    all_came = false;
+    if (place.job.empty()) return nullptr;
   }
-  trace::timeline::join(config().timeline_file, place);
+  trace::timeline::join(participant.timeline, place);
+  if (!all_came) return nullptr;
+  try {
+    return record(participant, place.job, store, std::move(kept), deadline);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    log::warn("the timeline of this rank may stay on its machine: " + error.text());
+    return nullptr;
+  }
 }
 
 }  // namespace
 
-void start(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
-  const Instruments& wanted = Instruments::wanted();
+std::string timeline_file(const std::string& option) {
+  const std::string& file = option.empty() ? config().timeline_file : option;
+  if (!file.empty()) trace::timeline::require(file);
+  return file;
+}
+
+std::shared_ptr<const void> start(const Participant& participant, const std::shared_ptr<transport::Bootstrap>& store,
+                                  std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
+  const Config& wanted = config();
   if (!wanted.dump_folder.empty()) trace::dump_to(wanted.dump_folder);
   if (!wanted.status_file.empty()) trace::publish_progress(wanted.status_file.c_str());
   if (!wanted.metrics_address.empty()) serve_metrics(wanted.metrics_address, participant.rank);
-  if (!config().timeline_file.empty()) join_timeline(participant, store, deadline);
+  if (participant.timeline.empty()) return nullptr;
+  return join_timeline(participant, store, std::move(kept), deadline);
 }
 
 }  // namespace weft::instruments

@@ -15,6 +15,7 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/instruments/metrics.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
 
@@ -41,7 +42,8 @@ class Counting final : public trace::Observer {
                         .Register(registry)),
         bytes_(prometheus::BuildCounter()
                    .Name("weft_bytes_total")
-                   .Help("Bytes of this rank's tensors in operations that have begun")
+                   .Help("Bytes of this rank's tensors in operations that have begun; of calls, the arguments, and the "
+                         "result when it is there")
                    .Labels(labels_)
                    .Register(registry)),
         errors_(prometheus::BuildCounter()
@@ -77,11 +79,12 @@ class Counting final : public trace::Observer {
     }
   }
 
-  void ended(Kind kind, const char*, double seconds, const Error* error) noexcept override {
+  void ended(Kind kind, const char* name, double seconds, const Error* error, std::uint64_t more) noexcept override {
     in_flight_[place(kind)]->Decrement();
     seconds_[place(kind)]->Observe(seconds);
-    if (error == nullptr) return;
     try {
+      if (more > 0) cells_of(kind, name).bytes->Increment(static_cast<double>(more));
+      if (error == nullptr) return;
       errors_.Add({{"kind", trace::name(kind)}, {"blame", std::string(weft::name(error->blame()))}}).Increment();
     } catch (const std::exception&) {
       // not counted then
@@ -118,14 +121,29 @@ class Counting final : public trace::Observer {
 };
 
 // What is counted elsewhere, read when it is asked for.
-class Steps final : public prometheus::Collectable {
+class Standing final : public prometheus::Collectable {
  public:
-  explicit Steps(int rank) : rank_(rank) {}
+  explicit Standing(int rank) : rank_(rank) {}
   std::vector<prometheus::MetricFamily> Collect() const override {
     prometheus::ClientMetric metric;
     metric.label = {{"rank", std::to_string(rank_)}};
     metric.counter.value = static_cast<double>(trace::progress().steps.load());
-    return {{"weft_steps_total", "Training steps that have begun", prometheus::MetricType::Counter, {metric}}};
+    std::vector<prometheus::MetricFamily> families{
+        {"weft_steps_total", "Training steps that have begun", prometheus::MetricType::Counter, {metric}}};
+    const auto add = [&](trace::Queue queue, const char* name, const char* label, const char* help) {
+      std::vector<prometheus::ClientMetric> metrics;
+      for (const trace::Depth* depth : trace::depths()) {
+        if (depth->queue != queue) continue;
+        metrics.push_back({});
+        metrics.back().label = {{"rank", std::to_string(rank_)}, {label, depth->of}};
+        metrics.back().gauge.value = static_cast<double>(depth->now.load(std::memory_order_relaxed));
+      }
+      if (!metrics.empty()) families.push_back({name, help, prometheus::MetricType::Gauge, std::move(metrics)});
+    };
+    add(trace::Queue::Calls, "weft_calls_in_flight", "peer", "Calls made here and unanswered, by who is called");
+    add(trace::Queue::Handlers, "weft_queued_handlers", "agent", "Called functions that no thread is free for yet");
+    add(trace::Queue::Messages, "weft_queued_messages", "transport", "Messages that connections could not send yet");
+    return families;
   }
 
  private:
@@ -136,15 +154,15 @@ class Steps final : public prometheus::Collectable {
 struct Service {
   Service(const std::string& address, int rank)
       : registry(std::make_shared<prometheus::Registry>()),
-        steps(std::make_shared<Steps>(rank)),
+        standing(std::make_shared<Standing>(rank)),
         counting(*registry, rank),
         exposer(address, 2) {
     exposer.RegisterCollectable(registry);
-    exposer.RegisterCollectable(steps);
+    exposer.RegisterCollectable(standing);
     trace::observe(counting);
   }
   std::shared_ptr<prometheus::Registry> registry;
-  std::shared_ptr<Steps> steps;
+  std::shared_ptr<Standing> standing;
   Counting counting;
   prometheus::Exposer exposer;
 };

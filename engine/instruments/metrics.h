@@ -2,7 +2,8 @@
 // each need a port of their own: ":9400+" means 9400 plus LOCAL_RANK.
 //
 //   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame}, weft_in_flight{kind},
-//   weft_operation_seconds{kind} (a histogram), weft_steps_total; each with the rank
+//   weft_operation_seconds{kind} (a histogram), weft_steps_total, weft_calls_in_flight{peer}, weft_queued_handlers{agent},
+//   weft_queued_messages{transport}; each with the rank
 #pragma once
 
 #include <string>

@@ -20,6 +20,7 @@ namespace weft::parallel {
 
 namespace traced {
 namespace {
+constinit trace::Name gradient{trace::Layer::Engine, "gradient"};  // it takes its place in a bucket
 constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
 constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the backward pass waits for them
 }  // namespace
@@ -184,7 +185,11 @@ void Reducer::mark_ready(std::size_t parameter) {
   const Place place = places_[parameter];
   Bucket& bucket = buckets_[place.bucket];
   note_stream(bucket, parameters_[parameter].tensor.device());
-  fill_slot(bucket, place.slot, parameter);
+  {
+    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(), .rank = group_.rank()});
+    fill_slot(bucket, place.slot, parameter);
+    if (const auto arrow = trace::Arrow::leave(); arrow.id() != 0) bucket.arrows.push_back(arrow);
+  }
   if (--bucket.pending == 0) launch_ready_buckets();
 }
 
@@ -249,6 +254,7 @@ void Reducer::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
   const trace::Range range(traced::bucket,
                            {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group_.rank()});
+  for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {

@@ -21,6 +21,7 @@
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
 #include <weft/engine/parallel/model_state.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
 
@@ -70,6 +71,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     at::Tensor sparse_gradient;
     at::Tensor entries;  // of each rank's sparse gradient
     at::Tensor own_entries;
+    std::vector<trace::Arrow> arrows;  // from the gradients that have come
   };
   struct Place {
     std::size_t bucket = 0;

@@ -71,6 +71,7 @@ AgentCore::AgentCore(Parts parts)
       crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
       directory_(parts_.store, parts_.self, parts_.world_size, !parts_.options.secret.empty(),
                  {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}),
+      own_calls_(trace::depth(trace::Queue::Calls, parts_.self.name)),
       timeout_(parts_.options.timeout.count()),
       references_(*this),
       contexts_(*this) {}
@@ -183,7 +184,7 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   return peers_.emplace(rank, std::move(made)).first->second;
 }
 
-std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane,
+std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
                                      std::shared_ptr<autograd::Context> context) {
   const std::uint64_t id = next_call_++;
   const Deadline deadline = deadline_of(issue.limit);
@@ -192,9 +193,10 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
     ++waiting_;
     ++issued_;
   }
-  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to};
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, lane, counts, std::move(context),
-                  trace::Operation::begin(member_, trace::Kind::Call, shown)});
+  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
+  calls_.add(
+      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts, std::move(context),
+           trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight)});
   arm(deadline);
   return id;
 }
@@ -256,7 +258,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = add_waiting(issue, std::move(pending), lane.number, context);
+  head.call = add_waiting(issue, std::move(pending), {lane.number, bytes_of(*message), worker->in_flight()}, context);
   if (context) {
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
@@ -329,7 +331,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   state->caller = parts_.self;
   state->context = context_of(issue);
   state->streams = tensor::CudaDevices::current_streams(gpus_);
-  const std::uint64_t id = add_waiting(issue, std::move(pending), 0, state->context);
+  const std::uint64_t id = add_waiting(issue, std::move(pending), {0, 0, own_calls_}, state->context);
   state->deadline = deadline_of(issue.limit);  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
@@ -363,6 +365,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
   auto traced = std::exchange(call.traced, {});
+  traced.add(bytes_of(message));
   const auto context = call.context;
   if (failure) forget_recorded(message.head.call, call);
   complete(std::move(call), [&](PendingCall& pending) {
@@ -526,6 +529,12 @@ void AgentCore::leave() noexcept {
   for (const auto& [key, one] : inbound) one->close(why);
   for (const auto& one : early) one.connection->close(why);
   crew_->stop();
+  keep_until_left(nullptr);
+}
+
+void AgentCore::keep_until_left(std::shared_ptr<const void> kept) {
+  std::lock_guard lock(mutex_);
+  kept_until_left_.swap(kept);
 }
 
 DebugInfo AgentCore::debug_info() const {

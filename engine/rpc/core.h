@@ -130,6 +130,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
   Future<Verdict> join_shutdown();
   void leave() noexcept;
+  // Dropped when the agent has left, which may wait for what that does.
+  void keep_until_left(std::shared_ptr<const void> kept);
   // Throws Caller where the agent has shut down or left.
   void require_open() const;
   bool closed() const { return closed_; }
@@ -142,7 +144,12 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(int rank);
-  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, std::uint64_t lane,
+  struct Leaving {
+    std::uint64_t lane = 0;   // 0: to this worker itself
+    std::uint64_t bytes = 0;  // of the message
+    trace::Depth& in_flight;  // calls to that worker
+  };
+  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
                             std::shared_ptr<autograd::Context> context);
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
@@ -174,6 +181,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;
   Directory directory_;
+  trace::Depth& own_calls_;  // in flight, to this worker itself
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
   std::vector<int> gpus_;  // known, and the same, once it has joined
   std::string token_;
@@ -204,6 +212,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
+  std::shared_ptr<const void> kept_until_left_;
   std::set<int> lost_;  // workers that could not be reached any more
 };
 

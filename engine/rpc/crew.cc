@@ -46,7 +46,10 @@ class Crew::Blocked {
 };
 
 Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
-    : name_(std::move(name)), limit_(threads), loop_(std::move(loop)) {}
+    : name_(std::move(name)),
+      limit_(threads),
+      loop_(std::move(loop)),
+      waiting_(trace::depth(trace::Queue::Handlers, name_)) {}
 
 std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<EventLoop> loop) {
   std::shared_ptr<Crew> crew(new Crew(std::move(name), threads, std::move(loop)));
@@ -69,6 +72,7 @@ void Crew::run(Task task) {
   std::unique_lock lock(mutex_);
   if (stopping_) return;
   tasks_.push_back(std::move(task));
+  waiting_.add(1);
   wanted_ = true;
   // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody.
   if (member == this && !running && loop_->inside()) return;
@@ -117,6 +121,7 @@ void Crew::work() {
 void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   Task task = std::move(tasks_.front());
   tasks_.pop_front();
+  waiting_.add(-1);
   wanted_ = !tasks_.empty();
   ++busy_;
   ++started_;
@@ -171,6 +176,7 @@ void Crew::stop() {
   stopping_ = true;
   wanted_ = true;
   dropped.swap(tasks_);
+  waiting_.add(-static_cast<std::int64_t>(dropped.size()));
   changed_.notify_all();
   lock.unlock();
   dropped.clear();  // outside the lock: tasks own things

@@ -16,6 +16,7 @@
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/future/home.h>
+#include <weft/profiling/trace/depth.h>
 
 namespace weft::rpc {
 
@@ -50,6 +51,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   const std::string name_;
   const int limit_;
   const std::shared_ptr<EventLoop> loop_;
+  trace::Depth& waiting_;  // tasks
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

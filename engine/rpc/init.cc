@@ -54,6 +54,7 @@ Agent init(const std::string& name, Options options) {
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here
   check_name(name);
+  const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.worker_threads < 1) {
     throw Error(Blame::Caller,
                 "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
@@ -83,9 +84,10 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto& interfaces = config().socket_interfaces;
   const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
   const auto store = parts.store;
-  const instruments::Participant participant{place.rank, open ? 0 : place.world_size};
+  const auto kept = parts.kept;
+  const instruments::Participant participant{place.rank, open ? 0 : place.world_size, timeline};
   auto core = AgentCore::make(std::move(parts), address, deadline);
-  instruments::start(participant, *store, deadline);
+  core->keep_until_left(instruments::start(participant, store, kept, deadline));
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);
 }

@@ -61,7 +61,17 @@ c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const Rece
   return tensor::CudaDevices::allocate(bytes, *stream);
 }
 
+std::uint64_t bytes_of(std::size_t body, const std::vector<codec::Part>& parts) {
+  std::uint64_t bytes = body;
+  for (const codec::Part& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
 }  // namespace
+
+std::uint64_t bytes_of(const codec::Encoded& message) { return bytes_of(message.body.size(), message.parts); }
+
+std::uint64_t bytes_of(const Message& message) { return bytes_of(message.body.size(), message.parts); }
 
 Op send_message(transport::Connection& connection, Head head, Outgoing outgoing) {
   codec::Encoded& message = outgoing.message;

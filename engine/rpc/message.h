@@ -52,6 +52,10 @@ struct ReceiveMemory {
   std::vector<int> gpus;  // that may be named; on lanes that carry device memory
 };
 
+// Of the body and the storages.
+std::uint64_t bytes_of(const codec::Encoded& message);
+std::uint64_t bytes_of(const Message& message);
+
 // For Handlers::arrived: accepts what came, into memory of the devices that it names, and calls `deliver` once the storages
 // are there, on the loop; or `refuse`, with the reason, where the bytes are no message. What there is no memory for, or no
 // such device, comes without parts and with `lacking` set. Memory of a GPU is overwritten in the order of a stream of

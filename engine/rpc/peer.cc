@@ -307,7 +307,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
   {
-    const trace::About shown{.name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank};
+    const trace::About shown{
+        .name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank, .bytes = bytes_of(message)};
     state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
     std::lock_guard lock(mutex_);
     calls_.insert_or_assign(head.call, state);
@@ -344,7 +345,7 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
     // Before the reply goes: its gradient may be fast.
     const int caller = worker().rank;
     if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
-    forget(call);
+    forget(call, bytes_of(message));
     core->count_served();
     Head head;
     head.kind = FrameKind::Reply;
@@ -366,7 +367,7 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
 }
 
 void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcept {
-  forget(call, &error);
+  forget(call, 0, &error);
   const auto core = core_.lock();
   if (!core) return;
   core->count_served();
@@ -407,13 +408,14 @@ void Inbound::watch(const Op& op, std::uint64_t call) {
   });
 }
 
-void Inbound::forget(std::uint64_t call, const Error* error) {
+void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error) {
   std::lock_guard lock(mutex_);
   const auto found = calls_.find(call);
   if (found == calls_.end()) return;
   if (error != nullptr) {
     found->second->traced.fail(*error);
   } else {
+    found->second->traced.add(bytes);
     found->second->traced.end();
   }
   calls_.erase(found);

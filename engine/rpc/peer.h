@@ -29,7 +29,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
       : core_(std::move(core)),
         entry_(std::move(entry)),
         map_(DeviceMap::to(entry_.worker.name, maps)),
-        map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()) {}
+        map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()),
+        in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)) {}
 
   // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
   // worker, Caller where only one of the two has a secret. One that was lost is made anew.
@@ -49,6 +50,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
   const DeviceMap& map() const { return map_; }
   const DeviceMap& map_back() const { return map_back_; }
+  trace::Depth& in_flight() const { return in_flight_; }
   void close(const Error& why) noexcept;
 
  private:
@@ -62,6 +64,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const Directory::Entry entry_;
   const DeviceMap map_;
   const DeviceMap map_back_;
+  trace::Depth& in_flight_;  // calls to it
   std::mutex mutex_;
   Lane lane_;
   std::uint64_t lanes_ = 0;
@@ -92,7 +95,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void ended(const Error& why);
   void send_failure(AgentCore& core, std::uint64_t call, Failure what, const Error& error) noexcept;
   void watch(const Op& op, std::uint64_t call);
-  void forget(std::uint64_t call, const Error* error = nullptr);
+  void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
   // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.
   std::shared_ptr<const DeviceMap> map_of_results(AgentCore& core);
 

@@ -14,6 +14,7 @@
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
 namespace weft::autograd {
@@ -62,6 +63,7 @@ struct WaitingCall {
   bool counts = true;                          // a user's call, not one of Weft's own
   std::shared_ptr<autograd::Context> context;  // that it was made in
   trace::Operation traced{};
+  trace::Waiting in_flight{};
 };
 
 // Usable from every thread.

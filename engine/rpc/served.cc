@@ -7,8 +7,15 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/served.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::rpc {
+
+namespace traced {
+namespace {
+constinit trace::Name run{trace::Layer::Engine, "run"};  // a called function, on the thread that it has
+}  // namespace
+}  // namespace traced
 
 CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const CallState> call)
     : core_(std::move(core)), agent_(std::make_unique<Agent>(core_, false)), home_(core_->crew()), call_(std::move(call)) {}
@@ -32,6 +39,8 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     {
       const weft::detail::AmbientScope scope(ambient);
       const c10::MultiStreamGuard streams(ambient->call().streams);
+      const trace::Range range(traced::run, {.rank = agent.self().rank});
+      ambient->call().traced.runs_here();
       task();
       task = Task();
     }

@@ -75,6 +75,7 @@ struct Options {
   Faults faults;
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
   std::vector<c10::Device> devices;
+  std::string timeline;  // as ProcessGroupOptions::timeline
 };
 
 // Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).

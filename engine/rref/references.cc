@@ -143,6 +143,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
 }
 
 void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork", .sequence = id, .peer = holder});
   std::lock_guard lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
@@ -193,6 +194,7 @@ void References::release_here(Id id) {
 }
 
 void References::remove_fork(Id id, ForkId fork) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
   Entry ended;
   {
     std::lock_guard lock(mutex_);

@@ -34,7 +34,7 @@ double within(const Intervals& intervals, double begin, double end) {
 }
 
 bool is_between_ranks(const Span& span) {
-  return span.kind != "served" && span.kind != "reference" && span.kind != "gradient";
+  return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" && span.kind != "device";
 }
 
 struct Lines {

@@ -1,7 +1,8 @@
 // Where the time of a run went. Of each step and rank:
 //
 //   communication  operations between ranks were under way (the union of their times)
-//   exposed        the host waited for one (Work::wait of CPU tensors, synchronize); what CUDA streams wait is not seen
+//   exposed        the host waited for one (Work::wait of CPU tensors, synchronize, futures); what CUDA streams wait is not
+//                  seen
 //   compute        the rest of the step: step - exposed
 //   waiting        collectives had begun here and not yet on the last rank: what others cost this one
 //

@@ -14,7 +14,7 @@
 namespace weft::trace::timeline {
 
 struct Event {
-  enum class What : std::uint8_t { Push, Pop, Mark, Begin, End };
+  enum class What : std::uint8_t { Push, Pop, Mark, Begin, End, Leave, Arrive, ArriveFrom };
   What what = What::Mark;
   Kind kind = Kind::Collective;
   Layer layer = Layer::User;
@@ -25,7 +25,7 @@ struct Event {
   int rank = -1;
   int peer = -1;
   int tag = 0;
-  std::uint64_t ticket = 0;
+  std::uint64_t ticket = 0;  // of an operation; the number of an arrow
   std::uint64_t sequence = 0;
   Member member;
   const char* dtype = "";

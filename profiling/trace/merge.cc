@@ -48,6 +48,10 @@ struct Span {
   std::uint64_t bytes = 0;
   std::string dtype;
   std::vector<std::int64_t> shape;
+  std::string lane;              // of a kind: only spans of one lane share rows
+  std::int64_t clock_error = 0;  // of a device's
+  int part = 0;                  // where it stands
+  std::uint64_t ticket = 0;      // there
   int row = 0;
 };
 
@@ -66,6 +70,20 @@ struct ThreadRow {
   std::vector<Point> points;
 };
 
+// Where on a thread an arrow begins or ends.
+struct Spot {
+  std::size_t thread = 0;  // of Timeline::threads
+  std::int64_t time = 0;
+};
+// Arrows that a part draws by itself. Numbers and tickets are the part's.
+struct PartArrows {
+  std::map<std::uint64_t, Spot> leave;                             // by number
+  std::vector<std::pair<std::uint64_t, Spot>> arrive;              // by number
+  std::vector<std::pair<std::uint64_t, Spot>> from_operation;      // by ticket
+  std::vector<std::pair<std::uint64_t, Spot>> to_operation;        // by ticket: begun in a range of that thread
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> to_device;  // by number, and the span's ticket
+};
+
 struct RankInfo {
   std::string machine;
   std::int64_t pid = 0;
@@ -77,7 +95,8 @@ struct RankInfo {
 struct Timeline {
   std::vector<Span> spans;
   std::vector<ThreadRow> threads;
-  std::map<int, RankInfo> ranks;  // of processes
+  std::vector<PartArrows> arrows;  // by part
+  std::map<int, RankInfo> ranks;   // of processes
   int job_ranks = 0;
 };
 
@@ -85,7 +104,9 @@ struct Timeline {
 
 class PartReader {
  public:
-  explicit PartReader(Timeline& into) : into_(into) {}
+  explicit PartReader(Timeline& into) : into_(into), part_(static_cast<int>(into.arrows.size())) {
+    into_.arrows.emplace_back();
+  }
 
   // False for a file that is no part.
   bool read(const std::string& path) {
@@ -100,8 +121,8 @@ class PartReader {
         } else {
           take_event(json);
         }
-      } catch (const Json::exception&) {
-        break;
+      } catch (const std::exception&) {
+        break;  // what no Part writes
       }
       if (!header_) return false;
     }
@@ -140,12 +161,17 @@ class PartReader {
     const std::string& letter = json.at(0).get_ref<const std::string&>();
     if (letter == "O") return begin_operation(json);
     if (letter == "F") return end_operation(json);
+    if (letter == "D") return device_span(json);
     Thread& thread = threads_[json.at(1)];
     const std::int64_t time = at(json.at(2));
     if (letter == "E") {
       if (thread.depth == 0) return;  // it began before the timeline did
       --thread.depth;
       thread.points.push_back({'E', time, "", "", 0});
+      return;
+    }
+    if (letter == "L" || letter == "A" || letter == "T") {
+      thread.arrows.push_back({letter[0], json.at(3), time});
       return;
     }
     thread.points.push_back({letter == "B" ? 'B' : 'i', time, json.at(3), json.at(4), json.at(5)});
@@ -165,7 +191,31 @@ class PartReader {
     span.bytes = json.at(10);
     span.dtype = json.at(11);
     span.shape = json.at(12).get<std::vector<std::int64_t>>();
-    open_[json.at(1)] = std::move(span);
+    span.part = part_;
+    span.ticket = json.at(1);
+    Thread& thread = threads_[json.at(2)];
+    if (thread.depth > 0) thread.arrows.push_back({'O', span.ticket, span.begin});
+    open_[span.ticket] = std::move(span);
+  }
+
+  void device_span(const Json& json) {
+    Span span;
+    const int device = json.at(1);
+    const auto stream = streams_.try_emplace({device, json.at(2)}, static_cast<int>(streams_.size()) + 1).first->second;
+    span.lane = "cuda:" + std::to_string(device) + " stream " + std::to_string(stream);
+    span.owner = {"device", span.lane, -1, rank(), {}, 0};
+    if (json.at(8).get<int>() >= 0) span.owner.rank = span.owner.job_rank = json.at(8);
+    span.kind = "device";
+    span.begin = at(json.at(3));
+    span.end = std::max(at(json.at(4)), span.begin);
+    span.name = json.at(5);
+    span.bytes = json.at(7);
+    span.clock_error = json.at(9);
+    span.state = "done";
+    span.part = part_;
+    span.ticket = kFirstDevice + device_spans_++;  // of no operation
+    if (json.at(10).get<std::uint64_t>() != 0) arrows().to_device.emplace_back(json.at(10), span.ticket);
+    into_.spans.push_back(std::move(span));
   }
 
   // The threads' lines are not in one order: an operation's end may stand before its beginning.
@@ -180,7 +230,7 @@ class PartReader {
       span.end = std::max(last_, span.begin);
       if (const auto found = ends_.find(ticket); found != ends_.end()) {
         const Json& json = found->second;
-        span.end = std::max(json.at(3).get<std::int64_t>() + offset_, span.begin);
+        span.end = std::max(sum(json.at(3).get<std::int64_t>(), offset_), span.begin);
         span.state = json.size() > 6 ? "failed" : "done";
         if (json.size() > 6) span.error = json.at(6);
         if (json.at(4).get<int>() >= 0) {
@@ -194,13 +244,32 @@ class PartReader {
     for (auto& [number, thread] : threads_) {
       for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', last_, "", "", 0});
       const int drawn_in = has_several && thread.rank >= 0 ? thread.rank : rank();
-      if (!thread.points.empty()) into_.threads.push_back({drawn_in, thread.name, std::move(thread.points)});
+      if (thread.points.empty()) continue;
+      for (const Arrow& arrow : thread.arrows) draw(arrow, {into_.threads.size(), arrow.time});
+      into_.threads.push_back({drawn_in, thread.name, std::move(thread.points)});
     }
   }
 
+  struct Arrow {
+    char letter = 'L';
+    std::uint64_t number = 0;
+    std::int64_t time = 0;
+  };
+  void draw(const Arrow& arrow, const Spot& spot) {
+    if (arrow.letter == 'L') arrows().leave[arrow.number] = spot;
+    if (arrow.letter == 'A') arrows().arrive.emplace_back(arrow.number, spot);
+    if (arrow.letter == 'T') arrows().from_operation.emplace_back(arrow.number, spot);
+    if (arrow.letter == 'O') arrows().to_operation.emplace_back(arrow.number, spot);
+  }
+  PartArrows& arrows() { return into_.arrows[static_cast<std::size_t>(part_)]; }
+
   int rank() const { return header_->at("rank"); }
+  // A part may be of another machine: whatever it holds.
+  static std::int64_t sum(std::int64_t a, std::int64_t b) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  }
   std::int64_t at(const Json& time) {
-    const std::int64_t job = time.get<std::int64_t>() + offset_;
+    const std::int64_t job = sum(time.get<std::int64_t>(), offset_);
     last_ = std::max(last_, job);
     return job;
   }
@@ -210,8 +279,13 @@ class PartReader {
     int rank = -1;
     int depth = 0;
     std::vector<Point> points;
+    std::vector<Arrow> arrows;
   };
+  static constexpr std::uint64_t kFirstDevice = std::uint64_t{1} << 63;
   Timeline& into_;
+  const int part_;
+  std::uint64_t device_spans_ = 0;
+  std::map<std::pair<int, std::int64_t>, int> streams_;  // numbered as they come
   std::optional<Json> header_;
   std::int64_t offset_ = 0;
   std::int64_t last_ = 0;
@@ -227,23 +301,29 @@ class PartReader {
 constexpr int kRowsOfKind = 1000;
 
 int kind_order(const std::string& kind) {
-  constexpr const char* kOrder[] = {"gradient", "collective", "send", "receive", "call", "served", "backward", "reference"};
-  for (int i = 0; i < 8; ++i) {
+  constexpr const char* kOrder[] = {"gradient", "collective", "send",      "receive", "call",
+                                    "served",   "backward",   "reference", "device"};
+  for (int i = 0; i < 9; ++i) {
     if (kind == kOrder[i]) return i + 1;
   }
-  return 9;
+  return 10;
 }
 
 // Gives each span a row of its kind where it overlaps no other: slices of one row must nest.
 void choose_rows(std::vector<Span>& spans) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  std::map<std::tuple<int, std::string>, std::vector<std::int64_t>> rows;  // until when each is taken
+  struct Row {
+    std::string lane;
+    std::int64_t taken_until = 0;
+  };
+  std::map<std::tuple<int, std::string>, std::vector<Row>> rows_of_kinds;
   for (Span& span : spans) {
-    auto& taken = rows[{span.owner.job_rank, span.kind}];
-    const auto free = std::find_if(taken.begin(), taken.end(), [&](std::int64_t until) { return until <= span.begin; });
-    const auto index = static_cast<std::size_t>(free - taken.begin());
-    if (free == taken.end()) taken.push_back(0);
-    taken[index] = std::max(span.end, span.begin + 1);
+    auto& rows = rows_of_kinds[{span.owner.job_rank, span.kind}];
+    const auto free = std::find_if(rows.begin(), rows.end(),
+                                   [&](const Row& row) { return row.lane == span.lane && row.taken_until <= span.begin; });
+    const auto index = static_cast<std::size_t>(free - rows.begin());
+    if (free == rows.end()) rows.push_back({span.lane, 0});
+    rows[index].taken_until = std::max(span.end, span.begin + 1);
     span.row = kind_order(span.kind) * kRowsOfKind + static_cast<int>(std::min<std::size_t>(index, kRowsOfKind - 1));
   }
 }
@@ -276,6 +356,7 @@ class Drawing {
     if (span.tag != 0) args["tag"] = span.tag;
     if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();
     if (!span.error.empty()) args["error"] = span.error;
+    if (span.clock_error > 0) args["clock_error_ns"] = span.clock_error;
     event({{"ph", "X"},
            {"pid", span.owner.job_rank},
            {"tid", span.row},
@@ -299,19 +380,29 @@ class Drawing {
     }
   }
 
-  // An arrow from a moment of one span to a moment of another. `name` says what it is.
-  void flow(const char* name, const Span& from, std::int64_t leaves, const Span& to, std::int64_t arrives) {
-    const auto end = [&](const char* phase, const Span& span, std::int64_t time) {
-      const std::int64_t inside = std::clamp(time, span.begin, std::max(span.begin, span.end - 1));
-      Json json{
-          {"ph", phase},   {"id", flows_}, {"pid", span.owner.job_rank}, {"tid", span.row}, {"ts", microseconds(inside)},
-          {"cat", "flow"}, {"name", name}};
+  // Where an arrow begins or ends: a moment inside a slice of a row.
+  struct Tip {
+    int pid = 0;
+    int tid = 0;
+    std::int64_t time = 0;
+  };
+  static Tip tip(const Span& span, std::int64_t time) {
+    return {span.owner.job_rank, span.row, std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
+  }
+  // `name` says what it is.
+  void flow(const char* name, const Tip& from, const Tip& to) {
+    const auto end = [&](const char* phase, const Tip& tip) {
+      Json json{{"ph", phase},   {"id", flows_}, {"pid", tip.pid}, {"tid", tip.tid}, {"ts", microseconds(tip.time)},
+                {"cat", "flow"}, {"name", name}};
       if (*phase == 'f') json["bp"] = "e";
       event(std::move(json));
     };
     ++flows_;
-    end("s", from, leaves);
-    end("f", to, arrives);
+    end("s", from);
+    end("f", to);
+  }
+  void flow(const char* name, const Span& from, std::int64_t leaves, const Span& to, std::int64_t arrives) {
+    flow(name, tip(from, leaves), tip(to, arrives));
   }
 
   void finish(const Json& about) {
@@ -333,8 +424,12 @@ void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
   std::map<MessageKey, const Span*> sends;
   std::map<CallKey, const Span*> calls;
   std::map<std::tuple<std::string, int, std::uint64_t>, std::vector<const Span*>> collectives;
+  // A retained graph sends the same gradient in each of its passes, whose numbers are the tags.
+  std::map<std::tuple<int, int, std::uint64_t, int>, const Span*> gradients;  // from, to, message, pass
   for (const Span& span : spans) {
     const Owner& owner = span.owner;
+    if (span.kind == "gradient" && span.name == "send gradient")
+      gradients[{owner.rank, span.peer, span.sequence, span.tag}] = &span;
     if (span.kind == "send") sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
     if (span.kind == "call") calls[{owner.rank, span.peer, span.sequence}] = &span;
     if (span.kind == "collective") collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
@@ -344,6 +439,9 @@ void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
     if (span.kind == "receive") {
       const auto sent = sends.find({owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
       if (sent != sends.end()) drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
+    } else if (span.kind == "gradient" && span.name != "send gradient") {
+      const auto sent = gradients.find({span.peer, owner.rank, span.sequence, span.tag});
+      if (sent != gradients.end()) drawing.flow("gradient", *sent->second, sent->second->begin, span, span.begin);
     } else if (span.kind == "served") {
       const auto call = calls.find({span.peer, owner.rank, span.sequence});
       if (call == calls.end()) continue;
@@ -356,6 +454,38 @@ void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
     const Span* last = *std::max_element(ranks.begin(), ranks.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
     for (const Span* one : ranks) {
       if (one != last && one->state == "done") drawing.flow("collective", *last, last->begin, *one, one->end);
+    }
+  }
+}
+
+// Those inside one process. Threads have rows by their places, from 1.
+void draw_arrows(Drawing& drawing, const Timeline& timeline) {
+  std::map<std::pair<int, std::uint64_t>, const Span*> spans;
+  for (const Span& span : timeline.spans) spans[{span.part, span.ticket}] = &span;
+  const auto on_thread = [&](const Spot& spot) {
+    return Drawing::Tip{timeline.threads[spot.thread].rank, static_cast<int>(spot.thread) + 1, spot.time};
+  };
+  for (int part = 0; part < static_cast<int>(timeline.arrows.size()); ++part) {
+    const PartArrows& arrows = timeline.arrows[static_cast<std::size_t>(part)];
+    const auto span_of = [&](std::uint64_t ticket) {
+      const auto found = spans.find({part, ticket});
+      return found == spans.end() ? nullptr : found->second;
+    };
+    for (const auto& [number, spot] : arrows.arrive) {
+      const auto from = arrows.leave.find(number);
+      if (from != arrows.leave.end()) drawing.flow("starts", on_thread(from->second), on_thread(spot));
+    }
+    for (const auto& [ticket, spot] : arrows.from_operation) {
+      if (const Span* from = span_of(ticket)) drawing.flow("runs", Drawing::tip(*from, from->begin), on_thread(spot));
+    }
+    for (const auto& [ticket, spot] : arrows.to_operation) {
+      if (const Span* to = span_of(ticket)) drawing.flow("issues", on_thread(spot), Drawing::tip(*to, to->begin));
+    }
+    for (const auto& [number, ticket] : arrows.to_device) {
+      const auto from = arrows.leave.find(number);
+      const Span* to = span_of(ticket);
+      if (from != arrows.leave.end() && to != nullptr)
+        drawing.flow("launches", on_thread(from->second), Drawing::tip(*to, to->begin));
     }
   }
 }
@@ -386,9 +516,10 @@ void draw(const Timeline& timeline, std::FILE* file) {
   std::set<std::pair<int, int>> named;
   for (const Span& span : timeline.spans) {
     if (named.emplace(span.owner.job_rank, span.row).second) {
-      drawing.meta(
-          "thread_name", span.owner.job_rank, span.row,
-          {{"name", span.kind + (span.row % kRowsOfKind > 0 ? " " + std::to_string(span.row % kRowsOfKind + 1) : "")}});
+      const int more = span.row % kRowsOfKind;
+      const std::string name =
+          !span.lane.empty() ? span.lane : span.kind + (more > 0 ? " " + std::to_string(more + 1) : "");
+      drawing.meta("thread_name", span.owner.job_rank, span.row, {{"name", name}});
       drawing.meta("thread_sort_index", span.owner.job_rank, span.row, {{"sort_index", span.row}});
     }
     drawing.span(span);
@@ -400,6 +531,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
     drawing.thread(row, tid);
   }
   draw_flows(drawing, timeline.spans);
+  draw_arrows(drawing, timeline);
   drawing.finish({{"weft", "timeline 1"}, {"job_ranks", timeline.job_ranks}, {"ranks", ranks}});
 }
 

@@ -1,6 +1,8 @@
 // From the parts that processes wrote to one file in Chrome's trace format, which Perfetto and chrome://tracing open: a
-// process for each rank; rows for its threads, collectives, messages and calls; flow arrows from each send to its receive,
-// from a call to where it is served and back, and from the rank that came last to a collective to the others.
+// process for each rank; rows for its threads, collectives, messages, calls and GPUs' streams; flow arrows from each send
+// to its receive, from a call to where it is served and back, from a gradient to where it arrives and to what it starts,
+// from a range to the operations begun in it and to what it has a GPU do, and from the rank that came last to a collective
+// to the others.
 //
 // Times are the job's; how far each rank's clock may be off stands in otherData and beside the rank's name.
 #pragma once

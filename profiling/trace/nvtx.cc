@@ -1,7 +1,12 @@
 #if WEFT_HAVE_NVTX
 
+#include <array>
 #include <cstddef>
 #include <iterator>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
 
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
@@ -34,26 +39,45 @@ constexpr nvtxPayloadSchemaEntry_t kWireEntries[] = {
 
 constexpr std::uint64_t kWireSchema = NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
 
-// The domain, made with its categories and its schema when something is first traced. Null without a tool.
-nvtxDomainHandle_t domain() {
-  static const nvtxDomainHandle_t made = [] {
-    const nvtxDomainHandle_t fresh = nvtxDomainCreateA("weft");
-    const char* const layers[] = {"base", "cuda", "kernels", "transport", "engine", "user"};
-    for (std::uint32_t i = 0; i < std::size(layers); ++i) nvtxDomainNameCategoryA(fresh, i + 1, layers[i]);
-    nvtxPayloadSchemaAttr_t schema{};
-    schema.fieldMask = NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NAME | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE |
-                       NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ENTRIES | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NUM_ENTRIES |
-                       NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_SCHEMA_ID;
-    schema.name = "weft operation";
-    schema.type = NVTX_PAYLOAD_SCHEMA_TYPE_STATIC;
-    schema.entries = kWireEntries;
-    schema.numEntries = std::size(kWireEntries);
-    schema.payloadStaticSize = sizeof(Wire);
-    schema.schemaId = kWireSchema;
-    nvtxPayloadSchemaRegister(fresh, &schema);
-    return fresh;
+// A domain, with its schema. Null without a tool.
+nvtxDomainHandle_t make_domain(Layer layer) {
+  const std::string name = std::string("weft.") + trace::name(layer);
+  const nvtxDomainHandle_t fresh = nvtxDomainCreateA(name.c_str());
+  nvtxPayloadSchemaAttr_t schema{};
+  schema.fieldMask = NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NAME | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE |
+                     NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_ENTRIES | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_NUM_ENTRIES |
+                     NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_STATIC_SIZE | NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_SCHEMA_ID;
+  schema.name = "weft operation";
+  schema.type = NVTX_PAYLOAD_SCHEMA_TYPE_STATIC;
+  schema.entries = kWireEntries;
+  schema.numEntries = std::size(kWireEntries);
+  schema.payloadStaticSize = sizeof(Wire);
+  schema.schemaId = kWireSchema;
+  nvtxPayloadSchemaRegister(fresh, &schema);
+  return fresh;
+}
+
+// That of the layer; all are made when something is first traced.
+nvtxDomainHandle_t domain(Layer layer) {
+  static const auto made = [] {
+    std::array<nvtxDomainHandle_t, kLayers> domains{};
+    for (std::size_t i = 0; i < kLayers; ++i) domains[i] = make_domain(static_cast<Layer>(i));
+    return domains;
   }();
-  return made;
+  return made[static_cast<std::size_t>(layer)];
+}
+
+// A text in a domain. Texts have static lifetime and are few: they are found by their address.
+nvtxStringHandle_t registered(Layer layer, const char* text) {
+  static std::shared_mutex mutex;
+  static auto& handles = *new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
+  {
+    std::shared_lock lock(mutex);
+    if (const auto found = handles.find({layer, text}); found != handles.end()) return found->second;
+  }
+  const nvtxStringHandle_t made = nvtxDomainRegisterStringA(domain(layer), text);
+  std::lock_guard lock(mutex);
+  return handles.emplace(std::pair(layer, text), made).first->second;
 }
 
 }  // namespace
@@ -63,25 +87,23 @@ struct Attributes {
   explicit Attributes(Name& name) {
     event.version = NVTX_VERSION;
     event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-    event.category = static_cast<std::uint32_t>(name.layer_);
     event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
     event.message.registered = handle(name);
   }
 
-  Attributes(Name& name, const Payload& payload) : Attributes(name) { attach(payload); }
-  // A text that is not registered: of operations, whose names are many.
+  Attributes(Name& name, const Payload& payload) : Attributes(name) { attach(name.layer(), payload); }
   Attributes(Layer layer, const char* text, const Payload& payload) {
     event.version = NVTX_VERSION;
     event.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-    event.category = static_cast<std::uint32_t>(layer);
-    event.messageType = NVTX_MESSAGE_TYPE_ASCII;
-    event.message.ascii = text;
-    attach(payload);
+    event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    event.message.registered = registered(layer, text);
+    attach(layer, payload);
   }
 
-  void attach(const Payload& payload) {
-    wire = {payload.bytes, payload.operation ? handle(*payload.operation) : nullptr, payload.rank, payload.ranks,
-            payload.device};
+  // In the domain of that layer.
+  void attach(Layer layer, const Payload& payload) {
+    const nvtxStringHandle_t operation = payload.operation ? registered(layer, payload.operation->text()) : nullptr;
+    wire = {payload.bytes, operation, payload.rank, payload.ranks, payload.device};
     data = {kWireSchema, sizeof wire, &wire};
     event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
     event.reserved0 = 1;  // payloads in the array that follows
@@ -96,7 +118,7 @@ struct Attributes {
   static nvtxStringHandle_t handle(Name& name) {
     void* known = name.registered_.load(std::memory_order_acquire);
     if (known == nullptr) {
-      known = nvtxDomainRegisterStringA(domain(), name.text_);
+      known = nvtxDomainRegisterStringA(domain(name.layer_), name.text_);
       name.registered_.store(known, std::memory_order_release);
     }
     return static_cast<nvtxStringHandle_t>(known);
@@ -113,34 +135,40 @@ namespace nvtx {
 
 namespace {
 
+// Calls with the domain and the event, where there is a tool.
 template <class Call>
 void with(Name& name, const Payload* payload, const Call& call) {
+  const nvtxDomainHandle_t where = domain(name.layer());
+  if (where == nullptr) return;
   if (payload != nullptr) {
-    call(Attributes(name, *payload).get());
+    call(where, Attributes(name, *payload).get());
   } else {
-    call(Attributes(name).get());
+    call(where, Attributes(name).get());
   }
 }
 
 }  // namespace
 
 void push(Name& name, const Payload* payload) noexcept {
-  with(name, payload, [](const nvtxEventAttributes_t* event) { nvtxDomainRangePushEx(domain(), event); });
+  with(name, payload, [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainRangePushEx(where, event); });
 }
 
-void pop() noexcept { nvtxDomainRangePop(domain()); }
+void pop(Layer layer) noexcept {
+  if (const nvtxDomainHandle_t where = domain(layer)) nvtxDomainRangePop(where);
+}
 
 void mark(Name& name, const Payload* payload) noexcept {
-  with(name, payload, [](const nvtxEventAttributes_t* event) { nvtxDomainMarkEx(domain(), event); });
+  with(name, payload, [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainMarkEx(where, event); });
 }
 
-std::uint64_t start(Layer layer, const char* text, const Payload& payload) noexcept {
-  if (domain() == nullptr) return 0;  // no tool
-  return nvtxDomainRangeStartEx(domain(), Attributes(layer, text, payload).get());
+std::uint64_t start(const char* text, const Payload& payload) noexcept {
+  const nvtxDomainHandle_t where = domain(Layer::Engine);
+  if (where == nullptr) return 0;
+  return nvtxDomainRangeStartEx(where, Attributes(Layer::Engine, text, payload).get());
 }
 
 void stop(std::uint64_t range) noexcept {
-  if (range != 0) nvtxDomainRangeEnd(domain(), range);
+  if (range != 0) nvtxDomainRangeEnd(domain(Layer::Engine), range);
 }
 
 }  // namespace nvtx

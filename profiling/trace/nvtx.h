@@ -10,16 +10,16 @@ namespace weft::trace::nvtx {
 
 #if WEFT_HAVE_NVTX
 void push(Name& name, const Payload* payload) noexcept;
-void pop() noexcept;
+void pop(Layer layer) noexcept;
 void mark(Name& name, const Payload* payload) noexcept;
-// A range that ends on another thread; 0 without a tool.
-std::uint64_t start(Layer layer, const char* text, const Payload& payload) noexcept;
+// A range of the engine that ends on another thread; 0 without a tool. The text has static lifetime.
+std::uint64_t start(const char* text, const Payload& payload) noexcept;
 void stop(std::uint64_t range) noexcept;
 #else
 inline void push(Name&, const Payload*) noexcept {}
-inline void pop() noexcept {}
+inline void pop(Layer) noexcept {}
 inline void mark(Name&, const Payload*) noexcept {}
-inline std::uint64_t start(Layer, const char*, const Payload&) noexcept { return 0; }
+inline std::uint64_t start(const char*, const Payload&) noexcept { return 0; }
 inline void stop(std::uint64_t) noexcept {}
 #endif
 

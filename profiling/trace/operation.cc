@@ -52,6 +52,18 @@ const char* name(Kind kind) noexcept {
   broken("no such trace::Kind");
 }
 
+const char* name(Layer layer) noexcept {
+  switch (layer) {
+    case Layer::Base: return "base";
+    case Layer::Cuda: return "cuda";
+    case Layer::Kernels: return "kernels";
+    case Layer::Transport: return "transport";
+    case Layer::Engine: return "engine";
+    case Layer::User: return "user";
+  }
+  broken("no such trace::Layer");
+}
+
 Member Member::join(const Party& party) {
   // What was recorded is not what a forked process does.
   static const int registered = ::pthread_atfork(nullptr, nullptr, [] { flight_recorder().forget(); });
@@ -83,8 +95,7 @@ Operation Operation::begin(const Member& member, Kind kind, const About& about) 
   made.begun_ = now();
   made.ticket_ = flight_recorder().begin(member, kind, about, made.begun_);
   const auto ranks = static_cast<std::int32_t>(member.party()->ranks.size());
-  made.range_ =
-      nvtx::start(Layer::Engine, about.name, {.bytes = about.bytes, .rank = member.party()->rank, .ranks = ranks});
+  made.range_ = nvtx::start(about.name, {.bytes = about.bytes, .rank = member.party()->rank, .ranks = ranks});
   if (timeline::on()) timeline::begin(made.ticket_, member, kind, about, made.begun_);
   if (auto* watching = observer.load(std::memory_order_acquire)) watching->begun(kind, about.name, about.bytes);
   return made;
@@ -102,12 +113,16 @@ void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noe
   nvtx::stop(range_);
   if (timeline::on()) timeline::end(ticket_, time, error, peer, sequence);
   if (auto* watching = observer.load(std::memory_order_acquire)) {
-    watching->ended(kind_, name_, static_cast<double>(time - begun_) * 1e-9, error);
+    watching->ended(kind_, name_, static_cast<double>(time - begun_) * 1e-9, error, more_);
   }
   Progress& done = progress();
   done.operations.fetch_add(1, std::memory_order_relaxed);
-  done.bytes.fetch_add(bytes_, std::memory_order_relaxed);
+  done.bytes.fetch_add(bytes_ + more_, std::memory_order_relaxed);
   if (error != nullptr) done.failures.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Operation::runs_here() const noexcept {
+  if (ticket_ != 0 && timeline::on()) timeline::arrive_from(ticket_);  // (it may end on another thread meanwhile)
 }
 
 void observe(Observer& watching) noexcept {

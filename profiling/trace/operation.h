@@ -80,6 +80,10 @@ class Operation {
   void end() noexcept { end(-1, 0); }
   void end(int peer, std::uint64_t sequence) noexcept;
   void fail(const Error& error) noexcept;
+  // So many bytes more than it began with: the result of a call. Before it ends.
+  void add(std::uint64_t bytes) noexcept { more_ += bytes; }
+  // What the range that this thread is in does is this operation's: the timeline draws an arrow to it.
+  void runs_here() const noexcept;
   // Something that has no duration.
   static void note(const Member& member, Kind kind, const About& about) noexcept { begin(member, kind, about).end(); }
 
@@ -89,6 +93,7 @@ class Operation {
   std::uint64_t ticket_ = 0;  // in the flight recorder; 0 = none
   std::uint64_t range_ = 0;   // of NVTX
   std::uint64_t bytes_ = 0;
+  std::uint64_t more_ = 0;
   std::int64_t begun_ = 0;
   Kind kind_ = Kind::Collective;
   bool open_ = false;
@@ -102,7 +107,8 @@ class Observer {
   Observer& operator=(const Observer&) = delete;
   virtual ~Observer() = default;
   virtual void begun(Kind kind, const char* name, std::uint64_t bytes) noexcept = 0;
-  virtual void ended(Kind kind, const char* name, double seconds, const Error* error) noexcept = 0;
+  // `more`: the bytes that it has moved beyond those it began with.
+  virtual void ended(Kind kind, const char* name, double seconds, const Error* error, std::uint64_t more) noexcept = 0;
 };
 // One for a process, from now on until it ends. A second call is a broken invariant.
 void observe(Observer& observer) noexcept;

@@ -14,18 +14,6 @@ namespace weft::trace::timeline {
 
 namespace {
 
-const char* name_of(Layer layer) {
-  switch (layer) {
-    case Layer::Base: return "base";
-    case Layer::Cuda: return "cuda";
-    case Layer::Kernels: return "kernels";
-    case Layer::Transport: return "transport";
-    case Layer::Engine: return "engine";
-    case Layer::User: return "user";
-  }
-  broken("no such trace::Layer");
-}
-
 std::string machine() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
@@ -45,8 +33,6 @@ std::size_t sequence_at(std::string_view text, std::size_t at) {
   }
   return bytes;
 }
-
-void append(std::string& to, std::int64_t number) { to += std::to_string(number); }
 
 }  // namespace
 
@@ -75,9 +61,9 @@ void append_quoted(std::string& to, std::string_view text) {
 Part::Part(const std::string& folder, const Place& place) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
-  const std::string path = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
-  const int descriptor = ::open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor < 0) throw system_error(Blame::Caller, "WEFT_TIMELINE: '" + path + "' cannot be written", errno);
+  path_ = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
+  const int descriptor = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor < 0) throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written", errno);
   ::flock(descriptor, LOCK_EX | LOCK_NB);  // goes with the process
   file_ = ::fdopen(descriptor, "w");
   line_ = R"({"weft":"timeline part 1","job":)";
@@ -97,6 +83,11 @@ Part::~Part() { std::fclose(file_); }
 void Part::text(const char* text) {
   line_ += ',';
   append_quoted(line_, text);
+}
+
+void Part::number(std::int64_t value) {
+  line_ += ',';
+  line_ += std::to_string(value);
 }
 
 void Part::write_line() {
@@ -132,18 +123,20 @@ int Part::party(const Member& member) {
 
 void Part::add(const Lane& lane, const Event& event) {
   const int whose = event.what == Event::What::Begin ? party(event.member) : 0;  // may write a line of its own
-  const auto number = [&](std::int64_t value) {
-    line_ += ',';
-    append(line_, value);
-  };
   const auto label = [&](const char* letter) {
     line_ = letter;
     number(lane.number());
     number(event.time);
     text(event.text);
-    text(name_of(event.layer));
+    text(name(event.layer));
     number(static_cast<std::int64_t>(event.bytes));
     number(event.rank);
+  };
+  const auto arrow = [&](const char* letter) {
+    line_ = letter;
+    number(lane.number());
+    number(event.time);
+    number(static_cast<std::int64_t>(event.ticket));
   };
   switch (event.what) {
     case Event::What::Push: label("[\"B\""); break;
@@ -169,7 +162,7 @@ void Part::add(const Lane& lane, const Event& event) {
       line_ += ",[";
       for (std::size_t i = 0; i < std::min<std::size_t>(event.dims, kMostDims); ++i) {
         if (i > 0) line_ += ',';
-        append(line_, event.shape[i]);
+        line_ += std::to_string(event.shape[i]);
       }
       line_ += ']';
       break;
@@ -182,7 +175,26 @@ void Part::add(const Lane& lane, const Event& event) {
       number(static_cast<std::int64_t>(event.sequence));
       if (event.error) text(event.error->c_str());
       break;
+    case Event::What::Leave: arrow("[\"L\""); break;
+    case Event::What::Arrive: arrow("[\"A\""); break;
+    case Event::What::ArriveFrom: arrow("[\"T\""); break;
   }
+  line_ += ']';
+  write_line();
+}
+
+void Part::add(const DeviceSpan& span) {
+  line_ = "[\"D\"";
+  number(span.device);
+  number(static_cast<std::int64_t>(span.stream));
+  number(span.begin);
+  number(span.end);
+  text(span.label.text);
+  text(name(span.label.layer));
+  number(static_cast<std::int64_t>(span.label.bytes));
+  number(span.label.rank);
+  number(span.error);
+  number(static_cast<std::int64_t>(span.arrow));
   line_ += ']';
   write_line();
 }

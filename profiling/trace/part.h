@@ -6,7 +6,10 @@
 //   ["B",thread,time,"name","layer",bytes,rank]   a range begins      ["E",thread,time]   and ends
 //   ["M",thread,time,"name","layer",bytes,rank]   a mark
 //   ["O",ticket,thread,time,"kind",party,"name",sequence,peer,tag,bytes,"dtype",[shape]]   an operation begins
-//   ["F",ticket,thread,time,peer,sequence]   and ends; with the error as an eighth field if it failed
+//   ["F",ticket,thread,time,peer,sequence]   and ends; with the error as a seventh field if it failed
+//   ["L",thread,time,arrow]   an arrow leaves the range that the thread is in      ["A",thread,time,arrow]   and arrives
+//   ["T",thread,time,ticket]   one arrives that left an operation
+//   ["D",device,stream,begin,end,"name","layer",bytes,rank,error,arrow]   what a device did
 //   {"lost":12}   so many events there was no room for        {"end":time}   the process ended in good order
 #pragma once
 
@@ -26,8 +29,10 @@ class Part {
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
+  const std::string& path() const { return path_; }
   void add_thread(const Lane& lane);
   void add(const Lane& lane, const Event& event);
+  void add(const DeviceSpan& span);
   void add_lost(std::uint64_t events);
   void add_end();
   void flush();
@@ -35,8 +40,10 @@ class Part {
  private:
   int party(const Member& member);
   void text(const char* text);  // quoted
+  void number(std::int64_t value);
   void write_line();
 
+  std::string path_;
   std::FILE* file_ = nullptr;
   std::string line_;
   std::map<std::pair<const Party*, std::uint32_t>, int> parties_;

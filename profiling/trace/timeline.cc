@@ -23,10 +23,28 @@ namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(100);  // between looks at the threads' buffers
 
+// Who is asked for what devices did.
+class Sources {
+ public:
+  void add(std::shared_ptr<Source> source) {
+    std::lock_guard lock(mutex_);
+    all_.push_back(std::move(source));
+  }
+  std::vector<std::shared_ptr<Source>> all() const {
+    std::lock_guard lock(mutex_);
+    return all_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Source>> all_;
+};
+Sources& sources = *new Sources();  // never destroyed: the timeline may end while the process does
+
 class Collector {
  public:
   Collector(std::string file, const Place& place)
-      : file_(std::move(file)), part_(std::in_place, folder_of_parts(file_), place) {
+      : file_(std::move(file)), part_(std::in_place, folder_of_parts(file_), place), path_(part_->path()) {
     thread_ = std::thread([this] { collect(); });
   }
 
@@ -38,10 +56,12 @@ class Collector {
     return lanes_.back();
   }
 
+  const std::string& file() const { return file_; }
+  const std::string& part() const { return path_; }
   void count_lost() { lost_.fetch_add(1, std::memory_order_relaxed); }
 
   // Called once.
-  void finish() {
+  void end_part() {
     {
       std::lock_guard lock(mutex_);
       ends_ = true;
@@ -52,7 +72,6 @@ class Collector {
     if (lost_ > 0) part_->add_lost(lost_);
     part_->add_end();
     part_.reset();  // and with it the lock
-    merge_if_last(file_);
   }
 
  private:
@@ -83,13 +102,17 @@ class Collector {
       std::lock_guard lock(mutex_);
       std::erase(lanes_, lane);
     }
+    for (const auto& source : sources.all()) {
+      source->collect([&](const DeviceSpan& span) { part_->add(span); });
+    }
     part_->flush();
   }
 
   const std::string file_;
-  std::optional<Part> part_;  // of the timeline's thread, then of finish()
-  int known_ = 0;             // lanes that the part has; they come in order
-  std::mutex mutex_;          // of what follows
+  std::optional<Part> part_;  // of the timeline's thread, then of end_part()
+  const std::string path_;
+  int known_ = 0;     // lanes that the part has; they come in order
+  std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   bool ends_ = false;
   int made_ = 0;
@@ -145,6 +168,29 @@ Event event_of(Event::What what, const Label& label) {
   return event;
 }
 
+Event arrow_of(Event::What what, std::uint64_t number) {
+  Event event;
+  event.what = what;
+  event.time = now();
+  event.ticket = number;
+  return event;
+}
+
+// Of both who finish. With the mutex held.
+Collector* take_collector() {
+  detail::is_on.store(false);
+  return collector.exchange(nullptr);  // left as it is: a thread may be about to write to it
+}
+
+// With the mutex held.
+void require_here(const std::string& file) {
+  const Collector* const made = collector.load();
+  if (made == nullptr || made->file() == file) return;
+  throw Error(Blame::Caller, "a timeline was asked for in '" + file + "', and this process makes one in '" + made->file() +
+                                 "' already; give all its groups and agents one file (WEFT_TIMELINE, or the option "
+                                 "timeline)");
+}
+
 // A forked process has no thread that collects, and shares the parent's file.
 void forget_in_child() {
   detail::is_on.store(false);
@@ -194,6 +240,19 @@ void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, 
   add(std::move(event));
 }
 
+std::uint64_t next_arrow() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+void leave(std::uint64_t arrow) noexcept { add(arrow_of(Event::What::Leave, arrow)); }
+
+void arrive(std::uint64_t arrow) noexcept { add(arrow_of(Event::What::Arrive, arrow)); }
+
+void arrive_from(std::uint64_t ticket) noexcept { add(arrow_of(Event::What::ArriveFrom, ticket)); }
+
+void ask(std::shared_ptr<Source> source) { sources.add(std::move(source)); }
+
 std::string host_identity() {
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::string identity;
@@ -206,6 +265,7 @@ std::string host_identity() {
 
 void join(const std::string& file, const Place& place) {
   std::lock_guard lock(joining);
+  require_here(file);
   if (collector.load() != nullptr) return;
   static const int registered = [] {
     std::atexit([] { finish(); });
@@ -217,18 +277,35 @@ void join(const std::string& file, const Place& place) {
   detail::is_on.store(true);
 }
 
+void require(const std::string& file) {
+  std::lock_guard lock(joining);
+  require_here(file);
+}
+
 void finish() noexcept {
   std::lock_guard lock(joining);
-  Collector* const ending = collector.load();
+  Collector* const ending = take_collector();
   if (ending == nullptr) return;
-  detail::is_on.store(false);
-  collector.store(nullptr);
   try {
-    ending->finish();
+    ending->end_part();
+    merge_if_last(ending->file());
   } catch (const std::exception& error) {
     log::warn(std::string("the timeline was not written: ") + error.what());
   }
-  // Left as it is: a thread may be about to write to it.
+}
+
+std::string own_part() {
+  std::lock_guard lock(joining);
+  const Collector* const made = collector.load();
+  return made == nullptr ? "" : made->part();
+}
+
+std::string end_part() {
+  std::lock_guard lock(joining);
+  Collector* const ending = take_collector();
+  if (ending == nullptr) return "";
+  ending->end_part();
+  return ending->part();
 }
 
 }  // namespace weft::trace::timeline

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include <weft/profiling/trace/operation.h>
@@ -36,6 +38,34 @@ void mark(const Label& label) noexcept;
 // An operation, by its ticket.
 void begin(std::uint64_t ticket, const Member& member, Kind kind, const trace::About& about, std::int64_t time) noexcept;
 void end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept;
+// Arrows (trace::Arrow): from the range that this thread is in, and to it; to it from an operation.
+std::uint64_t next_arrow() noexcept;
+void leave(std::uint64_t arrow) noexcept;
+void arrive(std::uint64_t arrow) noexcept;
+void arrive_from(std::uint64_t ticket) noexcept;
+
+// What a device did, by now()'s clock, both ends wrong by at most `error` nanoseconds.
+struct DeviceSpan {
+  int device = 0;
+  std::uint64_t stream = 0;  // equal for what ran on one
+  Label label;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t error = 0;
+  std::uint64_t arrow = 0;  // that arrives at its beginning
+};
+// Where such spans come from (cuda/span.h). Asked by the timeline's thread, ten times a second and at the end, for those
+// that have ended since.
+class Source {
+ public:
+  Source() = default;
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+  virtual ~Source() = default;
+  virtual void collect(const std::function<void(const DeviceSpan&)>& take) noexcept = 0;
+};
+// From now on, also by a timeline that begins later.
+void ask(std::shared_ptr<Source> source);
 
 // How this process's clock relates to that of the job: job time = now() + offset, wrong by at most `error`. Nanoseconds.
 struct Clock {
@@ -51,12 +81,20 @@ struct Place {
   Clock clock;
 };
 
-// Begins to collect, for `file`. A second call changes nothing: a process has one part. Throws Caller where the part
-// cannot be written.
+// Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. Throws Caller where
+// the part cannot be written, and what require() throws.
 void join(const std::string& file, const Place& place);
+// Throws Caller where this process makes a timeline already, and for another file.
+void require(const std::string& file);
 // Writes what is left, and merges where no other process still writes. Called when the process ends by exit(); a process
 // that ends by _exit() calls it first. Later events are lost.
 void finish() noexcept;
+
+// The file that this process writes its part to; "" without a timeline.
+std::string own_part();
+// Writes what is left and ends the part as finish() does, and leaves it as it is: whoever calls this sees to it that it is
+// merged. Returns it; "" where there is none. Throws what writing throws.
+std::string end_part();
 
 // Where the parts of a timeline lie until they are merged.
 inline std::string folder_of_parts(const std::string& file) { return file + ".parts"; }

@@ -28,18 +28,30 @@ void point(Name& name, const Payload* payload) {
 
 }  // namespace
 
-Range::Range(Name& name) noexcept { begin(name, nullptr); }
+Range::Range(Name& name) noexcept : layer_(name.layer()) { begin(name, nullptr); }
 
-Range::Range(Name& name, const Payload& payload) noexcept { begin(name, &payload); }
+Range::Range(Name& name, const Payload& payload) noexcept : layer_(name.layer()) { begin(name, &payload); }
 
 Range::~Range() {
-  nvtx::pop();
+  nvtx::pop(layer_);
   if (timeline::on()) timeline::pop();
 }
 
 void mark(Name& name) noexcept { point(name, nullptr); }
 
 void mark(Name& name, const Payload& payload) noexcept { point(name, &payload); }
+
+Arrow Arrow::leave() noexcept {
+  Arrow made;
+  if (!timeline::on()) return made;
+  made.id_ = timeline::next_arrow();
+  timeline::leave(made.id_);
+  return made;
+}
+
+void Arrow::arrive() const noexcept {
+  if (id_ != 0 && timeline::on()) timeline::arrive(id_);
+}
 
 }  // namespace enabled
 

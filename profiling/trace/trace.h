@@ -1,4 +1,4 @@
-// Ranges and marks of threads, for Nsight Systems (NVTX domain "weft", one category per layer) and for the timeline
+// Ranges and marks of threads, for Nsight Systems (an NVTX domain for each layer: "weft.engine") and for the timeline
 // (timeline.h). Without a tool and without a timeline a range costs two calls that look and return; with WEFT_TRACE=OFF it
 // is an empty object and nothing is called. What begins on one thread and ends on another is an Operation (operation.h).
 //
@@ -10,12 +10,15 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace weft::trace {
 
-// Which row of the timeline a name belongs to. The numbers are NVTX category ids.
-enum class Layer : std::uint32_t { Base = 1, Cuda, Kernels, Transport, Engine, User };
+// Where a name belongs: an NVTX domain each, and the category of the timeline's events.
+enum class Layer : std::uint32_t { Base, Cuda, Kernels, Transport, Engine, User };
+constexpr std::size_t kLayers = 6;
+const char* name(Layer layer) noexcept;  // "base", "cuda", …
 
 // Two spellings of the same types, so that a program may mix objects that were compiled with and without tracing.
 #if WEFT_TRACE_ENABLED
@@ -53,11 +56,27 @@ class [[nodiscard]] Range {
   ~Range();
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
+
+ private:
+  const Layer layer_;
 };
 
 // A point in time of this thread.
 void mark(Name& name) noexcept;
 void mark(Name& name, const Payload& payload) noexcept;
+
+// An arrow of the timeline, from the range that one thread is in to the one that this or another is in later: from what
+// brought something about to what it started. Nothing without a timeline.
+class Arrow {
+ public:
+  Arrow() = default;  // none
+  static Arrow leave() noexcept;
+  void arrive() const noexcept;
+  std::uint64_t id() const { return id_; }  // 0: none
+
+ private:
+  std::uint64_t id_ = 0;
+};
 
 }  // namespace enabled
 #else
@@ -66,6 +85,8 @@ inline namespace disabled {
 class Name {
  public:
   constexpr Name(Layer, const char*) {}
+  static constexpr Layer layer() { return Layer::User; }
+  static constexpr const char* text() { return ""; }
 };
 
 struct Payload {
@@ -87,6 +108,13 @@ class [[nodiscard]] Range {
 
 constexpr void mark(Name&) noexcept {}
 constexpr void mark(Name&, const Payload&) noexcept {}
+
+class Arrow {
+ public:
+  static constexpr Arrow leave() noexcept { return {}; }
+  constexpr void arrive() const noexcept {}
+  static constexpr std::uint64_t id() { return 0; }
+};
 
 }  // namespace disabled
 #endif

@@ -64,6 +64,7 @@ struct FakeStream {
 // What one cuEventRecord captured. Streams and the event hold it, so a later record changes nothing for who waits already.
 struct Record {
   std::atomic<bool> done{false};
+  Clock::time_point passed;  // before done
   FakeContext* context = nullptr;
 };
 
@@ -72,6 +73,7 @@ struct FakeEvent {
   std::shared_ptr<Record> last;  // null: never recorded
   bool destroyed = false;
   bool interprocess = false;
+  bool timed = false;
   FakeEvent* original = nullptr;  // of one that was opened by its handle
 };
 
@@ -153,6 +155,8 @@ class FakeState {
   CUresult event_destroy(CUevent event);
   CUresult event_record(CUevent event, CUstream stream);
   CUresult event_query(CUevent event);
+  CUresult event_elapsed_time(float* milliseconds, CUevent from, CUevent to);
+  CUresult stream_is_capturing(CUstream stream, CUstreamCaptureStatus* status);
   CUresult event_synchronize(CUevent event);
   CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                          unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,

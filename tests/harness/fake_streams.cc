@@ -236,6 +236,7 @@ CUresult FakeState::event_create(CUevent* event, unsigned flags) {
   auto& made = events.emplace_back(std::make_unique<FakeEvent>());
   made->context = context;
   made->interprocess = (flags & CU_EVENT_INTERPROCESS) != 0;
+  made->timed = (flags & CU_EVENT_DISABLE_TIMING) == 0;
   *event = handle_of<CUevent>(made.get());
   return CUDA_SUCCESS;
 }
@@ -260,6 +261,7 @@ CUresult FakeState::event_record(CUevent handle, CUstream stream_handle) {
   event->last = std::make_shared<Record>();
   event->last->context = stream->context;
   return enqueue(stream_handle, {Function::event_record, name(Function::event_record), [record = event->last] {
+                                   record->passed = Clock::now();
                                    record->done = true;
                                    return CUDA_SUCCESS;
                                  }});
@@ -273,6 +275,30 @@ CUresult FakeState::event_query(CUevent handle) {
   if (event->context->lost != CUDA_SUCCESS) return event->context->lost;
   if (event->original != nullptr) event = event->original;
   return !event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult FakeState::event_elapsed_time(float* milliseconds, CUevent from_handle, CUevent to_handle) {
+  CUresult error = CUDA_SUCCESS;
+  const FakeContext* const context = current(error);
+  if (context == nullptr) return error;
+  const FakeEvent* const from = find(from_handle, error);
+  if (from == nullptr) return error;
+  const FakeEvent* const to = find(to_handle, error);
+  if (to == nullptr) return error;
+  if (context->lost != CUDA_SUCCESS) return context->lost;
+  if (!from->timed || !to->timed)
+    return refuse(CUDA_ERROR_INVALID_HANDLE, "an event without timing was asked for its time");
+  if (!from->last || !to->last) return refuse(CUDA_ERROR_INVALID_HANDLE, "an event was asked for its time before a record");
+  if (!from->last->done || !to->last->done) return CUDA_ERROR_NOT_READY;
+  *milliseconds = std::chrono::duration<float, std::milli>(to->last->passed - from->last->passed).count();
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::stream_is_capturing(CUstream handle, CUstreamCaptureStatus* status) {
+  CUresult error = CUDA_SUCCESS;
+  if (find(handle, error) == nullptr) return error;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // it has no graphs
+  return CUDA_SUCCESS;
 }
 
 CUresult FakeState::event_synchronize(CUevent handle) {

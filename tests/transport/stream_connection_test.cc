@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <weft/profiling/trace/depth.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/transport/frame.h>
 #include <weft/transport/inproc/faults.h>
@@ -109,6 +110,25 @@ TEST(StreamConnection, WhatCrossesASlowLinkComesWholeInOrderAndNotBeforeItsTime)
   ends.a->send(bytes_of("fast"), {}, nullptr, {});
   EXPECT_EQ(mail.next().header, "slow");
   EXPECT_EQ(mail.next().header, "fast");
+}
+
+TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
+  Ends ends;
+  const trace::Depth& waiting = trace::depth(trace::Queue::Messages, "inproc");
+  const auto large = pattern(1, 2 * kRing);
+  constexpr int kMessages = 5;
+  for (int i = 0; i < kMessages; ++i) ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
+  EXPECT_EQ(waiting.now, kMessages) << "nobody receives, and none fits";
+  {
+    Mailbox mail(*ends.b, ends.loop_b);
+    for (int i = 0; i < kMessages; ++i) EXPECT_EQ(mail.next().payloads.at(0), large);
+  }
+  flush(*ends.loop_a);
+  EXPECT_EQ(waiting.now, 0);
+  for (int i = 0; i < kMessages; ++i) ends.a->send(bytes_of("header"), std::array{slice_of(large)}, nullptr, {});
+  ends.a->close(Error(Blame::Cancelled, "enough"));
+  flush(*ends.loop_a);
+  EXPECT_EQ(waiting.now, 0) << "what fails waits no more";
 }
 
 TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {

@@ -6,6 +6,7 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/poll.h>
 #include <weft/cuda/retire.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/transport/nccl/calls.h>
 #include <weft/transport/nccl/nccl_communicator.h>
@@ -262,7 +263,7 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
     if (is_first) {
       request.started = true;
       start(request);
-      if (handle_->settle(Deadline::in(kPatience))) done = cuda::record(handle_->stream());
+      if (handle_->settle(Deadline::in(kPatience))) done = end_of(request);
     }
   } catch (...) {
     failed = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
@@ -280,9 +281,17 @@ Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept
   return Op::failed(Error(blame, text + " " + place_));
 }
 
-void NcclCommunicator::start(const Request& request) {
+void NcclCommunicator::start(Request& request) {
   request.ready.wait(handle_->stream());
+  if (trace::timeline::on()) {
+    request.span = cuda::Span::begin(handle_->stream(), trace::keep(request.name), trace::Layer::Transport, 0, rank_);
+  }
   handle_->start(request.call);
+}
+
+Fence NcclCommunicator::end_of(Request& request) {
+  request.span.end(handle_->stream());
+  return cuda::record(handle_->stream());
 }
 
 void NcclCommunicator::advance() noexcept {
@@ -297,7 +306,7 @@ void NcclCommunicator::advance() noexcept {
         start(front);
       }
       if (!handle_->settled()) return;
-      front.launch->arrive(cuda::record(handle_->stream()));
+      front.launch->arrive(end_of(front));
       line_.pop_front();
     }
   } catch (...) {

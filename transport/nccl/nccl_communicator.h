@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include <weft/cuda/memory.h>
+#include <weft/cuda/span.h>
 #include <weft/transport/in_flight.h>
 #include <weft/transport/nccl/calls.h>
 #include <weft/transport/nccl/handle.h>
@@ -62,6 +63,7 @@ class NcclCommunicator final : public Communicator,
     Fence ready;
     std::shared_ptr<Launch> launch;
     bool started = false;
+    cuda::Span span = {};  // for the timeline
   };
 
   void warm_up(Deadline deadline);
@@ -69,7 +71,9 @@ class NcclCommunicator final : public Communicator,
   Op issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept;
   // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
   Op refuse(Blame blame, const std::string& text) const noexcept;
-  void start(const Request& request);
+  void start(Request& request);
+  // Behind what NCCL has enqueued of it.
+  Fence end_of(Request& request);
   // Moves the line on as far as NCCL lets it.
   void advance() noexcept;
   // On the loop, while an operation is under way.

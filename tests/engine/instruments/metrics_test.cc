@@ -1,9 +1,11 @@
 // What is served at /metrics, and that a real Prometheus scrapes it.
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <sstream>
 #include <thread>
@@ -15,10 +17,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
 #include <weft/base/error.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/engine/launch/process.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
+#include <weft/rpc.h>
 
 namespace weft::instruments {
 namespace {
@@ -90,6 +97,89 @@ TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
   EXPECT_THAT(text, HasSubstr("weft_in_flight{rank=\"5\",kind=\"collective\"} 0"));
   EXPECT_THAT(text, HasSubstr("weft_operation_seconds_count{rank=\"5\",kind=\"collective\"} 2"));
   EXPECT_THAT(text, HasSubstr("weft_steps_total{rank=\"5\"} 1"));
+}
+
+// The value of that line; -1 where there is none.
+double value_of(const std::string& line) {
+  const std::string text = get(serve(), "/metrics");
+  const auto found = text.find("\n" + line + " ");
+  return found == std::string::npos ? -1 : std::atof(text.c_str() + found + line.size() + 2);
+}
+
+TEST(Metrics, CountErrorsByBlame) {
+  const trace::Member member = trace::Member::join({"agent", "worker5", 5, {}});
+  const auto fail = [&](Blame blame) {
+    trace::Operation::begin(member, trace::Kind::Served, {.name = "f"}).fail(Error(blame, "it failed"));
+  };
+  serve();
+  for (int i = 0; i < 3; ++i) fail(Blame::Timeout);
+  fail(Blame::Remote);
+  EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Timeout",kind="served"})"), 3);
+  EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Remote",kind="served"})"), 1);
+  EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Busy",kind="served"})"), -1);
+}
+
+// Functions that wait until the test lets them go on; in this process, whose memory the test shares.
+std::promise<void> gate;
+std::atomic<int> came{0};
+int stand(int value) {
+  ++came;
+  static const std::shared_future<void> open = gate.get_future().share();
+  open.wait();
+  return value;
+}
+at::Tensor echo(at::Tensor tensor) { return tensor; }
+
+TEST(Metrics, CountCallsInFlightHandlersThatWaitAndTheBytesOfCalls) {
+  serve();
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  rpc::Agent callee;
+  std::thread other([&] {
+    callee = rpc::init("callee", {.rank = 1, .world_size = 2, .store = store, .worker_threads = 1, .transports = {"tcp"}});
+  });
+  rpc::Agent caller = rpc::init("caller", {.rank = 0, .world_size = 2, .store = store, .transports = {"tcp"}});
+  other.join();
+  constexpr int kCalls = 12;  // more than a crew of one has threads
+  std::vector<Future<int>> calls;
+  for (int i = 0; i < kCalls; ++i) calls.push_back(caller.async<&stand>("callee", i));
+  const std::string in_flight = R"(weft_calls_in_flight{rank="5",peer="callee"})";
+  const std::string queued = R"(weft_queued_handlers{rank="5",agent="callee"})";
+  EXPECT_EQ(value_of(in_flight), kCalls);
+  while (value_of(queued) + came < kCalls) std::this_thread::yield();  // all have arrived; ctest's time limit ends it
+  EXPECT_EQ(value_of(queued) + came, kCalls);
+  EXPECT_GT(value_of(queued), 0);
+  gate.set_value();
+  for (int i = 0; i < kCalls; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i);
+  EXPECT_EQ(value_of(in_flight), 0);
+  EXPECT_EQ(value_of(queued), 0);
+
+  const auto bytes = [](const char* kind, const char* function) {
+    return value_of(std::string(R"(weft_bytes_total{rank="5",kind=")") + kind + R"(",name=")" + function + "\"}");
+  };
+  constexpr std::int64_t kElements = 100'000;
+  const at::Tensor sent = torch::ones({kElements});
+  EXPECT_TRUE(caller.sync<&echo>("callee", sent).equal(sent));
+  const std::string name = "weft::instruments::(anonymous namespace)::echo";
+  const double payload = 2 * 4 * kElements;  // there and back
+  for (const char* kind : {"call", "served"}) {
+    EXPECT_GE(bytes(kind, name.c_str()), payload) << kind;
+    EXPECT_LT(bytes(kind, name.c_str()), payload + 1000) << kind;
+  }
+  std::thread leaving([&] { callee.shutdown(); });
+  caller.shutdown();
+  leaving.join();
+}
+
+TEST(Metrics, ShowWhatWaitsAtTransports) {
+  serve();
+  const trace::Waiting one(trace::depth(trace::Queue::Messages, "carrier pigeon"));
+  EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 1);
+  {
+    trace::Waiting other(trace::depth(trace::Queue::Messages, "carrier pigeon"));
+    const trace::Waiting moved = std::move(other);
+    EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 2);
+  }
+  EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 1);
 }
 
 TEST(Metrics, AreScrapedByPrometheus) {

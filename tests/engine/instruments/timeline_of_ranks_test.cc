@@ -9,7 +9,9 @@
 
 #include <torch/torch.h>
 
+#include <weft/autograd.h>
 #include <weft/group.h>
+#include <weft/parallel.h>
 #include <weft/profiling/tools/summary.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/ranks.h>
@@ -30,6 +32,29 @@ class TimelineOfRanks : public testing::Test {
     ::setenv("WEFT_TIMELINE", file_.c_str(), 1);
   }
   ~TimelineOfRanks() override { std::filesystem::remove_all(folder_); }
+
+  static ProcessGroup join(const std::string& timeline = "") {
+    ProcessGroupOptions options;
+    options.backend = "tcp";
+    options.device = c10::Device(c10::kCPU);
+    options.timeline = timeline;
+    return init_process_group(options);
+  }
+
+  // How often an arrow of that name goes from a rank to a rank.
+  int arrows(const std::string& name, int from, int to) const {
+    std::map<std::uint64_t, int> starts;
+    int count = 0;
+    const auto json = nlohmann::json::parse(std::ifstream(file_));
+    for (const auto& event : json.at("traceEvents")) {
+      if (event.at("ph") == "s" && event.at("name") == name) starts[event.at("id")] = event.at("pid");
+    }
+    for (const auto& event : json.at("traceEvents")) {
+      if (event.at("ph") != "f" || event.at("name") != name) continue;
+      count += starts.at(event.at("id")) == from && event.at("pid") == to ? 1 : 0;
+    }
+    return count;
+  }
 
   std::map<std::string, int> arrows() const {
     std::map<std::string, int> count;
@@ -78,6 +103,90 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
   EXPECT_GE(count.at("collective"), 3);
   EXPECT_GE(count.at("call"), 1);
   EXPECT_GE(count.at("reply"), 1);
+}
+
+TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
+  const std::string other = folder_ + "/option.json";
+  Processes ranks(2, [&](int rank) {
+    auto group = join(other);
+    at::Tensor tensor = torch::ones({10});
+    group.all_reduce(tensor).wait();
+    // Now by the environment, which names another file: refused before anybody waits.
+    const Error error = harness::error_of([&] { rpc::init("worker" + std::to_string(rank)); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), testing::HasSubstr("'" + file_ + "'"));
+    EXPECT_THAT(error.text(), testing::HasSubstr("'" + other + "' already"));
+    rpc::Options options;
+    options.timeline = other;
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
+    agent.shutdown();
+  });
+  ranks.expect_success();
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  EXPECT_EQ(tools::read_run(other).ranks.size(), 2u);
+}
+
+// As on two machines without a file system between them: a relative file is another one in each folder.
+TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
+  for (const char* machine : {"0", "1", "2"}) std::filesystem::create_directory(folder_ + "/" + machine);
+  ::setenv("WEFT_TIMELINE", "run.json", 1);
+  Processes ranks(3, [&](int rank) {
+    std::filesystem::current_path(folder_ + "/" + std::to_string(rank));
+    auto group = join();
+    at::Tensor tensor = torch::ones({1000});
+    group.all_reduce(tensor).wait();
+    if (rank == 0) group.send(tensor, 2).wait();
+    if (rank == 2) group.recv(tensor, 0).wait();
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 1) {
+      EXPECT_EQ(agent.sync<&twice>("worker0", 21), 42);
+    }
+    agent.shutdown();
+  });
+  ranks.expect_success();
+  file_ = folder_ + "/0/run.json";
+  const auto run = tools::read_run(file_);
+  ASSERT_EQ(run.ranks.size(), 3u);
+  EXPECT_TRUE(run.cut.empty());
+  EXPECT_EQ(arrows("message", 0, 2), 1);
+  EXPECT_GE(arrows("call", 1, 0), 1);
+  for (const char* machine : {"1", "2"}) EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/" + machine)) << machine;
+  EXPECT_FALSE(std::filesystem::exists(file_ + ".parts"));
+}
+
+TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    torch::manual_seed(0);
+    torch::nn::Linear model(20, 10);
+    DistributedDataParallel ddp(model, group);
+    for (int i = 0; i < 3; ++i) ddp(torch::ones({4, 20}) * (rank + 1)).sum().backward();
+  });
+  ranks.expect_success();
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(arrows("starts", rank, rank), 3 * 2) << "weight and bias, in each step";
+    EXPECT_GE(arrows("issues", rank, rank), 3);
+  }
+}
+
+at::Tensor doubled(at::Tensor x) { return x * 2; }
+
+TEST_F(TimelineOfRanks, AGradientPointsToTheWorkerThatItGoesToAndACallToTheThreadThatRunsIt) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      AutogradContext context(agent);
+      const at::Tensor x = torch::ones({10}, torch::requires_grad());
+      context.backward({agent.sync<&doubled>("worker1", x).sum()});
+      EXPECT_TRUE(context.gradient(x).equal(torch::full({10}, 2.0)));
+    }
+    agent.shutdown();
+  });
+  ranks.expect_success();
+  EXPECT_EQ(arrows("gradient", 0, 1), 1);
+  EXPECT_EQ(arrows("gradient", 1, 0), 1);
+  EXPECT_GE(arrows("runs", 0, 0), 2) << "what the gradient starts, and the roots";
+  EXPECT_GE(arrows("runs", 1, 1), 2) << "what the gradient starts, and the called function";
 }
 
 }  // namespace

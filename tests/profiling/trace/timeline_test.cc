@@ -172,6 +172,170 @@ TEST_F(Timeline, ClocksAreShiftedAndTheirErrorIsStated) {
   EXPECT_TRUE(std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("clock ± 1500 µs"); }));
 }
 
+TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
+  run(0, 1, [] {
+    Arrow arrow;
+    {
+      const Range gradient(outer);
+      arrow = Arrow::leave();
+    }
+    Operation reduced;
+    {
+      const Range bucket(inner);
+      arrow.arrive();
+      reduced = Operation::begin(member(0, 1), Kind::Collective, {.name = "all_reduce", .sequence = 1});
+    }
+    std::thread([&] {
+      const Range function(outer);
+      reduced.runs_here();
+    }).join();
+    reduced.end();
+    arrow.arrive();  // in no range: still drawn, as a moment of the thread
+  });
+  const Json json = read();
+  std::map<std::string, std::vector<std::pair<Json, Json>>> arrows;  // by name, both ends
+  for (const Json& from : events(json, "s")) {
+    for (const Json& to : events(json, "f")) {
+      if (from.at("id") == to.at("id")) arrows[from.at("name")].emplace_back(from, to);
+    }
+  }
+  const auto begins = events(json, "B");
+  const auto span = events(json, "X").at(0);
+  ASSERT_EQ(begins.size(), 3u);
+  ASSERT_EQ(arrows["starts"].size(), 2u);
+  const auto& [gradient, bucket] = arrows["starts"][0];
+  EXPECT_GE(gradient.at("ts"), begins[0].at("ts"));
+  EXPECT_LE(gradient.at("ts"), events(json, "E").at(0).at("ts"));
+  EXPECT_GE(bucket.at("ts"), begins[1].at("ts"));
+  ASSERT_EQ(arrows["issues"].size(), 1u);
+  EXPECT_EQ(arrows["issues"][0].first.at("tid"), begins[1].at("tid"));
+  EXPECT_EQ(arrows["issues"][0].second.at("tid"), span.at("tid"));
+  ASSERT_EQ(arrows["runs"].size(), 1u);
+  EXPECT_EQ(arrows["runs"][0].first.at("tid"), span.at("tid"));
+  EXPECT_EQ(arrows["runs"][0].second.at("tid"), begins[2].at("tid"));
+}
+
+TEST_F(Timeline, DrawsAnArrowFromAGradientThatIsSentToWhereItArrives) {
+  constexpr int kPasses = 2;  // of a retained graph
+  run(0, 2, [] {
+    const Member me = Member::join({"agent", "worker0", 0, {}});
+    for (int pass = 1; pass <= kPasses; ++pass)
+      Operation::begin(me, Kind::Gradient, {.name = "send gradient", .sequence = 8, .peer = 1, .tag = pass}).end();
+  });
+  run(1, 2, [] {
+    const Member me = Member::join({"agent", "worker1", 1, {}});
+    for (int pass = 1; pass <= kPasses; ++pass)
+      Operation::begin(me, Kind::Gradient, {.name = "gradient", .sequence = 8, .peer = 0, .tag = pass}).end();
+  });
+  const Json json = read();
+  ASSERT_EQ(events(json, "s").size(), 2u);
+  for (const Json& arrow : events(json, "f")) {
+    EXPECT_EQ(arrow.at("name"), "gradient");
+    EXPECT_EQ(arrow.at("pid"), 1);
+  }
+}
+
+// A device that has done two things.
+class TwoSpans final : public timeline::Source {
+ public:
+  explicit TwoSpans(std::uint64_t arrow) : arrow_(arrow) {}
+  void collect(const std::function<void(const timeline::DeviceSpan&)>& take) noexcept override {
+    if (std::exchange(arrow_, 0) == 0) return;
+    const std::int64_t time = now();
+    take({0, 77, {"pack", Layer::Kernels, 64, 0}, time, time + 5000, 900, 1});
+    take({0, 78, {"all_reduce", Layer::Transport, 0, 0}, time + 1000, time + 3000, 900, 0});
+  }
+
+ private:
+  std::uint64_t arrow_;
+};
+
+TEST_F(Timeline, ShowsWhatDevicesDidAStreamARowWithAnArrowFromTheLaunch) {
+  run(0, 1, [] {
+    const Range range(outer);
+    const Arrow arrow = Arrow::leave();
+    EXPECT_EQ(arrow.id(), 1u);
+    timeline::ask(std::make_shared<TwoSpans>(arrow.id()));
+  });
+  const Json json = read();
+  const auto spans = events(json, "X");
+  ASSERT_EQ(spans.size(), 2u);
+  EXPECT_EQ(spans[0].at("name"), "pack");
+  EXPECT_EQ(spans[0].at("cat"), "device");
+  EXPECT_DOUBLE_EQ(spans[0].at("dur"), 5.0);
+  EXPECT_EQ(spans[0].at("args").at("clock_error_ns"), 900);
+  EXPECT_EQ(spans[0].at("args").at("bytes"), 64);
+  EXPECT_NE(spans[0].at("tid"), spans[1].at("tid"));
+  std::set<std::string> rows;
+  for (const Json& meta : events(json, "M")) {
+    if (meta.at("name") == "thread_name") rows.insert(meta.at("args").at("name"));
+  }
+  EXPECT_TRUE(rows.contains("cuda:0 stream 1"));
+  EXPECT_TRUE(rows.contains("cuda:0 stream 2"));
+  ASSERT_EQ(events(json, "s").size(), 1u);
+  EXPECT_EQ(events(json, "s")[0].at("name"), "launches");
+  EXPECT_EQ(events(json, "f")[0].at("tid"), spans[0].at("tid"));
+}
+
+TEST_F(Timeline, AProcessMakesOneAndSaysWhichWhereAnotherIsAskedFor) {
+  run(0, 1, [this] {
+    timeline::join(file_, {kJob, 0, 1, {}});
+    timeline::require(file_);
+    try {
+      timeline::join(folder_ + "/other.json", {kJob, 0, 1, {}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_NE(error.text().find("'" + folder_ + "/other.json'"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("in '" + file_ + "' already"), std::string::npos) << error.text();
+    }
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/other.json"));
+}
+
+// A part may have come from another machine.
+TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
+  const std::string header =
+      R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
+      R"(","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"offset":9223372036854775807,"error":0})";
+  const std::vector<std::string> wrong{R"(["O",1,1,5,"call",99,"f",1,0,0,0,"",[]])",
+                                       R"(["F"])",
+                                       "[]",
+                                       "7",
+                                       "{",
+                                       R"(["D",0])",
+                                       R"(["B","one",5,"n","l",0,0])",
+                                       R"({"party":1,"kind":"group"})"};
+  std::filesystem::create_directories(timeline::folder_of_parts(file_));
+  for (const std::string& line : wrong) {
+    SCOPED_TRACE(line);
+    std::ofstream(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9")
+        << header << "\n"
+        << R"(["M",1,9223372036854775807,"before","engine",0,1])"
+        << "\n"
+        << line << "\n"
+        << R"(["M",1,6,"after","engine",0,1])"
+        << "\n";
+    timeline::merge(file_);
+    const auto marks = events(read(), "i");
+    ASSERT_EQ(marks.size(), 1u);
+    EXPECT_EQ(marks[0].at("name"), "before");
+  }
+}
+
+TEST_F(Timeline, APartThatIsEndedByItselfIsLeftAsItIs) {
+  run(0, 1, [] {
+    { const Range range(outer); }
+    const std::string own = timeline::own_part();
+    EXPECT_EQ(timeline::end_part(), own);
+    EXPECT_FALSE(timeline::on());
+    EXPECT_EQ(timeline::end_part(), "");
+    EXPECT_TRUE(std::filesystem::exists(own));
+  });
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  EXPECT_TRUE(timeline::merge(file_).complete);
+}
+
 TEST_F(Timeline, KeepsWhatARankWroteBeforeItWasKilled) {
   const pid_t child = ::fork();
   if (child == 0) {

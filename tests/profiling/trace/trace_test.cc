@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,22 +21,34 @@ using testing::ElementsAre;
 
 // What the injection recorded. One thread, so no lock.
 struct Recording {
-  std::string domain;
-  std::map<std::uint32_t, std::string> categories;
-  std::vector<std::string> events;                           // "push cuda copy", "pop", "mark engine step"
-  std::vector<std::map<std::string, std::string>> payloads;  // by field name, of each event that had one
-  std::vector<nvtxPayloadSchemaEntry_t> entries;
-  std::uint64_t schema = 0;
+  std::vector<std::string> domains;                                      // a handle is a place here, from 1
+  std::map<std::string, int> registered;                                 // "weft.cuda copy", and how often
+  std::vector<std::string> events;                                       // "push weft.cuda copy", "pop weft.cuda"
+  std::vector<std::map<std::string, std::string>> payloads;              // by field name, of each event that had one
+  std::map<std::string, std::vector<nvtxPayloadSchemaEntry_t>> entries;  // by domain
+  std::map<std::string, std::uint64_t> schemas;
 };
 Recording recording;
 
-std::string text_of(nvtxStringHandle_t handle) { return handle ? reinterpret_cast<const char*>(handle) : ""; }
+std::string name_of(nvtxDomainHandle_t domain) {
+  return recording.domains.at(reinterpret_cast<std::uintptr_t>(domain) - 1);
+}
+
+// A string as it was registered: "weft.cuda copy".
+std::set<std::string> strings;
+std::string text_of(nvtxDomainHandle_t domain, nvtxStringHandle_t handle) {
+  if (handle == nullptr) return "";
+  const std::string& text = *reinterpret_cast<const std::string*>(handle);
+  EXPECT_TRUE(strings.contains(text)) << "not registered";
+  EXPECT_EQ(text.substr(0, text.find(' ')), name_of(domain)) << "registered in another domain";
+  return text.substr(text.find(' ') + 1);
+}
 
 // Decodes a payload by the schema that was registered, as a tool does.
-std::map<std::string, std::string> decode(const nvtxPayloadData_t& data) {
+std::map<std::string, std::string> decode(nvtxDomainHandle_t domain, const nvtxPayloadData_t& data) {
   std::map<std::string, std::string> fields;
   const auto* bytes = static_cast<const std::byte*>(data.payload);
-  for (const auto& entry : recording.entries) {
+  for (const auto& entry : recording.entries.at(name_of(domain))) {
     const auto* at = bytes + entry.offset;
     if (entry.type == NVTX_PAYLOAD_ENTRY_TYPE_UINT64) {
       std::uint64_t value = 0;
@@ -48,47 +61,50 @@ std::map<std::string, std::string> decode(const nvtxPayloadData_t& data) {
     } else {
       nvtxStringHandle_t value = nullptr;
       std::memcpy(&value, at, sizeof value);
-      fields[entry.name] = text_of(value);
+      fields[entry.name] = text_of(domain, value);
     }
   }
   return fields;
 }
 
-void record(const char* kind, const nvtxEventAttributes_t* event) {
-  recording.events.push_back(
-      std::string(kind) + " " + recording.categories[event->category] + " " +
-      (event->messageType == NVTX_MESSAGE_TYPE_ASCII ? event->message.ascii : text_of(event->message.registered)));
+void record(const char* kind, nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) {
+  ASSERT_EQ(event->messageType, NVTX_MESSAGE_TYPE_REGISTERED);
+  recording.events.push_back(std::string(kind) + " " + name_of(domain) + " " + text_of(domain, event->message.registered));
   if (event->payloadType == NVTX_PAYLOAD_TYPE_EXT) {
     const auto* data = reinterpret_cast<const nvtxPayloadData_t*>(event->payload.ullValue);
-    if (data->schemaId == recording.schema) recording.payloads.push_back(decode(*data));
+    ASSERT_EQ(data->schemaId, recording.schemas.at(name_of(domain)));
+    recording.payloads.push_back(decode(domain, *data));
   }
 }
 
 nvtxDomainHandle_t on_domain(const char* name) {
-  recording.domain = name;
-  return reinterpret_cast<nvtxDomainHandle_t>(&recording);
+  recording.domains.emplace_back(name);
+  return reinterpret_cast<nvtxDomainHandle_t>(recording.domains.size());
 }
-void on_category(nvtxDomainHandle_t, std::uint32_t category, const char* name) { recording.categories[category] = name; }
-nvtxStringHandle_t on_string(nvtxDomainHandle_t, const char* text) {
-  return reinterpret_cast<nvtxStringHandle_t>(const_cast<char*>(text));
+nvtxStringHandle_t on_string(nvtxDomainHandle_t domain, const char* text) {
+  const std::string& kept = *strings.insert(name_of(domain) + " " + text).first;
+  ++recording.registered[kept];
+  return reinterpret_cast<nvtxStringHandle_t>(const_cast<std::string*>(&kept));
 }
-int on_push(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) {
-  record("push", event);
+int on_push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) {
+  record("push", domain, event);
   return 0;
 }
-int on_pop(nvtxDomainHandle_t) {
-  recording.events.emplace_back("pop");
+int on_pop(nvtxDomainHandle_t domain) {
+  recording.events.emplace_back("pop " + name_of(domain));
   return 0;
 }
-nvtxRangeId_t on_start(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) {
-  record("start", event);
+nvtxRangeId_t on_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) {
+  record("start", domain, event);
   return 17;
 }
-void on_end(nvtxDomainHandle_t, nvtxRangeId_t range) { recording.events.push_back("end " + std::to_string(range)); }
-void on_mark(nvtxDomainHandle_t, const nvtxEventAttributes_t* event) { record("mark", event); }
-std::uint64_t on_schema(nvtxDomainHandle_t, const nvtxPayloadSchemaAttr_t* schema) {
-  recording.entries.assign(schema->entries, schema->entries + schema->numEntries);
-  recording.schema = schema->schemaId;
+void on_end(nvtxDomainHandle_t domain, nvtxRangeId_t range) {
+  recording.events.push_back("end " + name_of(domain) + " " + std::to_string(range));
+}
+void on_mark(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* event) { record("mark", domain, event); }
+std::uint64_t on_schema(nvtxDomainHandle_t domain, const nvtxPayloadSchemaAttr_t* schema) {
+  recording.entries[name_of(domain)].assign(schema->entries, schema->entries + schema->numEntries);
+  recording.schemas[name_of(domain)] = schema->schemaId;
   return schema->schemaId;
 }
 
@@ -101,7 +117,6 @@ int inject(NvtxGetExportTableFunc_t get_table) {
     *table[id] = reinterpret_cast<NvtxFunctionPointer>(function);
   };
   install(NVTX_CBID_CORE2_DomainCreateA, &on_domain);
-  install(NVTX_CBID_CORE2_DomainNameCategoryA, &on_category);
   install(NVTX_CBID_CORE2_DomainRegisterStringA, &on_string);
   install(NVTX_CBID_CORE2_DomainRangePushEx, &on_push);
   install(NVTX_CBID_CORE2_DomainRangePop, &on_pop);
@@ -124,6 +139,7 @@ int inject_payloads(nvtxExtModuleInfo_t* module) {
 constinit trace::Name copy{trace::Layer::Cuda, "copy"};
 constinit trace::Name step{trace::Layer::Engine, "step"};
 constinit trace::Name sum{trace::Layer::Transport, "sum"};
+constinit trace::Name only_here{trace::Layer::User, "only here"};
 
 class Trace : public testing::Test {
  protected:
@@ -138,13 +154,15 @@ class Trace : public testing::Test {
   }
 };
 
-TEST_F(Trace, RangesNestInTheDomainUnderTheirLayer) {
+TEST_F(Trace, RangesNestInTheDomainOfTheirLayer) {
   {
     trace::Range outer(step);
     trace::Range inner(copy);
   }
-  EXPECT_EQ(recording.domain, "weft");
-  EXPECT_THAT(recording.events, ElementsAre("push engine step", "push cuda copy", "pop", "pop"));
+  EXPECT_THAT(recording.domains,
+              ElementsAre("weft.base", "weft.cuda", "weft.kernels", "weft.transport", "weft.engine", "weft.user"));
+  EXPECT_THAT(recording.events,
+              ElementsAre("push weft.engine step", "push weft.cuda copy", "pop weft.cuda", "pop weft.engine"));
   EXPECT_TRUE(recording.payloads.empty());
 }
 
@@ -164,17 +182,30 @@ TEST_F(Trace, OperationsAreRangesThatMayEndOnAnotherThread) {
   trace::Operation operation =
       trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .bytes = 64});
   operation.end();
-  EXPECT_THAT(recording.events, ElementsAre("start engine all_reduce", "end 17"));
+  EXPECT_THAT(recording.events, ElementsAre("start weft.engine all_reduce", "end weft.engine 17"));
   ASSERT_EQ(recording.payloads.size(), 1u);
   EXPECT_EQ(recording.payloads[0]["Message size [bytes]"], "64");
   EXPECT_EQ(recording.payloads[0]["Rank"], "1");
   EXPECT_EQ(recording.payloads[0]["No. of ranks"], "3");
 }
 
+TEST_F(Trace, NamesAreRegisteredOnceInEachDomain) {
+  const trace::Member member = trace::Member::join({"group", "default", 0, {0}});
+  recording.registered.clear();
+  for (int i = 0; i < 3; ++i) {
+    trace::Operation::begin(member, trace::Kind::Collective, {.name = "barrier"}).end();
+    trace::Range range(only_here, {.operation = &sum});
+  }
+  EXPECT_EQ(recording.registered.at("weft.engine barrier"), 1);
+  EXPECT_EQ(recording.registered.at("weft.user only here"), 1);
+  EXPECT_EQ(recording.registered.at("weft.user sum"), 1) << "of a payload: in the domain of its event";
+  EXPECT_EQ(recording.events.size(), 12u);
+}
+
 TEST_F(Trace, MarksAreOneEvent) {
   trace::mark(step);
   trace::mark(copy, {.bytes = 8});
-  EXPECT_THAT(recording.events, ElementsAre("mark engine step", "mark cuda copy"));
+  EXPECT_THAT(recording.events, ElementsAre("mark weft.engine step", "mark weft.cuda copy"));
   ASSERT_EQ(recording.payloads.size(), 1u);
   EXPECT_EQ(recording.payloads[0]["Message size [bytes]"], "8");
   EXPECT_EQ(recording.payloads[0]["Reduction operation"], "");

@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include <weft/base/log.h>
+#include <weft/cuda/span.h>
+
+namespace weft::cuda {
+
+namespace {
+
+using trace::timeline::DeviceSpan;
+
+constexpr int kRounds = 8;
+constexpr std::int64_t kPatience = 20'000'000;      // nanoseconds, for one round: the device may be busy
+constexpr std::int64_t kBaseLasts = 5'000'000'000;  // nanoseconds: the time between two events is a float
+constexpr std::int64_t kResolution = 1'000;         // nanoseconds, of events (the driver says about half a microsecond)
+constexpr std::size_t kMostEnded = 1 << 16;         // that wait to be collected
+
+// The device lives while it is asked; it does not live for being asked.
+class OfDevice final : public trace::timeline::Source {
+ public:
+  explicit OfDevice(std::weak_ptr<Device> device) : device_(std::move(device)) {}
+  void collect(const std::function<void(const DeviceSpan&)>& take) noexcept override {
+    if (const auto device = device_.lock()) device->spans().collect(take);
+  }
+
+ private:
+  const std::weak_ptr<Device> device_;
+};
+
+bool is_captured(const StreamRef& stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  DeviceGuard guard(stream.device());
+  const CUresult result = stream.driver().stream_is_capturing(stream.native(), &status);
+  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+}  // namespace
+
+struct Span::Begun {
+  Begun(std::shared_ptr<Spans::Base> since, Event begin, Event end)
+      : base(std::move(since)), first(std::move(begin)), last(std::move(end)) {}
+  std::shared_ptr<Spans::Base> base;
+  Event first;
+  Event last;
+  DeviceSpan span;
+};
+
+Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] const char* text,
+                 [[maybe_unused]] trace::Layer layer, [[maybe_unused]] std::uint64_t bytes,
+                 [[maybe_unused]] int rank) noexcept {
+  Span made;
+#if WEFT_TRACE_ENABLED  // else there are no ranges of threads either
+  if (!trace::timeline::on()) return made;
+  try {
+    Device& device = stream.device();
+    if (device.is_lost() || is_captured(stream)) return made;
+    Spans& spans = device.spans();
+    auto base = spans.base_for(stream);
+    auto begun = std::make_shared<Begun>(std::move(base), spans.acquire(), spans.acquire());
+    begun->span.device = device.index();
+    begun->span.stream = reinterpret_cast<std::uintptr_t>(stream.native());
+    begun->span.label = {text, layer, bytes, rank};
+    begun->first.record(stream);
+    begun->span.arrow = trace::Arrow::leave().id();
+    made.begun_ = std::move(begun);
+  } catch (const std::exception& error) {
+    log::debug(std::string("a span of a device is not shown: ") + error.what());
+  }
+#endif
+  return made;
+}
+
+void Span::end(const StreamRef& stream) noexcept {
+  const auto begun = std::move(begun_);
+  if (!begun) return;
+  try {
+    begun->last.record(stream);
+    Spans& spans = stream.device().spans();
+    std::lock_guard lock(spans.mutex_);
+    if (spans.ended_.size() < kMostEnded) spans.ended_.push_back(begun);
+  } catch (const std::exception& error) {
+    log::debug(std::string("a span of a device is not shown: ") + error.what());
+  }
+}
+
+Spans::Spans(Device& device) : device_(device) {}
+Spans::~Spans() = default;
+
+Event Spans::acquire() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      Event event = std::move(idle_.back());
+      idle_.pop_back();
+      return event;
+    }
+  }
+  return Event(device_, Event::Timing::On);
+}
+
+// The first one is recorded where the first span begins; what its host time was is found later.
+std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
+  bool is_new = false;
+  {
+    std::lock_guard lock(mutex_);
+    is_new = !std::exchange(asked_, true);
+    if (base_) return base_;
+  }
+  if (is_new) trace::timeline::ask(std::make_shared<OfDevice>(device_.weak_from_this()));
+  auto made = std::make_shared<Base>(acquire());
+  made->begun = trace::now();
+  made->event.record(stream);
+  std::lock_guard lock(mutex_);
+  if (!base_) base_ = std::move(made);
+  return base_;
+}
+
+// Finds the host time of a base that has passed; false where the device has no time for that now.
+bool Spans::locate(Base& base) {
+  const Stream stream(device_, Priority::High);
+  const Event probe = acquire();
+  std::int64_t best = std::numeric_limits<std::int64_t>::max();
+  for (int round = 0; round < kRounds; ++round) {
+    const std::int64_t before = trace::now();
+    probe.record(stream);
+    std::int64_t after = before;
+    bool passed = false;
+    while (!passed && after - before < kPatience) {
+      passed = probe.query();
+      after = trace::now();
+    }
+    if (!passed) break;
+    if (after - before >= best) continue;
+    best = after - before;
+    base.host = (before + after) / 2 - elapsed(base.event, probe).count();
+    base.error = best / 2 + 1 + kResolution;
+  }
+  return base.host.has_value();
+}
+
+// After a while a new one, recorded on an idle stream, where it passes at once.
+void Spans::renew(std::shared_ptr<Base>& base) {
+  if (!base->host || trace::now() - base->begun < kBaseLasts) return;
+  auto made = std::make_shared<Base>(acquire());
+  const Stream stream(device_, Priority::High);
+  made->begun = trace::now();
+  made->event.record(stream);
+  base = std::move(made);
+}
+
+void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept {
+  try {
+    if (device_.is_lost()) return;
+    std::vector<std::shared_ptr<Span::Begun>> ended;
+    {
+      std::lock_guard lock(mutex_);
+      ended.swap(ended_);
+    }
+    std::vector<std::shared_ptr<Span::Begun>> later;
+    bool is_busy = false;  // the device has no time to be held against the host's clock
+    for (const auto& one : ended) {
+      Base& base = *one->base;
+      const bool passed = one->last.query() && base.event.query();
+      if (passed && !base.host && !is_busy) is_busy = !locate(base);
+      if (!passed || !base.host) {
+        later.push_back(one);
+        continue;
+      }
+      DeviceSpan span = one->span;
+      span.begin = *base.host + elapsed(base.event, one->first).count();
+      span.end = *base.host + elapsed(base.event, one->last).count();
+      span.error = base.error;
+      take(span);
+      std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(one->first));
+      idle_.push_back(std::move(one->last));
+    }
+    std::shared_ptr<Base> base;
+    {
+      std::lock_guard lock(mutex_);
+      ended_.insert(ended_.begin(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
+      base = base_;
+    }
+    if (!base) return;
+    renew(base);
+    std::lock_guard lock(mutex_);
+    base_ = std::move(base);
+  } catch (const std::exception& error) {
+    log::debug(std::string("spans of a device are not shown: ") + error.what());
+  }
+}
+
+}  // namespace weft::cuda

@@ -1,0 +1,165 @@
+// What it costs to be looked at: the digits' training step without a timeline, where the flight recorder alone writes, and
+// with one; what one operation and one range cost; and whether the timeline's word on exposed communication is the
+// program's own.
+//
+// The program is examples/digits on two ranks, as a user would start it; its settings take turns, so that a noisy machine
+// is noisy for both.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/workers.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/trace.h>
+
+namespace {
+
+using weft::bench::Report;
+using weft::bench::Samples;
+
+constexpr int kRanks = 2;
+constexpr int kBatch = 64;   // of the digits, each rank
+constexpr int kEach = 2000;  // operations between two looks at the clock
+
+[[noreturn]] void fail(const std::string& why) {
+  std::fprintf(stderr, "timeline_bench: %s\n", why.c_str());
+  std::exit(2);
+}
+
+std::string beside(const char* program) {
+  const auto path = std::filesystem::path(weft::bench::this_program()).parent_path() / program;
+  if (!std::filesystem::exists(path)) fail("there is no '" + path.string() + "': build it (./dev build " + program + ")");
+  return path;
+}
+
+std::string new_folder() {
+  std::string name = std::filesystem::temp_directory_path() / "weft-bench-XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr) fail("no folder can be made in '" + name + "'");
+  return name;
+}
+
+// The number behind a text that the program prints.
+double number_after(const std::string& printed, const std::string& text) {
+  const auto found = printed.find(text);
+  if (found == std::string::npos) fail("the digits print no '" + text + "'");
+  return std::atof(printed.c_str() + found + text.size());
+}
+
+std::string output_of(const std::string& command) {
+  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) fail("'" + command + "' cannot be run");
+  std::string text;
+  std::array<char, 65536> buffer{};
+  for (std::size_t count = 0; (count = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    text.append(buffer.data(), count);
+  if (::pclose(pipe) != 0) fail("'" + command + "' failed");
+  return text;
+}
+
+// Rank 0's share of exposed communication, percent; the last step reaches to the end of the program.
+double exposed_in(const std::string& file) {
+  const auto summary = nlohmann::json::parse(output_of("'" + beside("weft-timeline") + "' summary --json '" + file + "'"));
+  double exposed = 0;
+  double total = 0;
+  const auto& steps = summary.at("steps");
+  for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
+    exposed += steps[i].at("ranks").at("0").at("exposed_us").get<double>();
+    total += steps[i].at("ranks").at("0").at("total_us").get<double>();
+  }
+  return 100 * exposed / total;
+}
+
+struct Run {
+  double step = 0;    // seconds
+  double waited = 0;  // percent of the step, by the program's clock
+};
+
+Run train(const std::string& folder, const std::string& timeline) {
+  const auto output = weft::bench::run_workers(
+      {beside("digits"), "--epochs", "3", "--batch-size", std::to_string(kBatch), "--checkpoint", folder + "/digits.pt"},
+      kRanks, {{"WEFT_TIMELINE", timeline}});
+  return {kRanks * kBatch / number_after(output.text, "throughput"), number_after(output.text, "waiting for others")};
+}
+
+void steps(Report& report) {
+  const std::string folder = new_folder();
+  const std::string file = folder + "/run.json";
+  Samples off;
+  Samples on;
+  Samples said;
+  Samples seen;
+  train(folder, "");  // warms the page cache up
+  for (int round = 0; round < report.runs(); ++round) {
+    off.add(train(folder, "").step);
+    const Run looked_at = train(folder, file);
+    on.add(looked_at.step);
+    said.add(looked_at.waited);
+    seen.add(exposed_in(file));
+    std::filesystem::remove(file);
+  }
+  report.add(weft::bench::time_row("digits step", "flight recorder only", 0, off, 1e3, "ms"));
+  report.add(weft::bench::time_row("digits step", "with a timeline", 0, on, 1e3, "ms"));
+  const auto share = [&](const char* who, const Samples& percent) {
+    report.add({"digits, exposed communication", who, 0, "share of the step", "%", percent.quantile(0.5),
+                percent.quantile(0.99), percent.count()});
+  };
+  share("the program's own clock", said);
+  share("weft-timeline summary", seen);
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "with a timeline a step takes %+.2f %% (aim: at most 1 %%); the two shares differ by %.1f points (aim: 5)",
+                100 * (on.quantile(0.5) / off.quantile(0.5) - 1), std::abs(seen.quantile(0.5) - said.quantile(0.5)));
+  report.note(text);
+  std::filesystem::remove_all(folder);
+}
+
+Samples time_each(int runs, const std::function<void()>& run) {
+  Samples samples;
+  run();
+  for (int round = 0; round < runs * 10; ++round) {
+    const double start = weft::bench::now();
+    for (int i = 0; i < kEach; ++i) run();
+    samples.add((weft::bench::now() - start) / kEach);
+  }
+  return samples;
+}
+
+constinit weft::trace::Name range_name{weft::trace::Layer::User, "range"};
+
+void events(Report& report) {
+  const weft::trace::Member member = weft::trace::Member::join({"group", "bench", 0, {0}});
+  const auto operation = [&] {
+    weft::trace::Operation::begin(member, weft::trace::Kind::Collective, {.name = "all_reduce", .bytes = 4}).end();
+  };
+  const auto range = [] { const weft::trace::Range here(range_name); };
+  const Samples operation_off = time_each(report.runs(), operation);
+  const Samples range_off = time_each(report.runs(), range);
+  const std::string folder = new_folder();
+  weft::trace::timeline::join(folder + "/run.json", {"0123456789abcdef", 0, 1, {}});
+  // So few that the timeline's thread keeps up.
+  const Samples operation_on = time_each(1, operation);
+  const Samples range_on = time_each(1, range);
+  weft::trace::timeline::finish();
+  std::filesystem::remove_all(folder);
+  report.add(weft::bench::time_row("one operation", "flight recorder only", 0, operation_off, 1e9, "ns"));
+  report.add(weft::bench::time_row("one operation", "with a timeline", 0, operation_on, 1e9, "ns"));
+  report.add(weft::bench::time_row("one range", "without a timeline", 0, range_off, 1e9, "ns"));
+  report.add(weft::bench::time_row("one range", "with a timeline", 0, range_on, 1e9, "ns"));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Report report("timeline", argc, argv, /*default_runs=*/7);
+  if (report.wants("one operation")) events(report);
+  if (report.wants("digits step")) steps(report);
+  return report.finish();
+}
