@@ -153,10 +153,8 @@ void Directory::check_all_secrets() const {
 std::vector<KnownDevices> Directory::known_devices() const {
   std::vector<KnownDevices> known;
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, entry] : entries_) {
-    if (rank != self_.rank) known.push_back({entry.worker.name, entry.devices});
-  }
-  known.push_back({self_.name, devices_});
+  for (const auto& [rank, entry] : entries_) known.push_back({entry.worker.name, entry.devices});
+  if (!entries_.contains(self_.rank)) known.push_back({self_.name, devices_});
   return known;
 }
 
