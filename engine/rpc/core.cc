@@ -258,7 +258,8 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = add_waiting(issue, std::move(pending), {lane.number, bytes_of(*message), worker->in_flight()}, context);
+  head.call =
+      add_waiting(issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()}, context);
   if (context) {
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());

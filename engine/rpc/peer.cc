@@ -345,7 +345,7 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
     // Before the reply goes: its gradient may be fast.
     const int caller = worker().rank;
     if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
-    forget(call, bytes_of(message));
+    forget(call, bytes_of(outgoing.message));
     core->count_served();
     Head head;
     head.kind = FrameKind::Reply;
