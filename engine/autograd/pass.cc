@@ -99,6 +99,10 @@ void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list 
 }
 
 void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients) {
+  if (gradients.size() > send->num_inputs()) {
+    throw Error(Blame::Caller, std::to_string(gradients.size()) + " gradients for " + std::to_string(send->num_inputs()) +
+                                   " tensors that were sent");
+  }
   {
     std::lock_guard lock(mutex_);
     if (expected_.erase(send->message()) == 0) {
