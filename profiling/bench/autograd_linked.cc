@@ -66,7 +66,7 @@ class Requests final : public trace::Observer {
   void begun(trace::Kind kind, const char*, std::uint64_t) noexcept override {
     if (kind == trace::Kind::Served) ++count_;
   }
-  void ended(trace::Kind, const char*, double, const Error*) noexcept override {}
+  void ended(trace::Kind, const char*, double, const Error*, std::uint64_t) noexcept override {}
   std::atomic<std::uint64_t> count_{0};
 };
 

@@ -44,7 +44,7 @@ class Requests final : public trace::Observer {
     ++seen_[short_name(name)];
     ++open_;
   }
-  void ended(trace::Kind kind, const char* name, double, const Error*) noexcept override {
+  void ended(trace::Kind kind, const char* name, double, const Error*, std::uint64_t) noexcept override {
     if (kind != trace::Kind::Served || is_of_the_test(name)) return;
     std::lock_guard lock(mutex_);
     --open_;
