@@ -1,4 +1,5 @@
 // One-sided writes land where they should, in line with the sends of their lane, and nowhere else.
+#include <algorithm>
 #include <array>
 
 #include <weft/tests/conformance/connection/lanes.h>
@@ -106,7 +107,7 @@ TEST_P(PutClaims, WaitsForItsFenceAndWhatIsBehindWaitsToo) {
   flush(*lane.near_loop);
   EXPECT_FALSE(op.ended());
   EXPECT_FALSE(behind.ended());
-  from = pattern(7, 1000);  // the fence says when it may be read
+  std::ranges::copy(pattern(7, 1000), from.begin());  // the fence says when it may be read
   flag->raise();
   EXPECT_EQ(mail.next().header, "behind");
   EXPECT_TRUE(same(memory, from));
