@@ -6,6 +6,13 @@
 
 namespace weft::transport::mesh {
 
+namespace {
+
+// How much later than the first a peer's other lane may end.
+constexpr auto kOtherLane = std::chrono::seconds(2);
+
+}  // namespace
+
 Core::Core(const JoinOptions& options, std::string backend_name)
     : rank(options.rank),
       ranks(options.size),
@@ -80,7 +87,7 @@ void Core::handle(Event& event) noexcept {
 void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {
   auto message = decode(arrival.header, arrival.sizes, ranks);
   if (!message) {
-    return post(event::Closed{peer, message.error().within("rank " + std::to_string(peer))});
+    return post(event::Closed{peer, std::nullopt, message.error().within("rank " + std::to_string(peer))});
   }
   const std::uint64_t payload = message.value().payload;
   const bool is_here = payload > 0 && arrival.in_place.size() == payload;
@@ -141,6 +148,15 @@ void Core::heard_failure(int peer, const Message& message) {
 void Core::on(event::Closed& event) {
   Peer& peer = peers_[static_cast<std::size_t>(event.peer)];
   if (broken_ || peer.lost) return;
+  if (event.lane && (!peer.ended || peer.ended == event.lane)) {
+    // What the peer said on its other lane before may still be on its way, a last part or why it ends.
+    peer.ended = event.lane;
+    peer.grace = loop->at(Deadline::in(kOtherLane), [weak = weak_from_this(), peer = event.peer, why = event.why] {
+      if (const auto self = weak.lock()) self->post(event::Closed{peer, std::nullopt, why});
+    });
+    return;
+  }
+  peer.grace.reset();
   peer.lost = Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text());
   close(event.peer);
   collectives_.lost(event.peer);

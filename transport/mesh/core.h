@@ -61,8 +61,9 @@ class Core final : public std::enable_shared_from_this<Core> {
  private:
   struct Peer {
     std::shared_ptr<Connection> lanes[kLanes];
+    std::optional<Lane> ended;  // the first of its lanes that did
+    EventLoop::Registration grace;
     std::optional<Error> lost;
-    bool told = false;
   };
   Connection* lane(int peer, Lane lane) const {
     return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();

@@ -56,6 +56,7 @@ struct Arrived {
 };
 struct Closed {
   int peer;
+  std::optional<Lane> lane;  // that ended; none where the peer is to be given up whatever else it has said
   Error why;
 };
 struct Called {

@@ -123,7 +123,7 @@ void Meeting::receive(const GuestPointer& guest) {
   };
   handlers.closed = [meeting = weak_from_this(), core = std::weak_ptr(core_), guest](const Error& why) {
     if (guest->greeted) {
-      if (const auto live = core.lock()) live->post(event::Closed{guest->peer, why});
+      if (const auto live = core.lock()) live->post(event::Closed{guest->peer, guest->lane, why});
     } else if (const auto live = meeting.lock()) {
       live->gone(guest, why);
     }

@@ -1,6 +1,7 @@
 // Peers that say nonsense, go away or never come: everything that waits ends with an error that names them.
 #include <weft/base/log.h>
 #include <weft/tests/transport/mesh/mesh_ranks.h>
+#include <weft/transport/inproc/faults.h>
 #include <weft/transport/mesh/messages.h>
 
 namespace weft::transport::mesh {
@@ -275,6 +276,30 @@ TEST_F(MeshFaults, WhatCameBeforeAPeerWentMayStillBeReceived) {
   EXPECT_EQ(expect_failed(behind, "a receive of what never comes").blame(), Blame::PeerLost);
   expect_done(messages.recv(elements_of(small, Dtype::Float32), 1, 0, Pin(), Fence()), "recv");
   EXPECT_EQ(small[0], 0);
+}
+
+TEST_F(MeshFaults, WhatAPeerSaidBeforeItWentCountsOnWhicheverLaneItComes) {
+  std::vector<inproc::Faults> ways;  // in the order of the lanes
+  inproc::on_link([&](const inproc::Faults& there, const inproc::Faults&) { ways.push_back(there); });
+  join();
+  inproc::on_link({});
+  ASSERT_EQ(ways.size(), 2u);
+  const Op op = sum();
+  ways[0].hold_at(ways[0].written());
+  peer.say(Lane::Collectives, part(), 64);
+  peer.close();
+  const Op behind = communicator->barrier(Fence());
+  EXPECT_FALSE(op.done().synchronize(Deadline::in(std::chrono::milliseconds(100)))) << "nothing of it has come";
+  ways[0].release();
+  expect_done(op, "an operation whose last part came before its peer went");
+  EXPECT_EQ(expect_failed(behind, "an operation that the peer never entered").blame(), Blame::PeerLost);
+}
+
+TEST_F(MeshFaults, APeerOfWhichOneLaneIsLeftIsGivenUp) {
+  join();
+  const Op op = sum();
+  peer.close(Lane::Messages);
+  EXPECT_EQ(expect_failed(op, "an operation with a peer of which half is gone").blame(), Blame::PeerLost);
 }
 
 TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {

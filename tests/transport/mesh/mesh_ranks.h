@@ -142,9 +142,11 @@ class ScriptedPeer {
     return message;
   }
   void close() {
-    for (auto& lane : lanes_) {
-      if (lane) lane->close(Error(Blame::Cancelled, "the script ends"));
-    }
+    for (const Lane lane : {Lane::Collectives, Lane::Messages}) close(lane);
+  }
+  void close(Lane lane) {
+    const auto& connection = lanes_[static_cast<std::size_t>(lane)];
+    if (connection) connection->close(Error(Blame::Cancelled, "the script ends"));
   }
 
   Hello hello;
