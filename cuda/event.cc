@@ -78,7 +78,7 @@ Event EventPool::acquire() {
       return event;
     }
   }
-  return Event(device_);
+  return Event(device_, timing_);
 }
 
 void EventPool::release(Event event) noexcept {
@@ -87,7 +87,7 @@ void EventPool::release(Event event) noexcept {
 }
 
 void EventPool::reserve(std::size_t events) {
-  while (idle() < events) release(Event(device_));
+  while (idle() < events) release(Event(device_, timing_));
 }
 
 std::size_t EventPool::idle() const {

@@ -57,7 +57,7 @@ class Event : public EventRef {
 // recording it anew would change the answer. One per Device; usable from every thread.
 class EventPool {
  public:
-  explicit EventPool(Device& device) : device_(device) {}
+  explicit EventPool(Device& device, Event::Timing timing = Event::Timing::Off) : device_(device), timing_(timing) {}
 
   // One that nobody uses; made if there is none.
   Event acquire();
@@ -68,6 +68,7 @@ class EventPool {
 
  private:
   Device& device_;
+  const Event::Timing timing_;
   mutable std::mutex mutex_;
   std::vector<Event> idle_;
 };

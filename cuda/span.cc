@@ -58,7 +58,7 @@ Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] cons
     if (device.is_lost() || is_captured(stream)) return made;
     Spans& spans = device.spans();
     auto base = spans.base_for(stream);
-    auto begun = std::make_shared<Begun>(std::move(base), spans.acquire(), spans.acquire());
+    auto begun = std::make_shared<Begun>(std::move(base), spans.events_.acquire(), spans.events_.acquire());
     begun->span.device = device.index();
     begun->span.stream = reinterpret_cast<std::uintptr_t>(stream.native());
     begun->span.label = {text, layer, bytes, rank};
@@ -85,20 +85,8 @@ void Span::end(const StreamRef& stream) noexcept {
   }
 }
 
-Spans::Spans(Device& device) : device_(device) {}
+Spans::Spans(Device& device) : device_(device), events_(device, Event::Timing::On) {}
 Spans::~Spans() = default;
-
-Event Spans::acquire() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
-      Event event = std::move(idle_.back());
-      idle_.pop_back();
-      return event;
-    }
-  }
-  return Event(device_, Event::Timing::On);
-}
 
 // The first one is recorded where the first span begins; what its host time was is found later.
 std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
@@ -109,7 +97,7 @@ std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
     if (base_) return base_;
   }
   if (is_new) trace::timeline::ask(std::make_shared<OfDevice>(device_.weak_from_this()));
-  auto made = std::make_shared<Base>(acquire());
+  auto made = std::make_shared<Base>(events_.acquire());
   made->begun = trace::now();
   made->event.record(stream);
   std::lock_guard lock(mutex_);
@@ -120,7 +108,7 @@ std::shared_ptr<Spans::Base> Spans::base_for(const StreamRef& stream) {
 // Finds the host time of a base that has passed; false where the device has no time for that now.
 bool Spans::locate(Base& base) {
   const Stream stream(device_, Priority::High);
-  const Event probe = acquire();
+  const Event probe = events_.acquire();
   std::int64_t best = std::numeric_limits<std::int64_t>::max();
   for (int round = 0; round < kRounds; ++round) {
     const std::int64_t before = trace::now();
@@ -143,7 +131,7 @@ bool Spans::locate(Base& base) {
 // After a while a new one, recorded on an idle stream, where it passes at once.
 void Spans::renew(std::shared_ptr<Base>& base) {
   if (!base->host || trace::now() - base->begun < kBaseLasts) return;
-  auto made = std::make_shared<Base>(acquire());
+  auto made = std::make_shared<Base>(events_.acquire());
   const Stream stream(device_, Priority::High);
   made->begun = trace::now();
   made->event.record(stream);
@@ -173,9 +161,8 @@ void Spans::collect(const std::function<void(const DeviceSpan&)>& take) noexcept
       span.end = *base.host + elapsed(base.event, one->last).count();
       span.error = base.error;
       take(span);
-      std::lock_guard lock(mutex_);
-      idle_.push_back(std::move(one->first));
-      idle_.push_back(std::move(one->last));
+      events_.release(std::move(one->first));
+      events_.release(std::move(one->last));
     }
     std::shared_ptr<Base> base;
     {

@@ -60,14 +60,13 @@ class Spans {
     std::optional<std::int64_t> host;  // when it passed, by the host's clock
     std::int64_t error = 0;            // of that
   };
-  Event acquire();
   std::shared_ptr<Base> base_for(const StreamRef& stream);
   bool locate(Base& base);
   void renew(std::shared_ptr<Base>& base);
 
   Device& device_;
-  std::mutex mutex_;  // of what follows
-  std::vector<Event> idle_;
+  EventPool events_;
+  std::mutex mutex_;            // of what follows
   std::shared_ptr<Base> base_;  // of what begins now
   std::vector<std::shared_ptr<Span::Begun>> ended_;
   bool asked_ = false;  // the timeline knows of this device

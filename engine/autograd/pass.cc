@@ -74,7 +74,11 @@ void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vecto
   local_ += static_cast<std::int64_t>(sends.size());
   sends_ = std::move(sends);
   // The start is the root's: elsewhere gradients are all that is waited for.
-  roots.empty() ? static_cast<void>(--local_) : static_cast<void>(adopt());
+  if (roots.empty()) {
+    --local_;
+  } else {
+    adopted_ = true;
+  }
   if (!deadline_.is_never()) {
     timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
                                  if (const auto self = weak.lock()) self->expire();

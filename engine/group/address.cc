@@ -146,20 +146,16 @@ SocketAddress socket_address(const std::string& host, int port) {
 
 std::string numeric_address(const SocketAddress& address) { return numeric(address.get(), address.length); }
 
-bool is_numeric(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* list = nullptr;
-  const int code = getaddrinfo(host.c_str(), nullptr, &hints, &list);
-  return Addresses(code == 0 ? list : nullptr, &freeaddrinfo) != nullptr;
-}
-
-NoNameServers::NoNameServers() {
+BriskLookups::BriskLookups() {
   if ((_res.options & RES_INIT) == 0) res_init();
-  servers_ = std::exchange(_res.nscount, 0);
+  seconds_ = std::exchange(_res.retrans, 1);
+  tries_ = std::exchange(_res.retry, 5);
 }
 
-NoNameServers::~NoNameServers() { _res.nscount = servers_; }
+BriskLookups::~BriskLookups() {
+  _res.retrans = seconds_;
+  _res.retry = tries_;
+}
 
 bool is_ipv4_only(const std::string& host) {
   std::string failure;

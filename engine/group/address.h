@@ -52,19 +52,18 @@ std::string numeric_address(const SocketAddress& address);
 
 // From a numeric IPv4 or IPv6 address. Throws Caller for anything else.
 SocketAddress socket_address(const std::string& host, int port);
-// Whether the text is an address already.
-bool is_numeric(const std::string& host);
-// While it lives, this thread asks no name server: a look-up ends at once where /etc/hosts has no answer. For c10d, which
-// looks up the name of every address that it connects to, for its messages: a lost answer would cost five seconds.
-class NoNameServers {
+// While it lives, this thread asks a name server again after a second, not after the five that are usual. For c10d, which
+// looks up the name of every address that it connects to, for its messages: an answer that is lost would hold up a rank.
+class BriskLookups {
  public:
-  NoNameServers();
-  ~NoNameServers();
-  NoNameServers(const NoNameServers&) = delete;
-  NoNameServers& operator=(const NoNameServers&) = delete;
+  BriskLookups();
+  ~BriskLookups();
+  BriskLookups(const BriskLookups&) = delete;
+  BriskLookups& operator=(const BriskLookups&) = delete;
 
  private:
-  int servers_ = 0;
+  int seconds_ = 0;  // as they were
+  int tries_ = 0;
 };
 // Whether the host has addresses of IPv4 and no others.
 bool is_ipv4_only(const std::string& host);

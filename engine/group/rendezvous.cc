@@ -108,7 +108,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   try {
     // c10d's client backs off for up to a second when the host is not there yet: look for it more often before asking.
     const std::string found = wait_for_listener(address.host, address.port, deadline);
-    const NoNameServers quiet;
+    const BriskLookups brisk;
     return c10::make_intrusive<c10d::TCPStore>(found, client_options(address.port, deadline));
   } catch (const Error& error) {
     throw error.within("rank " + std::to_string(rank) + " cannot reach the store of rank 0 at " + where);
@@ -131,8 +131,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCP
       log::debug(error.text());  // a store of this process may be there, which is shared; else c10d says so
     }
   }
-  std::optional<NoNameServers> quiet;
-  if (is_numeric(host)) quiet.emplace();
+  const BriskLookups brisk;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 

@@ -95,10 +95,8 @@ c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Sto
   auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
   const auto innermost = prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
   // FileStore counts its copies as workers, and others need not know clone() at all.
-  const auto* tcp = dynamic_cast<c10d::TCPStore*>(innermost.get());
-  if (tcp == nullptr) return store;
-  std::optional<NoNameServers> quiet;
-  if (is_numeric(tcp->getHost())) quiet.emplace();
+  if (dynamic_cast<c10d::TCPStore*>(innermost.get()) == nullptr) return store;
+  const BriskLookups brisk;
   return guarded("connecting", [&] { return store->clone(); });
 }
 

@@ -383,7 +383,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
       }
       reader.read(message.body, [&](const msgpack::object& object) {
         if (!failure) {
-          pending.succeed(object, enqueued);
+          pending.succeed(object, std::ref(enqueued));  // which allocates nothing
           return traced.end();
         }
         const auto record = object.as<FailureRecord>();

@@ -49,7 +49,7 @@ struct Message {
 // What messages are received into.
 struct ReceiveMemory {
   ReceivePool& host;
-  std::vector<int> gpus;  // that may be named; on lanes that carry device memory
+  const std::vector<int>& gpus;  // that may be named; on lanes that carry device memory
 };
 
 // Of the body and the storages.

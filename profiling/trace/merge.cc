@@ -2,10 +2,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
-#include <optional>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -17,6 +15,7 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/part_reader.h>
 #include <weft/profiling/trace/timeline.h>
 
 namespace weft::trace::timeline {
@@ -24,277 +23,14 @@ namespace weft::trace::timeline {
 namespace {
 
 using Json = nlohmann::json;
-
-struct Owner {
-  std::string kind;
-  std::string name;
-  int rank = -1;      // there
-  int job_rank = -1;  // the process that it is drawn in
-  std::vector<int> ranks;
-  int generation = 0;
-};
-
-struct Span {
-  Owner owner;
-  std::string kind;
-  std::string name;
-  std::int64_t begin = 0;  // job time
-  std::int64_t end = 0;
-  std::string state = "unfinished";
-  std::string error;
-  std::uint64_t sequence = 0;
-  int peer = -1;
-  int tag = 0;
-  std::uint64_t bytes = 0;
-  std::string dtype;
-  std::vector<std::int64_t> shape;
-  std::string lane;              // of a kind: only spans of one lane share rows
-  std::int64_t clock_error = 0;  // of a device's
-  int part = 0;                  // where it stands
-  std::uint64_t ticket = 0;      // there
-  int row = 0;
-};
-
-// A thread's own event.
-struct Point {
-  char phase = 'i';
-  std::int64_t time = 0;
-  std::string name;
-  std::string layer;
-  std::uint64_t bytes = 0;
-};
-
-struct ThreadRow {
-  int rank = 0;
-  std::string name;
-  std::vector<Point> points;
-};
-
-// Where on a thread an arrow begins or ends.
-struct Spot {
-  std::size_t thread = 0;  // of Timeline::threads
-  std::int64_t time = 0;
-};
-// Arrows that a part draws by itself. Numbers and tickets are the part's.
-struct PartArrows {
-  std::map<std::uint64_t, Spot> leave;                             // by number
-  std::vector<std::pair<std::uint64_t, Spot>> arrive;              // by number
-  std::vector<std::pair<std::uint64_t, Spot>> from_operation;      // by ticket
-  std::vector<std::pair<std::uint64_t, Spot>> to_operation;        // by ticket: begun in a range of that thread
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> to_device;  // by number, and the span's ticket
-};
-
-struct RankInfo {
-  std::string machine;
-  std::int64_t pid = 0;
-  std::int64_t clock_error = 0;
-  std::uint64_t lost = 0;
-  bool ended = false;
-};
-
-struct Timeline {
-  std::vector<Span> spans;
-  std::vector<ThreadRow> threads;
-  std::vector<PartArrows> arrows;  // by part
-  std::map<int, RankInfo> ranks;   // of processes
-  int job_ranks = 0;
-};
-
-// --- reading ---------------------------------------------------------------------------------------------------------
-
-class PartReader {
- public:
-  explicit PartReader(Timeline& into) : into_(into), part_(static_cast<int>(into.arrows.size())) {
-    into_.arrows.emplace_back();
-  }
-
-  // False for a file that is no part.
-  bool read(const std::string& path) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (json.is_discarded()) break;  // the writer was killed in the middle of it
-      try {
-        if (json.is_object()) {
-          take_object(json);
-        } else {
-          take_event(json);
-        }
-      } catch (const std::exception&) {
-        break;  // what no Part writes
-      }
-      if (!header_) return false;
-    }
-    if (!header_) return false;
-    finish();
-    return true;
-  }
-
- private:
-  void take_object(const Json& json) {
-    if (json.contains("weft")) {
-      header_ = json;
-      RankInfo& info = into_.ranks[rank()];
-      info.machine = json.at("machine");
-      info.pid = json.at("pid");
-      info.clock_error = json.at("error");
-      offset_ = json.at("offset");
-      into_.job_ranks = std::max(into_.job_ranks, json.at("ranks").get<int>());
-    } else if (json.contains("thread")) {
-      threads_[json.at("thread")].name = json.at("name");
-    } else if (json.contains("party")) {
-      Owner owner{json.at("kind"), json.at("name"), json.at("rank"), rank(), json.at("ranks"), json.at("generation")};
-      const bool is_member = owner.rank >= 0 && static_cast<std::size_t>(owner.rank) < owner.ranks.size();
-      if (is_member) owner.job_rank = owner.ranks[static_cast<std::size_t>(owner.rank)];
-      if (owner.kind == "agent") owner.job_rank = owner.rank;
-      owned_.insert(owner.job_rank);
-      owners_[json.at("party")] = std::move(owner);
-    } else if (json.contains("lost")) {
-      into_.ranks[rank()].lost += json.at("lost").get<std::uint64_t>();
-    } else if (json.contains("end")) {
-      into_.ranks[rank()].ended = true;
-    }
-  }
-
-  void take_event(const Json& json) {
-    const std::string& letter = json.at(0).get_ref<const std::string&>();
-    if (letter == "O") return begin_operation(json);
-    if (letter == "F") return end_operation(json);
-    if (letter == "D") return device_span(json);
-    Thread& thread = threads_[json.at(1)];
-    const std::int64_t time = at(json.at(2));
-    if (letter == "E") {
-      if (thread.depth == 0) return;  // it began before the timeline did
-      --thread.depth;
-      thread.points.push_back({'E', time, "", "", 0});
-      return;
-    }
-    if (letter == "L" || letter == "A" || letter == "T") {
-      thread.arrows.push_back({letter[0], json.at(3), time});
-      return;
-    }
-    thread.points.push_back({letter == "B" ? 'B' : 'i', time, json.at(3), json.at(4), json.at(5)});
-    if (thread.rank < 0) thread.rank = json.at(6);
-    if (letter == "B") ++thread.depth;
-  }
-
-  void begin_operation(const Json& json) {
-    Span span;
-    span.owner = owners_.at(json.at(5));
-    span.begin = at(json.at(3));
-    span.kind = json.at(4);
-    span.name = json.at(6);
-    span.sequence = json.at(7);
-    span.peer = json.at(8);
-    span.tag = json.at(9);
-    span.bytes = json.at(10);
-    span.dtype = json.at(11);
-    span.shape = json.at(12).get<std::vector<std::int64_t>>();
-    span.part = part_;
-    span.ticket = json.at(1);
-    Thread& thread = threads_[json.at(2)];
-    if (thread.depth > 0) thread.arrows.push_back({'O', span.ticket, span.begin});
-    open_[span.ticket] = std::move(span);
-  }
-
-  void device_span(const Json& json) {
-    Span span;
-    const int device = json.at(1);
-    const auto stream = streams_.try_emplace({device, json.at(2)}, static_cast<int>(streams_.size()) + 1).first->second;
-    span.lane = "cuda:" + std::to_string(device) + " stream " + std::to_string(stream);
-    span.owner = {"device", span.lane, -1, rank(), {}, 0};
-    if (json.at(8).get<int>() >= 0) span.owner.rank = span.owner.job_rank = json.at(8);
-    span.kind = "device";
-    span.begin = at(json.at(3));
-    span.end = std::max(at(json.at(4)), span.begin);
-    span.name = json.at(5);
-    span.bytes = json.at(7);
-    span.clock_error = json.at(9);
-    span.state = "done";
-    span.part = part_;
-    span.ticket = kFirstDevice + device_spans_++;  // of no operation
-    if (json.at(10).get<std::uint64_t>() != 0) arrows().to_device.emplace_back(json.at(10), span.ticket);
-    into_.spans.push_back(std::move(span));
-  }
-
-  // The threads' lines are not in one order: an operation's end may stand before its beginning.
-  void end_operation(const Json& json) {
-    const std::uint64_t ticket = json.at(1);
-    ends_[ticket] = json;
-    at(json.at(3));
-  }
-
-  void finish() {
-    for (auto& [ticket, span] : open_) {
-      span.end = std::max(last_, span.begin);
-      if (const auto found = ends_.find(ticket); found != ends_.end()) {
-        const Json& json = found->second;
-        span.end = std::max(sum(json.at(3).get<std::int64_t>(), offset_), span.begin);
-        span.state = json.size() > 6 ? "failed" : "done";
-        if (json.size() > 6) span.error = json.at(6);
-        if (json.at(4).get<int>() >= 0) {
-          span.peer = json.at(4);
-          span.sequence = json.at(5);
-        }
-      }
-      into_.spans.push_back(std::move(span));
-    }
-    const bool has_several = owned_.size() > 1;
-    for (auto& [number, thread] : threads_) {
-      for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', last_, "", "", 0});
-      const int drawn_in = has_several && thread.rank >= 0 ? thread.rank : rank();
-      if (thread.points.empty()) continue;
-      for (const Arrow& arrow : thread.arrows) draw(arrow, {into_.threads.size(), arrow.time});
-      into_.threads.push_back({drawn_in, thread.name, std::move(thread.points)});
-    }
-  }
-
-  struct Arrow {
-    char letter = 'L';
-    std::uint64_t number = 0;
-    std::int64_t time = 0;
-  };
-  void draw(const Arrow& arrow, const Spot& spot) {
-    if (arrow.letter == 'L') arrows().leave[arrow.number] = spot;
-    if (arrow.letter == 'A') arrows().arrive.emplace_back(arrow.number, spot);
-    if (arrow.letter == 'T') arrows().from_operation.emplace_back(arrow.number, spot);
-    if (arrow.letter == 'O') arrows().to_operation.emplace_back(arrow.number, spot);
-  }
-  PartArrows& arrows() { return into_.arrows[static_cast<std::size_t>(part_)]; }
-
-  int rank() const { return header_->at("rank"); }
-  // A part may be of another machine: whatever it holds.
-  static std::int64_t sum(std::int64_t a, std::int64_t b) {
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  }
-  std::int64_t at(const Json& time) {
-    const std::int64_t job = sum(time.get<std::int64_t>(), offset_);
-    last_ = std::max(last_, job);
-    return job;
-  }
-
-  struct Thread {
-    std::string name;
-    int rank = -1;
-    int depth = 0;
-    std::vector<Point> points;
-    std::vector<Arrow> arrows;
-  };
-  static constexpr std::uint64_t kFirstDevice = std::uint64_t{1} << 63;
-  Timeline& into_;
-  const int part_;
-  std::uint64_t device_spans_ = 0;
-  std::map<std::pair<int, std::int64_t>, int> streams_;  // numbered as they come
-  std::optional<Json> header_;
-  std::int64_t offset_ = 0;
-  std::int64_t last_ = 0;
-  std::map<int, Owner> owners_;
-  std::set<int> owned_;
-  std::map<int, Thread> threads_;
-  std::map<std::uint64_t, Span> open_;
-  std::map<std::uint64_t, Json> ends_;
-};
+using parts::Owner;
+using parts::PartArrows;
+using parts::Point;
+using parts::RankInfo;
+using parts::Span;
+using parts::Spot;
+using parts::ThreadRow;
+using parts::Timeline;
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -570,7 +306,7 @@ class FileLock {
 Merged merge(const std::string& file) {
   Timeline timeline;
   Merged merged;
-  for (const std::string& part : parts_of(file)) merged.parts += PartReader(timeline).read(part) ? 1 : 0;
+  for (const std::string& part : parts_of(file)) merged.parts += parts::read(part, timeline) ? 1 : 0;
   if (merged.parts == 0) {
     throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
                                    "' what WEFT_TIMELINE was set to, and has it been merged before?");

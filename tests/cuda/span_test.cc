@@ -7,6 +7,7 @@
 #include <weft/cuda/memory.h>
 #include <weft/cuda/span.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/folder.h>
 
 namespace weft::cuda {
 namespace {
@@ -37,14 +38,7 @@ TEST(TimedEvents, SayHowMuchTimeLiesBetweenThem) {
 // A timeline, and a device that runs.
 class Spans : public ThreadedCuda {
  protected:
-  Spans() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-spans-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~Spans() override {
-    trace::timeline::finish();
-    std::filesystem::remove_all(folder_);
-  }
+  ~Spans() override { trace::timeline::finish(); }
   void record_timeline() { trace::timeline::join(folder_ + "/run.json", {"0123456789abcdef", 0, 1, {}}); }
 
   // Ends the timeline when it has so many (ctest's time limit ends the waiting); what stands in its part.
@@ -73,7 +67,8 @@ class Spans : public ThreadedCuda {
   std::vector<std::pair<std::int64_t, std::int64_t>> bounds;
 
  private:
-  std::string folder_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
 };
 
 TEST_F(Spans, AreNothingWithoutATimeline) {

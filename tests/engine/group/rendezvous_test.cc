@@ -13,6 +13,7 @@
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/group.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -53,22 +54,10 @@ void expect_whole(ProcessGroup& group, int size, int value = 1) {
   EXPECT_TRUE(torch::equal(seen, torch::full({size}, value, at::kInt))) << seen;
 }
 
-// A path in a folder that goes with the object.
-class Folder {
- public:
-  Folder() {
-    std::string name = fs::temp_directory_path() / "weft-test-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file() const { return path_ / "job"; }
+// With the path of a job in it.
+struct Folder : harness::Folder {
+  std::string file() const { return path() + "/job"; }
   std::string url() const { return "file://" + file(); }
-
- private:
-  fs::path path_;
 };
 
 // --- env:// ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 #include <weft/engine/group/store.h>
 #include <weft/engine/instruments/parts.h>
 #include <weft/profiling/trace/timeline.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 
 namespace weft::instruments {
@@ -24,12 +25,9 @@ const std::string kJob = "0123456789abcdef";
 class Parts : public testing::Test {
  protected:
   Parts() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-parts-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
     for (const char* machine : {"here", "there"})
       std::filesystem::create_directories(trace::timeline::folder_of_parts(file(machine)));
   }
-  ~Parts() override { std::filesystem::remove_all(folder_); }
 
   std::string file(const std::string& machine) const { return folder_ + "/" + machine + "/run.json"; }
   std::string part(const std::string& machine, int rank, const std::string& ending = "1") const {
@@ -46,7 +44,8 @@ class Parts : public testing::Test {
     return warnings_;
   }
 
-  std::string folder_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
   harness::MemoryBootstrap store_;
   std::mutex mutex_;
   std::string warnings_;

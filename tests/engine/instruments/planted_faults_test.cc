@@ -16,6 +16,7 @@
 #include <weft/group.h>
 #include <weft/profiling/tools/analysis.h>
 #include <weft/rpc.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -37,12 +38,7 @@ int hang() { stay(); }
 class PlantedFaults : public testing::Test {
  protected:
   // Set before anything reads it; the ranks are forked from here.
-  PlantedFaults() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-faults-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-    ::setenv("WEFT_DUMP_DIR", folder_.c_str(), 1);
-  }
-  ~PlantedFaults() override { std::filesystem::remove_all(folder_); }
+  PlantedFaults() { ::setenv("WEFT_DUMP_DIR", folder_.c_str(), 1); }
 
   static ProcessGroup join(const std::string& backend = "tcp") {
     ProcessGroupOptions options;
@@ -83,7 +79,8 @@ class PlantedFaults : public testing::Test {
     return found;
   }
 
-  std::string folder_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
 };
 
 TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {

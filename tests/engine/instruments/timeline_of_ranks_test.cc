@@ -14,6 +14,7 @@
 #include <weft/parallel.h>
 #include <weft/profiling/tools/summary.h>
 #include <weft/rpc.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -25,13 +26,7 @@ int twice(int value) { return 2 * value; }
 
 class TimelineOfRanks : public testing::Test {
  protected:
-  TimelineOfRanks() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-timeline-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-    file_ = folder_ + "/run.json";
-    ::setenv("WEFT_TIMELINE", file_.c_str(), 1);
-  }
-  ~TimelineOfRanks() override { std::filesystem::remove_all(folder_); }
+  TimelineOfRanks() { ::setenv("WEFT_TIMELINE", file_.c_str(), 1); }
 
   static ProcessGroup join(const std::string& timeline = "") {
     ProcessGroupOptions options;
@@ -65,8 +60,9 @@ class TimelineOfRanks : public testing::Test {
     return count;
   }
 
-  std::string folder_;
-  std::string file_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
+  std::string file_ = folder_ + "/run.json";
 };
 
 TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {

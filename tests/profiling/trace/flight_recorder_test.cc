@@ -11,6 +11,7 @@
 
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/tests/harness/folder.h>
 
 namespace weft::trace {
 namespace {
@@ -156,11 +157,6 @@ TEST(Operation, AGroupThatIsMadeAnewIsAnotherGeneration) {
 
 class Dump : public testing::Test {
  protected:
-  Dump() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-dump-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~Dump() override { std::filesystem::remove_all(folder_); }
   std::vector<std::string> files() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -168,7 +164,8 @@ class Dump : public testing::Test {
     }
     return names;
   }
-  std::string folder_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
 };
 
 TEST_F(Dump, IsJsonWithPartiesAndRecords) {

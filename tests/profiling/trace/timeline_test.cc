@@ -15,6 +15,7 @@
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
+#include <weft/tests/harness/folder.h>
 
 namespace weft::trace {
 namespace {
@@ -28,13 +29,6 @@ constexpr const char* kJob = "0123456789abcdef";
 
 class Timeline : public testing::Test {
  protected:
-  Timeline() {
-    std::string name = std::filesystem::temp_directory_path() / "weft-timeline-XXXXXX";
-    folder_ = ::mkdtemp(name.data());
-    file_ = folder_ + "/run.json";
-  }
-  ~Timeline() override { std::filesystem::remove_all(folder_); }
-
   // Runs body as a rank, in a process of its own.
   void run(int rank, int ranks, const std::function<void()>& body, timeline::Clock clock = {}) {
     const pid_t child = ::fork();
@@ -61,8 +55,9 @@ class Timeline : public testing::Test {
     return found;
   }
 
-  std::string folder_;
-  std::string file_;
+  const harness::Folder kept_;
+  const std::string folder_ = kept_.path();
+  const std::string file_ = folder_ + "/run.json";
 };
 
 Member member(int rank, int ranks) {
