@@ -60,6 +60,7 @@ class Listener {
 struct ConnectOptions {
   std::shared_ptr<EventLoop> loop;
   Deadline deadline = Deadline::never();  // until when connecting is tried
+  bool has_listened = false;              // who refuses now is gone: that is the end, and nobody to wait for
 };
 
 // The point-to-point side of a backend.

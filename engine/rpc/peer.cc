@@ -108,14 +108,15 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
 // One that carries device memory where a map says that there will be some.
 std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes,
                                                      Deadline deadline) const {
-  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, {core.loop(), deadline});
+  const transport::ConnectOptions options{.loop = core.loop(), .deadline = deadline, .has_listened = true};
+  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options);
   if (entry_.device_offers.empty()) {
     throw Error(Blame::Unsupported,
                 describe(entry_.worker) +
                     " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
                     "rpc::Options::device_maps");
   }
-  return core.devices().lane_over(routes.connect(entry_.device_offers, {core.loop(), deadline}), core.loop());
+  return core.devices().lane_over(routes.connect(entry_.device_offers, options), core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {

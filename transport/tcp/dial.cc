@@ -34,18 +34,19 @@ bool send_whole(const Socket& socket, const Greeting::Bytes& bytes) {
 
 }  // namespace
 
-Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, const Settings& settings,
-           Done done)
+Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends,
+           const Settings& settings, Done done)
     : loop_(loop),
       address_(address),
       deadline_(deadline),
+      refusal_ends_(refusal_ends),
       settings_(settings),
       done_(std::move(done)),
       pause_(settings.first_pause) {}
 
 std::shared_ptr<Dial> Dial::begin(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                                  const Settings& settings, Done done) {
-  const std::shared_ptr<Dial> dial(new Dial(loop, address, deadline, settings, std::move(done)));
+                                  bool refusal_ends, const Settings& settings, Done done) {
+  const std::shared_ptr<Dial> dial(new Dial(loop, address, deadline, refusal_ends, settings, std::move(done)));
   loop->post([dial] { dial->begin_round(); });
   return dial;
 }
@@ -179,7 +180,7 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
   failures_ += (failures_.empty() ? "" : ", ") + candidates_[next_].text() + " (" + why + ")";
   blame_ = blame;
   number_ = number;
-  worth_another_ |= number != 0;
+  worth_another_ |= number != 0 && !(number == ECONNREFUSED && refusal_ends_);
   ++next_;
   try_next();
 }

@@ -24,14 +24,15 @@ class Dial : public std::enable_shared_from_this<Dial> {
   };
   using Done = std::function<void(Result<Made>)>;
 
+  // `refusal_ends`: where all addresses refuse, there is no other round.
   static std::shared_ptr<Dial> begin(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                                     const Settings& settings, Done done);
+                                     bool refusal_ends, const Settings& settings, Done done);
   // Lets go of everything soon. From every thread.
   void cancel() noexcept;
 
  private:
-  Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, const Settings& settings,
-       Done done);
+  Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends,
+       const Settings& settings, Done done);
   void begin_round();
   void resolve_names();
   void resolved(const std::vector<SocketAddress>& found, const std::string& failures);
@@ -47,6 +48,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   const std::weak_ptr<EventLoop> loop_;
   const Address address_;
   const Deadline deadline_;
+  const bool refusal_ends_;
   const Settings settings_;
   Done done_;
 

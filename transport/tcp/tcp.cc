@@ -78,7 +78,8 @@ std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
 
 std::shared_ptr<Connection> Tcp::connect(const std::string& address, const ConnectOptions& options) {
   if (!options.loop) throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
-  auto stream = std::make_unique<TcpStream>(options.loop, Address::parse(address), options.deadline, settings_);
+  auto stream =
+      std::make_unique<TcpStream>(options.loop, Address::parse(address), options.deadline, settings_, options.has_listened);
   return connection_over(std::move(stream), options.loop);
 }
 

@@ -32,7 +32,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  void dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline);
+  void dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends);
   void connected(Socket socket, const std::string& peer);
   void failed(const Error& error);
   void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable);
@@ -106,9 +106,10 @@ TcpStream::Core::~Core() {
   }
 }
 
-void TcpStream::Core::dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline) {
+void TcpStream::Core::dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+                           bool refusal_ends) {
   std::lock_guard lock(mutex_);
-  dial_ = Dial::begin(loop, address, deadline, settings_, [weak = weak_from_this()](Result<Dial::Made> made) {
+  dial_ = Dial::begin(loop, address, deadline, refusal_ends, settings_, [weak = weak_from_this()](Result<Dial::Made> made) {
     const auto self = weak.lock();
     if (!self) return;
     try {
@@ -368,9 +369,9 @@ TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, cons
 }
 
 TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                     const Settings& settings)
+                     const Settings& settings, bool refusal_ends)
     : core_(std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings)) {
-  core_->dial(loop, address, deadline);
+  core_->dial(loop, address, deadline, refusal_ends);
 }
 
 TcpStream::~TcpStream() { core_->stop(); }

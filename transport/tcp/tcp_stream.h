@@ -16,7 +16,8 @@ class TcpStream final : public ByteStream {
   // connecting, and looking after the peer.
   TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer, const Settings& settings);
   // Connects to one of the address's hosts until the deadline; see Dial.
-  TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, const Settings& settings);
+  TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, const Settings& settings,
+            bool refusal_ends = false);
   ~TcpStream() override;
 
   std::string peer() const override;

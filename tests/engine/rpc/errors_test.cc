@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
@@ -384,6 +385,26 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
   workers.wait_for(2, "calling");
   workers.signal(1, SIGKILL);
   workers.expect_success({1});
+}
+
+TEST_P(KilledWorker, RS011_FailsACallAtOnceThatHadNoConnectionYetAndHasNoLimit) {
+  const std::string transport = GetParam();
+  void* const shared = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto& killed = *new (shared) std::atomic<bool>(false);
+  harness::Processes workers(2, [&](int rank) {
+    rpc::Agent agent =
+        rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .transports = {transport}});
+    harness::Processes::say("up");
+    while (rank == 1 || !killed) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(0ms), 1, 2); }).blame(), Blame::PeerLost);
+    agent.leave();
+  });
+  workers.wait_for(0, "up");
+  workers.wait_for(1, "up");
+  workers.signal(1, SIGKILL);
+  killed = true;
+  workers.expect_success({1});
+  ::munmap(shared, 4096);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, KilledWorker, testing::Values("shm", "tcp"),
