@@ -80,11 +80,12 @@ c10::Scalar unpack_scalar(const msgpack::object& object);
 }  // namespace weft::codec
 
 // Makes a struct one that travels: struct Point { double x, y; WEFT_FIELDS(x, y) };
-#define WEFT_FIELDS(...)                                       \
-  template <class WeftPacker>                                  \
-  void msgpack_pack(WeftPacker& packer) const {                \
-    ::weft::codec::pack_fields(packer, std::tie(__VA_ARGS__)); \
-  }                                                            \
+#define WEFT_FIELDS(...)                                     \
+  auto weft_fields() const { return std::tie(__VA_ARGS__); } \
+  template <class WeftPacker>                                \
+  void msgpack_pack(WeftPacker& packer) const {              \
+    ::weft::codec::pack_fields(packer, weft_fields());       \
+  }                                                          \
   void msgpack_unpack(const ::msgpack::object& object) { ::weft::codec::unpack_fields(object, std::tie(__VA_ARGS__)); }
 
 // The formatter takes the macro for the head of a function.
@@ -216,6 +217,22 @@ struct convert<std::chrono::duration<Number, Period>> {
     return object;
   }
 };
+
+#ifdef MSGPACK_NO_BOOST  // msgpack-cxx has its own with Boost
+template <class Clock, class Duration>
+struct pack<std::chrono::time_point<Clock, Duration>> {
+  weft::codec::Packer& operator()(weft::codec::Packer& packer, const std::chrono::time_point<Clock, Duration>& point) const {
+    return packer.pack(point.time_since_epoch());
+  }
+};
+template <class Clock, class Duration>
+struct convert<std::chrono::time_point<Clock, Duration>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::chrono::time_point<Clock, Duration>& point) const {
+    point = std::chrono::time_point<Clock, Duration>(object.as<Duration>());
+    return object;
+  }
+};
+#endif
 
 }  // namespace adaptor
 }

@@ -1,4 +1,8 @@
+#include <algorithm>
+
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <weft/engine/future/device_work.h>
@@ -33,6 +37,48 @@ class JoinedWork : public DeviceWork {
   DeviceWorkRef other_;
 };
 
+// What streams, one of each device, have enqueued until now.
+class RecordedWork : public DeviceWork {
+ public:
+  explicit RecordedWork(const std::vector<c10::Stream>& streams) {
+    for (const c10::Stream& stream : streams) {
+      events_.emplace_back(stream.device(), c10::Event(stream.device_type()));
+      events_.back().second.record(stream);
+    }
+  }
+
+  void wait() const override {
+    for (const auto& [device, event] : events_) event.block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+
+  DeviceWorkRef run(const std::function<void()>& function) const override {
+    std::vector<c10::Stream> streams;
+    for (const auto& [device, event] : events_) {
+      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+      event.block(streams.back());
+    }
+    const c10::MultiStreamGuard current(streams);
+    function();
+    return std::make_shared<RecordedWork>(streams);
+  }
+
+ private:
+  std::vector<std::pair<c10::Device, c10::Event>> events_;
+};
+
+bool is_on_gpu(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+void hand_over_one(const at::Tensor& tensor) {
+  if (!is_on_gpu(tensor)) return;
+  if (tensor.layout() == c10::kSparse) {
+    hand_over_one(tensor._indices());
+    hand_over_one(tensor._values());
+  } else if (tensor.has_storage()) {
+    const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(tensor.device()));
+  }
+}
+
 }  // namespace
 
 DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other) {
@@ -47,14 +93,20 @@ DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& 
   return nullptr;
 }
 
-void hand_over(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.device().is_cpu() || !tensor.has_storage()) return;
-  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
-  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(tensor.device()));
+DeviceWorkRef enqueued_for(const std::vector<const at::Tensor*>& tensors) {
+  std::vector<c10::Stream> streams;
+  for (const at::Tensor* tensor : tensors) {
+    if (!is_on_gpu(*tensor)) continue;
+    const c10::Device device = tensor->device();
+    const auto known = [&](const c10::Stream& stream) { return stream.device() == device; };
+    if (std::any_of(streams.begin(), streams.end(), known)) continue;
+    streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  return streams.empty() ? nullptr : std::make_shared<RecordedWork>(streams);
 }
 
-void hand_over(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) hand_over(tensor);
+void hand_over(const std::vector<const at::Tensor*>& tensors) {
+  for (const at::Tensor* tensor : tensors) hand_over_one(*tensor);
 }
 
 }  // namespace weft::detail

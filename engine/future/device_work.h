@@ -6,9 +6,7 @@
 #include <memory>
 #include <vector>
 
-namespace at {
-class Tensor;
-}
+#include <weft/engine/future/each_tensor.h>
 
 namespace weft::detail {
 
@@ -34,11 +32,34 @@ DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other);
 // The function, run as `work` says; null work runs it as it is and gives null.
 DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& function);
 
-// A value goes to whoever asked for it: its memory is used on the current stream from now on, which need not be the stream
-// that libtorch's allocator gave it to.
+// The tensors in a value; valid as long as that is.
 template <class T>
-void hand_over(const T&) {}
-void hand_over(const at::Tensor& tensor);
-void hand_over(const std::vector<at::Tensor>& tensors);
+std::vector<const at::Tensor*> tensors_in(const T& value) {
+  std::vector<const at::Tensor*> tensors;
+  for_each_tensor(value, [&](const at::Tensor& tensor) { tensors.push_back(&tensor); });
+  return tensors;
+}
+
+// What the current streams of the tensors' devices have enqueued until now; null where none lies on a GPU.
+DeviceWorkRef enqueued_for(const std::vector<const at::Tensor*>& tensors);
+// The same for all tensors in a value.
+template <class T>
+DeviceWorkRef enqueued_for(const T& value) {
+  return enqueued_for(tensors_in(value));
+}
+
+// Tensors go to whoever asked for them: their memory is used on the current streams from now on, which need not be those
+// that libtorch's allocator gave it to.
+void hand_over(const std::vector<const at::Tensor*>& tensors);
+// The same for all tensors in a value.
+template <class T>
+void hand_over(const T& value) {
+  hand_over(tensors_in(value));
+}
+// The same for what an RRef refers to; not inside of objects, which others may change meanwhile.
+template <class T>
+void hand_over_referred(const T& value) {
+  if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::vector<at::Tensor>>) hand_over(value);
+}
 
 }  // namespace weft::detail

@@ -4,9 +4,9 @@
 // Continuations run on the thread that completes the future (at once if it is complete already); they may issue calls and
 // wait. co_await resumes on that thread too.
 //
-// A value may lie in CUDA memory that is still being written: the future is done when that is enqueued. get() and wait()
-// make the current stream wait, not the host; what then() calls runs with a stream of libtorch's pool current that has
-// waited.
+// A value may hold tensors in CUDA memory that are still being written: the future is done when that is enqueued, on the
+// streams that are current where its value is set (torch.futures.Future with devices). get() and wait() make the current
+// stream wait, not the host; what then() calls runs with a stream of libtorch's pool current that has waited.
 #pragma once
 
 #include <atomic>
@@ -90,6 +90,11 @@ class FutureState : public FutureCore {
   void set(Stored<T> value, DeviceWorkRef work = nullptr) {
     complete(nullptr, std::move(work), [&] { value_.emplace(std::move(value)); });
   }
+  // Its tensors are there when what the current streams hold has run.
+  void set_on_streams(Stored<T> value) {
+    auto work = enqueued_for(value);
+    set(std::move(value), std::move(work));
+  }
   void set_error(std::exception_ptr error) {
     complete(std::move(error), nullptr, [] {});
   }
@@ -153,7 +158,7 @@ class Future {
   template <class U = T>
   requires(!std::is_void_v<U>) static Future ready(U value) {
     Future future(std::make_shared<detail::FutureState<T>>());
-    future.state_->set(std::move(value));
+    future.state_->set_on_streams(std::move(value));
     return future;
   }
   static Future ready() requires std::is_void_v<T> {
@@ -202,7 +207,7 @@ class Future {
         }
         auto call = [&]() -> decltype(auto) {
           if constexpr (takes_future) {
-            return function(self);
+            return function(Future(self));
           } else if constexpr (std::is_void_v<T>) {
             return function();
           } else {
@@ -219,8 +224,12 @@ class Future {
           promise.set_with(detail::run_after(work, call), {});
         } else {
           std::optional<R> made;
-          auto enqueued = detail::run_after(work, [&] { made.emplace(call()); });
-          promise.set_with(std::move(enqueued), std::move(*made));
+          detail::DeviceWorkRef own;  // on devices that `work` knows nothing of as well
+          auto enqueued = detail::run_after(work, [&] {
+            made.emplace(call());
+            own = detail::enqueued_for(*made);
+          });
+          promise.set_with(detail::join(std::move(enqueued), std::move(own)), std::move(*made));
         }
       } catch (...) {
         promise.set_error(std::current_exception());
@@ -235,7 +244,7 @@ class Future {
     state().on_done([self = *this, function = std::move(function)]() mutable {
       try {
         if constexpr (std::is_invocable_v<F&, Future<T>>) {
-          function(self);
+          function(Future(self));
         } else {
           function();
         }
@@ -312,7 +321,7 @@ class Promise {
 
   // A second set of either kind is a Caller error.
   template <class U = T>
-  requires(!std::is_void_v<T>) void set(U&& value) const { owner_->state->set(T(std::forward<U>(value))); }
+  requires(!std::is_void_v<T>) void set(U&& value) const { owner_->state->set_on_streams(T(std::forward<U>(value))); }
   void set() const requires std::is_void_v<T> { owner_->state->set({}); }
   // A value that is there when the work on devices has run.
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {

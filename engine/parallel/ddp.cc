@@ -54,7 +54,9 @@ std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& modul
 
 std::vector<NamedTensor> named_values(const torch::nn::Module& module) {
   std::vector<NamedTensor> named;
-  for (const auto& item : module.named_parameters()) named.push_back({item.key(), item.value()});
+  for (const auto& item : module.named_parameters()) {
+    named.push_back({item.key() + (item.value().requires_grad() ? "" : " (frozen)"), item.value()});
+  }
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) named.push_back({item.key(), item.value()});
   }
@@ -94,6 +96,7 @@ Replica& Replica::operator=(Replica&&) noexcept = default;
 void Replica::before_forward() {
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, synchronizing_);
+  state_->reducer->begin_forward();
   state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->group.size());
   if (!synchronizing_) return;
   state_->reducer->prepare_forward();

@@ -20,7 +20,6 @@
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
 #include <weft/engine/parallel/join.h>
-#include <weft/engine/parallel/tensors.h>
 
 namespace torch::nn {
 class Module;
@@ -98,7 +97,8 @@ class DistributedDataParallel final : public parallel::Replica {
     } else {
       std::remove_cvref_t<Output> output = module_->forward(std::forward<Arguments>(arguments)...);
       std::vector<at::Tensor> tensors;
-      if (tracks_outputs()) parallel::for_each_tensor(output, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+      if (tracks_outputs())
+        weft::detail::for_each_tensor(output, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
       after_forward(tensors);
       return output;
     }

@@ -37,6 +37,7 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, ProcessGroup group, c
     : parameters_(std::move(parameters)), group_(std::move(group)), options_(options), divisor_(group_.size()) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
+  left_out_.resize(parameters_.size());
   static_counts_.resize(parameters_.size());
   used_ = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::TensorOptions(at::kInt));
   // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
@@ -71,6 +72,11 @@ void Reducer::set_comm_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::begin_forward() {
+  std::lock_guard lock(mutex_);
+  std::fill(left_out_.begin(), left_out_.end(), false);
+}
+
 void Reducer::set_divisor(int ranks) {
   std::lock_guard lock(mutex_);
   divisor_ = ranks;
@@ -79,6 +85,10 @@ void Reducer::set_divisor(int ranks) {
 void Reducer::prepare_forward() {
   trace::step(group_.rank());
   std::lock_guard lock(mutex_);
+  if (passing_ && options_.static_graph && static_pass_ > 0) {
+    throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
+                                   names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
+  }
   if (passing_) {
     throw Error(
         Blame::Caller,
@@ -93,7 +103,14 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
   std::lock_guard lock(mutex_);
   expecting_ = true;
   unused_.clear();
-  if (options_.find_unused_parameters && !(options_.static_graph && static_pass_ > 0)) unused_ = unreachable_from(outputs);
+  // A forward that shows no tensors, as it returns void or a type that does not say what it holds: then what has not come
+  // at the end of the backward is unused.
+  if (!finds_unused() || outputs.empty()) return;
+  unused_ = unreachable_from(outputs);
+}
+
+bool Reducer::finds_unused() const {
+  return options_.find_unused_parameters && !(options_.static_graph && static_pass_ > 0);
 }
 
 void Reducer::on_backward_start() {
@@ -121,9 +138,16 @@ bool Reducer::gradients_are_views() const {
 void Reducer::on_gradient(std::size_t parameter) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (gradient_of(parameters_[parameter].tensor).defined()) used_[static_cast<std::int64_t>(parameter)] = 1;
-  if (!expecting_) return;
+  const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
+  if (is_defined) used_[static_cast<std::int64_t>(parameter)] = 1;
+  if (!expecting_) {
+    if (!left_out_[parameter]) return;
+    throw Error(Blame::Caller, "a second backward of one forward brings a gradient for " + names_of({parameter}) +
+                                   ", which the first one left out and which was reduced as unused then; add the losses up "
+                                   "and call backward once, or switch find_unused_parameters and static_graph off");
+  }
   begin_pass();
+  if (finds_unused()) queue_finish();  // which closes what the loss leaves out
   if (!rebuilt_) arrival_.push_back(parameter);
   if (options_.static_graph) {
     if (static_pass_ == 0) {
@@ -134,6 +158,7 @@ void Reducer::on_gradient(std::size_t parameter) {
     if (remaining_[parameter] > 0) return;
   }
   mark_unused();
+  if (!is_defined && finds_unused()) unused_.push_back(parameter);
   mark_ready(parameter);
 }
 
@@ -298,8 +323,10 @@ void Reducer::finish() {
   finish_queued_ = false;
   if (!passing_) return;
   const bool is_first_static = options_.static_graph && static_pass_ == 0;
-  if (!is_first_static && next_bucket_ < buckets_.size())
-    return;  // another backward of this forward's outputs brings the rest
+  if (!is_first_static && next_bucket_ < buckets_.size()) {
+    if (!finds_unused()) return;  // another backward of this forward's outputs brings the rest
+    leave_out_what_is_missing();
+  }
   if (is_first_static) {
     // Everything was put off: now it is known what this graph brings.
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -319,10 +346,24 @@ void Reducer::finish() {
   stats_.wait += stats_.last_wait;
   restore_unused();
   if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
+  if (options_.static_graph) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) left_out_[i] = static_counts_[i] == 0;
+  }
   static_pass_ = 1;
   expecting_ = false;
   passing_ = false;
   ++stats_.passes;
+}
+
+// Outputs that the loss leaves out are unused, although the forward used what they depend on.
+void Reducer::leave_out_what_is_missing() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
+    unused_.push_back(i);
+    left_out_[i] = true;
+  }
+  unused_marked_ = false;
+  mark_unused();
 }
 
 // Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.

@@ -39,6 +39,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  // Before every forward with gradients, also one whose backward will not synchronise.
+  void begin_forward();
   // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first synchronised backward.
   // Throws Caller when the last backward left gradients out, naming their parameters.
   void prepare_forward();
@@ -103,6 +105,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish();
   void collect(Bucket& bucket);
   void collect_sparse(Bucket& bucket);
+  bool finds_unused() const;
+  void leave_out_what_is_missing();
   void restore_unused();
   std::vector<std::size_t> missing_parameters() const;
   std::string names_of(const std::vector<std::size_t>& parameters) const;
@@ -129,6 +133,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t next_bucket_ = 0;  // the first that is not launched
   std::vector<bool> ready_;
   std::vector<std::size_t> unused_;  // by this pass's outputs
+  std::vector<bool> left_out_;       // counted as unused by the last pass, although the forward used them
   std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
   at::Tensor used_;                  // int32: whether this rank used each parameter since the last synchronisation
   at::Tensor usage_sum_;             // over the ranks

@@ -160,7 +160,7 @@ struct MethodBody {
   template <class Done, class Fail>
   static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
     const auto value = std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
-    weft::detail::hand_over(*value);
+    weft::detail::hand_over_referred(*value);
     const auto kept_until = std::make_pair(arguments, value);
     finish<Shape>(
         kept_until,

@@ -41,7 +41,7 @@ struct FetchBody {
       if constexpr (std::is_void_v<T>) {
         done(std::monostate(), weft::detail::DeviceWorkRef());
       } else {
-        weft::detail::hand_over(*value);
+        weft::detail::hand_over_referred(*value);
         done(T(*value), weft::detail::DeviceWorkRef());
       }
     } catch (...) {
@@ -57,6 +57,30 @@ class RRef;
 
 namespace rref {
 
+// Whichever comes first: what the call on the value gives, or the news that there will be no value.
+template <class R>
+Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Handle>& handle,
+                             Future<R> called) {
+  if (!handle->created() || (handle->created()->done() && !handle->created()->failed())) return called;
+  auto over = std::make_shared<std::atomic<bool>>(false);
+  Promise<R> promise(rpc::detail::CoreCalls::home(*core));
+  auto result = promise.future();
+  handle->created()->on_done_light([over, promise, handle](const Future<void>& created) {
+    if (!created.failed() || over->exchange(true)) return;
+    try {
+      handle->require_created();
+    } catch (...) {
+      promise.set_error(std::current_exception());
+    }
+  });
+  called.on_done_light([over, promise](const Future<R>& ended) {
+    if (over->exchange(true)) return;
+    if (const auto error = ended.error()) return promise.set_error(error);
+    promise.set_with(ended.device_work(), ended.value());
+  });
+  return result;
+}
+
 // Calls on the value, with a time limit of their own.
 template <class T>
 class Timed {
@@ -65,7 +89,9 @@ class Timed {
     using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
     using Body = rpc::detail::MethodBody<Naming::function, T>;
     const auto core = reference_.usable();
-    return rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+    return unless_not_created(
+        core, reference_.handle(),
+        rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
   }
 
  public:
@@ -138,30 +164,9 @@ class RRef {
     const auto limit = rpc::detail::CoreCalls::limit(
         *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
     if (is_owner()) return fetch_here(core);
-    auto fetched =
-        rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()});
-    if (!handle_->created() || handle_->created()->done()) return fetched;
-    // Whichever comes first: the value, or the news that there will be none.
-    struct Race {
-      std::atomic<bool> over{false};
-    };
-    auto race = std::make_shared<Race>();
-    Promise<T> promise(rpc::detail::CoreCalls::home(*core));
-    auto result = promise.future();
-    handle_->created()->on_done_light([race, promise, handle = handle_](const Future<void>& created) {
-      if (!created.failed() || race->over.exchange(true)) return;
-      try {
-        handle->require_created();
-      } catch (...) {
-        promise.set_error(std::current_exception());
-      }
-    });
-    fetched.on_done_light([race, promise](const Future<T>& ended) {
-      if (race->over.exchange(true)) return;
-      if (const auto error = ended.error()) return promise.set_error(error);
-      promise.set_with(ended.device_work(), ended.value());
-    });
-    return result;
+    return rref::unless_not_created(
+        core, handle_,
+        rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
   // When the value exists, or its creation has failed.
   Future<void> created() const {
@@ -179,8 +184,10 @@ class RRef {
   requires(!std::is_void_v<U>) U& local_value() const {
     if (!handle()->is_owner()) {
       throw Error(Blame::Caller, "local_value() of RRef " + rref::to_text(handle_->id()) + " (fork " +
-                                     rref::to_text(handle_->fork()) + ") on a worker that does not own it: its owner is " +
-                                     describe(owner()) + "; use to_here(), or call a method on it");
+                                     rref::to_text(handle_->fork()) + ") asked for on rank " +
+                                     std::to_string(rpc::detail::CoreCalls::self(*usable())) +
+                                     ", which does not own it: its owner is " + describe(owner()) +
+                                     "; use to_here(), or call a method on it");
     }
     return *std::static_pointer_cast<rref::OwnedValue<U>>(handle_->owned())->value();
   }

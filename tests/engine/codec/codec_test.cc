@@ -78,6 +78,7 @@ TEST(Codec, KeepsPlainValues) {
   expect_kept(Colour::Red);
   expect_kept(Colour::Green);
   expect_kept(std::chrono::milliseconds(-5));
+  expect_kept(std::chrono::system_clock::now());
 }
 
 TEST(Codec, KeepsContainers) {

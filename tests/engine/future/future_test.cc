@@ -140,6 +140,14 @@ TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
   EXPECT_EQ(seen.get(), "broken");
 }
 
+TEST(Then, AFunctionMayTakeTheFutureAsAnRvalue) {
+  const auto doubled = Future<int>::ready(4).then([](Future<int>&& future) { return 2 * future.get(); });
+  EXPECT_EQ(doubled.get(), 8);
+  int seen = 0;
+  doubled.on_done([&](Future<int>&& future) { seen = future.get(); });
+  EXPECT_EQ(seen, 8);
+}
+
 TEST(Then, GenericLambdasGetTheFuture) {
   Promise<int> promise;
   const auto result = promise.future().then([](auto future) { return future.get() + 1; });

@@ -190,6 +190,17 @@ TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
   });
 }
 
+// DD-017
+TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    if (group.rank() == 1) net->weight.set_requires_grad(false);
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("weight (frozen)"), std::string::npos) << error.text();
+  });
+}
+
 // DD-019
 TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {

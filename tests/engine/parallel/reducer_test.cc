@@ -353,26 +353,86 @@ TEST(Graphs, TwoOutputsWithTwoBackwards) {
   }
 }
 
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {
+    to(torch::kDouble);
+  }
+  std::map<std::string, torch::Tensor> forward(torch::Tensor x) {
+    std::map<std::string, torch::Tensor> outputs;
+    outputs["a"] = a(x);
+    outputs["b"] = b(x);
+    return outputs;
+  }
+  torch::nn::Linear a, b;
+};
+
 // DD-011
 TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
+  for (const bool as_view : {true, false}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      auto net = std::make_shared<TwoHeadsImpl>();
+      DistributedDataParallel<TwoHeadsImpl> ddp(net, group,
+                                                {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
+      const auto x = torch::full({1, 2}, group.rank() + 1.0, torch::kDouble);
+      // All outputs depend on all parameters as far as forward can tell.
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        ddp(x)["a"].sum().backward();
+        EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 1.5) << "the average";
+        EXPECT_FALSE(net->b->weight.grad().defined()) << "it had none";
+      }
+      auto both = ddp(x);
+      (both["a"] + both["b"]).sum().backward();
+      ddp(x)["a"].sum().backward();
+      EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.5) << "as it was";
+      // Left out here, used there: the average of both.
+      net->zero_grad();
+      ddp(x)[group.rank() == 0 ? "a" : "b"].sum().backward();
+      EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 0.5);
+      EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), 1.0);
+      // What the second of two backwards brings would be this rank's alone.
+      auto late = ddp(x);
+      late["a"].sum().backward();
+      EXPECT_EQ(blame_of([&] { late["b"].sum().backward(); }), Blame::Caller);
+      ddp(x)["a"].sum().backward();
+    });
+  }
+}
+
+struct Report {  // of a type that does not say what it holds
+  torch::Tensor left;
+  int count = 0;
+};
+
+// DD-012
+TEST(Graphs, WhatAForwardWithoutVisibleOutputsLeavesOutIsKnownAtTheEnd) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {
-      NetImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {}
-      std::map<std::string, torch::Tensor> forward(torch::Tensor x) {
-        std::map<std::string, torch::Tensor> outputs;
-        outputs["a"] = a(x);
-        outputs["b"] = b(x);
-        return outputs;
+      NetImpl() : a(register_module("a", torch::nn::Linear(2, 2))), b(register_module("b", torch::nn::Linear(2, 2))) {
+        to(torch::kDouble);
       }
+      Report forward(torch::Tensor x) { return {a(x), 1}; }
       torch::nn::Linear a, b;
     };
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true});
-    // All outputs depend on all parameters as far as forward can tell: the loss leaves b out, so its gradients never come.
-    auto outputs = ddp(torch::ones({1, 2}));
-    EXPECT_EQ(outputs.size(), 2u);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      ddp(torch::full({1, 2}, group.rank() + 1.0, torch::kDouble)).left.sum().backward();
+      EXPECT_EQ(net->a->weight.grad()[0][0].item<double>(), 1.5);
+      EXPECT_FALSE(net->b->weight.grad().defined());
+    }
+  });
+}
+
+// DD-006, 010
+TEST(Graphs, ASecondBackwardOfAStaticGraphIsRefused) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<TwoHeadsImpl>();
+    DistributedDataParallel<TwoHeadsImpl> ddp(net, group, {.static_graph = true});
+    auto outputs = ddp(torch::ones({1, 2}, torch::kDouble));
     outputs["a"].sum().backward();
-    EXPECT_EQ(blame_of([&] { ddp(torch::ones({1, 2})); }), Blame::Caller);
+    EXPECT_EQ(blame_of([&] { outputs["b"].sum().backward(); }), Blame::Caller);
   });
 }
 
