@@ -27,6 +27,10 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
   if (!tensor.is_contiguous()) {
     refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; pass .contiguous()");
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    refuse(operation, std::string(name) + " is a view that has not been conjugated or negated yet; pass " +
+                          ".resolve_conj().resolve_neg()");
+  }
   static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
   static_cast<void>(core.carrier(tensor.device()));
   if (tensor.is_cuda() && core.options.device.is_cuda() && tensor.device() != core.options.device) {

@@ -257,8 +257,10 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     throw_if_failed_elsewhere();
     if (error.blame() != Blame::Timeout) throw;
     const std::string missing = missing_ranks();
-    throw Error(Blame::Timeout, "joining " + place() + ": " + (missing.empty() ? "not all ranks" : missing) +
-                                    " did not come within " + describe(options.timeout) + ": " + error.text());
+    throw Error(Blame::Timeout,
+                "joining " + place() + ": " +
+                    (missing.empty() ? "all ranks came, but were not connected" : missing + " did not come") + " within " +
+                    describe(options.timeout) + ": " + error.text());
   }
   return std::move(attempt->made);
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/group/ledger.h>
@@ -69,8 +70,10 @@ struct Core : std::enable_shared_from_this<Core> {
     std::function<std::string()> fingerprint;  // what must agree between ranks; asked for with WEFT_DEBUG=detail only
     c10::Device device;
     std::vector<at::Tensor> tensors;  // pinned until the operation has passed
-    bool host_waits = false;          // Work::wait() blocks the host, whatever the device
-    bool may_skip = true;             // if all tensors are empty here they are empty on all ranks, and nothing is sent
+    // By rank, of elements, where parts differ: what one rank sends another it must take; looked at with detail too.
+    std::vector<std::int64_t> sends, takes;
+    bool host_waits = false;  // Work::wait() blocks the host, whatever the device
+    bool may_skip = true;     // if all tensors are empty here they are empty on all ranks, and nothing is sent
   };
   // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
   // several Ops: the Work is done when all are.
@@ -120,6 +123,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
                                                 const transport::JoinOptions& join);
   void throw_if_failed_elsewhere();
+  std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();

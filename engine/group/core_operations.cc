@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <sstream>
 
 #include <weft/base/config.h>
 #include <weft/engine/group/core.h>
@@ -145,10 +146,43 @@ void Core::follow(const std::string& what, const Op& op, std::function<void(cons
   });
 }
 
+namespace {
+
+// What a rank says of a collective with WEFT_DEBUG=detail: three lines.
+struct Said {
+  std::string call;
+  std::vector<std::int64_t> sends, takes;
+};
+
+std::string encode(const Said& said) {
+  std::string text = said.call;
+  for (const auto* numbers : {&said.sends, &said.takes}) {
+    text += "\n";
+    for (const std::int64_t number : *numbers) text += std::to_string(number) + " ";
+  }
+  return text;
+}
+
+Said decode(const std::string& text) {
+  Said said;
+  std::istringstream lines(text);
+  std::getline(lines, said.call);
+  for (auto* numbers : {&said.sends, &said.takes}) {
+    std::string line;
+    std::getline(lines, line);
+    std::istringstream fields(line);
+    for (std::int64_t number; fields >> number;) numbers->push_back(number);
+  }
+  return said;
+}
+
+}  // namespace
+
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
   const std::string base = "detail/" + std::to_string(number) + "/";
-  const std::string mine = std::string(operation.name) + " " + operation.fingerprint();
-  bootstrap->set(base + std::to_string(options.rank), to_bytes(mine));
+  const std::string fingerprint = operation.fingerprint();
+  const Said mine{operation.name + (fingerprint.empty() ? "" : " " + fingerprint), operation.sends, operation.takes};
+  bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(mine)));
   const Deadline deadline = Deadline::in(options.timeout);
   for (int rank = 0; rank < options.size; ++rank) {
     if (rank == options.rank) continue;
@@ -157,12 +191,27 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
       theirs = to_text(bootstrap->get(base + std::to_string(rank), deadline));
     } catch (const Error& error) {
       throw Error(error.blame(), "WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
-                                     std::to_string(number) + " (" + mine + ") " + place() + ": " + error.text());
+                                     std::to_string(number) + " (" + mine.call + ") " + place() + ": " + error.text());
     }
-    if (theirs != mine) {
-      throw Error(Blame::Caller, "WEFT_DEBUG=detail: ranks disagree in collective #" + std::to_string(number) + " " +
-                                     place() + ": rank " + std::to_string(options.rank) + " calls " + mine + ", rank " +
-                                     std::to_string(rank) + " calls " + theirs);
+    const std::string disagree = "WEFT_DEBUG=detail: ranks disagree in collective #" + std::to_string(number) + " " +
+                                 place() + ": rank " + std::to_string(options.rank);
+    const std::string peer = "rank " + std::to_string(rank);
+    const Said said = decode(theirs);
+    if (said.call != mine.call) {
+      throw Error(Blame::Caller, disagree + " calls " + mine.call + ", " + peer + " calls " + said.call);
+    }
+    if (mine.sends.empty()) continue;
+    const auto here = static_cast<std::size_t>(options.rank), there = static_cast<std::size_t>(rank);
+    if (said.sends.size() != mine.sends.size() || said.takes.size() != mine.takes.size()) {
+      throw Error(Blame::PeerLost, disagree + " cannot read what " + peer + " says of its parts: " + theirs);
+    }
+    if (mine.sends[there] != said.takes[here]) {
+      throw Error(Blame::Caller, disagree + " sends " + peer + " " + std::to_string(mine.sends[there]) +
+                                     " elements, which takes " + std::to_string(said.takes[here]));
+    }
+    if (mine.takes[there] != said.sends[here]) {
+      throw Error(Blame::Caller, disagree + " takes " + std::to_string(mine.takes[there]) + " elements from " + peer +
+                                     ", which sends " + std::to_string(said.sends[here]));
     }
   }
   // Everybody has read the collective before the last one.

@@ -1,10 +1,14 @@
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <set>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/log.h>
+#include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/pause.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
@@ -54,7 +58,10 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   }
   CoreOptions made = options;
   made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
-  if (!wanted.backend.empty()) made.backend = wanted.backend;
+  if (!wanted.backend.empty()) {
+    static_cast<void>(parse_backends(wanted.backend));  // on every rank, also those that are not among them
+    made.backend = wanted.backend;
+  }
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
   return make_subgroup(ranks, "group" + number + "/", std::move(made));
 }
@@ -99,12 +106,18 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
   return make(made);
 }
 
+// Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in the next. Who comes says
+// so in the round that is open, and stays in it unless its time is over first: what it came with can be claimed once, by
+// rank 0 to count it in, or by itself to withdraw.
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   throw_if_broken();
   const trace::Range range(traced::monitored_barrier, {.rank = options.rank, .ranks = options.size});
   if (timeout == kGroupTimeout) timeout = options.timeout;
+  if (timeout.count() < 0) {
+    throw Error(Blame::Caller, "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
+  }
   timeout = std::min(timeout, kLongestTimeout);
-  const std::string base = "monitored/" + std::to_string(next_number("monitored barrier")) + "/";
+  const std::string base = "monitored/" + std::to_string(bootstrap->add("monitored/closed", 0) + 1) + "/";
   if (options.rank == 0) {
     lead_monitored_barrier(base, timeout);
   } else {
@@ -112,49 +125,79 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   }
 }
 
-void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
-  const Deadline deadline = Deadline::in(timeout);
-  std::vector<std::string> answers;
-  std::string missing;
-  int absent = 0;
-  for (int rank = 1; rank < options.size; ++rank) {
+// Waits until every rank has come, and claims what they came with. Gives those that are missing at the deadline.
+std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
+  const auto claim = [&](int rank) {
     const std::string own = base + std::to_string(rank);
-    try {
-      bootstrap->get(own, deadline);
-      answers.push_back(own + "/read");
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout) throw;
-      missing += (absent++ > 0 ? ", " : "") + std::to_string(rank);
+    return bootstrap->exists(own) && bootstrap->add(own + "/" + to_text(bootstrap->get(own, deadline)), 1) == 1;
+  };
+  std::set<int> missing;
+  for (int rank = 1; rank < options.size; ++rank) missing.insert(rank);
+  for (Pause pause;; pause.wait(deadline)) {
+    std::set<int> absent;
+    for (const int rank : missing) {
+      try {
+        bootstrap->get(base + std::to_string(rank), deadline);
+      } catch (const Error& error) {
+        if (error.blame() != Blame::Timeout) throw;
+        absent.insert(rank);
+      }
     }
+    if (!absent.empty()) return absent;
+    std::erase_if(missing, claim);
+    if (missing.empty() || deadline.passed()) return missing;
   }
+}
+
+void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
+  bootstrap->set(base + "0", {});
+  const std::set<int> absent = count_in(base, Deadline::in(timeout));
+  std::string missing;
+  for (const int rank : absent) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
   const std::string verdict =
-      absent == 0 ? kPassed : (absent == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
+      absent.empty() ? kPassed
+                     : (absent.size() == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
+  // In this order: who has read the verdict, or comes from now on, comes to the next round.
+  bootstrap->add("monitored/closed", 1);
   bootstrap->set(base + "verdict", to_bytes(verdict));
   // This process may host the store: it does not go before the others have read it.
   const Deadline soon = Deadline::in(kReading);
   try {
-    for (const std::string& answer : answers) bootstrap->get(answer, soon);
+    for (int rank = 1; rank < options.size; ++rank) {
+      if (!absent.contains(rank)) bootstrap->get(base + std::to_string(rank) + "/read", soon);
+    }
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     log::debug("monitored barrier " + place() + ": not all ranks have read the verdict yet");
   }
-  if (absent > 0) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
+  if (!absent.empty()) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
 }
 
 void Core::follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   const std::string own = base + std::to_string(options.rank);
   const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
-  bootstrap->set(own, {});
-  std::string verdict;
-  try {
-    // Rank 0 says at its own deadline who is missing; it may have come later than this rank.
-    verdict = to_text(bootstrap->get(base + "verdict", Deadline::in(timeout + kReading)));
-  } catch (const Error& error) {
-    if (error.blame() != Blame::Timeout) throw;
-    throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
+  const std::string attempt = std::to_string(next_number("monitored barrier"));
+  bootstrap->set(own, to_bytes(attempt));
+  std::optional<std::string> verdict;
+  const auto listen = [&](Deadline deadline) {
+    try {
+      verdict = to_text(bootstrap->get(base + "verdict", deadline));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout) throw;
+    }
+    return verdict.has_value();
+  };
+  // Rank 0, if it is there, says at its own deadline who is missing; it may have come later than this rank.
+  if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0")) listen(Deadline::in(kReading));
+  if (!verdict) {
+    if (bootstrap->add(own + "/" + attempt, 1) == 1) {
+      bootstrap->erase(own);
+      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
+    }
+    if (!listen(Deadline::in(kReading))) throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went");
   }
   bootstrap->set(own + "/read", {});
-  if (verdict != kPassed) throw Error(Blame::Timeout, came + "it failed: " + verdict);
+  if (*verdict != kPassed) throw Error(Blame::Timeout, came + "it failed: " + *verdict);
 }
 
 }  // namespace weft::group

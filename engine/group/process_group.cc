@@ -26,6 +26,12 @@ std::vector<Slice> slices_of(const Tensors& tensors) {
   return slices;
 }
 
+std::vector<std::int64_t> sizes_of(const Tensors& tensors) {
+  std::vector<std::int64_t> sizes;
+  for (const at::Tensor& tensor : tensors) sizes.push_back(tensor.numel());
+  return sizes;
+}
+
 // The parts of a flat tensor, one for each rank.
 std::vector<Slice> parts_of(const at::Tensor& tensor, int ranks) {
   const Slice whole = tensor::slice_of(tensor);
@@ -251,6 +257,8 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
        .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
        .device = like.device(),
        .tensors = std::move(pinned),
+       .sends = sizes_of(inputs),
+       .takes = sizes_of(outputs),
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
         ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));

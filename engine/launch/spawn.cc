@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -38,13 +39,17 @@ Error decode(const std::string& report) {
   set("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   int code = 0;
-  try {
-    function(rank, ranks);
-  } catch (...) {
-    const std::string text = encode(to_error(std::current_exception(), Blame::Remote)).substr(0, kMaxReport);
-    [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
-    code = 1;
-  }
+  // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
+  // parent's, and whoever asked for it here would wait for threads that were not forked.
+  std::thread([&] {
+    try {
+      function(rank, ranks);
+    } catch (...) {
+      const std::string text = encode(to_error(std::current_exception(), Blame::Remote)).substr(0, kMaxReport);
+      [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
+      code = 1;
+    }
+  }).join();
   std::fflush(nullptr);
   trace::timeline::finish();
   // Not exit(): the parent's static objects are not this process's to destroy.

@@ -10,7 +10,8 @@ namespace weft {
 // until all have ended. The first that fails ends the others, and its exception is thrown here: an Error keeps its blame
 // and text, others become Blame::Remote; a rank that a signal killed is PeerLost, one that called exit(n) itself Remote.
 //
-// Fork copies only the calling thread: call it before anything has used CUDA or started threads.
+// The function runs on a thread of its own. Fork copies only the calling one: call it before anything has used CUDA, or
+// started threads that the ranks would need (libtorch's own for computing are no such).
 void spawn(int ranks, const std::function<void(int rank, int world_size)>& function);
 
 }  // namespace weft

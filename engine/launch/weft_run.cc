@@ -329,6 +329,14 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--nnodes", options.nodes, "Machines of the job; start weft-run on each")
       ->capture_default_str()
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return text.find(':') == std::string::npos
+                       ? std::string()
+                       : "'" + text +
+                             "' is a range, and jobs whose number of machines changes are not there yet: give one number";
+          },
+          ""))
       ->check(CLI::PositiveNumber);
   app.add_option("--node-rank,--node_rank", options.node_rank, "Which of them this is")
       ->capture_default_str()
@@ -354,7 +362,14 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error));
   }
   options.command = app.remaining();
-  if (!options.command.empty() && options.command.front() == "--") options.command.erase(options.command.begin());
+  if (!options.command.empty() && options.command.front() == "--") {
+    options.command.erase(options.command.begin());
+  } else if (!options.command.empty() && options.command.front().starts_with("-")) {
+    throw Error(Blame::Caller,
+                "unknown option '" + options.command.front() +
+                    "': weft-run --help lists those that there are (restarts, rendezvous and elastic jobs are "
+                    "not among them yet); a program whose name begins with '-' follows '--'");
+  }
   if (options.command.empty()) throw Error(Blame::Caller, "no program is given; weft-run --help shows how");
   return options;
 }

@@ -26,6 +26,10 @@ std::vector<Wrong> wrong_calls() {
   return {
       {"undefined", [](auto& g) { g.all_reduce(at::Tensor()); }, "tensor is an undefined tensor"},
       {"not contiguous", [=](auto& g) { g.all_reduce(row); }, "is not contiguous; pass .contiguous()"},
+      {"lazily conjugated", [](auto& g) { g.all_reduce(torch::ones({2}, at::kComplexFloat).conj()); },
+       "pass .resolve_conj().resolve_neg()"},
+      {"lazily negated", [](auto& g) { g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1); },
+       "pass .resolve_conj().resolve_neg()"},
       {"sparse", [=](auto& g) { g.broadcast(sparse, 0); }, "only dense tensors"},
       {"meta device", [](auto& g) { g.all_reduce(torch::ones({2}, at::kMeta)); }, "carries tensors on meta"},
       {"quantised", [](auto& g) { g.all_reduce(torch::empty({2}, at::kQInt8)); }, "dtype QInt8"},

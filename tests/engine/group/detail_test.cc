@@ -47,6 +47,23 @@ TEST(Detail, SeesDifferentShapes) {
       "all_reduce Float [2, 3]", "all_reduce Float [3, 2]");
 }
 
+TEST(Detail, SeesPartsOfAnAllToAllThatDoNotFit) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    // Rank 0 sends parts of 3 elements and rank 1 of 4; both take what they send.
+    const std::int64_t size = 3 + group.rank();
+    const auto parts = [&] { return std::vector<at::Tensor>{torch::ones({size}), torch::ones({size})}; };
+    const auto error = error_of([&] { group.all_to_all(parts(), parts()).wait(); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    const std::string other = std::to_string(1 - group.rank());
+    const std::string expected =
+        "sends rank " + other + " " + std::to_string(size) + " elements, which takes " + std::to_string(7 - size);
+    EXPECT_NE(error.text().find(expected), std::string::npos) << error.text();
+    const auto out = std::vector<at::Tensor>{torch::zeros({group.rank() + 1}), torch::zeros({group.rank() + 1})};
+    group.all_to_all(out, {torch::ones({1}), torch::ones({2})}).wait();
+    EXPECT_EQ(out[1][0].item<float>(), 1);
+  });
+}
+
 TEST(Detail, SeesDifferentDtypes) {
   expect_disagreement([](auto& group) { return group.broadcast(torch::ones({2}), 0); },
                       [](auto& group) { return group.broadcast(torch::ones({2}, at::kInt), 0); }, "broadcast Float",

@@ -122,6 +122,7 @@ TEST_P(Subgroups, MonitoredBarrierPassesWhenAllCome) {
 
 TEST_P(Subgroups, MonitoredBarrierNamesEveryRankThatDidNotCome) {
   on_ranks(4, [](ProcessGroup& group) {
+    group.barrier().wait();
     if (group.rank() == 0) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
       EXPECT_EQ(error.blame(), Blame::Timeout);
@@ -143,6 +144,42 @@ TEST_P(Subgroups, MonitoredBarrierWithoutRankZeroSaysSo) {
       EXPECT_EQ(error.blame(), Blame::Timeout);
       EXPECT_NE(error.text().find("rank 0 did not within 50 ms"), std::string::npos) << error.text();
     }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, ARankThatGaveUpAMonitoredBarrierIsNotCountedInALaterOne) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) {
+      EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); }).blame(), Blame::Timeout);
+    }
+    group.barrier().wait();
+    if (group.rank() == 0) {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(100)); });
+      EXPECT_NE(error.text().find("rank 1 did not come"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+    group.monitored_barrier(std::chrono::seconds(20));  // now both come
+    EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(-5)); }).blame(), Blame::Caller);
+  });
+}
+
+TEST_P(Subgroups, ARankThatLeftOutAMonitoredBarrierIsInStepInTheNext) {
+  on_ranks(3, [](ProcessGroup& group) {
+    group.barrier().wait();
+    if (group.rank() != 2) {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(300)); });
+      EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+    for (int i = 0; i < 3; ++i) group.monitored_barrier(std::chrono::seconds(20));
+  });
+}
+
+TEST_P(Subgroups, AnUnknownBackendIsRefusedOnEveryRank) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto error = error_of([&] { group.new_group({0}, {.backend = "cpu:gloo,cpu:gloo"}); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
     group.barrier().wait();
   });
 }

@@ -44,6 +44,20 @@ TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
 }
 
+TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
+  const auto compute = [] {
+    const at::Tensor a = at::ones({1000, 1000});
+    return a.add(a).add(a).numel();  // in parallel
+  };
+  EXPECT_EQ(compute(), 1'000'000);
+  for (int times = 0; times < 2; ++times) {
+    spawn(2, [&](int, int) {
+      if (compute() != 1'000'000) throw std::runtime_error("wrong");
+    });
+    EXPECT_EQ(compute(), 1'000'000);
+  }
+}
+
 TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
   const auto error = error_of([] {
     spawn(3, [](int rank, int) {

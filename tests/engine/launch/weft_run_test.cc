@@ -134,6 +134,8 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
   EXPECT_THAT(refused("--nnodes 2 --node-rank 2 --master-port 1 echo started"), HasSubstr("--node-rank"));
   EXPECT_THAT(refused("--master-port 70000 echo started"), HasSubstr("--master-port"));
   EXPECT_THAT(refused("--no-such-option echo started"), HasSubstr("--no-such-option"));
+  EXPECT_THAT(refused("--max-restarts 3 echo started"), HasSubstr("unknown option '--max-restarts'"));
+  EXPECT_THAT(refused("--nnodes 1:4 echo started"), HasSubstr("'1:4' is a range"));
   EXPECT_THAT(refused("/no/such/program"), HasSubstr("cannot start '/no/such/program'"));
 }
 
