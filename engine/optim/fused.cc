@@ -59,7 +59,7 @@ std::pair<int, at::ScalarType> call_of(const at::Tensor& parameter) {
 
 // The tensor with its elements in the parameter's order in memory: itself, where it has that.
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
-  if (tensor.strides() == parameter.strides()) return tensor;
+  if (tensor.strides() == parameter.strides() && !tensor.is_neg()) return tensor;
   return at::empty_like(parameter).copy_(tensor);
 }
 

@@ -128,8 +128,9 @@ struct Created {
     Body::make(
         core, arguments,
         [&core, value, done](std::shared_ptr<Result> made, weft::detail::DeviceWorkRef work) {
-          value->set(std::move(made), weft::detail::join(std::move(work), CoreCalls::enqueued(core)));
-          done();
+          auto all = weft::detail::join(std::move(work), CoreCalls::enqueued(core));
+          done();  // first: what waits behind the value is answered after its creation
+          value->set(std::move(made), std::move(all));
         },
         [value, fail](const std::exception_ptr& error) {
           value->fail(error);

@@ -23,8 +23,8 @@ Deadline deadline_of(std::chrono::milliseconds limit) {
   return limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
 }
 
-std::string in_words(const WorkerInfo& self, const WaitingCall& call, const std::string& to) {
-  return (call.function != nullptr ? call.function->name : "a call") + " on " + to + ", called by " + describe(self);
+std::string in_words(const WorkerInfo& self, const Function* function, const std::string& to) {
+  return (function != nullptr ? function->name : "a call") + " on " + to + ", called by " + describe(self);
 }
 
 Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
@@ -184,6 +184,14 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   return peers_.emplace(rank, std::move(made)).first->second;
 }
 
+// "worker1 (rank 1)", where it has been called before.
+std::string AgentCore::name_of(int rank) {
+  if (rank == parts_.self.rank) return describe(parts_.self);
+  std::lock_guard lock(mutex_);
+  const auto found = peers_.find(rank);
+  return found != peers_.end() ? describe(found->second->worker()) : "rank " + std::to_string(rank);
+}
+
 std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
                                      std::shared_ptr<autograd::Context> context) {
   const std::uint64_t id = next_call_++;
@@ -209,8 +217,9 @@ void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&
   if (call.counts) --waiting_;
 }
 
-void AgentCore::fail_here(std::uint64_t id, const Error& error) {
+void AgentCore::fail_here(std::uint64_t id, const Error& why) {
   WaitingCall call = calls_.take(id);
+  const Error error = why.within(in_words(parts_.self, call.function, name_of(call.to)));
   call.traced.fail(error);
   forget_recorded(id, call);
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
@@ -219,7 +228,7 @@ void AgentCore::fail_here(std::uint64_t id, const Error& error) {
 void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) {
   WaitingCall call = calls_.take(id);
   if (!call.pending || !call.deadline.passed()) return complete(std::move(call), how);
-  const Error late = not_in_time(call, "rank " + std::to_string(call.to));
+  const Error late = not_in_time(call, name_of(call.to));
   call.traced.fail(late);
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
 }
@@ -249,7 +258,11 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   try {
     message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
                                                  worker->worker(), issue.back ? Way::Back : Way::Call));
-    lane = worker->lane(routes_, deadline_of(issue.limit));
+    try {
+      lane = worker->lane(routes_, deadline_of(issue.limit));
+    } catch (const Error& error) {
+      throw error.within(in_words(parts_.self, &issue.function, describe(worker->worker())));
+    }
   } catch (...) {
     forks->undo();
     throw;
@@ -352,7 +365,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
 }
 
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
-  return Error(Blame::Timeout, in_words(parts_.self, call, to) + ": no reply within " + weft::describe(call.limit));
+  return Error(Blame::Timeout,
+               in_words(parts_.self, call.function, to) + ": no reply within " + weft::describe(call.limit));
 }
 
 void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
@@ -415,7 +429,7 @@ void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const E
   fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller;
     return Error(kept ? why.blame() : Blame::PeerLost,
-                 in_words(parts_.self, call, describe(worker)) + ": the connection has ended: " + why.text());
+                 in_words(parts_.self, call.function, describe(worker)) + ": the connection has ended: " + why.text());
   });
   if (directory_.forget(worker.rank)) {
     std::lock_guard lock(mutex_);
@@ -499,7 +513,7 @@ void AgentCore::expire() {
       // the connection is gone, and the call with it
     }
   }
-  fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, "rank " + std::to_string(call.to)); });
+  fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
 }
 
 void AgentCore::leave() noexcept {
@@ -524,11 +538,18 @@ void AgentCore::leave() noexcept {
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
   for (const auto& promise : shutting_down) promise.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
-    return Error(Blame::Cancelled, in_words(parts_.self, call, "rank " + std::to_string(call.to)) + ": the agent has left");
+    return Error(Blame::Cancelled, in_words(parts_.self, call.function, name_of(call.to)) + ": the agent has left");
   });
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);
   for (const auto& one : early) one.connection->close(why);
+  // Connections end in a turn of the loop, which nobody turns once the crew has stopped. Those that a call still holds
+  // would stay open, and their peers wait.
+  if (!crew_->inside()) {
+    auto turned = std::make_shared<std::atomic<bool>>(false);
+    loop_->post([turned] { *turned = true; });
+    crew_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
+  }
   crew_->stop();
   keep_until_left(nullptr);
 }

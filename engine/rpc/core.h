@@ -154,7 +154,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
-  void fail_here(std::uint64_t id, const Error& error);
+  void fail_here(std::uint64_t id, const Error& why);
+  std::string name_of(int rank);
   void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);

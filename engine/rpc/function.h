@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
 
 #include <weft/engine/codec/values.h>
 #include <weft/engine/future/future.h>
@@ -71,6 +73,13 @@ struct MadeBy {};
 template <class T>
 constexpr bool is_future = weft::detail::IsFuture<T>::value;
 
+template <class T>
+constexpr bool is_view = false;
+template <class E, std::size_t N>
+constexpr bool is_view<std::span<E, N>> = true;
+template <class E>
+constexpr bool is_view<c10::ArrayRef<E>> = true;
+
 // What a parameter may be.
 template <class P>
 constexpr bool check_parameter() {
@@ -81,6 +90,10 @@ constexpr bool check_parameter() {
   static_assert(!std::is_same_v<T, std::string_view>,
                 "a function that is called remotely cannot take a std::string_view: the characters do not travel with it; "
                 "take a std::string");
+  static_assert(
+      !is_view<T>,
+      "a function that is called remotely cannot take a view (std::span, at::ArrayRef): its elements do not travel "
+      "with it; take a std::vector");
   static_assert(!std::is_pointer_v<T>,
                 "a function that is called remotely cannot take a pointer: it means nothing in another process; take the "
                 "value itself, or an RRef to it");

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <utility>
+
 #include <weft/engine/rpc/pending.h>
 
 namespace weft::rpc {
@@ -41,11 +44,16 @@ std::vector<PendingCalls::Taken> PendingCalls::take_all() {
 
 std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::time_point now, Deadline& next) {
   next = Deadline::never();
-  return take_if([&](const WaitingCall& call) {
+  auto taken = take_if([&](const WaitingCall& call) {
     if (call.deadline.point() <= now) return true;
     next = Deadline::sooner(next, call.deadline);
     return false;
   });
+  // In the order in which their time was over: a creation before the fetch that waits behind it.
+  std::sort(taken.begin(), taken.end(), [](const Taken& a, const Taken& b) {
+    return std::pair(a.call.deadline.point(), a.id) < std::pair(b.call.deadline.point(), b.id);
+  });
+  return taken;
 }
 
 std::size_t PendingCalls::size() const {

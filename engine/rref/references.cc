@@ -196,17 +196,23 @@ void References::release_here(Id id) {
 void References::remove_fork(Id id, ForkId fork) {
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
   Entry ended;
+  std::shared_ptr<Owned> given_up;
   {
     std::lock_guard lock(mutex_);
+    const bool again = buried_.contains(fork);
     bury(fork);
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
-    found->second.forks.erase(fork);
+    const bool known = found->second.forks.erase(fork) > 0;
+    if (!found->second.arrived) {
+      // Forks of others are known before they end. The creator's own is not, until its creation comes.
+      if (known || again) return;
+      given_up = found->second.owned;
+    }
     ended = take_if_unused(id);
   }
-  // The creator has given up before its creation came; whoever else was given a reference would still hold a fork.
-  if (!ended.arrived && ended.owned) {
-    ended.owned->fail(
+  if (given_up) {
+    given_up->fail(
         std::make_exception_ptr(Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
   }
 }

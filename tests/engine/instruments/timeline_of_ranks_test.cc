@@ -1,7 +1,10 @@
 // WEFT_TIMELINE with real ranks.
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
+#include <tuple>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +16,7 @@
 #include <weft/group.h>
 #include <weft/parallel.h>
 #include <weft/profiling/tools/summary.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
@@ -22,7 +26,14 @@ namespace {
 
 using harness::Processes;
 
+constinit trace::Name ours{trace::Layer::User, "ours"};
+
 int twice(int value) { return 2 * value; }
+// On the next worker, where there is one.
+int twice_there(int value) {
+  rpc::Agent& agent = rpc::this_agent();
+  return agent.sync<&twice>(agent.self().rank + 1, value);
+}
 
 class TimelineOfRanks : public testing::Test {
  protected:
@@ -49,6 +60,26 @@ class TimelineOfRanks : public testing::Test {
       count += starts.at(event.at("id")) == from && event.at("pid") == to ? 1 : 0;
     }
     return count;
+  }
+
+  struct Drawn {
+    std::string name;
+    int rank = -1, peer = -1;
+    double begin = 0, end = 0;
+  };
+  // Spans of a kind, in the order of their beginning.
+  std::vector<Drawn> spans(const std::string& kind) const {
+    std::vector<Drawn> all;
+    const auto json = nlohmann::json::parse(std::ifstream(file_));
+    for (const auto& event : json.at("traceEvents")) {
+      if (event.at("ph") != "X" || event.value("cat", "") != kind) continue;
+      const double begin = event.at("ts");
+      const auto& args = event.at("args");
+      all.push_back(
+          {event.at("name"), event.at("pid"), args.value("peer", -1), begin, begin + event.at("dur").get<double>()});
+    }
+    std::sort(all.begin(), all.end(), [](const Drawn& a, const Drawn& b) { return a.begin < b.begin; });
+    return all;
   }
 
   std::map<std::string, int> arrows() const {
@@ -166,6 +197,84 @@ TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) 
 }
 
 at::Tensor doubled(at::Tensor x) { return x * 2; }
+
+TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThreadAndHop) {
+  Processes ranks(3, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      EXPECT_EQ(agent.sync<&twice>("worker1", 1), 2);
+      EXPECT_EQ(agent.async<&twice>("worker2", 2).get(), 4);
+      EXPECT_EQ(agent.remote<&twice>("worker1", 3).to_here(), 6);
+      agent.sync_op("aten::mul", "worker2", torch::ones({2}), torch::ones({2}));
+      EXPECT_EQ(agent.sync<&twice_there>("worker1", 5), 10);
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t) {
+        threads.emplace_back([&agent, t] {
+          for (int i = 0; i < 10; ++i) {
+            EXPECT_EQ(t == 0 ? agent.sync<&twice>(1, i) : agent.sync<&twice_there>(1, i), 2 * i);
+          }
+        });
+      }
+      for (auto& thread : threads) thread.join();
+    }
+    agent.shutdown();
+  });
+  ranks.expect_success();
+  struct Ends {
+    int calls = 0, served = 0;
+  };
+  std::map<std::tuple<std::string, int, int>, Ends> seen;  // function, from, to
+  const auto is_ours = [](const Drawn& span) {
+    return span.name.find("twice") != std::string::npos || span.name.find("run_operator") != std::string::npos;
+  };
+  for (const Drawn& call : spans("call")) {
+    if (is_ours(call)) ++seen[{call.name, call.rank, call.peer}].calls;
+  }
+  for (const Drawn& served : spans("served")) {
+    if (is_ours(served)) ++seen[{served.name, served.peer, served.rank}].served;
+  }
+  std::map<std::pair<int, int>, int> hops;
+  for (const auto& [what, ends] : seen) {
+    EXPECT_EQ(ends.calls, ends.served) << std::get<0>(what);
+    hops[{std::get<1>(what), std::get<2>(what)}] += ends.calls;
+  }
+  const std::map<std::pair<int, int>, int> expected{{{0, 1}, 3 + 30}, {{0, 2}, 2}, {{1, 2}, 1 + 20}};
+  EXPECT_EQ(hops, expected);
+  EXPECT_GE(arrows("call", 1, 2), 21);
+  // A second hop lies within what called it.
+  for (const Drawn& hop : spans("call")) {
+    if (hop.rank != 1 || !is_ours(hop)) continue;
+    const auto served = spans("served");
+    EXPECT_TRUE(std::any_of(served.begin(), served.end(), [&](const Drawn& one) {
+      return one.rank == 1 && one.peer == 0 && one.begin <= hop.begin && hop.end <= one.end;
+    }));
+  }
+}
+
+TEST_F(TimelineOfRanks, RB056_CallsOfAnAutogradContextAreTracedAndRecordedBoth) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      const at::Tensor x = torch::ones({10}, torch::requires_grad());
+      for (const bool profiled_first : {false, true}) {
+        std::optional<trace::Range> outside;
+        if (profiled_first) outside.emplace(ours);
+        AutogradContext context(agent);
+        const trace::Range inside(ours);
+        context.backward({agent.sync<&doubled>("worker1", x).sum()});
+        EXPECT_TRUE(context.gradient(x).equal(torch::full({10}, 2.0)));
+      }
+    }
+    agent.shutdown();
+  });
+  ranks.expect_success();
+  const auto of_context = [](const Drawn& span) { return span.name.find("doubled") != std::string::npos; };
+  const auto calls = spans("call"), served = spans("served");
+  EXPECT_EQ(std::count_if(calls.begin(), calls.end(), of_context), 2);
+  EXPECT_EQ(std::count_if(served.begin(), served.end(), of_context), 2);
+  EXPECT_EQ(arrows("gradient", 0, 1), 2);
+  EXPECT_EQ(arrows("gradient", 1, 0), 2);
+}
 
 TEST_F(TimelineOfRanks, AGradientPointsToTheWorkerThatItGoesToAndACallToTheThreadThatRunsIt) {
   Processes ranks(2, [](int rank) {

@@ -1,5 +1,5 @@
 // Tensors of a real GPU in remote calls: two workers of this process, on one GPU. What cuda_test.cc shows over the fake
-// driver, with kernels. Rows CU-009, 011, 012, 017, 019, 021 … 023, 026, 029, 042, 043 of the behaviours.
+// driver, with kernels. Rows CU-009, 011, 012, 017, 019, 021 … 029, 032, 033, 037, 042 … 045 of the behaviours.
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
@@ -51,15 +51,43 @@ at::Tensor powers_aside(at::Tensor matrix, int times) {
   return result;
 }
 
+at::Tensor powers_of(RRef<at::Tensor> matrix, int times) { return powers(matrix.to_here(), times); }
+at::Tensor powers_at(rpc::WorkerInfo where, at::Tensor matrix, int times) {
+  return rpc::this_agent().sync<&powers_aside>(where, matrix, times);
+}
+Future<at::Tensor> powers_later(rpc::WorkerInfo where, at::Tensor matrix, int times) {
+  return rpc::this_agent().async<&add>(where, matrix, matrix).then([times](const at::Tensor& sum) {
+    return powers_aside(sum / 2, times);
+  });
+}
+// A stage of a pipeline: a large layer on the GPU.
+struct Stage {
+  Stage(std::int64_t in, std::int64_t out, std::int64_t kind) {
+    const at::Tensor numbers = at::arange(in * out, at::TensorOptions(kGpu).dtype(at::kDouble)).remainder(7 + kind) - 2;
+    weight = (numbers.view({in, out}) / static_cast<double>(in)).requires_grad_();
+  }
+  at::Tensor forward(at::Tensor x) { return at::matmul(x, weight).relu(); }
+  at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
+  at::Tensor weight;
+};
+struct Wrapped {
+  int number = 0;
+  at::Tensor tensor;
+  WEFT_FIELDS(number, tensor)
+};
+
 class GpuRpc : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
   }
-  void run(const rpc::DeviceMaps& maps, const std::function<void(rpc::Agent&)>& body) {
+  // worker0 has these maps, and runs the body; each other one keeps the GPU in calls to the one behind it.
+  void run(const rpc::DeviceMaps& maps, const std::function<void(rpc::Agent&)>& body, int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
-    harness::run_threads(2, [&](int rank) {
-      rpc::Options options{.rank = rank, .world_size = 2, .store = store, .timeout = 50s, .transports = {GetParam()}};
+    harness::run_threads(workers, [&](int rank) {
+      rpc::Options options{.rank = rank, .world_size = workers, .store = store, .timeout = 50s, .transports = {GetParam()}};
+      const bool is_last = rank + 1 == workers;
+      if (!is_last) options.device_maps = {{"worker" + std::to_string(rank + 1), {{kGpu, kGpu}}}};
       if (rank == 0) options.device_maps = maps;
       rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
       if (rank == 0) body(agent);
@@ -133,6 +161,100 @@ TEST_P(GpuRpc, CU021_026_AValueIsFetchedBehindTheWorkThatMakesIt) {
   });
 }
 
+TEST_P(GpuRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
+  run(
+      {{"worker1", {{kGpu, kGpu}}}},
+      [](rpc::Agent& agent) {
+        const at::Tensor matrix = at::rand({512, 512}, kGpu);
+        for (const int calls : {1, 5}) {
+          std::vector<Future<at::Tensor>> results;
+          for (int call = 0; call < calls; ++call) {
+            results.push_back(agent.async<&powers_at>("worker1", agent.worker("worker2"), matrix + call, 50));
+          }
+          for (int call = 0; call < calls; ++call) {
+            EXPECT_TRUE(at::allclose(results[static_cast<std::size_t>(call)].get(), powers(matrix + call, 50)));
+          }
+        }
+      },
+      3);
+}
+
+TEST_P(GpuRpc, CU027_AnArgumentThatIsAReferenceIsReadBehindTheWorkThatMakesIt) {
+  run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
+    const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
+    for (int round = 0; round < 10; ++round) {
+      auto made = agent.remote<&powers>("worker1", matrix + round, 20);
+      auto used = agent.remote<&powers_of>("worker1", made, 3);
+      EXPECT_TRUE(at::allclose(used.to_here(), powers(powers(matrix + round, 20), 3)));
+    }
+  });
+}
+
+TEST_P(GpuRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) {
+  run(
+      {{"worker1", {{kGpu, kGpu}}}},
+      [](rpc::Agent& agent) {
+        const at::Tensor matrix = at::rand({512, 512}, kGpu);
+        const auto result = agent.async<&powers_later>("worker1", agent.worker("worker2"), matrix, 100);
+        const c10::StreamGuard aside(pool_stream());
+        EXPECT_TRUE(at::allclose(result.get(), powers(matrix, 100)));
+      },
+      3);
+}
+
+// Futures by themselves.
+class GpuFuture : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (tensor::cuda_device_count() == 0) GTEST_SKIP() << "needs a GPU and libtorch's CUDA half";
+  }
+  // A promise is set while its tensor is still being computed on one stream; read on another.
+  template <class T>
+  void expect_ordered(const std::function<T(at::Tensor)>& wrapped, const std::function<at::Tensor(const T&)>& in) {
+    const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
+    const at::Tensor expected = powers(matrix, 100).cpu();
+    Promise<T> promise;
+    {
+      const c10::StreamGuard on(pool_stream());
+      promise.set(wrapped(powers(matrix, 100)));
+    }
+    const c10::StreamGuard on(pool_stream());
+    EXPECT_TRUE(at::allclose(in(promise.future().get()).cpu(), expected));
+  }
+};
+
+TEST_F(GpuFuture, CU032_WhoTakesAValueWaitsOnItsStreamForTheStreamThatWritesIt) {
+  using List = std::vector<at::Tensor>;
+  expect_ordered<at::Tensor>([](at::Tensor t) { return t; }, [](const at::Tensor& value) { return value; });
+  expect_ordered<List>([](at::Tensor t) { return List{t}; }, [](const List& value) { return value.at(0); });
+  expect_ordered<Wrapped>([](at::Tensor t) { return Wrapped{1, t}; }, [](const Wrapped& value) { return value.tensor; });
+}
+
+TEST_F(GpuFuture, CU033_SparseValuesAreOrderedInTheirIndicesAndTheirValues) {
+  using List = std::vector<at::Tensor>;
+  const auto sparse = [](const at::Tensor& dense) { return (dense * (dense > 0.5).to(dense.dtype())).to_sparse(); };
+  const auto thin = [](const at::Tensor& dense) { return dense * (dense > 0.5).to(dense.dtype()); };
+  const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
+  const at::Tensor expected = thin(powers(matrix, 100)).cpu();
+  const auto read = [&](const auto& future, const auto& in) {
+    const c10::StreamGuard on(pool_stream());
+    EXPECT_TRUE(at::allclose(in(future.get()).to_dense().cpu(), expected));
+  };
+  Promise<at::Tensor> one;
+  Promise<List> list;
+  Promise<Wrapped> wrapped;
+  {
+    const c10::StreamGuard on(pool_stream());
+    const at::Tensor value = sparse(powers(matrix, 100));
+    one.set(value);
+    list.set(List{value});
+    wrapped.set(Wrapped{1, value});
+  }
+  read(one.future(), [](const at::Tensor& value) { return value; });
+  read(list.future(), [](const List& value) { return value.at(0); });
+  read(wrapped.future(), [](const Wrapped& value) { return value.tensor; });
+}
+
 TEST_P(GpuRpc, TheArgumentIsReadBehindAStreamOfTheCallers) {
   run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
     const at::Tensor matrix = at::rand({1024, 1024}, kGpu);
@@ -170,6 +292,53 @@ TEST_P(GpuRpc, CU042_043_GradientsComeBackToTheDevicesOfTheirInputs) {
       }
     });
   }
+}
+
+TEST_P(GpuRpc, CU044_ABackwardIsInTheOrderOfStreamsAcrossWorkers) {
+  run({{"worker1", {{kGpu, kGpu}}}}, [](rpc::Agent& agent) {
+    for (int round = 0; round < 10; ++round) {
+      const c10::StreamGuard aside(pool_stream());
+      const at::Tensor a = at::rand({1000, 10000}, kGpu).requires_grad_();
+      const at::Tensor b = at::rand({1000, 10000}, kGpu).requires_grad_();
+      const at::Tensor scale = at::rand({}, kGpu);
+      AutogradContext context(agent);
+      const at::Tensor sum = agent.sync<&add>("worker1", a * b, b);
+      context.backward({(sum * scale).sum()});
+      EXPECT_TRUE(at::allclose(context.gradient(a), (b * scale).detach()));
+      EXPECT_TRUE(at::allclose(context.gradient(b), ((a + 1) * scale).detach()));
+    }
+  });
+}
+
+TEST_P(GpuRpc, CU045_APipelineOfThreeWorkersHasTheGradientsOfTheModelInOnePlace) {
+  rpc::DeviceMaps maps;
+  for (const char* worker : {"worker1", "worker2"}) maps[worker] = {{kGpu, kGpu}};
+  run(
+      maps,
+      [](rpc::Agent& agent) {
+        const std::vector<std::int64_t> sizes{512, 1024, 1024, 256};
+        std::vector<RRef<Stage>> stages;
+        std::vector<Stage> local;
+        for (int i = 0; i < 3; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          stages.push_back(agent.remote<Stage>(i, sizes[at], sizes[at + 1], std::int64_t{i}));
+          local.emplace_back(sizes[at], sizes[at + 1], i);
+        }
+        const at::Tensor input = at::rand({64, sizes[0]}, at::kDouble).to(kGpu);
+        for (int round = 0; round < 3; ++round) {
+          AutogradContext context(agent);
+          at::Tensor x = input * (round + 1), y = x;
+          for (auto& stage : stages) x = stage.sync<&Stage::forward>(x);
+          for (auto& stage : local) y = stage.forward(y);
+          context.backward({x.sum()});
+          for (Stage& stage : local) stage.weight.mutable_grad().reset();
+          y.sum().backward();
+          for (std::size_t i = 0; i < 3; ++i) {
+            EXPECT_TRUE(at::allclose(stages[i].sync<&Stage::gradient>(), local[i].weight.grad())) << "stage " << i;
+          }
+        }
+      },
+      3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, GpuRpc, testing::Values("inproc", "shm", "tcp"),

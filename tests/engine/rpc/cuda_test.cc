@@ -1,7 +1,8 @@
-// Tensors of GPUs in remote calls, over the fake driver: two workers of this process that see the same four GPUs.
-// There are no kernels, so functions pass tensors on, copy and fill. Rows CU-009 … 023, 040 of the behaviours; those that
-// compute are in cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: workers of this process that see the same four GPUs.
+// There are no kernels, so functions pass tensors on, copy and fill. Rows CU-009 … 025, 037, 039, 040 of the behaviours;
+// those that compute are in cuda_gpu_test.cc.
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -104,6 +105,35 @@ at::Tensor make_slowly(at::Tensor like, int byte) {
   return like;
 }
 
+at::Tensor make_slowly_at(rpc::WorkerInfo where, at::Tensor like, int byte) {
+  return rpc::this_agent().sync<&make_slowly>(where, like, byte);
+}
+// Answers when a call has come back and what follows it is enqueued.
+Future<at::Tensor> pass_and_fill_slowly(rpc::WorkerInfo where, at::Tensor tensor, int byte) {
+  return rpc::this_agent().async<&pass>(where, tensor).then([byte](const at::Tensor& back) {
+    return make_slowly(back, byte);
+  });
+}
+// Can neither be copied nor sent.
+class Shelf {
+ public:
+  explicit Shelf(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  at::Tensor take() {
+    std::lock_guard lock(mutex_);
+    return tensor_;
+  }
+  void write(int byte) {
+    std::lock_guard lock(mutex_);
+    fill(tensor_, byte);
+    written_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable written_;
+  at::Tensor tensor_;
+};
+
 // What agents hold of the driver, some of them for a moment after their handles have gone.
 class Lent {
  public:
@@ -144,13 +174,15 @@ class CudaRpc : public testing::TestWithParam<const char*> {
   }
 
   using Body = std::function<void(rpc::Agent&)>;
-  // worker0 has the map for worker1, and runs the body.
-  void run(const std::vector<std::pair<c10::Device, c10::Device>>& map, const Body& body, int worker_threads = 16) {
+  using Map = std::vector<std::pair<c10::Device, c10::Device>>;
+  // Each worker has the map for the one behind it; worker0 runs the body.
+  void run(const Map& map, const Body& body, int worker_threads = 16, int workers = 2) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
-    harness::run_threads(2, [&](int rank) {
-      rpc::Options options{.rank = rank, .world_size = 2, .store = store, .worker_threads = worker_threads, .timeout = 20s};
+    harness::run_threads(workers, [&](int rank) {
+      rpc::Options options{
+          .rank = rank, .world_size = workers, .store = store, .worker_threads = worker_threads, .timeout = 20s};
       options.transports = {GetParam()};
-      if (rank == 0 && !map.empty()) options.device_maps = {{"worker1", map}};
+      if (rank + 1 < workers && !map.empty()) options.device_maps = {{"worker" + std::to_string(rank + 1), map}};
       rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
       if (rank == 0) body(agent);
       agent.shutdown({.timeout = 30s});
@@ -333,6 +365,62 @@ TEST_P(CudaRpc, CU023_TheResultIsReadBehindAStreamThatTheFunctionsStreamWaitsFor
     fake->release(torch_cuda->view(own));
     EXPECT_TRUE(is_all(result.get(), 9));
     slow = nullptr;
+  });
+}
+
+TEST_P(CudaRpc, CU025_SlowCallsMayBeNestedOverThreeWorkersAndFiveAtOnce) {
+  for (const int calls : {1, 5}) {
+    run(
+        {{gpu(0), gpu(0)}},
+        [&](rpc::Agent& agent) {
+          c10::Stream own = torch_cuda->new_stream(0);
+          slow = &own;
+          fake->hold(torch_cuda->view(own));
+          std::vector<Future<at::Tensor>> results;
+          for (int call = 0; call < calls; ++call) {
+            results.push_back(
+                agent.async<&make_slowly_at>("worker1", agent.worker("worker2"), made(gpu(0), 4096, 0), 1 + call));
+          }
+          while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
+          EXPECT_FALSE(results.front().done());
+          fake->release(torch_cuda->view(own));
+          for (int call = 0; call < calls; ++call) {
+            EXPECT_TRUE(is_all(results[static_cast<std::size_t>(call)].get(), 1 + call));
+          }
+          slow = nullptr;
+        },
+        16, 3);
+  }
+}
+
+TEST_P(CudaRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) {
+  run(
+      {{gpu(0), gpu(0)}},
+      [](rpc::Agent& agent) {
+        c10::Stream own = torch_cuda->new_stream(0);
+        slow = &own;
+        fake->hold(torch_cuda->view(own));
+        const auto result =
+            agent.async<&pass_and_fill_slowly>("worker1", agent.worker("worker2"), made(gpu(0), 4096, 1), 6);
+        while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
+        EXPECT_FALSE(result.done());
+        fake->release(torch_cuda->view(own));
+        const c10::StreamGuard aside(torch_cuda->new_stream(0));
+        EXPECT_TRUE(is_all(result.get(), 6));
+        slow = nullptr;
+      },
+      16, 3);
+}
+
+TEST_P(CudaRpc, CU039_AnObjectThatCannotTravelIsUsedWithItsTensorThroughItsReference) {
+  run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
+    auto shelf = agent.remote<Shelf>("worker1", made(gpu(0), 256, 2));
+    EXPECT_TRUE(is_all(shelf.sync<&Shelf::take>(), 2));
+    shelf.sync<&Shelf::write>(5);
+    const at::Tensor taken = shelf.async<&Shelf::take>().get();
+    EXPECT_EQ(taken.device(), gpu(0));
+    EXPECT_TRUE(is_all(taken, 5));
+    EXPECT_TRUE(is_all(shelf.remote<&Shelf::take>().to_here(), 5));
   });
 }
 

@@ -71,6 +71,40 @@ TEST(CreationFaults, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
+TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBeforeThat) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto late = agent.remote<&refs::number>(1, 4);
+        const auto fetched = late.fetch();
+        agent.sync<&refs::take>(2, late);  // whose fork ends there before the creation comes
+        EXPECT_EQ(fetched.get(), 4) << "nobody has given it up";
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
+}
+
+TEST(CreationFaults, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(300ms), 4);
+          EXPECT_EQ(error_of([&] { agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost); }).blame(),
+                    Blame::Timeout);
+        }  // what it left running there ends once the creation is known to have failed
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+TEST(CreationFaults, MethodsOfWhatWasNotCreatedFailWhenThatIsKnown) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto lost = agent.remote<refs::Account>(rpc::to(1).timeout(100ms), 1);
+        EXPECT_THROW(lost.sync<&refs::Account::get>(), rpc::CreationError);
+        EXPECT_THROW(lost.sync<&refs::Account::get>(), rpc::CreationError);
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
 TEST(CreationFaults, APassedReferenceMayOvertakeItsCreation) {
   run_one(
       [](rpc::Agent& agent) {
