@@ -126,12 +126,20 @@ void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  const auto started = begun(core, context, roots, options);
-  const auto whole = started.then([](std::shared_ptr<Pass> pass) {
-    return pass->ended().then([pass](const Future<Outcome>& ended) {
-      const Outcome outcome = ended.get();
-      if (!outcome.failed()) return Future<void>::ready();
-      return pass->told().then([outcome](const Future<void>&) { throw error_of(outcome); });
+  // Who blocks on what this gives, or on what follows it, turns the agent's loop.
+  const Promise<std::shared_ptr<Pass>> known(core->crew());
+  begun(core, context, roots, options).forward_to(known);
+  const auto started = known.future();
+  const Promise<void> promise(core->crew());
+  const auto whole = promise.future();
+  started.on_done_light([promise](const Future<std::shared_ptr<Pass>>& one) {
+    if (const auto error = one.error()) return promise.set_error(error);
+    const auto pass = one.value();
+    pass->ended().on_done_light([promise, pass](const Future<Outcome>& ended) {
+      if (const auto error = ended.error()) return promise.set_error(error);
+      const Outcome outcome = ended.value();
+      if (!outcome.failed()) return promise.set();
+      pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(error_of(outcome)); });
     });
   });
   context->began({started, whole});

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <optional>
 #include <sstream>
 
 #include <c10/core/GradMode.h>
@@ -167,36 +170,52 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, autograd:
   return asked;
 }
 
-Future<void> when_ended(const std::vector<Future<void>>& all) {
-  std::vector<Future<void>> ends;
-  for (const auto& one : all) ends.push_back(one.then([](const Future<void>&) {}));
-  return when_all(std::move(ends));
+// Calls it when the last of them has ended, on the thread that ends that: it must neither block nor throw.
+void when_ended(const std::vector<Future<void>>& all, const std::function<void()>& call) {
+  const auto missing = std::make_shared<std::atomic<std::size_t>>(all.size());
+  for (const auto& one : all) {
+    one.on_done_light([missing, call](const Future<void>&) {
+      if (--*missing == 0) call();
+    });
+  }
 }
 
-// Done when all owners have answered and the passes have ended. Where a pass has failed that is the error, with those who
-// stepped before they heard of it, and those who were not heard of.
+// Where one of the passes has failed: why, with those who stepped before they heard of it, and those who were not heard of.
+std::optional<Error> failed_behind(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
+                                   const std::vector<Future<void>>& passes) {
+  const auto broken = std::ranges::find_if(passes, [](const Future<void>& pass) { return pass.failed(); });
+  if (broken == passes.end()) return std::nullopt;
+  autograd::Outcome what = autograd::outcome_of(broken->error());
+  std::string stepped, silent;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    const auto error = asked[i].error();
+    const int blame = error ? autograd::outcome_of(error).blame : -1;
+    const bool is_silent = blame == static_cast<int>(Blame::Timeout) || blame == static_cast<int>(Blame::PeerLost);
+    if (error && !is_silent) continue;
+    std::string& list = error ? silent : stepped;
+    list += (list.empty() ? "" : ", ") + describe(owners[i].worker);
+  }
+  if (!stepped.empty()) what.text += "; have stepped before they heard of it: " + stepped;
+  if (!silent.empty()) what.text += "; may have stepped, and do not answer: " + silent;
+  return Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
+}
+
+// Done when all owners have answered and the passes have ended.
 Future<void> judged(const std::vector<Owner>& owners, const std::vector<Future<void>>& asked,
                     const std::vector<Future<void>>& passes) {
   const auto answered = all_of(owners, kStep, asked);
+  const Promise<void> promise(answered.home());
   std::vector<Future<void>> all = passes;
   all.push_back(answered);
-  return when_ended(all).then([=] {
-    const auto broken = std::ranges::find_if(passes, [](const Future<void>& pass) { return pass.failed(); });
-    if (broken == passes.end()) return answered;
-    autograd::Outcome what = autograd::outcome_of(broken->error());
-    std::string stepped, silent;
-    for (std::size_t i = 0; i < owners.size(); ++i) {
-      const auto error = asked[i].error();
-      const int blame = error ? autograd::outcome_of(error).blame : -1;
-      const bool is_silent = blame == static_cast<int>(Blame::Timeout) || blame == static_cast<int>(Blame::PeerLost);
-      if (error && !is_silent) continue;
-      std::string& list = error ? silent : stepped;
-      list += (list.empty() ? "" : ", ") + describe(owners[i].worker);
+  when_ended(all, [=] {
+    try {
+      const auto failure = failed_behind(owners, asked, passes);
+      failure ? promise.set_error(*failure) : answered.forward_to(promise);
+    } catch (...) {
+      promise.set_error(std::current_exception());
     }
-    if (!stepped.empty()) what.text += "; have stepped before they heard of it: " + stepped;
-    if (!silent.empty()) what.text += "; may have stepped, and do not answer: " + silent;
-    throw Error(static_cast<Blame>(what.blame), std::string(kStep) + ": " + what.text);
   });
+  return promise.future();
 }
 
 }  // namespace
