@@ -37,9 +37,9 @@ void run_anywhere(const Operation& operation, std::size_t elements, T*... arrays
 #if defined(__x86_64__)
 inline const bool has_avx2 = __builtin_cpu_supports("avx2");  // and with it F16C: no processor has one alone
 
-// The operation over fp32 that equals one over fp16 whose arrays are converted before and after.
+// The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and after.
 template <class T>
-using Widened = std::conditional_t<std::is_same_v<T, Half>, float, T>;
+using Widened = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 template <class Operation>
 struct Staged;
 template <template <class...> class Operation, class... T>
@@ -79,6 +79,22 @@ struct Stage<Array, Half> {
       const __m128i halves = _mm256_cvtps_ph(_mm256_load_ps(group + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(array + i), halves);
     }
+  }
+};
+
+// The vectoriser knows these conversions, but gives up a loop that has several of them beside other work.
+template <class Array>
+struct Stage<Array, BFloat16> {
+  alignas(32) float group[kGroup];
+  Stage() {}
+
+  __attribute__((target("avx2,f16c"))) void load(const BFloat16* array) {
+    if constexpr (!Array::kRead) return;
+    for (std::size_t i = 0; i < kGroup; ++i) group[i] = widen(array[i]);
+  }
+  __attribute__((target("avx2,f16c"))) void store(BFloat16* array) const {
+    if constexpr (!Array::kWritten) return;
+    for (std::size_t i = 0; i < kGroup; ++i) array[i] = narrow<BFloat16>(group[i]);
   }
 };
 
