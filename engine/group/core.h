@@ -70,8 +70,11 @@ struct Core : std::enable_shared_from_this<Core> {
     std::function<std::string()> fingerprint;  // what must agree between ranks; asked for with WEFT_DEBUG=detail only
     c10::Device device;
     std::vector<at::Tensor> tensors;  // pinned until the operation has passed
-    // By rank, of elements, where parts differ: what one rank sends another it must take; looked at with detail too.
-    std::vector<std::int64_t> sends, takes;
+    // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.
+    struct Parts {
+      std::vector<std::int64_t> sends, takes;
+    };
+    std::function<Parts()> parts;
     bool host_waits = false;  // Work::wait() blocks the host, whatever the device
     bool may_skip = true;     // if all tensors are empty here they are empty on all ranks, and nothing is sent
   };

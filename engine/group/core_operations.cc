@@ -27,6 +27,34 @@ void end(trace::Operation& traced, const std::optional<Error>& error) {
   }
 }
 
+// What a rank says of a collective with WEFT_DEBUG=detail: three lines.
+struct Said {
+  std::string call;
+  Core::Operation::Parts parts;
+};
+
+std::string encode(const Said& said) {
+  std::string text = said.call;
+  for (const auto* numbers : {&said.parts.sends, &said.parts.takes}) {
+    text += "\n";
+    for (const std::int64_t number : *numbers) text += std::to_string(number) + " ";
+  }
+  return text;
+}
+
+Said decode(const std::string& text) {
+  Said said;
+  std::istringstream lines(text);
+  std::getline(lines, said.call);
+  for (auto* numbers : {&said.parts.sends, &said.parts.takes}) {
+    std::string line;
+    std::getline(lines, line);
+    std::istringstream fields(line);
+    for (std::int64_t number; fields >> number;) numbers->push_back(number);
+  }
+  return said;
+}
+
 }  // namespace
 
 // --- issuing ---------------------------------------------------------------------------------------------------------
@@ -146,42 +174,11 @@ void Core::follow(const std::string& what, const Op& op, std::function<void(cons
   });
 }
 
-namespace {
-
-// What a rank says of a collective with WEFT_DEBUG=detail: three lines.
-struct Said {
-  std::string call;
-  std::vector<std::int64_t> sends, takes;
-};
-
-std::string encode(const Said& said) {
-  std::string text = said.call;
-  for (const auto* numbers : {&said.sends, &said.takes}) {
-    text += "\n";
-    for (const std::int64_t number : *numbers) text += std::to_string(number) + " ";
-  }
-  return text;
-}
-
-Said decode(const std::string& text) {
-  Said said;
-  std::istringstream lines(text);
-  std::getline(lines, said.call);
-  for (auto* numbers : {&said.sends, &said.takes}) {
-    std::string line;
-    std::getline(lines, line);
-    std::istringstream fields(line);
-    for (std::int64_t number; fields >> number;) numbers->push_back(number);
-  }
-  return said;
-}
-
-}  // namespace
-
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
   const std::string base = "detail/" + std::to_string(number) + "/";
   const std::string fingerprint = operation.fingerprint();
-  const Said mine{operation.name + (fingerprint.empty() ? "" : " " + fingerprint), operation.sends, operation.takes};
+  const Said mine{operation.name + (fingerprint.empty() ? "" : " " + fingerprint),
+                  operation.parts ? operation.parts() : Operation::Parts()};
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(mine)));
   const Deadline deadline = Deadline::in(options.timeout);
   for (int rank = 0; rank < options.size; ++rank) {
@@ -200,18 +197,18 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
     if (said.call != mine.call) {
       throw Error(Blame::Caller, disagree + " calls " + mine.call + ", " + peer + " calls " + said.call);
     }
-    if (mine.sends.empty()) continue;
+    if (mine.parts.sends.empty()) continue;
     const auto here = static_cast<std::size_t>(options.rank), there = static_cast<std::size_t>(rank);
-    if (said.sends.size() != mine.sends.size() || said.takes.size() != mine.takes.size()) {
+    if (said.parts.sends.size() != mine.parts.sends.size() || said.parts.takes.size() != mine.parts.takes.size()) {
       throw Error(Blame::PeerLost, disagree + " cannot read what " + peer + " says of its parts: " + theirs);
     }
-    if (mine.sends[there] != said.takes[here]) {
-      throw Error(Blame::Caller, disagree + " sends " + peer + " " + std::to_string(mine.sends[there]) +
-                                     " elements, which takes " + std::to_string(said.takes[here]));
+    if (mine.parts.sends[there] != said.parts.takes[here]) {
+      throw Error(Blame::Caller, disagree + " sends " + peer + " " + std::to_string(mine.parts.sends[there]) +
+                                     " elements, which takes " + std::to_string(said.parts.takes[here]));
     }
-    if (mine.takes[there] != said.sends[here]) {
-      throw Error(Blame::Caller, disagree + " takes " + std::to_string(mine.takes[there]) + " elements from " + peer +
-                                     ", which sends " + std::to_string(said.sends[here]));
+    if (mine.parts.takes[there] != said.parts.sends[here]) {
+      throw Error(Blame::Caller, disagree + " takes " + std::to_string(mine.parts.takes[there]) + " elements from " + peer +
+                                     ", which sends " + std::to_string(said.parts.sends[here]));
     }
   }
   // Everybody has read the collective before the last one.

@@ -257,8 +257,10 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
        .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
        .device = like.device(),
        .tensors = std::move(pinned),
-       .sends = sizes_of(inputs),
-       .takes = sizes_of(outputs),
+       .parts =
+           [&] {
+             return Core::Operation::Parts{sizes_of(inputs), sizes_of(outputs)};
+           },
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
         ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));

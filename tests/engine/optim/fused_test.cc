@@ -106,6 +106,14 @@ void expect_takes_over(const Options& options) {
   }
 }
 
+TEST(FusedOptimizers, AGradientThatIsNotNegatedYetCountsAsItsValue) {
+  const at::Tensor parameter = torch::zeros({4}, torch::requires_grad());
+  parameter.mutable_grad() = at::_neg_view(torch::ones({4}));
+  ASSERT_TRUE(parameter.grad().is_neg());
+  FusedSGD({parameter}, torch::optim::SGDOptions(1)).step();
+  EXPECT_TRUE(parameter.detach().equal(torch::ones({4}))) << parameter;
+}
+
 TEST(FusedOptimizers, AndLibtorchsReadEachOthersFiles) {
   const auto sgd = SGDOptions(0.1).momentum(0.9);
   expect_takes_over<FusedSGD, torch::optim::SGD>(sgd);
