@@ -1,4 +1,4 @@
-// Passes: group DA of the behaviours, and what other groups say of gradients.
+// Passes: group DA of the behaviours.
 #include <torch/torch.h>
 
 #include <weft/engine/autograd/context.h>
@@ -40,19 +40,10 @@ Future<at::Tensor> later(at::Tensor a, int other) {
 at::Tensor gradient_here(RRef<at::Tensor> parameter) {
   return AutogradContext::current().gradient(parameter.local_value());
 }
-// A pass that begins where the value lives, in the context of the call.
-void backward_of(RRef<at::Tensor> root) {
-  AutogradContext::current().backward({root.local_value()}, {.retain_graph = true});
-}
-at::Tensor sum_of(at::Tensor a, at::Tensor b) { return (a * b).sum(); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 std::vector<std::size_t> counters() {
   const auto info = rpc::this_agent().debug_info();
   return {info.contexts, info.backward_passes};
-}
-std::vector<std::size_t> all_counters() {
-  const auto info = rpc::this_agent().debug_info();
-  return {info.owner_rrefs, info.forks, info.pending_users, info.contexts, info.backward_passes};
 }
 struct Layer {
   Layer() : weight(make({3, 3})) {}
@@ -348,90 +339,6 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
     }
     // The graph has gone with the last.
     EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Remote);
-  });
-}
-
-TEST_P(Backward, RR035_036_TheOwnersValueIsARootLikeAnyOther) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto a = leaf({3}), b = leaf({3});
-    const RRef<at::Tensor> plain(agent, (a * b).sum());
-    plain.local_value().backward();  // libtorch's own
-    EXPECT_TRUE(at::allclose(a.grad(), b.detach()));
-    AutogradContext context(agent);
-    const RRef<at::Tensor> root(agent, agent.sync<&passes::mul>(after(agent, 1), a, b).sum());
-    for (int times = 1; times <= 2; ++times) {
-      context.backward({root.local_value()}, {.retain_graph = true});
-      EXPECT_TRUE(at::allclose(context.gradient(a), b.detach() * times)) << times;
-    }
-    EXPECT_TRUE(at::allclose(a.grad(), b.detach())) << "as before";
-    const RRef<at::Tensor> constant(agent, at::ones({1})), whole(agent, a * b);
-    for (const auto& wrong : {constant, whole}) {
-      EXPECT_EQ(error_of([&] { context.backward({wrong.local_value()}); }).blame(), Blame::Caller);
-    }
-  });
-}
-
-TEST_P(Backward, RR036_037_APassMayBeginAtTheOwnerAndItsGradientsComeToTheCallersLeaves) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto owner = after(agent, 1);
-    const auto a = leaf({3}), b = leaf({3});
-    {
-      AutogradContext context(agent);
-      const auto root = agent.remote<&passes::sum_of>(owner, a, b);
-      for (int times = 1; times <= 2; ++times) {
-        agent.sync<&passes::backward_of>(owner, root);
-        EXPECT_TRUE(at::allclose(context.gradient(a), b.detach() * times)) << times;
-        EXPECT_TRUE(at::allclose(context.gradient(b), a.detach() * times)) << times;
-      }
-      EXPECT_FALSE(a.grad().defined());
-      // What is no root there is this call's error here.
-      const auto product = agent.remote<&passes::mul>(owner, a, b);
-      const Error error = error_of([&] { agent.sync<&passes::backward_of>(owner, product); });
-      EXPECT_EQ(error.blame(), Blame::Remote);
-      EXPECT_NE(error.text().find("grad_outputs"), std::string::npos) << error.text();
-    }
-    const auto root = agent.remote<&passes::sum_of>(owner, a, b);
-    const Error outside = error_of([&] { agent.sync<&passes::backward_of>(owner, root); });
-    EXPECT_NE(outside.text().find("context"), std::string::npos) << outside.text();
-  });
-}
-
-TEST_P(Backward, RE036_AnOperationThatFailsInAContextIsTheCallersErrorAndTheContextEnds) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
-    const auto a = leaf({2, 3}), b = leaf({5, 2});
-    {
-      AutogradContext context(agent);
-      const auto to = after(agent, 1);
-      EXPECT_EQ(error_of([&] { agent.sync<&passes::matmul>(to, a, b); }).blame(), Blame::Remote);
-      EXPECT_EQ(error_of([&] { agent.sync_op("aten::matmul", to, a, b); }).blame(), Blame::Remote);
-      // It goes on as if they had not been made.
-      context.backward({agent.sync<&passes::mul>(to, a, a).sum()});
-      EXPECT_TRUE(at::allclose(context.gradient(a), 2 * a.detach()));
-    }
-    const auto own = [&] {
-      const auto info = agent.debug_info();
-      return info.backward_passes + info.calls_waiting;
-    };
-    EXPECT_TRUE(comes_true([&] { return own() == 0; }));
-  });
-}
-
-TEST_P(Backward, RB048_ATrainingLoopLeavesNothingBehind) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
-    if (agent.self().rank != 0) return;
-    const auto a = leaf({3}), b = leaf({3});
-    for (int iteration = 0; iteration < 30; ++iteration) {
-      AutogradContext context(agent);
-      at::Tensor sum = a;
-      for (int i = 0; i < 6; ++i) sum = agent.sync<&passes::add>(1, sum, b);
-      const auto there = agent.remote<&passes::mul>(1, sum, b);
-      context.backward({there.to_here().sum()});
-      EXPECT_TRUE(at::allclose(context.gradient(a), b.detach())) << iteration;
-    }
-    for (const auto& worker : agent.workers()) {
-      EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::all_counters>(worker) == std::vector<std::size_t>(5, 0); }))
-          << worker.name << ": " << at::ArrayRef<std::size_t>(agent.sync<&passes::all_counters>(worker));
-    }
   });
 }
 
