@@ -12,11 +12,12 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define WEFT_TEST_SANITIZED 1
 #endif
-#ifdef WEFT_TEST_SANITIZED
-#include <sanitizer/allocator_interface.h>
-#endif
 
 #include <weft/tests/harness/leftovers.h>
+
+#ifdef WEFT_TEST_SANITIZED
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // its header comes with clang only
+#endif
 
 namespace weft::harness {
 
