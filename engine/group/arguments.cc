@@ -22,7 +22,10 @@ std::string shape(const at::Tensor& tensor) {
 void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(operation, std::string(name) + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
-    refuse(operation, std::string(name) + " is sparse; only dense tensors are carried, send its indices and values");
+    refuse(
+        operation,
+        std::string(name) +
+            " is sparse; only dense tensors are carried (all_reduce adds up sparse COO ones); send its indices and values");
   }
   if (!tensor.is_contiguous()) {
     refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; pass .contiguous()");

@@ -1,8 +1,11 @@
 #include <algorithm>
 
+#include <c10/core/GradMode.h>
+
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/process_group.h>
+#include <weft/engine/group/sparse_sum.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>
@@ -62,6 +65,15 @@ void check_flat(const std::string& operation, const at::Tensor& flat, const char
                                  " elements; it takes " + std::to_string(ranks) + " x " + std::to_string(part.numel()));
 }
 
+void sum_sparse(const ProcessGroup& group, at::Tensor& tensor, ReduceOp op) {
+  if (op != ReduceOp::Sum) {
+    throw Error(Blame::Unsupported, "all_reduce: sparse tensors are added up only, not reduced with " +
+                                        std::string(name(op)) + "; scale the values, or reduce .to_dense()");
+  }
+  const c10::AutoGradMode no_grad(false);
+  tensor.copy_(group::SparseSum(group, tensor).finish());
+}
+
 }  // namespace
 
 std::vector<BackendInfo> available_backends() {
@@ -117,6 +129,10 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
 }
 
 Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
+  if (tensor.defined() && tensor.layout() == at::kSparse) {
+    sum_sparse(*this, tensor, op);
+    return {};
+  }
   check_tensor(core(), "all_reduce", "tensor", tensor);
   check_reduction(core(), "all_reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);

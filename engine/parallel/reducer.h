@@ -17,6 +17,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <weft/engine/group/sparse_sum.h>
 #include <weft/engine/parallel/bucket.h>
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
@@ -71,8 +72,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Future<at::Tensor> reduced;        // what the hook returned
     Work work;                         // the built-in all-reduce
     at::Tensor sparse_gradient;
-    at::Tensor entries;  // of each rank's sparse gradient
-    at::Tensor own_entries;
+    group::SparseSum sparse_sum;
     std::vector<trace::Arrow> arrows;  // from the gradients that have come
   };
   struct Place {

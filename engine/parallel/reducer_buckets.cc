@@ -1,9 +1,7 @@
 // The reducer's buckets: their memory, their rebuild after the first pass, their results, and passes with zeros.
 #include <algorithm>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -100,8 +98,6 @@ void Reducer::collect(Bucket& bucket) {
   }
 }
 
-// A sum of sparse tensors is their concatenation. First how many entries each rank has, then the entries, padded to the
-// most.
 void Reducer::launch_sparse(Bucket& bucket) {
   const at::Tensor& parameter = parameters_[bucket.parameters.front()].tensor;
   at::Tensor& gradient = bucket.sparse_gradient;
@@ -121,39 +117,17 @@ void Reducer::launch_sparse(Bucket& bucket) {
     bucket.reduced = hook_(shown);
     return;
   }
-  gradient = gradient.coalesce();
-  bucket.entries = at::zeros({group_.size()}, at::TensorOptions(at::kLong).device(parameter.device()));
-  bucket.own_entries = at::zeros({1}, bucket.entries.options()).fill_(gradient._nnz());
-  bucket.work = group_.all_gather_into(bucket.entries, bucket.own_entries);
+  bucket.sparse_sum = group::SparseSum(group_, gradient);
 }
 
 void Reducer::collect_sparse(Bucket& bucket) {
   at::Tensor& target = gradient_of(parameters_[bucket.parameters.front()].tensor);
-  const at::Tensor own = std::exchange(bucket.sparse_gradient, {});
+  bucket.sparse_gradient = at::Tensor();
   if (hook_) {
     target = std::exchange(bucket.reduced, {}).get();
     return;
   }
-  std::exchange(bucket.work, {}).wait();
-  const at::Tensor entries = bucket.entries.to(at::kCPU);
-  const std::int64_t most = entries.max().item<std::int64_t>();
-  const auto gathered = [&](const at::Tensor& mine) {  // mine: [entries, …]
-    auto shape = mine.sizes().vec();
-    shape[0] = most;
-    at::Tensor padded = at::zeros(shape, mine.options());
-    padded.narrow(0, 0, mine.size(0)).copy_(mine);
-    shape[0] = most * group_.size();
-    at::Tensor all = at::empty(shape, mine.options());
-    group_.all_gather_into(all, padded).wait();
-    std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < group_.size(); ++rank) {
-      parts.push_back(all.narrow(0, rank * most, entries[rank].item<std::int64_t>()));
-    }
-    return at::cat(parts);
-  };
-  const at::Tensor indices = gathered(own._indices().t().contiguous()).t().contiguous();
-  const at::Tensor values = gathered(own._values().contiguous());
-  target = at::sparse_coo_tensor(indices, values, own.sizes(), own.options()).coalesce();
+  target = std::exchange(bucket.sparse_sum, {}).finish();
   target._values().div_(divisor_);
 }
 

@@ -521,7 +521,7 @@ void AgentCore::leave() noexcept {
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-  std::vector<Promise<Verdict>> shutting_down;
+  std::map<int, Promise<Verdict>> shutting_down;
   std::vector<Early> early;
   EventLoop::Registration timer;
   {
@@ -536,9 +536,11 @@ void AgentCore::leave() noexcept {
   references_.close();
   contexts_.close();
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
-  for (const auto& promise : shutting_down) promise.set_error(why);
+  for (const auto& [rank, promise] : shutting_down) promise.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
-    return Error(Blame::Cancelled, in_words(parts_.self, call.function, name_of(call.to)) + ": the agent has left");
+    const auto found = peers.find(call.to);
+    const std::string to = found != peers.end() ? describe(found->second->worker()) : name_of(call.to);
+    return Error(Blame::Cancelled, in_words(parts_.self, call.function, to) + ": the agent has left");
   });
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);

@@ -128,7 +128,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Activity activity() const;
   void shutdown(const Graceful& options);
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
-  Future<Verdict> join_shutdown();
+  Future<Verdict> join_shutdown(int rank);
   void leave() noexcept;
   // Dropped when the agent has left, which may wait for what that does.
   void keep_until_left(std::shared_ptr<const void> kept);
@@ -206,8 +206,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     std::shared_ptr<transport::Connection> connection;
     bool carries_devices = false;
   };
-  std::vector<Early> early_;                     // connections that came before this worker had joined
-  std::vector<Promise<Verdict>> shutting_down_;  // the other workers, where this one decides when all is idle
+  std::vector<Early> early_;  // connections that came before this worker had joined
+  // The other workers by rank, where this one decides when all is idle.
+  std::map<int, Promise<Verdict>> shutting_down_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first

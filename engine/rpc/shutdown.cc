@@ -14,9 +14,25 @@ namespace internal {
 
 Activity activity() { return current_call("activity()").core()->activity(); }
 
-Future<Verdict> join_shutdown() { return current_call("join_shutdown()").core()->join_shutdown(); }
+Future<Verdict> join_shutdown() {
+  const CallAmbient& here = current_call("join_shutdown()");
+  return here.core()->join_shutdown(here.call().caller.rank);
+}
 
 }  // namespace internal
+
+namespace {
+
+// What went wrong with one of shutdown's own questions, without the names of these functions.
+Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
+  switch (error.blame()) {
+    case Blame::Timeout: return Error(Blame::Timeout, describe(worker) + " has not said in time " + what);
+    case Blame::PeerLost: return Error(Blame::PeerLost, describe(worker) + " is lost, or has left without shutdown()");
+    default: return error;
+  }
+}
+
+}  // namespace
 
 Activity AgentCore::activity() const {
   // Waiting first: what it leads to runs before it stops waiting.
@@ -27,10 +43,10 @@ Activity AgentCore::activity() const {
   return now;
 }
 
-Future<Verdict> AgentCore::join_shutdown() {
+Future<Verdict> AgentCore::join_shutdown(int rank) {
   Promise<Verdict> promise;
   std::lock_guard lock(mutex_);
-  shutting_down_.push_back(promise);
+  shutting_down_.insert_or_assign(rank, promise);
   crew_->recall();
   return promise.future();
 }
@@ -52,20 +68,26 @@ void AgentCore::shutdown(const Graceful& options) {
       call<detail::FunctionBody<&internal::join_shutdown>>(
           shared_from_this(), {first, options.timeout, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
-      const Verdict verdict = ended.future().get();
+      Verdict verdict;
+      try {
+        verdict = ended.future().get();
+      } catch (const Error& error) {
+        throw unanswered(error, directory_.find(first).worker,
+                         "that all workers are idle: one has not called shutdown(), or calls and functions go on");
+      }
       const bool is_blame = verdict.blame >= 0 && verdict.blame <= static_cast<int>(Blame::Remote);
       if (is_blame) throw Error(static_cast<Blame>(verdict.blame), verdict.text);
     } else {
       wait_until_idle_everywhere(deadline);
     }
   } catch (const Error& error) {
-    std::vector<Promise<Verdict>> others;
+    std::map<int, Promise<Verdict>> others;
     {
       std::lock_guard lock(mutex_);
       others.swap(shutting_down_);
     }
     const Error why = error.within(what);
-    for (const auto& promise : others) promise.set(Verdict{static_cast<int>(why.blame()), why.text()});
+    for (const auto& [rank, promise] : others) promise.set(Verdict{static_cast<int>(why.blame()), why.text()});
     leave();
     throw why;
   }
@@ -111,9 +133,11 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
       throw Error(Blame::PeerLost,
                   describe(directory_.find(*lost_.begin()).worker) + " is lost, or has left without shutdown()");
     }
-    if (shutting_down_.size() < others)
-      throw Error(Blame::Timeout, std::to_string(others - shutting_down_.size()) + " of " + std::to_string(others) +
-                                      " other workers have not called shutdown()");
+    std::string missing;
+    for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
+      if (shutting_down_.count(rank) == 0) missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
+    }
+    if (!missing.empty()) throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
   }
   std::vector<Activity> before;
   group::Pause pause;
@@ -126,7 +150,13 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
       asked.push_back(call<detail::FunctionBody<&internal::activity>>(
           shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     }
-    for (const auto& answer : asked) now.push_back(answer.get());
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      try {
+        now.push_back(asked[i].get());
+      } catch (const Error& error) {
+        throw unanswered(error, directory_.find(static_cast<int>(i) + 1).worker, "what is active there");
+      }
+    }
     std::string busy;
     for (std::size_t rank = 0; rank < now.size(); ++rank) {
       if (now[rank].waiting == 0 && now[rank].running == 0) continue;
@@ -138,12 +168,12 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     if (!busy.empty()) pause.wait(deadline);
     before = std::move(now);
   }
-  std::vector<Promise<Verdict>> waiting;
+  std::map<int, Promise<Verdict>> waiting;
   {
     std::lock_guard lock(mutex_);
     waiting.swap(shutting_down_);
   }
-  for (const auto& promise : waiting) promise.set(Verdict());
+  for (const auto& [rank, promise] : waiting) promise.set(Verdict());
 }
 
 }  // namespace weft::rpc

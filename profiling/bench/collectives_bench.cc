@@ -117,15 +117,6 @@ struct Setting {
   std::map<std::size_t, weft::bench::Samples> times = {};
 };
 
-// Builds the MPI program next to this one, with the system's compiler wrapper; "" with a note where there is none.
-std::string build_mpi_program(const std::string& self, weft::bench::Report& report) {
-  const std::string program = self + "_mpi";
-  const std::string command = "mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o " + program;
-  if (std::system(("command -v mpicxx mpirun >/dev/null && " + command + " 2>/dev/null").c_str()) == 0) return program;
-  report.note("Open MPI is not measured: it needs mpicxx and mpirun (libopenmpi-dev, openmpi-bin)");
-  return "";
-}
-
 void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
              const std::string& mpi) {
   std::vector<Setting> settings;
@@ -165,7 +156,8 @@ int main(int argc, char** argv) {
   if (argc == 5 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], argv[3], argv[4]);
   weft::bench::Report report("collectives", argc, argv, /*default_runs=*/3);
   const std::string self = weft::bench::this_program();
-  const std::string mpi = build_mpi_program(self, report);
+  const std::string mpi =
+      weft::bench::build_peer(report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");
   for (const int ranks : {2, 4}) {
     for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
       if (report.wants(operation + " " + std::to_string(ranks) + " ranks")) measure(operation, ranks, report, self, mpi);

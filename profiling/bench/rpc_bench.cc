@@ -1,14 +1,17 @@
 // What a remote call costs, between two workers on one host, each on a core of its own: Weft over shared memory and TCP,
-// against Python's torch.distributed.rpc on the same torch.
+// against Python's torch.distributed.rpc on the same torch, gRPC and Cap'n Proto (both over a unix socket). Then what
+// chains of dependent calls cost between hosts 5 ms apart, where every round trip counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <sstream>
 
 #include <torch/torch.h>
 
+#include <weft/profiling/bench/delayed_hosts.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/weft.h>
@@ -81,47 +84,149 @@ int work(const std::string& transport, const Case& one) {
   return 0;
 }
 
+// Chains: each call takes the reference that the one before has made.
+constexpr auto kOneWay = std::chrono::milliseconds(5);
+constexpr int kLinks = 8;
+constexpr int kChainWorkers = 4;  // besides the caller
+constexpr int kChainSamples = 10;
+constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker", "delayed chain of 8, four workers"};
+
+weft::Future<std::int64_t> plus(weft::RRef<std::int64_t> held, std::int64_t more) {
+  return held.fetch().then([more](std::int64_t value) { return value + more; });
+}
+
+int work_in_chains(const std::string& name) {
+  const int rank = weft::bench::rank_of_worker();
+  auto agent = weft::rpc::init("worker" + std::to_string(rank), {.transports = {"tcp"}});
+  const auto chain = [&] {
+    if (name == kChains[0]) return static_cast<void>(agent.sync<&add>(1, 1, 2));
+    const int workers = name == kChains[1] ? 1 : kChainWorkers;
+    auto value = agent.remote<&add>(1, 0, 1);
+    for (int i = 1; i < kLinks; ++i) value = agent.remote<&plus>(1 + i % workers, value, 1);
+    if (value.to_here() != kLinks) std::exit(1);
+  };
+  if (rank == 0) {
+    for (int sample = -2; sample < kChainSamples; ++sample) {
+      const double start = now();
+      chain();
+      if (sample >= 0) std::printf("%.9f ", now() - start);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  agent.shutdown();
+  return 0;
+}
+
 struct Setting {
   std::string name;
   std::vector<std::string> command;
   weft::bench::Samples times = {};
 };
 
-void compare(const Case& one, weft::bench::Report& report, const std::string& self) {
-  std::vector<Setting> settings;
-  for (const char* transport : {"shm", "tcp"}) {
-    settings.push_back({std::string("weft ") + transport, {self, "--worker", transport, one.name}});
-  }
-  if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
-      python != nullptr && std::strcmp(one.name, "number inline") != 0) {
-    const auto number = [](auto value) { return std::to_string(value); };
-    settings.push_back(
-        {"torch.distributed.rpc",
-         {python, RPC_PYTHON, std::strncmp(one.name, "number", 6) == 0 ? "number" : "tensor", number(one.bytes),
-          number(std::max(1, one.calls / 10)), number(one.samples), number(one.at_once)}});
-  }
+// What the bench has built, "" where it could not.
+struct Peers {
+  std::string grpc;
+  std::string capnp;
+};
+
+Peers build_peers(const weft::bench::Report& report) {
+  const std::string begin = "set -e; mkdir -p $OUT.made; cd $OUT.made; ";
+  const std::string compile = "c++ -O2 -std=c++17 -w -I. -I" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES;
+  return {
+      weft::bench::build_peer(
+          report, "grpc",
+          begin +
+              "protoc -I " RPC_BENCH_SOURCES " --cpp_out=. --grpc_out=. "
+              "--plugin=protoc-gen-grpc=$(command -v grpc_cpp_plugin) rpc_peer.proto; " +
+              compile + "/rpc_grpc.cc rpc_peer.pb.cc rpc_peer.grpc.pb.cc -o $OUT $(pkg-config --libs grpc++ protobuf)"),
+      weft::bench::build_peer(
+          report, "capnp",
+          begin + "capnp compile -oc++:. --src-prefix=" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES "/rpc_peer.capnp; " +
+              compile + "/rpc_capnp.cc rpc_peer.capnp.c++ -o $OUT $(pkg-config --libs capnp-rpc)"),
+  };
+}
+
+void run_rounds(const std::string& name, std::size_t bytes, std::vector<Setting>& settings, int ranks,
+                weft::bench::Report& report, const std::map<std::string, std::string>& environment, double factor,
+                const std::string& unit) {
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
-      std::istringstream text(weft::bench::run_workers(setting.command, 2).text);
+      std::istringstream text(weft::bench::run_workers(setting.command, ranks, environment).text);
       for (double time = 0; text >> time;) setting.times.add(time);
     }
   }
   for (const Setting& setting : settings) {
-    report.add(weft::bench::time_row(one.name, setting.name, one.bytes, setting.times, 1e6, "us"));
+    report.add(weft::bench::time_row(name, setting.name, bytes, setting.times, factor, unit));
+  }
+}
+
+void compare(const Case& one, weft::bench::Report& report, const std::string& self, const Peers& peers) {
+  std::vector<Setting> settings;
+  for (const char* transport : {"shm", "tcp"}) {
+    settings.push_back({std::string("weft ") + transport, {self, "--worker", transport, one.name}});
+  }
+  const bool is_number = std::strncmp(one.name, "number", 6) == 0;
+  if (std::strcmp(one.name, "number inline") != 0) {
+    const auto number = [](auto value) { return std::to_string(value); };
+    const auto order = [&](int calls) {
+      return std::vector<std::string>{is_number ? "number" : "tensor", number(one.bytes), number(calls),
+                                      number(one.samples), number(one.at_once)};
+    };
+    const auto with = [](std::vector<std::string> command, const std::vector<std::string>& words) {
+      command.insert(command.end(), words.begin(), words.end());
+      return command;
+    };
+    if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
+      settings.push_back({"torch.distributed.rpc",
+                          with({python, RPC_BENCH_SOURCES "/rpc_python.py"}, order(std::max(1, one.calls / 10)))});
+    }
+    for (const auto& [name, program] : {std::pair("gRPC", peers.grpc), std::pair("Cap'n Proto", peers.capnp)}) {
+      // The server's socket must not be there yet.
+      if (!program.empty())
+        settings.push_back(
+            {name, with({"bash", "-c", "exec \"$0\" /tmp/weft-bench-$MASTER_PORT \"$@\"", program}, order(one.calls))});
+    }
+  }
+  run_rounds(one.name, one.bytes, settings, 2, report, {}, 1e6, "us");
+}
+
+void compare_chains(weft::bench::Report& report, const std::string& self) {
+  std::string why_not;
+  const auto hosts = weft::bench::DelayedHosts::make(1 + kChainWorkers, kOneWay, why_not);
+  if (!hosts) return report.note("chains with a delayed link are not measured: " + why_not);
+  const std::string interface = weft::bench::DelayedHosts::kInterface;
+  for (const std::string chain : kChains) {
+    if (!report.wants(chain)) continue;
+    std::vector<Setting> settings{{"weft tcp", hosts->with_a_host_each({self, "--worker", "chain", chain})}};
+    if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
+      settings.push_back(
+          {"torch.distributed.rpc", hosts->with_a_host_each({python, RPC_BENCH_SOURCES "/rpc_python.py", chain, "8", "1",
+                                                             std::to_string(kChainSamples), "1"})});
+    }
+    run_rounds(chain, 8, settings, 1 + kChainWorkers, report,
+               {{"MASTER_ADDR", weft::bench::DelayedHosts::address(0)},
+                {"WEFT_SOCKET_IFNAME", interface},
+                {"TP_SOCKET_IFNAME", interface}},
+               1e3, "ms");
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], case_named(argv[3]));
+  if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) {
+    return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3]) : work(argv[2], case_named(argv[3]));
+  }
   weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
     report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   const std::string self = weft::bench::this_program();
+  const Peers peers = build_peers(report);
   for (const Case& one : kCases) {
-    if (report.wants(one.name)) compare(one, report, self);
+    if (report.wants(one.name)) compare(one, report, self, peers);
   }
+  compare_chains(report, self);
   return report.finish();
 }

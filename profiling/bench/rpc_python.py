@@ -1,6 +1,6 @@
 """The peer of rpc_bench: the same calls by Python's torch.distributed.rpc, on the same torch.
 
-usage: rpc_python.py number|tensor BYTES CALLS SAMPLES AT_ONCE, started with RANK, LOCAL_RANK, … as torchrun sets them. Rank 0
+usage: rpc_python.py KIND BYTES CALLS SAMPLES AT_ONCE, KIND number, tensor or the name of a chain, started with RANK, LOCAL_RANK, … as torchrun sets them. Rank 0
 prints the seconds that each call took, one value a sample.
 """
 
@@ -26,13 +26,32 @@ def give_back(tensor):
     return tensor
 
 
+def plus(held, more):
+    return held.to_here() + more
+
+
+def chain():
+    """Eight calls, each with the reference that the one before has made; on one worker or on four."""
+    workers = 1 if kind.endswith("one worker") else 4
+    value = rpc.remote("worker1", add, (0, 1))
+    for i in range(1, 8):
+        value = rpc.remote(f"worker{1 + i % workers}", plus, (value, 1))
+    assert value.to_here() == 8
+
+
 torch.set_num_threads(1)
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+delayed = kind.startswith("delayed")
+# Between hosts it would find nothing else; it would try, and wait.
+options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"]) if delayed else None
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=int(os.environ["WORLD_SIZE"]), rpc_backend_options=options)
 if rank == 0:
-    function, arguments = (add, (1, 2)) if kind == "number" else (give_back, (torch.zeros(size // 4),))
+    is_number = kind == "number" or delayed
+    function, arguments = (add, (1, 2)) if is_number else (give_back, (torch.zeros(size // 4),))
     for sample in range(-2, samples):
         start = time.monotonic()
-        if at_once == 1:
+        if "chain" in kind:
+            chain()
+        elif at_once == 1:
             for _ in range(calls):
                 rpc.rpc_sync("worker1", function, arguments)
         else:

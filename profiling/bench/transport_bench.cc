@@ -25,18 +25,6 @@ struct Setting {
   std::map<std::size_t, Samples> times = {};
 };
 
-// A peer's program, built next to this one; "" with a note where that is not possible.
-std::string build_peer(const Report& report, const std::string& name, const std::string& compiler,
-                       const std::string& libraries) {
-  const std::string program = weft::bench::this_program() + "_" + name;
-  const std::string source = std::string(TRANSPORT_BENCH_SOURCES) + "/transport_" + name + ".cc";
-  const std::string command = compiler + " -O2 -std=c++17 -w " + source + " -o " + program + " " + libraries;
-  if (std::system((command + " 2>" + program + ".log").c_str()) == 0) return program;
-  report.note(name + " is not measured: it could not be built (" + program +
-              ".log); its packages are in cmake/requirements/apt-bench.txt");
-  return "";
-}
-
 // ucx_perftest prints one row for a size. It gives half a round trip, or the bandwidth and rate of a stream; here both are
 // turned into the seconds of a round trip or a message. The server ends with its client.
 std::string ucx_script(const std::string& tls, const std::string& name) {
@@ -157,8 +145,10 @@ int main(int argc, char** argv) {
   if (argc == 4 && words[1] == "--worker") return weft::bench::be_weft(words[2], words[3]);
   if (argc == 4 && words[1] == "--floor") return weft::bench::be_floor(words[2], words[3]);
   Report report("transport", argc, argv, /*default_runs=*/5);
-  const std::string mpi = build_peer(report, "mpi", "mpicxx", "");
-  const std::string tensorpipe = build_peer(report, "tensorpipe", "c++", "-ltensorpipe -lpthread");
+  const std::string options = " -O2 -std=c++17 -w " TRANSPORT_BENCH_SOURCES "/transport_";
+  const std::string mpi = weft::bench::build_peer(report, "mpi", "mpicxx" + options + "mpi.cc -o $OUT");
+  const std::string tensorpipe =
+      weft::bench::build_peer(report, "tensorpipe", "c++" + options + "tensorpipe.cc -o $OUT -ltensorpipe -lpthread");
   for (const std::string wire : {"shm", "tcp"}) {
     for (const std::string name : {"polled", "blocked", "stream"}) {
       if (report.wants(wire + " " + name)) measure(wire, name, report, mpi, tensorpipe);

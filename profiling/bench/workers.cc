@@ -44,6 +44,15 @@ std::string this_program() {
   return path;
 }
 
+std::string build_peer(const Report& report, const std::string& name, const std::string& command) {
+  const std::string program = this_program() + "_" + name;
+  const std::string log = program + ".log";
+  if (std::system(("OUT='" + program + "'; { " + command + "; } >'" + log + "' 2>&1").c_str()) == 0) return program;
+  report.note(name + " is not measured: it could not be built (" + log +
+              "); its packages are in cmake/requirements/apt-bench.txt");
+  return "";
+}
+
 WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
                          const std::map<std::string, std::string>& environment) {
   int ends[2];

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <weft/profiling/bench/report.h>
+
 namespace weft::bench {
 
 // Runs `command` once for each rank and waits for all; returns what rank 0 printed and the time of the start, in seconds of
@@ -31,5 +33,9 @@ double now();
 
 // The path of this program.
 std::string this_program();
+
+// Builds a peer's program next to this one by a shell command, for which OUT is its path; returns that, or "" with a note
+// where it is not possible.
+std::string build_peer(const Report& report, const std::string& name, const std::string& command);
 
 }  // namespace weft::bench

@@ -181,6 +181,8 @@ TEST(Arguments, OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
   expect(refused({.backend = "gloo,nccl"}), "'gloo' is not device:backend");
   expect(refused({.timeout = std::chrono::seconds(0)}), "must be positive");
   expect(refused({.timeout = std::chrono::seconds(-1)}), "must be positive");
+  expect(refused({.device = c10::Device("meta")}), "a rank's device is a CPU or a CUDA device");
+  expect(refused({.device = c10::Device("cuda:63")}), "but this process sees ");
 }
 
 TEST(Arguments, AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {

@@ -242,20 +242,26 @@ TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
     if (agent.self().rank == 0) agent.async<&ends::pause>(1, 300);
     const auto error = error_of([&] { agent.shutdown({.timeout = 10ms}); });
     EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
+    EXPECT_EQ(error.text().find("internal"), std::string::npos) << error.what();
     EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 1); }).blame(), Blame::Caller);
   });
 }
 
-TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeout) {
-  run_alone({As::Threads, "inproc", 2}, [](const rpc::Options& options) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
-    if (agent.self().rank == 1) {
-      agent.sync<&ends::pause>(1, 100);
-      return;
-    }
-    const auto error = error_of([&] { agent.shutdown({.timeout = 20ms}); });
-    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-  });
+TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
+  for (const int away : {0, 1}) {
+    run_alone({As::Threads, "inproc", 2}, [away](const rpc::Options& options) {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+      if (agent.self().rank == away) {
+        agent.sync<&ends::pause>(away, 100);
+        return;
+      }
+      const auto error = error_of([&] { agent.shutdown({.timeout = 20ms}); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      const std::string said = away == 0 ? "worker0 (rank 0) has not said in time that all workers are idle"
+                                         : "shutdown() has not been called by worker1 (rank 1)";
+      EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
+    });
+  }
 }
 
 TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {

@@ -1,0 +1,59 @@
+// What the peers of rpc_bench that are built by it have in common: programs of two ranks, rank 0 calls and prints the
+// seconds that each call took.  usage: PROGRAM SOCKET number|tensor BYTES CALLS SAMPLES AT_ONCE, with RANK in the
+// environment.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include <sched.h>
+
+namespace weft::bench {
+
+struct Order {
+  std::string address;  // of a socket in the file system
+  bool is_number = false;
+  std::size_t bytes = 0;
+  int calls = 0;
+  int samples = 0;
+  std::size_t at_once = 1;
+};
+
+inline Order order_of(int argc, char** argv) {
+  if (argc != 7) {
+    std::fprintf(stderr, "usage: %s SOCKET number|tensor BYTES CALLS SAMPLES AT_ONCE\n", argv[0]);
+    std::exit(2);
+  }
+  return {std::string("unix:") + argv[1],
+          argv[2] == std::string("number"),
+          std::strtoul(argv[3], nullptr, 10),
+          std::atoi(argv[4]),
+          std::atoi(argv[5]),
+          std::strtoul(argv[6], nullptr, 10)};
+}
+
+inline int own_rank() { return std::atoi(std::getenv("RANK")); }
+
+inline void pin_to_core_of(int rank) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(rank % 2, &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+// `sample` makes the order's calls once.
+inline void print_times(const Order& order, const std::function<void()>& sample) {
+  using Clock = std::chrono::steady_clock;
+  for (int i = -2; i < order.samples; ++i) {
+    const auto start = Clock::now();
+    sample();
+    if (i >= 0) std::printf("%.9f ", std::chrono::duration<double>(Clock::now() - start).count() / order.calls);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+}  // namespace weft::bench
