@@ -207,7 +207,8 @@ void compare_chains(weft::bench::Report& report, const std::string& self) {
     run_rounds(chain, 8, settings, 1 + kChainWorkers, report,
                {{"MASTER_ADDR", weft::bench::DelayedHosts::address(0)},
                 {"WEFT_SOCKET_IFNAME", interface},
-                {"TP_SOCKET_IFNAME", interface}},
+                {"TP_SOCKET_IFNAME", interface},
+                {"GLOO_SOCKET_IFNAME", interface}},
                1e3, "ms");
   }
 }

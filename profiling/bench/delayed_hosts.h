@@ -1,0 +1,42 @@
+// Hosts on one machine with a slow network between them, for benches of what waits for round trips: network namespaces,
+// whose packets a thread of this process takes across after a delay. Programs inside see an ordinary link. Needs root and
+// TUN devices; touches nothing outside the namespaces, and they end with this.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace weft::bench {
+
+class DelayedHosts {
+ public:
+  static constexpr const char* kInterface = "weft0";
+
+  // Null where this machine does not allow it, with the reason.
+  static std::unique_ptr<DelayedHosts> make(int hosts, std::chrono::microseconds one_way, std::string& why_not);
+  ~DelayedHosts();
+  DelayedHosts(const DelayedHosts&) = delete;
+  DelayedHosts& operator=(const DelayedHosts&) = delete;
+
+  static std::string address(int host);
+  // The command such that each rank runs it on the host of its number.
+  std::vector<std::string> with_a_host_each(const std::vector<std::string>& command) const;
+
+ private:
+  struct Host {
+    int space = -1;   // its network namespace
+    int device = -1;  // gives the packets that it sends, takes those that it receives
+  };
+  explicit DelayedHosts(std::chrono::microseconds one_way) : one_way_(one_way) {}
+  void carry() const;
+
+  const std::chrono::microseconds one_way_;
+  std::vector<Host> hosts_;
+  int ends_[2] = {-1, -1};  // a pipe; closing it ends the thread
+  std::thread carrier_;
+};
+
+}  // namespace weft::bench
