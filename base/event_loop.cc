@@ -495,8 +495,9 @@ bool EventLoop::Inner::run_timers() {
 
 bool EventLoop::Inner::run_pollers() {
   if (pollers_changed.load(std::memory_order_acquire) && pollers_changed.exchange(false)) {
+    std::shared_ptr<const Pollers> before;  // destroyed outside the lock: handlers own things
     std::lock_guard lock(mailbox->mutex);
-    polled = pollers;
+    before = std::exchange(polled, pollers);
   }
   bool progressed = false;
   for (const auto& entry : *polled) {

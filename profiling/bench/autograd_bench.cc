@@ -138,12 +138,13 @@ void go_far(const std::string& name, weft::bench::Report& report, const std::str
 }
 
 // A step against the longer of computing and communicating, and the share of communication that does not lengthen it.
-void two_stages(const char* share, weft::bench::Report& report, const std::string& self) {
-  const std::string row = std::string("two stages, link ") + share + " x compute";
+// `kind`: "stages" compute, and need the cores that sending needs too; "waiting stages" only take their time.
+void two_stages(const std::string& kind, const char* share, weft::bench::Report& report, const std::string& self) {
+  const std::string row = "two " + kind + ", link " + share + " x compute";
   if (!report.wants(row)) return;
   std::vector<weft::bench::Samples> found(7);
   for (int round = 0; round < report.runs(); ++round) {
-    auto numbers = numbers_of(self, std::string("stages:") + share);
+    auto numbers = numbers_of(self, kind + ":" + share);
     const double compute = numbers.at(0), without = numbers.at(2), limited = numbers.at(3), link = numbers.at(4);
     numbers.push_back(limited / std::max(compute, link));
     numbers.push_back(100 * (1 - std::max(0.0, limited - without) / link));
@@ -177,6 +178,8 @@ int main(int argc, char** argv) {
     count(name, report, self);
   for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
     go_far(name, report, self);
-  for (const char* share : {"0.5", "2"}) two_stages(share, report, self);
+  for (const char* kind : {"stages", "waiting stages"}) {
+    for (const char* share : {"0.5", "2"}) two_stages(kind, share, report, self);
+  }
   return report.finish();
 }

@@ -136,12 +136,26 @@ constexpr std::int64_t kWidth = 512;
 constexpr std::int64_t kBatch = 64;  // of a micro-batch
 constexpr int kMicroBatches = 64;
 
+// A layer that takes its time without a core, as one on an accelerator does: 1 ms forward, 2 ms backward.
+struct Elsewhere : torch::autograd::Function<Elsewhere> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    std::this_thread::sleep_for(1ms);
+    return x.clone();
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, const std::vector<at::Tensor>& gradients) {
+    std::this_thread::sleep_for(2ms);
+    return gradients;
+  }
+};
+
 struct StageImpl : torch::nn::Module {
-  StageImpl()
-      : net(register_module("net", torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+  explicit StageImpl(bool does_compute)
+      : computes(does_compute),
+        net(register_module("net", torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
                                                          torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh()))) {}
-  at::Tensor forward(at::Tensor x) { return net->forward(x); }
-  at::Tensor loss(at::Tensor x) { return net->forward(x).sum(); }
+  at::Tensor forward(at::Tensor x) { return computes ? net->forward(x) : Elsewhere::apply(x); }
+  at::Tensor loss(at::Tensor x) { return forward(x).sum(); }
+  const bool computes;
   torch::nn::Sequential net;
 };
 TORCH_MODULE(Stage);
@@ -160,18 +174,18 @@ double seconds_of(const std::function<void()>& step) {
 // A model in two stages, micro-batch after micro-batch: prints seconds of a step for one stage alone (what either worker
 // computes), both in one process, both workers without and with a limit, and what the limited link takes for the bytes:
 // `share` of what one stage takes.
-void two_stages(double share, Links& links) {
+void two_stages(bool computes, double share, Links& links) {
   together([&](rpc::Agent& agent) {
-    Stage here;
-    const auto there = agent.remote<StageImpl>(1);
-    const auto input = torch::rand({kBatch, kWidth});
+    Stage here(computes);
+    const auto there = agent.remote<StageImpl>(1, computes);
+    const auto input = torch::rand({kBatch, kWidth}).requires_grad_(!computes);  // else only parameters need gradients
     const auto one_stage = [&] {
       at::Tensor x = input.detach().requires_grad_();
       std::vector<at::Tensor> outs;
       for (int i = 0; i < kMicroBatches; ++i) outs.push_back(here->loss(x));
       at::stack(outs).sum().backward();
     };
-    Stage second;
+    Stage second(computes);
     const auto in_one_process = [&] {
       std::vector<at::Tensor> outs;
       for (int i = 0; i < kMicroBatches; ++i) outs.push_back(second->loss(here->forward(input)));
@@ -204,7 +218,8 @@ int work_linked(const std::string& what) {
   const std::string rest = what.substr(std::min(what.size(), what.find(':') + 1));
   if (is("count")) count(rest, links);
   if (is("far")) go_far(rest, links);
-  if (is("stages")) two_stages(std::atof(rest.c_str()), links);
+  if (is("stages")) two_stages(true, std::atof(rest.c_str()), links);
+  if (is("waiting stages")) two_stages(false, std::atof(rest.c_str()), links);
   return 0;
 }
 
