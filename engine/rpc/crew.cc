@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include <pthread.h>
 
@@ -30,12 +31,14 @@ class Crew::Blocked {
     if (!counts_) return;
     std::unique_lock lock(crew_.mutex_);
     ++crew_.blocked_;
+    crew_.note();
     if (!crew_.tasks_.empty()) crew_.call_another(lock);
   }
   ~Blocked() {
     if (!counts_) return;
     std::lock_guard lock(crew_.mutex_);
     --crew_.blocked_;
+    crew_.note();
   }
   Blocked(const Blocked&) = delete;
   Blocked& operator=(const Blocked&) = delete;
@@ -73,10 +76,11 @@ void Crew::run(Task task) {
   if (stopping_) return;
   tasks_.push_back(std::move(task));
   waiting_.add(1);
-  wanted_ = true;
-  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody.
+  note();
+  // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody,
+  // unless the task must wait for those that run.
   if (member == this && !running && loop_->inside()) return;
-  call_another(lock);
+  if (may_run() || (!serving_ && !looking_)) call_another(lock);
 }
 
 // Somebody takes what waits: a thread that sleeps, or a new one; else the one that serves the loop.
@@ -92,7 +96,7 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
       log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
     }
   }
-  if (serving_ && !tasks_.empty()) {
+  if (serving_ && may_run()) {
     lock.unlock();
     loop_->recall();
     lock.lock();
@@ -106,7 +110,7 @@ void Crew::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stopping_) break;
-    if (!tasks_.empty()) {
+    if (may_run() && !overdue_) {
       run_one(lock);
     } else if (!serving_) {
       serve(lock);
@@ -122,9 +126,8 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   Task task = std::move(tasks_.front());
   tasks_.pop_front();
   waiting_.add(-1);
-  wanted_ = !tasks_.empty();
   ++busy_;
-  ++started_;
+  note();
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
   running = true;
@@ -133,13 +136,18 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   running = false;
   lock.lock();
   --busy_;
+  note();
   last_work_ = Clock::now();
 }
 
 void Crew::serve(std::unique_lock<std::mutex>& lock) {
   serving_ = true;
+  overdue_ = false;
+  ++served_;
   lock.unlock();
-  loop_->serve([this] { return wanted_.load(std::memory_order_relaxed); });
+  // A turn at least.
+  loop_->serve(
+      [this, first = true]() mutable { return !std::exchange(first, false) && wanted_.load(std::memory_order_relaxed); });
   lock.lock();
   serving_ = false;
 }
@@ -150,7 +158,7 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
     looking_ = true;
     look_out(lock);
     looking_ = false;
-    if (stopping_ || !tasks_.empty() || !serving_) return true;
+    if (stopping_ || may_run() || !serving_) return true;
   }
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
@@ -158,15 +166,16 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
   return woken == std::cv_status::no_timeout || threads_ - blocked_ <= limit_ + 2;
 }
 
-// Until there is something that the others leave undone: a call that has waited, or a loop that nobody has served, for the
-// time between two looks; or until nothing has been done for a while.
+// Until there is something that the others leave undone: a call that could have run, or a loop that nobody has served, for
+// the time between two looks; or until nothing has been done for a while.
 void Crew::look_out(std::unique_lock<std::mutex>& lock) {
   while (!stopping_ && (busy_ > 0 || Clock::now() - last_work_ < kAlert)) {
-    const auto started = started_;
-    const bool undone = !tasks_.empty() || !serving_;
+    const auto served = served_;
+    const bool could_run = may_run();
+    const bool unserved = !serving_;
     if (changed_.wait_for(lock, kLook) == std::cv_status::no_timeout) return;
-    const bool still = !tasks_.empty() || (!serving_ && started == started_);
-    if (undone && still) return;
+    overdue_ = unserved && !serving_ && served == served_;
+    if (overdue_ || (could_run && may_run())) return;
   }
 }
 

@@ -1,6 +1,7 @@
 // The threads of an agent. One of them turns the loop; when a turn brings calls, that very thread runs them, outside the
 // turn: handing them to another would cost a wake-up, 20 to 40 µs on a virtual machine. Meanwhile a lookout, awake every
-// 200 µs for as long as there is work, takes the loop over if a call takes longer, and takes calls that wait.
+// 200 µs for as long as there is work, takes the loop over if nobody has turned it for so long, and takes calls that wait
+// and may run. However many wait, the loop is turned: what has been computed leaves while the rest is.
 //
 // A thread that blocks on a future does not count: as many take its place as there is work for, so calls that wait for
 // calls, to any depth, do not starve.
@@ -46,7 +47,10 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool rest(std::unique_lock<std::mutex>& lock);
   void look_out(std::unique_lock<std::mutex>& lock);
   void call_another(std::unique_lock<std::mutex>& lock);
+  // All with the mutex held.
   bool may_grow() const { return threads_ - blocked_ < limit_ + 2; }
+  bool may_run() const { return !tasks_.empty() && busy_ - blocked_ < limit_; }
+  void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
 
   const std::string name_;
   const int limit_;
@@ -57,15 +61,16 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::condition_variable changed_;
   std::condition_variable ended_;
   std::deque<Task> tasks_;
-  std::atomic<bool> wanted_{false};  // there are tasks, or the end has come: whoever serves the loop should leave it
+  std::atomic<bool> wanted_{false};  // a task may run, or the end has come: whoever serves the loop should leave it
   bool stopping_ = false;
   bool serving_ = false;  // a thread serves the loop
   bool looking_ = false;  // there is a lookout
   int threads_ = 0;
-  int idle_ = 0;               // sleep until they are called
-  int busy_ = 0;               // run tasks, blocked ones among them
-  int blocked_ = 0;            // block on a future inside a task
-  std::uint64_t started_ = 0;  // tasks
+  int idle_ = 0;              // sleep until they are called
+  int busy_ = 0;              // run tasks, blocked ones among them
+  int blocked_ = 0;           // block on a future inside a task
+  std::uint64_t served_ = 0;  // how often the loop has been
+  bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks
   std::chrono::steady_clock::time_point last_work_;
 };
 

@@ -136,15 +136,22 @@ constexpr std::int64_t kWidth = 512;
 constexpr std::int64_t kBatch = 64;  // of a micro-batch
 constexpr int kMicroBatches = 64;
 
-// A layer that takes its time without a core, as one on an accelerator does: 1 ms forward, 2 ms backward.
+// A layer that takes its time without a core, as one on an accelerator does, and one at a time as there: 1 ms forward, 2 ms
+// backward.
 struct Elsewhere : torch::autograd::Function<Elsewhere> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
-    std::this_thread::sleep_for(1ms);
+  static void work(std::mutex& device, std::chrono::milliseconds time) {
+    std::lock_guard lock(device);
+    std::this_thread::sleep_for(time);
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t device) {
+    context->saved_data["device"] = device;
+    work(*reinterpret_cast<std::mutex*>(device), 1ms);
     return x.clone();
   }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, const std::vector<at::Tensor>& gradients) {
-    std::this_thread::sleep_for(2ms);
-    return gradients;
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
+                                          const std::vector<at::Tensor>& gradients) {
+    work(*reinterpret_cast<std::mutex*>(context->saved_data["device"].toInt()), 2ms);
+    return {gradients[0].contiguous(), at::Tensor()};
   }
 };
 
@@ -153,9 +160,12 @@ struct StageImpl : torch::nn::Module {
       : computes(does_compute),
         net(register_module("net", torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
                                                          torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh()))) {}
-  at::Tensor forward(at::Tensor x) { return computes ? net->forward(x) : Elsewhere::apply(x); }
+  at::Tensor forward(at::Tensor x) {
+    return computes ? net->forward(x) : Elsewhere::apply(x, reinterpret_cast<std::int64_t>(&device));
+  }
   at::Tensor loss(at::Tensor x) { return forward(x).sum(); }
   const bool computes;
+  std::mutex device;
   torch::nn::Sequential net;
 };
 TORCH_MODULE(Stage);

@@ -230,8 +230,8 @@ struct Mailroom {
   std::atomic<int> made{0};
   std::atomic<bool> parked{false};
   const int wakeup = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int taken = 0;  // on the loop, as is the next
-  std::function<void()> on_taken;
+  std::atomic<int> taken{0};
+  std::function<void()> on_taken;  // on the loop
   std::atomic<int> parks{0};
   EventLoop::Registration poller;
   EventLoop::Registration watch;

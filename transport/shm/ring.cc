@@ -13,8 +13,9 @@ constexpr std::size_t kShownAtOnce = 128 << 10;  // of a large piece, so that th
 
 std::size_t RingWriter::room() noexcept {
   if (broken_) return 0;
-  tail_ = control_->tail.load(std::memory_order_acquire);
-  if (head_ - tail_ <= capacity_) return capacity_ - (head_ - tail_);
+  const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
+  tail_.store(tail, std::memory_order_relaxed);
+  if (head_ - tail <= capacity_) return capacity_ - (head_ - tail);
   broken_ = true;
   return 0;
 }
@@ -22,7 +23,8 @@ std::size_t RingWriter::room() noexcept {
 std::size_t RingWriter::write(std::span<const std::span<const std::byte>> pieces) noexcept {
   std::size_t written = 0;
   std::size_t unseen = 0;
-  std::size_t free = head_ - tail_ <= capacity_ ? capacity_ - (head_ - tail_) : 0;
+  const std::uint64_t filled = head_ - tail_.load(std::memory_order_relaxed);
+  std::size_t free = filled <= capacity_ ? capacity_ - filled : 0;
   for (std::span<const std::byte> piece : pieces) {
     while (!piece.empty()) {
       if (free < piece.size()) free = room();

@@ -27,8 +27,10 @@ class RingWriter {
   std::size_t room() noexcept;
   // Copies as much as there is room for and shows it to the reader, large pieces bit by bit; returns how much.
   std::size_t write(std::span<const std::span<const std::byte>> pieces) noexcept;
-  // Whether room() would be larger than when it was last asked.
-  bool has_more_room() const noexcept { return control_->tail.load(std::memory_order_acquire) != tail_; }
+  // Whether room() would be larger than when it was last asked. Also beside a thread that writes.
+  bool has_more_room() const noexcept {
+    return control_->tail.load(std::memory_order_acquire) != tail_.load(std::memory_order_relaxed);
+  }
   void close() noexcept { control_->closed.store(1, std::memory_order_release); }
   bool broken() const noexcept { return broken_; }
 
@@ -37,7 +39,7 @@ class RingWriter {
   std::byte* data_;
   std::size_t capacity_;
   std::uint64_t head_ = 0;
-  std::uint64_t tail_ = 0;  // as last seen
+  std::atomic<std::uint64_t> tail_{0};  // as last seen
   bool broken_ = false;
 };
 

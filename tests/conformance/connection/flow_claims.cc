@@ -41,9 +41,9 @@ struct Manual {
 };
 
 TEST_P(ConnectionClaims, NextMessageComesOnlyWhenTheLastWasAccepted) {
+  const auto payload = pattern(1, 1000);
   const Lane lane = open();
   const Manual manual(*lane.far);
-  const auto payload = pattern(1, 1000);
   lane.near->send(bytes_of("one"), std::array{slice_of(payload)}, nullptr, {});
   lane.near->send(bytes_of("two"), {}, nullptr, {});
   ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
@@ -98,11 +98,11 @@ TEST_P(ConnectionClaims, WithoutDestinationsThePayloadsAreThrownAway) {
 }
 
 TEST_P(ConnectionClaims, WrongDestinationsAreRefusedAndTheMessageWaitsForRightOnes) {
+  const auto payload = pattern(4, 100);
   const Lane lane = open();
   const Manual manual(*lane.far);
   std::vector<std::byte> got(100);
   EXPECT_EQ(failure_of(lane.far->accept({}, nullptr, {})).blame(), Blame::Caller) << "nothing has arrived";
-  const auto payload = pattern(4, 100);
   lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
   ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
   const Slice all = slice_of(got);
@@ -120,10 +120,10 @@ TEST_P(ConnectionClaims, WrongDestinationsAreRefusedAndTheMessageWaitsForRightOn
 }
 
 TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
-  const Lane lane = open();
-  Mailbox near_mail(*lane.near, lane.near_loop);
   const auto first = pattern(1, 300);
   const auto second = pattern(2, 200);
+  const Lane lane = open();
+  Mailbox near_mail(*lane.near, lane.near_loop);
   struct Seen {
     std::atomic<bool> done{false};
     bool was_in_place = false;
@@ -153,9 +153,9 @@ TEST_P(ConnectionClaims, PayloadsInPlaceAreThoseThatWereSent) {
 
 TEST_P(ConnectionClaims, DestinationsAreNotTouchedBeforeTheirFencePasses) {
   for (const std::size_t bytes : {64u, 3u << 20}) {
+    const auto payload = pattern(5, bytes);
     const Lane lane = open();
     const Manual manual(*lane.far);
-    const auto payload = pattern(5, bytes);
     lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
     ASSERT_TRUE(manual.wait(*lane.far_loop, 1));
     std::vector<std::byte> got(bytes, std::byte{0x11});

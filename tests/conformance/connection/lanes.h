@@ -63,6 +63,7 @@ class ConnectionClaims : public testing::TestWithParam<std::string> {
  protected:
   ConnectionClaims() : transport_(open_for_claims(GetParam())), connector_(*transport_->connector()) {}
 
+  // What is sent without waiting for its Op must outlive the lane: declare it first.
   Lane open() { return open_lane(connector_); }
   std::shared_ptr<Connection> connect(const std::string& address, const std::shared_ptr<EventLoop>& loop,
                                       Deadline deadline = patience()) {

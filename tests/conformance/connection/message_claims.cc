@@ -27,9 +27,9 @@ TEST_P(ConnectionClaims, CarriesAMessageEachWay) {
 
 // TP-003
 TEST_P(ConnectionClaims, WhatWasSentBeforeThePeerReceivesArrivesInOrder) {
-  const Lane lane = open();
   std::vector<std::vector<std::byte>> payloads;
   for (std::uint32_t i = 0; i < 10; ++i) payloads.push_back(pattern(i, 16 << 10));
+  const Lane lane = open();
   for (const auto& payload : payloads) lane.near->send({}, std::array{slice_of(payload)}, nullptr, {});
   Mailbox mail(*lane.far, lane.far_loop);
   for (const auto& payload : payloads) EXPECT_TRUE(same(mail.next().payloads.at(0), payload));
@@ -37,9 +37,9 @@ TEST_P(ConnectionClaims, WhatWasSentBeforeThePeerReceivesArrivesInOrder) {
 
 // TP-004
 TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
+  const auto payload = pattern(4, 13);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
-  const auto payload = pattern(4, 13);
   for (int i = 0; i < 100; ++i) {
     lane.near->send({}, i % 2 == 0 ? std::span<const Slice>() : std::array{slice_of(payload)}, nullptr, {});
   }
@@ -53,9 +53,9 @@ TEST_P(ConnectionClaims, EmptyMessagesKeepTheirPlace) {
 
 // TP-013
 TEST_P(ConnectionClaims, EmptyPayloadsCountWithAnAddressAndWithout) {
+  const auto payload = pattern(5, 100);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
-  const auto payload = pattern(5, 100);
   std::byte somewhere{};
   const Slice at_address{&somewhere, 0, Device::host()};
   const Slice nowhere{nullptr, 0, Device::host()};
@@ -82,9 +82,9 @@ TEST_P(ConnectionClaims, CarriesSixtyFourMebibytes) {
 
 // TP-007
 TEST_P(ConnectionClaims, SizesThatWrapAroundAnyRingArriveWhole) {
+  const auto payload = pattern(7, 40000);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
-  const auto payload = pattern(7, 40000);
   constexpr std::size_t kMessages = 2000;
   const auto size_of = [](std::size_t i) { return i * 7919 % 40000; };
   for (std::size_t i = 0; i < kMessages; ++i) {
@@ -101,11 +101,11 @@ TEST_P(ConnectionClaims, SizesThatWrapAroundAnyRingArriveWhole) {
 
 // TP-012
 TEST_P(ConnectionClaims, CarriesALotBothWaysAtOnce) {
+  std::vector<std::vector<std::byte>> payloads;
+  for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(i, 256 << 10));
   const Lane lane = open();
   Mailbox near_mail(*lane.near, lane.near_loop);
   Mailbox far_mail(*lane.far, lane.far_loop);
-  std::vector<std::vector<std::byte>> payloads;
-  for (std::uint32_t i = 0; i < 100; ++i) payloads.push_back(pattern(i, 256 << 10));
   for (const auto& payload : payloads) {
     lane.near->send(bytes_of("there"), std::array{slice_of(payload)}, nullptr, {});
     lane.far->send(bytes_of("back"), std::array{slice_of(payload)}, nullptr, {});
@@ -148,8 +148,8 @@ TEST_P(ConnectionClaims, ManySmallMessagesArriveEachAsItWasSent) {
 
 // TP-019
 TEST_P(ConnectionClaims, BothEndsMaySendFirstAndReadThen) {
-  const Lane lane = open();
   const auto payload = pattern(19, 100'000);
+  const Lane lane = open();
   for (const auto& end : {lane.near, lane.far}) {
     end->send(bytes_of("header only"), {}, nullptr, {});
     end->send({}, std::array{slice_of(payload)}, nullptr, {});
@@ -202,11 +202,11 @@ TEST_P(ConnectionClaims, MayBeUsedInsideItsOwnHandlers) {
 }
 
 TEST_P(ConnectionClaims, SendersOnManyThreadsEachKeepTheirOrder) {
+  const auto payload = pattern(8, 3000);
   const Lane lane = open();
   Mailbox mail(*lane.far, lane.far_loop);
   constexpr int kThreads = 4;
   constexpr int kMessages = 500;
-  const auto payload = pattern(8, 3000);
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {

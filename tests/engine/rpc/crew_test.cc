@@ -57,6 +57,50 @@ TEST(Crew, TurnsTheLoopWhileAllItsThreadsRunTasks) {
   crew->stop();
 }
 
+TEST(Crew, TurnsTheLoopHoweverManyTasksWait) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 1, turned);
+  std::mutex mutex;
+  std::condition_variable changed;
+  int turns = 0;
+  Promise<void> all(crew);
+  for (int i = 1; i <= 20; ++i) {
+    crew->run(Task([&, all, i] {
+      turned->post(Task([&] {
+        std::lock_guard lock(mutex);
+        ++turns;
+        changed.notify_all();
+      }));
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, std::chrono::seconds(20), [&] { return turns >= i; });
+      EXPECT_GE(turns, i) << "its answer would lie there until the others had run";
+      lock.unlock();
+      if (i == 20) all.set();
+    }));
+  }
+  all.future().wait(std::chrono::seconds(60));
+  crew->stop();
+}
+
+TEST(Crew, RunsAsManyTasksAtATimeAsItMay) {
+  const auto crew = Crew::make("crew", 2, loop());
+  std::atomic<int> running{0}, most{0}, ran{0};
+  Promise<void> all(crew);
+  for (int i = 0; i < 200; ++i) {
+    crew->run(Task([&, all] {
+      const int now = ++running;
+      for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+      }
+      for (int turn = 0; turn < 200; ++turn) std::this_thread::yield();
+      --running;
+      if (++ran == 200) all.set();
+    }));
+  }
+  all.future().wait(std::chrono::seconds(60));
+  crew->stop();
+  EXPECT_LE(most, 2);
+}
+
 // A task that waits for one behind it, to a depth far beyond the number of threads.
 TEST(Crew, TasksThatWaitForTasksDoNotStarve) {
   const auto crew = Crew::make("crew", 2, loop());
