@@ -159,7 +159,7 @@ void Context::remember(PassId pass, const Outcome& outcome) {
 void Context::began(Running pass) {
   std::lock_guard lock(mutex_);
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
-  running_.push_back(std::move(pass));
+  if (!released_) running_.push_back(std::move(pass));
 }
 
 std::vector<Context::Running> Context::running_here() {
@@ -252,11 +252,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
   std::lock_guard lock(mutex_);
   require_alive();
   fold(std::nullopt);
-  std::vector<std::pair<at::Tensor, at::Tensor>> all;
-  for (const auto& one : gradients_.all()) {
-    if (one.second.defined()) all.push_back(one);
-  }
-  return all;
+  return gradients_.all();
 }
 
 void Context::release(const std::string& why) {
@@ -264,9 +260,11 @@ void Context::release(const std::string& why) {
   std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned;
   std::map<PassId, Gradients> fresh;
   Gradients gradients;
+  std::vector<Running> running;  // which hold their passes, and those this
   {
     std::lock_guard lock(mutex_);
     if (released_.exchange(true)) return;
+    running.swap(running_);
     sends.swap(sends_);
     planned.swap(planned_);
     fresh.swap(fresh_);

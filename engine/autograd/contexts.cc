@@ -43,16 +43,18 @@ void Contexts::release(ContextId id, const std::string& why) {
   std::shared_ptr<Context> context;
   {
     std::lock_guard lock(mutex_);
-    const auto found = contexts_.find(id);
-    if (found == contexts_.end()) return;
-    context = std::move(found->second);
-    contexts_.erase(found);
+    // Also one that is not known here: the call that would bring it may have been overtaken.
+    if (const auto found = contexts_.find(id); found != contexts_.end()) {
+      context = std::move(found->second);
+      contexts_.erase(found);
+    }
     if (buried_.insert(id).second) burials_.push_back(id);
     if (burials_.size() > kMostBurials) {
       buried_.erase(burials_.front());
       burials_.pop_front();
     }
   }
+  if (!context) return;
   context->release(why);
   if (core_.closed()) return;
   for (const int rank : context->workers()) {

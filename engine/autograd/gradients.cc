@@ -12,44 +12,88 @@ at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
   return a.is_sparse() ? b.add(a) : a.add(b);  // a sparse one takes no dense one
 }
 
-at::Tensor& Gradients::of(const at::Tensor& parameter) {
+Gradients::One& Gradients::one_of(const at::Tensor& parameter) {
   const auto [found, fresh] = places_.try_emplace(parameter.unsafeGetTensorImpl(), all_.size());
-  if (fresh) all_.emplace_back(parameter, at::Tensor());
-  return all_[found->second].second;
+  if (fresh) all_.push_back({parameter, at::Tensor(), nullptr});
+  return all_[found->second];
+}
+
+// Uses it on the current stream from now on.
+void Gradients::take(const One& one) {
+  if (!one.work) return;
+  one.work->wait();
+  weft::detail::hand_over({&one.gradient});
+}
+
+// The current stream has computed it.
+void Gradients::enqueued(One& one) {
+  one.work = one.gradient.defined() ? weft::detail::enqueued_for({&one.gradient}) : nullptr;
+}
+
+at::Tensor& Gradients::of(const at::Tensor& parameter) {
+  One& one = one_of(parameter);
+  take(one);
+  one.given = true;
+  return one.gradient;
+}
+
+void Gradients::renew() {
+  for (One& one : all_) {
+    if (std::exchange(one.given, false)) enqueued(one);
+  }
 }
 
 void Gradients::add(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held) {
   const c10::AutoGradMode no_grad(false);
-  at::Tensor& sum = of(parameter);
+  One& one = one_of(parameter);
+  take(one);
   // Another tensor may lie in the same memory, or a message that is still being sent.
   if (gradient.layout() == at::kStrided && gradient.has_storage() && gradient.storage().use_count() > 1) held = 0;
-  torch::autograd::AccumulateGrad::accumulateGrad(parameter, sum, gradient, held,
-                                                  [&](at::Tensor&& result) { sum = std::move(result); });
+  torch::autograd::AccumulateGrad::accumulateGrad(parameter, one.gradient, gradient, held,
+                                                  [&](at::Tensor&& result) { one.gradient = std::move(result); });
+  enqueued(one);
 }
 
 void Gradients::absorb(const at::Tensor& parameter, const at::Tensor& earlier) {
   const c10::AutoGradMode no_grad(false);
   absorbed_.insert(parameter.unsafeGetTensorImpl());
   if (!earlier.defined()) return;
-  at::Tensor& gradient = of(parameter);
-  gradient = gradient.defined() ? sum_of(gradient, earlier) : earlier.clone();
+  One& one = one_of(parameter);
+  take(one);
+  one.gradient = one.gradient.defined() ? sum_of(one.gradient, earlier) : earlier.clone();
+  enqueued(one);
 }
 
 void Gradients::merge(Gradients&& other) {
-  for (auto& [parameter, gradient] : other.all_) {
-    if (!gradient.defined()) continue;
-    if (at::Tensor& sum = of(parameter); !sum.defined() || other.replaces(parameter)) {
-      sum = std::move(gradient);
+  for (One& theirs : other.all_) {
+    if (!theirs.gradient.defined()) continue;
+    if (One& one = one_of(theirs.parameter); !one.gradient.defined() || other.replaces(theirs.parameter)) {
+      one.gradient = std::move(theirs.gradient);
+      one.work = std::move(theirs.work);
     } else {
-      add(parameter, gradient, 1);
+      take(theirs);
+      add(theirs.parameter, theirs.gradient, 1);
     }
   }
   other = Gradients();
 }
 
-at::Tensor* Gradients::find(const at::Tensor& parameter) {
+const at::Tensor* Gradients::find(const at::Tensor& parameter) const {
   const auto found = places_.find(parameter.unsafeGetTensorImpl());
-  return found == places_.end() ? nullptr : &all_[found->second].second;
+  if (found == places_.end()) return nullptr;
+  const One& one = all_[found->second];
+  take(one);
+  return &one.gradient;
+}
+
+std::vector<std::pair<at::Tensor, at::Tensor>> Gradients::all() const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> result;
+  for (const One& one : all_) {
+    if (!one.gradient.defined()) continue;
+    take(one);
+    result.emplace_back(one.parameter, one.gradient);
+  }
+  return result;
 }
 
 }  // namespace weft::autograd

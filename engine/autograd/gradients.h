@@ -1,12 +1,16 @@
-// Gradients by parameter, in the order in which they first came. Not locked: who owns it does that.
+// Gradients by parameter, in the order in which they first came. Those on GPUs may not have been computed yet: whoever gets
+// one makes the current stream wait for the stream that computes it. Not locked: who owns it does that.
 #pragma once
 
 #include <deque>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <weft/engine/future/device_work.h>
 
 namespace weft::autograd {
 
@@ -25,15 +29,28 @@ class Gradients {
   bool replaces(const at::Tensor& parameter) const { return absorbed_.contains(parameter.unsafeGetTensorImpl()); }
   // Adds all of another's, or puts it in the place of what it has absorbed; the other is empty afterwards.
   void merge(Gradients&& other);
-  // To be read and replaced; undefined for none. Valid until the object goes.
+  // To be read and replaced; undefined for none. Valid until the object goes. renew() follows, on the streams that were
+  // used.
   at::Tensor& of(const at::Tensor& parameter);
+  void renew();
   // Null where there is none.
-  at::Tensor* find(const at::Tensor& parameter);
-  const std::deque<std::pair<at::Tensor, at::Tensor>>& all() const { return all_; }
+  const at::Tensor* find(const at::Tensor& parameter) const;
+  // (parameter, gradient) where there is one.
+  std::vector<std::pair<at::Tensor, at::Tensor>> all() const;
   bool empty() const { return all_.empty(); }
 
  private:
-  std::deque<std::pair<at::Tensor, at::Tensor>> all_;  // parameter, gradient
+  struct One {
+    at::Tensor parameter;
+    at::Tensor gradient;
+    weft::detail::DeviceWorkRef work;  // that computes it
+    bool given = false;                // by of(), since the last renew()
+  };
+  One& one_of(const at::Tensor& parameter);
+  static void take(const One& one);
+  static void enqueued(One& one);
+
+  std::deque<One> all_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
   std::unordered_set<const c10::TensorImpl*> absorbed_;
 };

@@ -240,6 +240,8 @@ void Pass::end_local() {
       if (callbacks.empty()) break;
       for (const auto& callback : callbacks) callback();
     }
+    std::lock_guard lock(mutex_);
+    gradients_.renew();
   } catch (...) {
     caught("at the end of its local part");
   }
@@ -266,6 +268,7 @@ void Pass::end_one() {
 
 void Pass::fail(const Outcome& why) {
   if (ended_.exchange(true)) return;
+  *failed_ = true;
   traced_.fail(Error(static_cast<Blame>(why.blame), why.text));
   const bool news = context_->failed(name_.pass, why);
   EventLoop::Registration timer;

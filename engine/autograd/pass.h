@@ -40,6 +40,9 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // Ends it on all workers, unless it has ended.
   void fail(const Outcome& why);
   Future<Outcome> ended() const { return promise_.future(); }
+  // Whether it has failed here; may outlive it.
+  std::shared_ptr<const std::atomic<bool>> failure() const { return failed_; }
+  Deadline deadline() const { return deadline_; }
   // Whether a gradient has gone from here to that worker, which therefore takes part.
   bool reached(int rank) const;
   // Once it has failed: done when the others have been told, as far as they can be.
@@ -73,6 +76,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   trace::Operation traced_;  // whoever ends the pass ends it
   EventLoop::Registration timer_;
   std::atomic<bool> ended_{false};
+  const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> adopted_{false};
   std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start
   std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part

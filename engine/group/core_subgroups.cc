@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -127,17 +128,16 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
 
 // Waits until every rank has come, and claims what they came with. Gives those that are missing at the deadline.
 std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
-  const auto claim = [&](int rank) {
-    const std::string own = base + std::to_string(rank);
-    return bootstrap->exists(own) && bootstrap->add(own + "/" + to_text(bootstrap->get(own, deadline)), 1) == 1;
-  };
+  std::map<int, std::string> came;  // and with what
+  // One that withdraws meanwhile has claimed it for itself.
+  const auto claim = [&](int rank) { return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1; };
   std::set<int> missing;
   for (int rank = 1; rank < options.size; ++rank) missing.insert(rank);
   for (Pause pause;; pause.wait(deadline)) {
     std::set<int> absent;
     for (const int rank : missing) {
       try {
-        bootstrap->get(base + std::to_string(rank), deadline);
+        came[rank] = to_text(bootstrap->get(base + std::to_string(rank), deadline));
       } catch (const Error& error) {
         if (error.blame() != Blame::Timeout) throw;
         absent.insert(rank);

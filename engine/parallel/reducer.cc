@@ -85,7 +85,9 @@ void Reducer::set_divisor(int ranks) {
 void Reducer::prepare_forward() {
   trace::step(group_.rank());
   std::lock_guard lock(mutex_);
-  if (passing_ && options_.static_graph && static_pass_ > 0) {
+  drop_failed_pass();
+  require_in_step();
+  if (passing_ && options_.static_graph && counted_) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
   }
@@ -109,9 +111,7 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
   unused_ = unreachable_from(outputs);
 }
 
-bool Reducer::finds_unused() const {
-  return options_.find_unused_parameters && !(options_.static_graph && static_pass_ > 0);
-}
+bool Reducer::finds_unused() const { return options_.find_unused_parameters && !(options_.static_graph && counted_); }
 
 void Reducer::on_backward_start() {
   const c10::AutoGradMode no_grad(false);
@@ -119,7 +119,7 @@ void Reducer::on_backward_start() {
   if (!expecting_) return;
   begin_pass();
   queue_finish();
-  if (options_.static_graph && static_pass_ == 0) return;
+  if (options_.static_graph && !counted_) return;
   mark_unused();
 }
 
@@ -148,9 +148,9 @@ void Reducer::on_gradient(std::size_t parameter) {
   }
   begin_pass();
   if (finds_unused()) queue_finish();  // which closes what the loss leaves out
-  if (!rebuilt_) arrival_.push_back(parameter);
+  if (!rebuilt_ && rebuilds()) arrival_.push_back(parameter);
   if (options_.static_graph) {
-    if (static_pass_ == 0) {
+    if (!counted_) {
       ++static_counts_[parameter];
       return queue_finish();
     }
@@ -163,20 +163,59 @@ void Reducer::on_gradient(std::size_t parameter) {
 }
 
 void Reducer::begin_pass() {
+  drop_failed_pass();
   if (passing_) return;
+  require_in_step();
   passing_ = true;
+  auto* const pass = autograd::Pass::current();
+  pass_failed_ = pass ? pass->failure() : nullptr;
   unused_marked_ = false;
   finish_queued_ = false;
   next_bucket_ = 0;
   std::fill(ready_.begin(), ready_.end(), false);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
-  if (options_.static_graph && static_pass_ > 0) {
+  if (options_.static_graph && counted_) {
     remaining_ = static_counts_;
     unused_.clear();
     for (std::size_t i = 0; i < remaining_.size(); ++i) {
       if (remaining_[i] == 0) unused_.push_back(i);
     }
   }
+}
+
+// A pass over several workers that has failed never came to finish(). What the user's retained graph brings next is another
+// pass; where buckets have gone already, the ranks would reduce different ones with each other.
+void Reducer::drop_failed_pass() {
+  if (!passing_ || !pass_failed_ || !*pass_failed_) return;
+  pass_failed_ = nullptr;
+  passing_ = false;
+  finish_queued_ = false;
+  out_of_step_ = next_bucket_ > 0;
+  for (Bucket& bucket : buckets_) {
+    bucket.work = {};
+    bucket.reduced = {};
+    bucket.sparse_sum = {};
+    bucket.sparse_gradient = at::Tensor();
+    bucket.streams.clear();
+  }
+  usage_work_ = {};
+  std::fill(kept_.begin(), kept_.end(), at::Tensor());
+  used_.zero_();
+  if (!counted_) std::fill(static_counts_.begin(), static_counts_.end(), 0);
+}
+
+void Reducer::require_in_step() const {
+  if (!out_of_step_) return;
+  throw Error(Blame::Caller, "a distributed backward has failed on rank " + std::to_string(group_.rank()) +
+                                 " when some of its gradients had been sent to the other ranks, which are not in step with "
+                                 "this one any more; make a new group and a new DistributedDataParallel on all of them");
+}
+
+// A distributed pass has a time limit, which the others' gradients must keep.
+void Reducer::wait(Work work, const c10::Device& device) const {
+  const auto* const pass = autograd::Pass::current();
+  if (pass == nullptr || pass->deadline().is_never() || !device.is_cpu()) return work.wait();
+  work.synchronize(std::max(pass->deadline().remaining(), std::chrono::milliseconds(1)));
 }
 
 void Reducer::check_static_graph(std::size_t parameter) {
@@ -322,7 +361,7 @@ void Reducer::finish() {
   std::lock_guard lock(mutex_);
   finish_queued_ = false;
   if (!passing_) return;
-  const bool is_first_static = options_.static_graph && static_pass_ == 0;
+  const bool is_first_static = options_.static_graph && !counted_;
   if (!is_first_static && next_bucket_ < buckets_.size()) {
     if (!finds_unused()) return;  // another backward of this forward's outputs brings the rest
     leave_out_what_is_missing();
@@ -341,15 +380,16 @@ void Reducer::finish() {
   const trace::Range range(traced::gradients, {.rank = group_.rank()});
   const auto start = std::chrono::steady_clock::now();
   for (Bucket& bucket : buckets_) collect(bucket);
-  std::exchange(usage_work_, {}).wait();
+  wait(std::exchange(usage_work_, {}), usage_device());
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;
   restore_unused();
-  if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
+  if (!rebuilt_ && rebuilds()) start_rebuild();
   if (options_.static_graph) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) left_out_[i] = static_counts_[i] == 0;
   }
   static_pass_ = 1;
+  counted_ = true;
   expecting_ = false;
   passing_ = false;
   ++stats_.passes;
@@ -388,7 +428,7 @@ void Reducer::restore_unused() {
 std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool came = options_.static_graph && static_pass_ > 0 ? remaining_[i] <= 0 : ready_[i];
+    const bool came = options_.static_graph && counted_ ? remaining_[i] <= 0 : ready_[i];
     if (!came) missing.push_back(i);
   }
   return missing;

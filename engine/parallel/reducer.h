@@ -9,6 +9,7 @@
 // Thread-safe against autograd's threads; forward and backward themselves come from the user one after the other.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -99,6 +100,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch(std::size_t index);
   void launch_sparse(Bucket& bucket);
   bool counts_usage() const;
+  bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
+  void drop_failed_pass();
+  void require_in_step() const;
+  void wait(Work work, const c10::Device& device) const;
   Work reduce_usage();
   c10::Device usage_device() const;
   void queue_finish();
@@ -126,8 +131,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Place> places_;
   CommHook hook_;
 
-  bool expecting_ = false;  // a forward said that its backward will synchronise
-  bool passing_ = false;    // a gradient of this pass has come
+  bool expecting_ = false;                                // a forward said that its backward will synchronise
+  bool passing_ = false;                                  // a gradient of this pass has come
+  std::shared_ptr<const std::atomic<bool>> pass_failed_;  // that of an AutogradContext that this is; null for others
+  bool out_of_step_ = false;                              // it failed between its buckets
   bool unused_marked_ = false;
   bool finish_queued_ = false;
   std::size_t next_bucket_ = 0;  // the first that is not launched
@@ -144,7 +151,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   at::Tensor rebuild_order_;
   Work rebuild_work_;
 
-  int static_pass_ = 0;  // 0: counting, 1: counted, later passes must agree
+  int static_pass_ = 0;   // 0: counting, 1: the group has counted
+  bool counted_ = false;  // and this rank, whose later passes must agree; it may have mirrored the first
   std::vector<int> static_counts_;
   std::vector<int> remaining_;
 

@@ -84,7 +84,7 @@ void Reducer::collect(Bucket& bucket) {
     }
     if (!result.is_alias_of(bucket.flat)) bucket.flat.copy_(result.view(bucket.flat.sizes()));
   } else {
-    std::exchange(bucket.work, {}).wait();
+    wait(std::exchange(bucket.work, {}), bucket.flat.device());
   }
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
     at::Tensor& gradient = gradient_of(parameters_[bucket.parameters[slot]].tensor);
@@ -155,7 +155,7 @@ void Reducer::mirror_pass() {
   std::exchange(usage_work_, {}).wait();
   restore_unused();
   static_pass_ = 1;
-  if (!rebuilt_ && (options_.static_graph || !options_.find_unused_parameters)) start_rebuild();
+  if (!rebuilt_ && rebuilds()) start_rebuild();
 }
 
 }  // namespace weft::parallel

@@ -51,7 +51,7 @@ std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<Agent
   return std::make_shared<rref::Handle>(core, id, fork, core->directory().find(owner).worker, created, created, origin);
 }
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
-  return given ? *given : core.timeout();
+  return given ? usable_limit(*given, "a time limit") : core.timeout();
 }
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }

@@ -7,6 +7,8 @@
 #include <weft/base/log.h>
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/messages.h>
+#include <weft/engine/group/store.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
@@ -157,17 +159,20 @@ int AgentCore::rank_of(const Destination& destination) {
   return directory_.find(std::get<int>(destination.target())).worker.rank;
 }
 
+std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what) {
+  if (given.count() < 0) {
+    throw Error(Blame::Caller, what + " is " + weft::describe(given) + "; it is positive, or 0 for none");
+  }
+  return given == kNoTimeout ? std::chrono::milliseconds(0) : std::min(given, group::kLongestTimeout);
+}
+
 std::chrono::milliseconds AgentCore::limit_of(const Destination& destination) const {
-  const auto limit = destination.timeout().value_or(timeout());
-  if (limit.count() < 0)
-    throw Error(Blame::Caller, "a call's time limit is " + weft::describe(limit) + "; it is positive, or 0 for none");
-  return limit;
+  const auto given = destination.timeout();
+  return given ? usable_limit(*given, "a call's time limit") : timeout();
 }
 
 void AgentCore::set_timeout(std::chrono::milliseconds limit) {
-  if (limit.count() < 0)
-    throw Error(Blame::Caller, "a time limit of " + weft::describe(limit) + "; it is positive, or 0 for none");
-  timeout_ = limit.count();
+  timeout_ = usable_limit(limit, "the time limit of calls").count();
 }
 
 std::shared_ptr<Peer> AgentCore::peer(int rank) {
@@ -193,7 +198,7 @@ std::string AgentCore::name_of(int rank) {
 }
 
 std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
-                                     std::shared_ptr<autograd::Context> context) {
+                                     std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks) {
   const std::uint64_t id = next_call_++;
   const Deadline deadline = deadline_of(issue.limit);
   const bool counts = issue.kind != MessageKind::Shutdown;
@@ -202,10 +207,12 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
     ++issued_;
   }
   const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
-  calls_.add(
-      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts, std::move(context),
-           trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight)});
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts,
+                  std::move(context), std::move(forks), trace::Operation::begin(member_, trace::Kind::Call, shown),
+                  trace::Waiting(leaving.in_flight)});
   arm(deadline);
+  // Who left meanwhile may have failed what waited before this did.
+  if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
   return id;
 }
 
@@ -271,8 +278,8 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call =
-      add_waiting(issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()}, context);
+  head.call = add_waiting(issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()},
+                          context, forks);
   if (context) {
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
@@ -295,7 +302,11 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
       self->fail_here(head.call, *op.error());
     });
   });
-  if (sent) return;
+  if (sent) {
+    // It was released while this was packed: that worker may not have been told.
+    if (context && context->released()) autograd::messages::clean_up(shared_from_this(), issue.to, context->id());
+    return;
+  }
   forks->undo();
   fail_here(head.call, Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                   " refused the message (an injected fault)"));
@@ -364,6 +375,10 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   });
 }
 
+Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
+  return Error(Blame::Cancelled, in_words(parts_.self, call.function, to) + ": the agent has left");
+}
+
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
   return Error(Blame::Timeout,
                in_words(parts_.self, call.function, to) + ": no reply within " + weft::describe(call.limit));
@@ -382,6 +397,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   auto traced = std::exchange(call.traced, {});
   traced.add(bytes_of(message));
   const auto context = call.context;
+  const auto given = call.forks;
   if (failure) forget_recorded(message.head.call, call);
   complete(std::move(call), [&](PendingCall& pending) {
     try {
@@ -403,6 +419,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
         const auto record = object.as<FailureRecord>();
         const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
         const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
+        if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
         if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
         if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);
         throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
@@ -539,8 +556,7 @@ void AgentCore::leave() noexcept {
   for (const auto& [rank, promise] : shutting_down) promise.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
     const auto found = peers.find(call.to);
-    const std::string to = found != peers.end() ? describe(found->second->worker()) : name_of(call.to);
-    return Error(Blame::Cancelled, in_words(parts_.self, call.function, to) + ": the agent has left");
+    return left(call, found != peers.end() ? describe(found->second->worker()) : name_of(call.to));
   });
   for (const auto& [rank, one] : peers) one->close(why);
   for (const auto& [key, one] : inbound) one->close(why);

@@ -39,6 +39,10 @@ struct Activity {
   WEFT_FIELDS(issued, waiting, running)
 };
 
+// A time limit as a caller gives it, without kNoTimeout and what no clock can hold: 0 for none. Throws Caller for a
+// negative one; `what` is whose it is.
+std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what);
+
 // How a graceful shutdown ended, for the workers that did not decide it.
 struct Verdict {
   int blame = -1;  // Blame, or -1 where all went well
@@ -150,7 +154,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     trace::Depth& in_flight;  // calls to that worker
   };
   std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
-                            std::shared_ptr<autograd::Context> context);
+                            std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
@@ -158,6 +162,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::string name_of(int rank);
   void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
+  Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
   void look_after(int rank);

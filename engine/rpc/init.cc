@@ -59,10 +59,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
     throw Error(Blame::Caller,
                 "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
   }
-  if (options.timeout.count() < 0) {
-    throw Error(Blame::Caller,
-                "rpc::Options::timeout is " + weft::describe(options.timeout) + "; it is positive, or 0 for none");
-  }
+  options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }

@@ -45,7 +45,9 @@ class RemoteServed final : public Served {
   }
   void fail(const std::exception_ptr& error) noexcept override {
     const Error thrown(Blame::Remote, text_of(error));
-    log::warn(function_.name + ", called by " + describe(state_->caller) + ", threw: " + thrown.text());
+    // The questions of a shutdown fail where the agent leaves, which is said there.
+    if (!function_.name.starts_with("weft::rpc::internal::"))
+      log::warn(function_.name + ", called by " + describe(state_->caller) + ", threw: " + thrown.text());
     if (const auto inbound = inbound_.lock()) inbound->fail(call_, Failure::Thrown, thrown);
   }
   void refuse(const std::exception_ptr& error) noexcept override {
@@ -292,7 +294,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
 
 void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
   const Head& head = message.head;
-  if (lacking != nullptr) return fail(head.call, Failure::Refused, *lacking);
+  if (lacking != nullptr) return fail(head.call, Failure::Unread, *lacking);
   auto state = std::make_shared<CallState>();
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
@@ -300,12 +302,12 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   try {
     state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
   } catch (const std::exception& error) {
-    return fail(head.call, Failure::Refused,
+    return fail(head.call, Failure::Unread,
                 Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
   }
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
-    return fail(head.call, Failure::Refused, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+    return fail(head.call, Failure::Unread, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
   {
     const trace::About shown{
@@ -326,7 +328,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     }
     reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
   } catch (const Error& error) {
-    fail(head.call, Failure::Refused, error.within("its arguments cannot be decoded"));
+    fail(head.call, Failure::Unread, error.within("its arguments cannot be decoded"));
   }
 }
 

@@ -20,6 +20,7 @@ enum class Failure {
   Refused,     // the function was not run
   Thrown,      // it threw
   NotCreated,  // the value that it was called on was not created
+  Unread,      // refused before its arguments had been taken: no reference in it is known here
 };
 
 class Peer : public std::enable_shared_from_this<Peer> {

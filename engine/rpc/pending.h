@@ -20,6 +20,9 @@
 namespace weft::autograd {
 class Context;
 }
+namespace weft::rref {
+class ForkWriter;
+}
 
 namespace weft::rpc {
 
@@ -62,6 +65,7 @@ struct WaitingCall {
   std::uint64_t lane = 0;                      // which of its connections, one after the other
   bool counts = true;                          // a user's call, not one of Weft's own
   std::shared_ptr<autograd::Context> context;  // that it was made in
+  std::shared_ptr<rref::ForkWriter> forks;     // the references in it; ended where the callee has not read them
   trace::Operation traced{};
   trace::Waiting in_flight{};
 };

@@ -45,18 +45,21 @@ Activity AgentCore::activity() const {
 
 Future<Verdict> AgentCore::join_shutdown(int rank) {
   Promise<Verdict> promise;
-  std::lock_guard lock(mutex_);
-  shutting_down_.insert_or_assign(rank, promise);
-  crew_->recall();
+  {
+    std::lock_guard lock(mutex_);
+    shutting_down_.insert_or_assign(rank, promise);
+  }
+  crew_->recall();  // who waits for this looks at it with the loop's lock held
   return promise.future();
 }
 
 void AgentCore::shutdown(const Graceful& options) {
+  const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
   {
     std::lock_guard lock(mutex_);
     if (closed_ || std::exchange(shutdown_began_, true)) return;
   }
-  const Deadline deadline = options.timeout.count() == 0 ? Deadline::never() : Deadline::in(options.timeout);
+  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
   try {
     if (!parts_.world_size) {
@@ -66,7 +69,7 @@ void AgentCore::shutdown(const Graceful& options) {
       // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
       Promise<Verdict> ended(nullptr);
       call<detail::FunctionBody<&internal::join_shutdown>>(
-          shared_from_this(), {first, options.timeout, MessageKind::Shutdown, /*on_loop=*/true}, {})
+          shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
       Verdict verdict;
       try {

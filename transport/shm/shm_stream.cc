@@ -15,6 +15,17 @@ namespace {
 
 constexpr auto kRetry = std::chrono::milliseconds(1);  // of connecting, while the listener's queue is full
 
+// What is left of the pieces behind the first `skip` bytes.
+std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces, std::size_t skip) {
+  std::vector<ByteStream::Bytes> rest;
+  for (const ByteStream::Bytes& piece : pieces) {
+    const std::size_t gone = std::min(skip, piece.size());
+    skip -= gone;
+    if (gone < piece.size()) rest.push_back(piece.subspan(gone));
+  }
+  return rest;
+}
+
 }  // namespace
 
 struct ShmStream::Shared {
@@ -203,10 +214,16 @@ std::size_t ShmStream::write(std::span<const Bytes> pieces) noexcept {
   shared.has_written = true;
   std::size_t wanted = 0;
   for (const Bytes& piece : pieces) wanted += piece.size();
-  const std::size_t written = shared.writer.write(pieces);
-  if (written < wanted) {
+  std::size_t written = shared.writer.write(pieces);
+  while (written < wanted) {
     shared.wants_room = true;
     shared.mine.wants_room.store(1, std::memory_order_relaxed);
+    // The reader may have made room, and looked for this wish before it was there.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!shared.writer.has_more_room()) break;
+    const std::size_t more = shared.writer.write(behind(pieces, written));
+    if (more == 0) break;
+    written += more;
   }
   if (shared.writer.broken()) shared.broken = true;
   if (written > 0) shared.wake_if_parked();

@@ -546,6 +546,24 @@ TEST_P(Backward, BackwardAsyncIsAwaited) {
   });
 }
 
+TEST_P(Backward, AnAsyncPassLeavesNothingOfItsGraph) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::atomic<int> freed{0};
+    std::vector<double> memory(3, 1.0);
+    constexpr int kSteps = 3;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto kept = at::from_blob(
+          memory.data(), {3}, [&freed](void*) { ++freed; }, at::kDouble);
+      const auto a = leaf({3});
+      AutogradContext context(agent);
+      const at::Tensor loss = agent.sync<&passes::mul>(after(agent, 1), a * kept, a).sum();  // whose graph keeps it
+      auto pass = context.backward_async({loss});
+      if (step > 0) pass.get();  // else it is dropped, and ends with the context
+    }
+    EXPECT_TRUE(comes_true([&] { return freed == kSteps; })) << freed;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Autograd, Backward, testing::ValuesIn(autograd_settings()), setting_name);
 
 }  // namespace

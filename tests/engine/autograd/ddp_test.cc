@@ -129,6 +129,48 @@ TEST(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
   });
 }
 
+TEST(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
+  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    hybrid::Net net;
+    DistributedDataParallel ddp(net, group);
+    bool fails = true;
+    net->first->weight.register_hook([&](const at::Tensor&) {  // the last; the others' gradients have come
+      if (fails) throw std::runtime_error("not yet");
+    });
+    AutogradContext context(agent);
+    const auto loss = ddp(input_of(group.rank())).sum();
+    const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+    EXPECT_NE(error.text().find("not yet"), std::string::npos) << error.text();
+    fails = false;
+    context.backward({loss});
+    const auto expected = averages(group, input_of(group.rank()));
+    const auto parameters = net->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i])) << i;
+    }
+  });
+}
+
+TEST(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) {
+  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    hybrid::Net net;
+    DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});  // a bucket for each parameter
+    bool fails = true;
+    net->first->weight.register_hook([&](const at::Tensor&) {
+      if (fails) throw std::runtime_error("on purpose");
+    });
+    {
+      AutogradContext context(agent);
+      const auto error = error_of([&] { context.backward({ddp(input_of(group.rank())).sum()}); });
+      EXPECT_NE(error.text().find("on purpose"), std::string::npos) << error.text();
+    }
+    fails = false;
+    const auto error = error_of([&] { ddp(input_of(group.rank())); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("not in step"), std::string::npos) << error.text();
+  });
+}
+
 TEST(DdpInContexts, DR006_UnevenInputs) {
   hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;

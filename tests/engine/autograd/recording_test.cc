@@ -231,6 +231,24 @@ TEST_P(Recording, DA010_CleanUpIsRetried) {
       options);
 }
 
+TEST_P(Recording, DA010_ACallThatTheCleanUpOvertakesBringsNoContextBack) {
+  rpc::Options options;
+  options.faults.delay[rpc::MessageKind::Call] = std::chrono::milliseconds(50);
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        Future<int> late;
+        {
+          AutogradContext context(agent);
+          late = agent.async<&recorded::number>(1, 1);
+        }
+        late.get();
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&recorded::contexts>(1) == 0; }));
+      },
+      options);
+}
+
 TEST_P(Recording, ReleaseEndsTheContextOnceAndFromAnyThread) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);

@@ -10,6 +10,7 @@
 #include <weft/codec.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
+#include <weft/engine/autograd/gradients.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/future.h>
@@ -53,6 +54,11 @@ class CudaFuture : public testing::Test {
     const at::Tensor tensor = cuda_->empty({64}, at::kByte, device);
     cuda::fill(current(device), tensor::slice_of(tensor), 0);
     synchronize(current(device));
+    return tensor;
+  }
+  at::Tensor zeros_enqueued() {
+    const at::Tensor tensor = cuda_->empty({64}, at::kByte, 0);
+    fill(tensor, 0);
     return tensor;
   }
   static void synchronize(const cuda::StreamRef& stream) {
@@ -202,6 +208,33 @@ TEST_F(CudaFuture, CU038_AValueMayBeChangedOrReplacedOnceItIsThere) {
   EXPECT_EQ(first_byte(promise.future().get()), 3);
   tensor = zeros(1);
   EXPECT_EQ(promise.future().get().device().index(), 0);
+}
+
+// What a backward pass keeps of them is read by optimizers and functions on streams of their own.
+TEST_F(CudaFuture, CU044_WhoTakesAGradientWaitsForTheStreamThatComputesIt) {
+  const c10::Stream writing = cuda_->new_stream(), reading = cuda_->new_stream();
+  const auto parameter = cuda_->empty({64}, at::kByte, 0);
+  const at::Tensor seen = zeros();
+  autograd::Gradients gradients;
+  driver_->hold(cuda_->view(writing));
+  {
+    const c10::StreamGuard on(writing);
+    at::Tensor gradient = zeros_enqueued();
+    fill(gradient, 7);
+    gradients.add(parameter, gradient, 1);
+  }
+  autograd::Gradients of_context;
+  of_context.merge(std::move(gradients));
+  {
+    const c10::StreamGuard on(reading);
+    const at::Tensor* got = of_context.find(parameter);
+    ASSERT_NE(got, nullptr);
+    cuda::copy(current(0), tensor::slice_of(seen), tensor::slice_of(*got));
+  }
+  EXPECT_GT(driver_->pending(cuda_->view(reading)), 0u) << "the stream waits, the host went on";
+  driver_->release(cuda_->view(writing));
+  synchronize(cuda_->view(reading));
+  EXPECT_EQ(first_byte(seen), 7);
 }
 
 }  // namespace

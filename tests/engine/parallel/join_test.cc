@@ -120,6 +120,22 @@ TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
   });
 }
 
+TEST(Join, ARankThatOnlyMirroredTheFirstPassOfAStaticGraphTrainsLater) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group, {.static_graph = true});
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      join(ddp, [&] {
+        for (int step = 0; step < (epoch == 0 && group.rank() == 1 ? 0 : 2); ++step) {
+          net->zero_grad();
+          ddp(2.0).sum().backward();
+          EXPECT_EQ(net->weight.grad().item<double>(), epoch == 0 ? 1.0 : 2.0) << epoch;
+        }
+      });
+    }
+  });
+}
+
 // DD-016
 TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {

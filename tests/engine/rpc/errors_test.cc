@@ -124,6 +124,23 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
   });
 }
 
+TEST_P(Errors, WhatACallThatIsNotReadGivesAwayComesBack) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
+    const int to = 1 - agent.self().rank;
+    const RRef<int> mine(agent, 1);
+    const auto error = error_of([&] {
+      call_by_hand(agent, to, plus, [&](codec::Packer& packer) {
+        packer.pack_array(2);
+        packer.pack(mine);
+        packer.pack(1);
+      }).get();
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_EQ(agent.debug_info().forks, 0U);
+  });
+}
+
 TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = 1 - agent.self().rank;
@@ -203,6 +220,9 @@ TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
     EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(5s), 20), 0);
     EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(0ms), 20), 0);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(to, 60000); }).blame(), Blame::Timeout);
+    EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(kNoTimeout), 20), 0);
+    agent.set_timeout(kNoTimeout);
+    EXPECT_EQ(agent.timeout(), 0ms);
     agent.set_timeout(0ms);
     EXPECT_EQ(agent.sync<&wrong::slow>(to, 20), 0);
     agent.set_timeout(60s);
