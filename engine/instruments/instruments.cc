@@ -1,4 +1,5 @@
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -21,6 +22,7 @@ namespace weft::instruments {
 namespace {
 
 constexpr auto kWaitForOthers = std::chrono::seconds(30);  // for ranks that do not make a timeline
+constexpr auto kUntilRead = std::chrono::seconds(5);       // for ranks that are waiting to hear what is wrong
 const std::string kJob = "weft/timeline/job";
 
 // What the first to come chooses.
@@ -126,6 +128,7 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   bool all_came = participant.ranks > 0;
   try {
     place.job = job_name(*store, deadline);
+    agree_on_file(participant, *store, deadline);
     const LocalClock clock = local_clock();
     place.clock =
         participant.ranks > 0 ? measure(participant, *store, clock, deadline) : by_calendar(clock, *store, deadline);
@@ -147,6 +150,98 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   }
 }
 
+// How ranks find out that they do not make the same timeline. Whoever makes one is counted before it looks for somebody who
+// makes none, and the other way round: of two that differ at least one sees it, and tells those who wait for the verdict.
+class Agreement {
+ public:
+  Agreement(const Participant& participant, transport::Bootstrap& store, Deadline deadline)
+      : participant_(participant), store_(store), deadline_(deadline) {}
+
+  // By a rank that makes one.
+  void make() {
+    const std::string mine = std::to_string(participant_.rank) + " " + participant_.timeline;
+    const bool is_first = store_.add(kMakers, 1) == 1;
+    if (is_first) store_.set(kFirst, group::to_bytes(mine));
+    const auto [rank, file] = is_first ? std::pair(participant_.rank, participant_.timeline) : first();
+    if (std::filesystem::path(file).lexically_normal() != std::filesystem::path(participant_.timeline).lexically_normal())
+      refuse(makes(rank, file) + ", and " + makes(participant_.rank, participant_.timeline));
+    if (store_.add(kOthers, 0) > 0)
+      refuse(makes(participant_.rank, participant_.timeline) + ", and " + text(kOther) + " makes none");
+    if (store_.add(kAgree, 1) == participant_.ranks) store_.set(kVerdict, {});
+    const std::string verdict = text(kVerdict);
+    if (verdict.empty()) return;
+    count_told();
+    throw Error(Blame::Caller, verdict);
+  }
+
+  // By one that makes none.
+  void make_none() {
+    const std::string me = "rank " + std::to_string(participant_.rank);
+    store_.set(kOther, group::to_bytes(me));
+    store_.add(kOthers, 1);
+    if (store_.add(kMakers, 0) == 0) return;
+    const auto [rank, file] = first();
+    refuse(makes(rank, file) + ", and " + me + " makes none");
+  }
+
+ private:
+  static constexpr const char* kMakers = "weft/timeline/makers";    // how many make one
+  static constexpr const char* kFirst = "weft/timeline/first";      // who of them came first, and its file
+  static constexpr const char* kOthers = "weft/timeline/others";    // how many make none
+  static constexpr const char* kOther = "weft/timeline/other";      // one of them
+  static constexpr const char* kAgree = "weft/timeline/agree";      // how many make the first one's
+  static constexpr const char* kVerdict = "weft/timeline/verdict";  // "" once all do, or why they do not
+  static constexpr const char* kTold = "weft/timeline/told";        // how many of those that make one know why
+
+  static std::string told(long count) { return kTold + std::string("/") + std::to_string(count); }
+
+  static std::string makes(int rank, const std::string& file) {
+    return "rank " + std::to_string(rank) + " makes a timeline in '" + file + "'";
+  }
+
+  std::string text(const std::string& key) { return group::to_text(store_.get(key, deadline_)); }
+
+  std::pair<int, std::string> first() {
+    const std::string who = text(kFirst);
+    const auto space = who.find(' ');
+    if (space == std::string::npos) throw Error(Blame::PeerLost, "the timeline's file in the job's store is none");
+    return {std::atoi(who.c_str()), who.substr(space + 1)};
+  }
+
+  [[noreturn]] void refuse(const std::string& what) {
+    const std::string why = what + "; WEFT_TIMELINE, or the option timeline, is the same on all ranks";
+    store_.set(kVerdict, group::to_bytes(why));
+    if (!participant_.timeline.empty()) count_told();
+    let_others_read();
+    throw Error(Blame::Caller, why);
+  }
+
+  void count_told() { store_.set(told(store_.add(kTold, 1)), {}); }
+
+  // The store may end with this process.
+  void let_others_read() {
+    try {
+      store_.get(told(store_.add(kMakers, 0)), Deadline::sooner(deadline_, Deadline::in(kUntilRead)));
+    } catch (const Error& error) {
+      log::debug("not all ranks have read that their timelines differ: " + error.text());
+    }
+  }
+
+  const Participant& participant_;
+  transport::Bootstrap& store_;
+  const Deadline deadline_;
+};
+
+// A job without a timeline does not depend on the store for that: its first ranks may have ended, and the store with them.
+void make_no_timeline(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
+  try {
+    agree_on_file(participant, store, Deadline::sooner(deadline, Deadline::in(kWaitForOthers)));
+  } catch (const Error& error) {
+    if (error.blame() == Blame::Caller) throw;
+    log::debug("whether others make a timeline is not known: " + error.text());
+  }
+}
+
 }  // namespace
 
 std::string timeline_file(const std::string& option) {
@@ -155,13 +250,22 @@ std::string timeline_file(const std::string& option) {
   return file;
 }
 
+void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline) {
+  if (participant.ranks < 2) return;  // alone, or they come and go
+  Agreement agreement(participant, store, deadline);
+  participant.timeline.empty() ? agreement.make_none() : agreement.make();
+}
+
 std::shared_ptr<const void> start(const Participant& participant, const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
   const Config& wanted = config();
   if (!wanted.dump_folder.empty()) trace::dump_to(wanted.dump_folder);
   if (!wanted.status_file.empty()) trace::publish_progress(wanted.status_file.c_str());
   if (!wanted.metrics_address.empty()) serve_metrics(wanted.metrics_address, participant.rank);
-  if (participant.timeline.empty()) return nullptr;
+  if (participant.timeline.empty()) {
+    make_no_timeline(participant, *store, deadline);
+    return nullptr;
+  }
   return join_timeline(participant, store, std::move(kept), deadline);
 }
 

@@ -21,8 +21,13 @@ struct Participant {
 // another one. Before anything waits.
 std::string timeline_file(const std::string& option);
 
+// Throws Caller where the ranks of a job do not make the same timeline, on each rank that makes one and on those without
+// that come after one. Ranks that make one wait here for each other, the rest for nobody. Throws Timeout.
+void agree_on_file(const Participant& participant, transport::Bootstrap& store, Deadline deadline);
+
 // Blocks until the others have come as well, where a timeline is wanted: they agree on its name and their clocks. Throws
-// Caller for a variable that cannot be done. What a timeline lacks otherwise is a warning.
+// Caller for a variable that cannot be done, and what agree_on_file() throws as Caller. What a timeline lacks otherwise is
+// a warning.
 //
 // What it gives is held by the group or the agent until it ends. When the last of a process goes, parts of the timeline
 // that lie where rank 0 cannot read them travel to it (parts.h), over this store: it, and `kept`, live until then.

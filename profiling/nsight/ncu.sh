@@ -3,8 +3,10 @@
 #
 #   profiling/nsight/ncu.sh build/release/bin/kernels_bench --runs 1
 set -euo pipefail
+usage="usage: $0 PROGRAM [args]"
+case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 1 ]; then
-  echo "usage: $0 PROGRAM [args]" >&2
+  echo "$usage" >&2
   exit 2
 fi
 command -v ncu > /dev/null || { echo "no ncu: install Nsight Compute (cuda-nsight-compute-13-0)" >&2; exit 3; }

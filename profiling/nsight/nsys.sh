@@ -5,8 +5,10 @@
 #   profiling/nsight/nsys.sh run1 build/profile/bin/weft-run --nproc-per-node 2 build/profile/bin/digits --epochs 1
 #   profiling/nsight/overlap.py run1.sqlite
 set -euo pipefail
+usage="usage: $0 NAME PROGRAM [args]   writes NAME.nsys-rep and NAME.sqlite"
+case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 2 ]; then
-  echo "usage: $0 NAME PROGRAM [args]   writes NAME.nsys-rep and NAME.sqlite" >&2
+  echo "$usage" >&2
   exit 2
 fi
 name=$1

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """How much of the communication on a GPU was hidden behind compute, from what nsys exported (profiling/nsight/nsys.sh).
 
-  overlap.py run1.sqlite
-
 Communication: NCCL's kernels, and copies between devices. Compute: all other kernels. Exposed: communication while nothing
 computes on the same device. Times are the unions of the intervals, for each process and device.
 """
 
+import argparse
 import sqlite3
 import sys
 from pathlib import Path
@@ -66,8 +65,11 @@ def intervals_of(database):
 def main(path):
     if not path.exists():
         sys.exit(f"overlap: there is no {path}; profiling/nsight/nsys.sh makes it")
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-        found = intervals_of(database)
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+            found = intervals_of(database)
+    except sqlite3.DatabaseError as error:
+        sys.exit(f"overlap: {path} is no export of nsys: {error}")
     if not found:
         sys.exit(f"overlap: {path} holds no kernel of a GPU")
     print(f"{'process':>8} {'device':>6} {'compute ms':>11} {'communication ms':>17} {'hidden ms':>10} {'exposed ms':>11} {'hidden':>7}")
@@ -79,6 +81,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__.strip())
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("export", type=Path, help="what nsys.sh wrote, such as run1.sqlite")
+    main(parser.parse_args().export)

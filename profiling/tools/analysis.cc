@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <limits>
 #include <map>
@@ -8,6 +7,7 @@
 #include <tuple>
 
 #include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {
 
@@ -18,38 +18,13 @@ using Ranks = std::vector<int>;
 
 constexpr std::size_t kMostOfAKind = 20;
 
-std::string list(const Ranks& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  return text;
+bool gave_up(const Record& record) {
+  return record.state == "failed" &&
+         (record.blame == "Timeout" || record.blame == "PeerLost" || record.blame == "Cancelled");
 }
 
-std::string duration(std::int64_t nanoseconds) {
-  char text[32];
-  const double seconds = static_cast<double>(nanoseconds) * 1e-9;
-  std::snprintf(text, sizeof text, seconds < 1 ? "%.1f ms" : "%.1f s", seconds < 1 ? seconds * 1e3 : seconds);
-  return text;
-}
-
-std::string describe(const Record& record) {
-  const std::string tensor = tensor_of(record);
-  std::string text = record.name;
-  if (record.kind == "collective") text = "collective #" + std::to_string(record.sequence) + ", " + text;
-  if (record.kind == "send") text += " #" + std::to_string(record.sequence) + " to rank " + std::to_string(record.peer);
-  if (record.kind == "receive")
-    text += record.peer < 0 ? " from any rank"
-                            : " #" + std::to_string(record.sequence) + " from rank " + std::to_string(record.peer);
-  if (record.kind == "call") text = "the call of " + text + " on rank " + std::to_string(record.peer);
-  if (record.kind == "served") text += ", called by rank " + std::to_string(record.peer);
-  if (record.tag != 0) text += " with tag " + std::to_string(record.tag);
-  return text + (tensor.empty() ? "" : " of " + tensor);
-}
-
-// Whether others were waited for in vain: it still waits, or gave up.
-bool is_stuck(const Record& record) {
-  return record.state == "open" || (record.state == "failed" && (record.blame == "Timeout" || record.blame == "PeerLost" ||
-                                                                 record.blame == "Cancelled"));
-}
+// Whether others are or were waited for: it goes on, or gave up.
+bool waits(const Record& record) { return record.state == "open" || gave_up(record); }
 
 const Record* collective(const View& view, std::uint64_t sequence) {
   for (const Record& record : view.records) {
@@ -68,7 +43,7 @@ std::uint64_t last_begun(const View& view) {
 
 class Analysis {
  public:
-  explicit Analysis(const Dumps& dumps) : dumps_(dumps) {}
+  Analysis(const Dumps& dumps, std::chrono::nanoseconds older_than) : dumps_(dumps), older_than_(older_than.count()) {}
 
   std::vector<Finding> run() {
     for (const Group& group : dumps_.groups) {
@@ -93,7 +68,14 @@ class Analysis {
     const bool is_member = rank >= 0 && static_cast<std::size_t>(rank) < group.ranks.size();
     return is_member ? group.ranks[static_cast<std::size_t>(rank)] : rank;
   }
-  static std::string title(const Group& group) { return "group '" + group.name + "'"; }
+
+  // How long a record was under way when the dump was made.
+  std::int64_t age(const Record& record, const View& view) const { return now_of(view) - record.begun; }
+  bool is_old(std::int64_t nanoseconds) const { return nanoseconds >= older_than_; }
+  // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a moment later.)
+  bool is_old_to_both(const Record& record, const View& view, const View& other) const {
+    return is_old(std::min(now_of(view), now_of(other)) - record.begun);
+  }
 
   // The first collective that not all call alike; what comes after it is a consequence.
   void find_mismatch(const Group& group) {
@@ -111,11 +93,11 @@ class Analysis {
       const auto most =
           std::max_element(whats.begin(), whats.end(), [](auto& a, auto& b) { return a.second.size() < b.second.size(); });
       Ranks others;
-      std::string text = "in collective #" + std::to_string(sequence) + " of " + title(group) + " " + list(most->second) +
-                         " call" + (most->second.size() == 1 ? "s " : " ") + most->first;
+      std::string text = "in collective #" + std::to_string(sequence) + " of " + title(group) + " " +
+                         list_ranks(most->second) + " call" + (most->second.size() == 1 ? "s " : " ") + most->first;
       for (const auto& [what, ranks] : whats) {
         if (what == most->first) continue;
-        text += ", and " + list(ranks) + (ranks.size() == 1 ? " calls " : " call ") + what;
+        text += ", and " + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + what;
         for (const int rank : ranks) others.push_back(job_rank(group, rank));
       }
       // Two that differ: neither is more right.
@@ -127,62 +109,96 @@ class Analysis {
     }
   }
 
-  // Who has not come to the first collective that others wait in.
-  void find_late(const Group& group) {
-    std::uint64_t stuck = std::numeric_limits<std::uint64_t>::max();
-    for (const auto& [rank, view] : group.views) {
-      for (const Record& record : view.records) {
-        if (record.kind == "collective" && is_stuck(record)) stuck = std::min(stuck, record.sequence);
-      }
-    }
-    if (stuck == std::numeric_limits<std::uint64_t>::max()) return;
+  // Who waits in a collective, and who has not come to it.
+  struct Meeting {
     Ranks waiting;
     Ranks late;
     Ranks missing;
+    bool may_come = false;  // somebody had not come when it was asked, but it was asked early
     const Record* shown = nullptr;
+    bool gave_up = false;
+    std::int64_t first = std::numeric_limits<std::int64_t>::max();  // when the first of those who wait came
+    std::int64_t last = std::numeric_limits<std::int64_t>::min();   // when the last of all that have come did
     std::int64_t longest = 0;
+  };
+
+  // The number of the first collective that was waited in for long, or in vain.
+  std::optional<std::uint64_t> first_stuck(const Group& group) const {
+    std::optional<std::uint64_t> stuck;
+    for (const auto& [rank, view] : group.views) {
+      for (const Record& record : view.records) {
+        const bool counts = gave_up(record) || (record.state == "open" && is_old(age(record, view)));
+        if (record.kind == "collective" && counts) stuck = std::min(stuck.value_or(record.sequence), record.sequence);
+      }
+    }
+    return stuck;
+  }
+
+  Meeting meeting(const Group& group, std::uint64_t sequence) const {
+    Meeting met;
+    for (const auto& [rank, view] : group.views) {
+      const Record* record = collective(view, sequence);
+      if (record == nullptr) continue;
+      met.last = std::max(met.last, record->begun);
+      if (!waits(*record)) continue;
+      met.waiting.push_back(rank);
+      met.shown = record;
+      met.gave_up |= gave_up(*record);
+      met.first = std::min(met.first, record->begun);
+      met.longest = std::max(met.longest, (record->ended == 0 ? now_of(view) : record->ended) - record->begun);
+    }
     for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
       const auto view = group.views.find(rank);
       if (view == group.views.end()) {
-        missing.push_back(rank);
-        continue;
-      }
-      const Record* record = collective(view->second, stuck);
-      if (record != nullptr && is_stuck(*record)) {
-        waiting.push_back(rank);
-        shown = record;
-        longest = std::max(longest, (record->ended == 0 ? now_of(view->second) : record->ended) - record->begun);
-      } else if (record == nullptr && last_begun(view->second) < stuck) {
-        late.push_back(rank);
+        met.missing.push_back(rank);
+      } else if (collective(view->second, sequence) == nullptr && last_begun(view->second) < sequence) {
+        const bool is_late = met.gave_up || (met.shown != nullptr && is_old(now_of(view->second) - met.first));
+        if (is_late) met.late.push_back(rank);
+        met.may_come |= !is_late;
       }
     }
-    const std::string where = describe(*shown) + " in " + title(group);
-    const std::string who =
-        list(waiting) + (waiting.size() == 1 ? " waits" : " wait") + " for " + duration(longest) + " in " + where;
-    for (const int rank : late) {
+    return met;
+  }
+
+  // All have come, and for long: those who wait were asked some time after the last of them came.
+  bool is_stuck(const Group& group, const Meeting& met) const {
+    if (!met.late.empty() || !met.missing.empty() || met.may_come) return false;
+    return met.gave_up || std::any_of(met.waiting.begin(), met.waiting.end(),
+                                      [&](int rank) { return is_old(now_of(group.views.at(rank)) - met.last); });
+  }
+
+  // Who has not come to the first collective that others wait in.
+  void find_late(const Group& group) {
+    const auto stuck = first_stuck(group);
+    if (!stuck) return;
+    const Meeting met = meeting(group, *stuck);
+    if (met.shown == nullptr) return;  // a dump that has two records of one number
+    const std::string where = describe(*met.shown) + " in " + title(group);
+    const std::string who_waits =
+        list_ranks(met.waiting) + (met.waiting.size() == 1 ? " waits for " : " wait for ") + duration_text(met.longest);
+    for (const int rank : met.late) {
       const View& view = group.views.at(rank);
-      std::string text = "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " +
-                         who.substr(0, who.find(" in ")) + "; ";
+      std::string text =
+          "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " + who_waits + "; ";
       const std::uint64_t last = last_begun(view);
       const Record* before = last == 0 ? nullptr : collective(view, last);
       text += before == nullptr ? "it has begun none at all" : "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
-        text += ", which ended " + duration(now_of(view) - before->ended) + " before its dump";
+        text += ", which ended " + duration_text(now_of(view) - before->ended) + " before its dump";
       for (const std::string& doing : doings(view.job_rank)) text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
-      for (const int one : waiting) add_wait(job_rank(group, one), job_rank(group, rank), where);
+      for (const int one : met.waiting) add_wait(job_rank(group, one), job_rank(group, rank), where);
     }
-    for (const int rank : missing) {
+    for (const int rank : met.missing) {
       report(What::MissingRank, {job_rank(group, rank)},
-             "rank " + std::to_string(rank) + " is missing: there is no dump of it, and " + who +
-                 (late.empty() ? "" : " (for others as well)"));
+             "rank " + std::to_string(rank) + " is missing: there is no dump of it, and " + who_waits + " in " + where +
+                 (met.late.empty() ? "" : " (for others as well)"));
     }
-    if (late.empty() && missing.empty()) {
-      Ranks all;
-      for (const int rank : waiting) all.push_back(job_rank(group, rank));
-      report(What::StuckCollective, all,
-             "all ranks have come to " + where + ", and " + list(waiting) + " did not get through it");
-    }
+    if (!is_stuck(group, met)) return;
+    Ranks all;
+    for (const int rank : met.waiting) all.push_back(job_rank(group, rank));
+    report(What::StuckCollective, all,
+           "all ranks have come to " + where + ", and " + list_ranks(met.waiting) + " did not get through it");
   }
 
   // What a rank of the job has begun and not ended.
@@ -191,8 +207,8 @@ class Analysis {
     const auto look = [&](const View& view, const std::string& where) {
       if (view.job_rank != job) return;
       for (const Record& record : view.records) {
-        if (record.state == "open" && texts.size() < 4)
-          texts.push_back(describe(record) + where + " since " + duration(now_of(view) - record.begun));
+        if (record.state == "open" && !is_of_shutdown(record) && texts.size() < 4)
+          texts.push_back(describe(record) + where + " since " + duration_text(now_of(view) - record.begun));
       }
     };
     for (const Group& group : dumps_.groups) {
@@ -210,8 +226,9 @@ class Analysis {
         if (record.state != "open" || record.peer < 0 || !(is_receive || record.kind == "send")) continue;
         const auto other = group.views.find(record.peer);
         if (other == group.views.end() || has_counterpart(other->second, record, rank)) continue;
+        if (!is_old_to_both(record, view, other->second)) continue;
         add_wait(view.job_rank, other->second.job_rank,
-                 describe(record) + " in " + title(group) + " since " + duration(now_of(view) - record.begun));
+                 describe(record) + " in " + title(group) + " since " + duration_text(now_of(view) - record.begun));
       }
     }
   }
@@ -252,7 +269,7 @@ class Analysis {
       if (median < kLeastDelay) continue;
       std::string text = "rank " + std::to_string(rank) + " came last to " + std::to_string(delays.size()) +
                          " of the last " + std::to_string(counted) + " collectives of " + title(group) + ", " +
-                         duration(median) + " behind the one before it (median)";
+                         duration_text(median) + " behind the one before it (median)";
       if (on_several_hosts(group)) text += "; the machines' clocks were compared by the calendar only";
       report(What::SlowRank, {job_rank(group, rank)}, text);
     }
@@ -268,11 +285,12 @@ class Analysis {
     std::size_t found = 0;
     for (const auto& [rank, agent] : dumps_.agents) {
       for (const Record& call : agent.records) {
-        const bool no_reply = call.state == "open" || (call.state == "failed" && call.blame == "Timeout");
-        if (call.kind != "call" || !no_reply) continue;
+        const bool no_reply =
+            (call.state == "open" && is_old(age(call, agent))) || (call.state == "failed" && call.blame == "Timeout");
+        if (call.kind != "call" || !no_reply || is_of_shutdown(call)) continue;
         const std::int64_t waited = (call.ended == 0 ? now_of(agent) : call.ended) - call.begun;
         std::string text = "rank " + std::to_string(rank) + (call.ended == 0 ? " waits" : " waited") + " for " +
-                           duration(waited) + " for a reply to " + describe(call) + ": " + fate(call, rank);
+                           duration_text(waited) + " for a reply to " + describe(call) + ": " + fate(call, agent);
         if (++found <= kMostOfAKind) report(What::NoReply, {rank, call.peer}, text);
       }
     }
@@ -280,17 +298,19 @@ class Analysis {
       report(What::NoReply, {}, "and " + std::to_string(found - kMostOfAKind) + " more calls without a reply");
   }
 
-  std::string fate(const Record& call, int caller) {
+  std::string fate(const Record& call, const View& from) {
+    const int caller = from.rank;
     if (call.peer == caller) return "it is a call to itself";
     const auto callee = dumps_.agents.find(call.peer);
     if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
-    if (call.state == "open") add_wait(caller, call.peer, describe(call));
+    if (call.state == "open" && is_old_to_both(call, from, callee->second)) add_wait(caller, call.peer, describe(call));
     for (const Record& served : callee->second.records) {
       if (served.kind != "served" || served.peer != caller || served.sequence != call.sequence) continue;
-      if (served.state == "open") return "it runs there since " + duration(now_of(callee->second) - served.begun);
-      return "it was answered there after " + duration(served.ended - served.begun) +
+      if (served.state == "open") return "it runs there since " + duration_text(now_of(callee->second) - served.begun);
+      return "it was answered there after " + duration_text(served.ended - served.begun) +
              "; the reply did not come, or too late";
     }
+    if (now_of(callee->second) < call.begun) return "the dump of rank " + std::to_string(call.peer) + " is older than it";
     return "it has never come there";
   }
 
@@ -321,7 +341,7 @@ class Analysis {
       }
     }
     if (best.empty()) return;
-    std::string text = list(best) + " wait for each other: ";
+    std::string text = list_ranks(best) + " wait for each other: ";
     for (std::size_t i = 0; i < best.size(); ++i) {
       const int whom = best[(i + 1) % best.size()];
       text += (i > 0 ? "; " : "") + std::string("rank ") + std::to_string(best[i]) + " for rank " + std::to_string(whom) +
@@ -351,6 +371,7 @@ class Analysis {
   }
 
   const Dumps& dumps_;
+  const std::int64_t older_than_;                    // nanoseconds
   std::map<int, std::map<int, std::string>> waits_;  // ranks of the job: who, for whom, in what
   std::vector<Finding> findings_;
 };
@@ -371,6 +392,8 @@ const char* name(Finding::What what) {
   return "";
 }
 
-std::vector<Finding> analyze(const Dumps& dumps) { return Analysis(dumps).run(); }
+std::vector<Finding> analyze(const Dumps& dumps, std::chrono::nanoseconds older_than) {
+  return Analysis(dumps, older_than).run();
+}
 
 }  // namespace weft::tools

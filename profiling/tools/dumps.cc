@@ -1,52 +1,80 @@
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-
-#include <nlohmann/json.hpp>
+#include <limits>
+#include <optional>
+#include <set>
+#include <type_traits>
 
 #include <weft/base/error.h>
+#include <weft/profiling/tools/claims.h>
 #include <weft/profiling/tools/dumps.h>
+#include <weft/profiling/tools/json_file.h>
 
 namespace weft::tools {
 
 namespace {
 
-using Json = nlohmann::json;
+// Until 2096: what times differ by is a time as well.
+constexpr std::int64_t kMostTime = 4'000'000'000'000'000'000;
 
-constexpr std::uintmax_t kMostBytes = 256u << 20;
+const FileKind& dump_file() {
+  static const FileKind kind{"dump of a flight recorder", "they are made in WEFT_DUMP_DIR, and by dump()",
+                             "flight recorder 1", std::uintmax_t{256} << 20};
+  return kind;
+}
 
 Json read_file(const std::string& path) {
-  std::error_code failure;
-  const auto bytes = std::filesystem::file_size(path, failure);
-  if (failure) throw Error(Blame::Caller, "'" + path + "' cannot be read: " + failure.message());
-  if (bytes > kMostBytes)
-    throw Error(Blame::Caller, "'" + path + "' has " + std::to_string(bytes) + " bytes; no dump is that large");
-  std::ifstream file(path);
-  Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object() || json.value("weft", "") != "flight recorder 1") {
-    throw Error(Blame::Caller,
-                "'" + path + "' is no dump of a flight recorder; they are made in WEFT_DUMP_DIR, and by dump()");
-  }
+  Json json = read_json(path, dump_file());
+  const auto mark = json.find("weft");
+  if (mark == json.end() || *mark != dump_file().mark)
+    throw Error(Blame::Caller, "'" + path + "' is no " + dump_file().name + "; " + dump_file().origin);
   return json;
 }
 
-Record record_of(const Json& json, std::int64_t to_calendar) {
+std::vector<std::int64_t> shape_of(const Json& json) {
+  std::vector<std::int64_t> shape;
+  for (const Json& extent : list_of(json, "shape")) {
+    if (!extent.is_number_integer()) throw Error(Blame::Caller, "the shape of a tensor is " + json["shape"].dump());
+    shape.push_back(extent.get<std::int64_t>());
+  }
+  return shape;
+}
+
+// `now`: when the dump was made, by the clock of the record.
+Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   Record record;
-  record.kind = json.at("kind");
-  record.state = json.at("state");
-  record.name = json.at("name");
-  record.sequence = json.at("sequence");
-  record.peer = json.at("peer");
-  record.tag = json.at("tag");
-  record.bytes = json.at("bytes");
-  record.dtype = json.at("dtype");
-  record.shape = json.at("shape").get<std::vector<std::int64_t>>();
-  record.begun = json.at("begun").get<std::int64_t>() + to_calendar;
-  const std::int64_t ended = json.at("ended");
+  record.kind = text_of(json, "kind");
+  record.state = text_of(json, "state");
+  record.name = text_of(json, "name");
+  record.sequence = word_of(json, "sequence");
+  record.peer = int_of(json, "peer", std::numeric_limits<int>::min());
+  record.tag = int_of(json, "tag", std::numeric_limits<int>::min());
+  record.bytes = word_of(json, "bytes");
+  record.dtype = text_of(json, "dtype");
+  record.shape = shape_of(json);
+  const std::int64_t begun = integer_of(json, "begun", 0, now);
+  const std::int64_t ended = integer_of(json, "ended", 0, now);
+  if (ended != 0 && ended < begun) throw Error(Blame::Caller, "an operation in it ended before it began");
+  record.begun = begun + to_calendar;
   record.ended = ended == 0 ? 0 : ended + to_calendar;
-  record.blame = json.value("blame", "");
-  record.error = json.value("error", "");
+  record.blame = text_or_none(json, "blame");
+  record.error = text_or_none(json, "error");
   return record;
+}
+
+// The members of a group as ranks of the job; `rank` is one of them.
+std::vector<int> members_of(const Json& party, int rank) {
+  std::vector<int> ranks;
+  std::set<int> seen;
+  for (const Json& member : list_of(party, "ranks")) {
+    const bool is_rank = member.is_number_unsigned() && member.get<std::uint64_t>() <= std::uint64_t{kMostInt};
+    const int one = is_rank ? member.get<int>() : -1;
+    if (!is_rank || !seen.insert(one).second)
+      throw Error(Blame::Caller, "the ranks of a group are " + party["ranks"].dump());
+    ranks.push_back(one);
+  }
+  if (static_cast<std::size_t>(rank) >= ranks.size())
+    throw Error(Blame::Caller, "a group of " + std::to_string(ranks.size()) + " has a rank " + std::to_string(rank));
+  return ranks;
 }
 
 struct Loaded {
@@ -54,37 +82,93 @@ struct Loaded {
   Json json;
 };
 
-void take(const Loaded& loaded, std::size_t number, Dumps& into) {
-  const Json& json = loaded.json;
-  const std::int64_t to_calendar = loaded.dump.time - json.at("time").get<std::int64_t>();
-  std::map<int, View*> views;
-  for (const Json& party : json.at("parties")) {
-    View* view = nullptr;
-    const int rank = party.at("rank");
-    if (party.at("kind") == "agent") {
-      view = &into.agents[rank];
-      view->job_rank = rank;
-    } else {
-      const std::string name = party.at("name");
-      const std::uint32_t generation = party.at("generation");
-      auto found = std::find_if(into.groups.begin(), into.groups.end(),
-                                [&](const Group& group) { return group.name == name && group.generation == generation; });
-      if (found == into.groups.end()) {
-        into.groups.push_back({name, generation, party.at("ranks"), {}});
-        found = std::prev(into.groups.end());
-      }
-      view = &found->views[rank];
-      const bool is_member = rank >= 0 && static_cast<std::size_t>(rank) < found->ranks.size();
-      view->job_rank = is_member ? found->ranks[static_cast<std::size_t>(rank)] : rank;
+// Views are pointed to while groups are added.
+static_assert(std::is_nothrow_move_constructible_v<Group>);
+
+// One dump, added to the others.
+class Taking {
+ public:
+  Taking(const Loaded& loaded, Dumps& into) : loaded_(loaded), into_(into), number_(into.dumps.size()) {
+    into_.dumps.push_back(loaded.dump);
+  }
+
+  // What is wrong with it beside the others.
+  std::optional<Error> take() {
+    const std::int64_t now = integer_of(loaded_.json, "time", 0, kMostTime);
+    for (const Json& party : list_of(loaded_.json, "parties")) take_party(party);
+    for (const Json& record : list_of(loaded_.json, "records")) {
+      const auto found = views_.find(int_of(record, "party"));
+      if (found != views_.end()) found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
     }
-    view->dump = number;
-    view->rank = rank;
-    views[party.at("party")] = view;
+    return conflict_;
   }
-  for (const Json& record : json.at("records")) {
-    const auto found = views.find(record.at("party"));
-    if (found != views.end()) found->second->records.push_back(record_of(record, to_calendar));
+
+ private:
+  void take_party(const Json& party) {
+    const int number = int_of(party, "party", 0);
+    const int rank = int_of(party, "rank", 0);
+    const std::string kind = text_of(party, "kind");
+    View* view = nullptr;
+    if (kind == "agent") view = agent(rank);
+    if (kind == "group") view = member(party, rank);
+    if (view != nullptr) views_[number] = view;
   }
+
+  // A process may have been the same agent several times.
+  View* agent(int rank) {
+    const auto [found, is_new] = into_.agents.try_emplace(rank, View{number_, rank, rank, {}});
+    if (is_new || found->second.dump == number_) return &found->second;
+    return claimed(found->second, "the agent of rank " + std::to_string(rank));
+  }
+
+  View* member(const Json& party, int rank) {
+    const std::string name = text_of(party, "name");
+    const auto generation = static_cast<std::uint32_t>(
+        integer_of(party, "generation", 0, std::int64_t{std::numeric_limits<std::uint32_t>::max()}));
+    const std::vector<int> ranks = members_of(party, rank);
+    // Who survive a group may make one of the same name.
+    auto group = std::find_if(into_.groups.begin(), into_.groups.end(), [&](const Group& one) {
+      return one.name == name && one.generation == generation && one.ranks == ranks;
+    });
+    if (group == into_.groups.end()) group = into_.groups.insert(group, Group{name, generation, ranks, {}});
+    const auto [found, is_new] =
+        group->views.try_emplace(rank, View{number_, rank, ranks[static_cast<std::size_t>(rank)], {}});
+    if (is_new) return &found->second;
+    const std::string what = "rank " + std::to_string(rank) + " of group '" + name + "'";
+    if (found->second.dump == number_) throw Error(Blame::Caller, "it is " + what + " twice");
+    return claimed(found->second, what);
+  }
+
+  View* claimed(const View& theirs, const std::string& what) {
+    if (!conflict_) conflict_ = two_jobs(into_.dumps[theirs.dump], loaded_.dump, what);
+    return nullptr;
+  }
+
+  const Loaded& loaded_;
+  Dumps& into_;
+  const std::size_t number_;
+  std::map<int, View*> views_;  // by the file's number; of maps, whose values stay where they are
+  std::optional<Error> conflict_;
+};
+
+// What is wrong with a file's fields, with its name.
+template <class F>
+auto reading(const std::string& path, F read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    throw error.within("'" + path + "' is damaged");
+  }
+}
+
+Loaded load(const std::string& path) {
+  Loaded loaded{{}, read_file(path)};
+  const Json& json = loaded.json;
+  loaded.dump = reading(path, [&] {
+    return Dump{path, text_of(json, "host"), integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
+                integer_of(json, "wall_clock", 0, kMostTime), text_of(json, "reason")};
+  });
+  return loaded;
 }
 
 }  // namespace
@@ -92,27 +176,17 @@ void take(const Loaded& loaded, std::size_t number, Dumps& into) {
 Dumps read_dumps(const std::vector<std::string>& files) {
   std::map<std::pair<std::string, std::int64_t>, Loaded> newest;
   for (const std::string& path : files) {
-    Loaded loaded{{}, read_file(path)};
-    try {
-      loaded.dump = {path, loaded.json.at("host"), loaded.json.at("pid"), loaded.json.at("wall_clock"),
-                     loaded.json.at("reason")};
-    } catch (const Json::exception& error) {
-      throw Error(Blame::Caller, "'" + path + "': " + error.what());
-    }
+    Loaded loaded = load(path);
     auto& place = newest[{loaded.dump.host, loaded.dump.pid}];
     if (place.json.is_null() || place.dump.time < loaded.dump.time) place = std::move(loaded);
   }
   Dumps dumps;
-  std::vector<const Loaded*> in_order;
-  for (const auto& [process, loaded] : newest) in_order.push_back(&loaded);
-  for (const Loaded* loaded : in_order) {
-    try {
-      take(*loaded, dumps.dumps.size(), dumps);
-    } catch (const Json::exception& error) {
-      throw Error(Blame::Caller, "'" + loaded->dump.file + "': " + error.what());
-    }
-    dumps.dumps.push_back(loaded->dump);
+  for (const auto& [process, loaded] : newest) {
+    Taking taking(loaded, dumps);
+    const auto conflict = reading(loaded.dump.file, [&] { return taking.take(); });
+    if (conflict) throw *conflict;
   }
+  require_one_job(dumps);
   return dumps;
 }
 

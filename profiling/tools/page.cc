@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 
+#include <weft/base/error.h>
 #include <weft/profiling/tools/page.h>
 
 namespace weft::tools {
@@ -161,9 +163,9 @@ class Lanes {
 };
 
 std::string table(const Summary& summary) {
-  std::string text =
-      "<table><tr><th>rank</th><th>step</th><th>compute</th><th>communication</th><th>exposed</th><th>share</"
-      "th><th>waiting</th><th>last to begin</th></tr>\n";
+  std::string text = "<table><tr><th>rank</th><th>" + std::string(summary.marked ? "mean step" : "run") +
+                     "</th><th>compute</th><th>communication</th><th>exposed</th><th>share</"
+                     "th><th>waiting</th><th>last to begin</th></tr>\n";
   for (const auto& [rank, times] : summary.ranks) {
     text += "<tr><td>" + std::to_string(rank) + "</td>";
     for (const double time : {times.total, times.compute, times.communication, times.exposed})
@@ -174,6 +176,12 @@ std::string table(const Summary& summary) {
             std::to_string(summary.collectives) + "</td></tr>\n";
   }
   return text + "</table>\n";
+}
+
+double end_of(const Run& run) {
+  double end = 0;
+  for (const auto& [rank, events] : run.ranks) end = std::max(end, events.end);
+  return end;
 }
 
 constexpr const char* kStyle = R"(
@@ -188,8 +196,7 @@ svg text.rank { font-weight: bold; font-size: 11px } pre { background: #f9fafb; 
 
 Window middle_steps(const Run& run) {
   constexpr std::size_t kShown = 5;
-  Window window;
-  for (const auto& [rank, events] : run.ranks) window.end = std::max(window.end, events.end);
+  Window window{0, end_of(run)};
   for (const auto& [rank, events] : run.ranks) {
     if (events.steps.size() < 2) continue;
     const std::size_t first = events.steps.size() > kShown ? (events.steps.size() - kShown) / 2 : 0;
@@ -200,12 +207,35 @@ Window middle_steps(const Run& run) {
   return window;
 }
 
+Window window_of(const Run& run, std::optional<double> from_ms, std::optional<double> to_ms) {
+  const double end_ms = end_of(run) / 1e3;
+  Window window = middle_steps(run);
+  if (from_ms && !to_ms) window.end = end_of(run);
+  if (to_ms && !from_ms) window.begin = 0;
+  const auto choose = [&](const char* option, std::optional<double> given, double& place) {
+    if (!given) return;
+    if (!std::isfinite(*given) || *given < 0) {
+      throw Error(Blame::Caller, std::string(option) + " is " + number(*given) + "; it is a millisecond of the run, 0 to " +
+                                     number(end_ms));
+    }
+    place = *given * 1e3;
+  };
+  choose("--from", from_ms, window.begin);
+  choose("--to", to_ms, window.end);
+  if (window.begin >= end_of(run) && from_ms)
+    throw Error(Blame::Caller, "--from is " + number(*from_ms) + ", and the run ended after " + number(end_ms) + " ms");
+  if (window.end <= window.begin)
+    throw Error(Blame::Caller, "--from and --to leave no time between them (the run has " + number(end_ms) + " ms)");
+  return window;
+}
+
 std::string to_html(const Run& run, const Summary& summary, const Window& window, const std::string& title) {
   return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>" + escaped(title) + "</title><style>" +
          kStyle + "</style></head><body>\n<h1>" + escaped(title) + "</h1>\n" + table(summary) +
-         "<h2>Steps: compute (grey) and exposed communication (red)</h2>\n" + step_bars(summary) + "<h2>Ranks from " +
-         number(window.begin / 1e3, 1) + " to " + number(window.end / 1e3, 1) + " ms</h2>\n" + Lanes(run, window).draw() +
-         "<h2>Summary</h2>\n<pre>" + escaped(to_text(run, summary)) + "</pre>\n</body></html>\n";
+         (summary.marked ? "<h2>Steps: compute (grey) and exposed communication (red)</h2>\n" + step_bars(summary) : "") +
+         "<h2>Ranks from " + number(window.begin / 1e3, 1) + " to " + number(window.end / 1e3, 1) + " ms</h2>\n" +
+         Lanes(run, window).draw() + "<h2>Summary</h2>\n<pre>" + escaped(to_text(run, summary)) +
+         "</pre>\n</body></html>\n";
 }
 
 }  // namespace weft::tools

@@ -1,36 +1,46 @@
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-
-#include <nlohmann/json.hpp>
+#include <limits>
 
 #include <weft/base/error.h>
+#include <weft/profiling/tools/json_file.h>
 #include <weft/profiling/tools/run.h>
 
 namespace weft::tools {
 
 namespace {
 
-using Json = nlohmann::json;
+constexpr int kLeastInt = std::numeric_limits<int>::min();
 
-constexpr std::uintmax_t kMostBytes = std::uintmax_t{4} << 30;
+const FileKind& timeline_file() {
+  static const FileKind kind{"timeline of Weft", "WEFT_TIMELINE=run.json makes one", "\"traceEvents\"",
+                             std::uintmax_t{4} << 30};
+  return kind;
+}
+
+int int_or(const Json& object, const char* name, int otherwise) {
+  return object.is_object() && object.contains(name) ? int_of(object, name, kLeastInt) : otherwise;
+}
+
+std::uint64_t word_or_none(const Json& object, const char* name) {
+  return object.is_object() && object.contains(name) ? word_of(object, name) : 0;
+}
 
 void take_span(const Json& event, RankRun& rank) {
-  const Json& args = event.at("args");
+  const Json& args = field(event, "args");
   Span span;
-  span.begin = event.at("ts");
-  span.end = span.begin + event.at("dur").get<double>();
-  span.name = event.at("name");
-  span.kind = event.at("cat");
-  span.group = args.value("group", args.value("agent", ""));
-  span.generation = args.value("generation", 0);
-  span.sequence = args.value("sequence", std::uint64_t{0});
-  span.rank = args.value("rank", -1);
-  span.peer = args.value("peer", -1);
-  span.tag = args.value("tag", 0);
-  span.bytes = args.value("bytes", std::uint64_t{0});
-  span.state = args.value("state", "");
-  span.row = event.at("tid");
+  span.begin = number_of(event, "ts");
+  span.end = span.begin + number_of(event, "dur");
+  span.name = text_of(event, "name");
+  span.kind = text_of(event, "cat");
+  span.group = text_or_none(args, args.contains("group") ? "group" : "agent");
+  span.generation = int_or(args, "generation", 0);
+  span.sequence = word_or_none(args, "sequence");
+  span.rank = int_or(args, "rank", -1);
+  span.peer = int_or(args, "peer", -1);
+  span.tag = int_or(args, "tag", 0);
+  span.bytes = word_or_none(args, "bytes");
+  span.state = text_or_none(args, "state");
+  span.row = int_of(event, "tid", kLeastInt);
   rank.end = std::max(rank.end, span.end);
   rank.operations.push_back(std::move(span));
 }
@@ -38,27 +48,27 @@ void take_span(const Json& event, RankRun& rank) {
 class Reader {
  public:
   void take(const Json& event) {
-    const std::string& phase = event.at("ph").get_ref<const std::string&>();
+    const std::string phase = text_of(event, "ph");
     if (phase == "s" || phase == "f") return;
-    const int pid = event.at("pid");
+    const int pid = int_of(event, "pid", kLeastInt);
     RankRun& rank = run_.ranks[pid];
-    const int row = event.at("tid");
+    const int row = int_of(event, "tid", kLeastInt);
     if (phase == "M") {
-      const std::string& what = event.at("name").get_ref<const std::string&>();
-      if (what == "process_name") rank.name = event.at("args").at("name");
-      if (what == "thread_name") rank.rows[row] = event.at("args").at("name");
+      const std::string what = text_of(event, "name");
+      if (what == "process_name") rank.name = text_of(field(event, "args"), "name");
+      if (what == "thread_name") rank.rows[row] = text_of(field(event, "args"), "name");
       return;
     }
     if (phase == "X") return take_span(event, rank);
-    const double time = event.at("ts");
+    const double time = number_of(event, "ts");
     rank.end = std::max(rank.end, time);
     auto& open = open_[{pid, row}];
-    if (phase == "i" && event.at("name") == "step") rank.steps.push_back(time);
+    if (phase == "i" && text_of(event, "name") == "step") rank.steps.push_back(time);
     if (phase == "B") {
       Span span;
       span.begin = time;
-      span.name = event.at("name");
-      span.kind = event.at("cat");
+      span.name = text_of(event, "name");
+      span.kind = text_of(event, "cat");
       span.row = row;
       open.push_back(std::move(span));
     } else if (phase == "E" && !open.empty()) {
@@ -69,10 +79,11 @@ class Reader {
   }
 
   Run finish(const Json& about) {
-    for (const Json& rank : about.at("ranks")) {
-      run_.lost += rank.at("events_lost").get<std::uint64_t>();
-      if (!rank.at("ended_in_order").get<bool>()) run_.cut.push_back(rank.at("rank"));
-      run_.ranks[rank.at("rank")].clock_error = rank.at("clock_error_ns").get<double>() / 1000;
+    for (const Json& rank : list_of(about, "ranks")) {
+      const int number = int_of(rank, "rank", kLeastInt);
+      run_.lost += word_of(rank, "events_lost");
+      if (!flag_of(rank, "ended_in_order")) run_.cut.push_back(number);
+      run_.ranks[number].clock_error = number_of(rank, "clock_error_ns") / 1000;
     }
     for (auto& [number, rank] : run_.ranks) {
       const auto earlier = [](const Span& a, const Span& b) { return a.begin < b.begin; };
@@ -91,23 +102,17 @@ class Reader {
 }  // namespace
 
 Run read_run(const std::string& file) {
-  const auto refuse = [&](const std::string& why) { return Error(Blame::Caller, "'" + file + "' " + why); };
-  std::error_code failure;
-  const auto bytes = std::filesystem::file_size(file, failure);
-  if (failure) throw refuse("cannot be read: " + failure.message());
-  if (bytes > kMostBytes) throw refuse("has " + std::to_string(bytes) + " bytes, which is more than this program takes");
-  std::ifstream stream(file);
-  const Json json = Json::parse(stream, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object() || !json.contains("otherData") ||
-      json["otherData"].value("weft", "") != "timeline 1") {
-    throw refuse("is no timeline of Weft; WEFT_TIMELINE=run.json makes one");
-  }
+  const Json json = read_json(file, timeline_file());
+  const auto about = json.find("otherData");
+  const bool is_ours =
+      about != json.end() && about->is_object() && about->contains("weft") && (*about)["weft"] == "timeline 1";
+  if (!is_ours) throw Error(Blame::Caller, "'" + file + "' is no " + timeline_file().name + "; " + timeline_file().origin);
   try {
     Reader reader;
-    for (const Json& event : json.at("traceEvents")) reader.take(event);
-    return reader.finish(json.at("otherData"));
-  } catch (const Json::exception& error) {
-    throw refuse(std::string("is damaged: ") + error.what());
+    for (const Json& event : list_of(json, "traceEvents")) reader.take(event);
+    return reader.finish(*about);
+  } catch (const Error& error) {
+    throw error.within("'" + file + "' is damaged");
   }
 }
 

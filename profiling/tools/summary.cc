@@ -99,6 +99,7 @@ class Counting {
   void count_steps() {
     for (const auto& [rank, events] : run_.ranks) {
       std::vector<double> bounds = events.steps;
+      summary_.marked |= !bounds.empty();
       if (bounds.empty()) bounds.push_back(0);
       bounds.push_back(events.end);
       const Lines& lines = lines_.at(rank);
@@ -165,8 +166,10 @@ class Counting {
       }
     }
     for (const auto& [ends, link] : links) summary_.links.push_back(link);
-    std::sort(summary_.links.begin(), summary_.links.end(),
-              [](const Link& a, const Link& b) { return a.gigabytes_per_second() < b.gigabytes_per_second(); });
+    std::sort(summary_.links.begin(), summary_.links.end(), [](const Link& a, const Link& b) {
+      if (a.has_speed() != b.has_speed()) return a.has_speed();
+      return a.gigabytes_per_second() < b.gigabytes_per_second();
+    });
   }
 
   void find_gaps() {
@@ -196,6 +199,31 @@ std::string line(const char* format, A... values) {
   return std::string(text) + "\n";
 }
 
+std::string counted(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+// Of small messages a link may do kilobytes a second.
+std::string speed(double gigabytes_per_second) {
+  constexpr const char* kUnits[] = {"GB/s", "MB/s", "kB/s", "B/s"};
+  double value = gigabytes_per_second;
+  std::size_t unit = 0;
+  for (; value < 0.1 && unit < 3; ++unit) value *= 1000;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.3g %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string heading(const Run& run, const Summary& summary) {
+  const std::string ranks = counted(run.ranks.size(), "rank");
+  const std::string collectives = counted(summary.collectives, "collective") + "\n";
+  if (!summary.marked) return ranks + ", " + collectives + "no steps are marked: what follows is of the whole run\n";
+  const std::size_t steps = summary.steps.size();
+  return ranks + ", " + counted(steps, "step") + ", " + collectives +
+         (steps > 2 ? "times are means of the steps but the first, which warms up, and the last, which reaches to the end\n"
+                    : "times are means of the steps\n");
+}
+
 nlohmann::ordered_json json_of(const Times& times) {
   return {{"total_us", times.total},
           {"compute_us", times.compute},
@@ -209,21 +237,21 @@ nlohmann::ordered_json json_of(const Times& times) {
 Summary summarize(const Run& run) { return Counting(run).count(); }
 
 std::string to_text(const Run& run, const Summary& summary) {
-  std::string text =
-      line("%zu ranks, %zu steps, %zu collectives", run.ranks.size(), summary.steps.size(), summary.collectives);
+  std::string text = heading(run, summary);
   for (const auto& [rank, events] : run.ranks) {
     if (events.clock_error > 0) text += line("the clock of rank %d is known to %.1f us only", rank, events.clock_error);
   }
   if (run.lost > 0)
     text += line("%llu events are missing: there was no room for them", static_cast<unsigned long long>(run.lost));
   for (const int rank : run.cut) text += line("rank %d did not end in good order; its last moments are missing", rank);
-  text += line("\n%-6s %12s %12s %16s %18s %12s", "rank", "step ms", "compute ms", "communication ms", "exposed ms (share)",
-               "waiting ms");
+  text += line("\n%-6s %12s %12s %16s %18s %12s", "rank", summary.marked ? "mean step ms" : "run ms", "compute ms",
+               "communication ms", "exposed ms (share)", "waiting ms");
   for (const auto& [rank, times] : summary.ranks) {
     text += line("%-6d %12.3f %12.3f %16.3f %10.3f (%4.1f%%) %12.3f", rank, times.total / 1e3, times.compute / 1e3,
                  times.communication / 1e3, times.exposed / 1e3, percent(times.exposed, times.total), times.waiting / 1e3);
   }
   for (const auto& [rank, times] : summary.whole) {
+    if (!summary.marked) break;
     text +=
         line("all steps of rank %d: %.3f ms, exposed %.1f%%", rank, times.total / 1e3, percent(times.exposed, times.total));
   }
@@ -232,10 +260,11 @@ std::string to_text(const Run& run, const Summary& summary) {
     text +=
         line("\nslowest rank: %d came last to %zu of %zu collectives", rank, summary.last.at(rank), summary.collectives);
   }
-  if (!summary.links.empty()) {
+  if (!summary.links.empty() && summary.links.front().has_speed()) {
     const Link& link = summary.links.front();
-    text += line("slowest link: rank %d to rank %d, %.3f GB/s in %llu messages", link.from, link.to,
-                 link.gigabytes_per_second(), static_cast<unsigned long long>(link.messages));
+    text += "slowest link: rank " + std::to_string(link.from) + " to rank " + std::to_string(link.to) + ", " +
+            speed(link.gigabytes_per_second()) + " in " + counted(link.messages, "message") + " of " +
+            counted(link.bytes, "byte") + " together\n";
   }
   for (const Gap& gap : summary.gaps) {
     text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank, (gap.end - gap.begin) / 1e3,
@@ -245,7 +274,8 @@ std::string to_text(const Run& run, const Summary& summary) {
 }
 
 std::string to_json(const Summary& summary) {
-  nlohmann::ordered_json json{{"steps", nlohmann::ordered_json::array()},
+  nlohmann::ordered_json json{{"steps_are_marked", summary.marked},
+                              {"steps", nlohmann::ordered_json::array()},
                               {"ranks", nlohmann::ordered_json::object()},
                               {"collectives", summary.collectives}};
   for (const Step& step : summary.steps) {

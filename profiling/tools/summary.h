@@ -37,6 +37,7 @@ struct Link {
   std::uint64_t messages = 0;
   std::uint64_t bytes = 0;
   double microseconds = 0;  // from when both sides had begun until the receive ended
+  bool has_speed() const { return bytes > 0 && microseconds > 0; }
   double gigabytes_per_second() const { return microseconds > 0 ? static_cast<double>(bytes) / microseconds / 1000 : 0; }
 };
 
@@ -47,6 +48,7 @@ struct Gap {
 };
 
 struct Summary {
+  bool marked = false;  // steps are; else the whole run stands for one
   std::vector<Step> steps;
   // The mean of their steps; where there are three, without the first, which warms up, and the last, which reaches to the
   // end of the program.
@@ -54,7 +56,7 @@ struct Summary {
   std::map<int, Times> whole;       // the sums of total and exposed over all steps
   std::map<int, std::size_t> last;  // how many collectives each rank was the last to begin
   std::size_t collectives = 0;      // that all ranks took part in
-  std::vector<Link> links;          // the slowest first
+  std::vector<Link> links;          // the slowest first, and last those that moved nothing or took no time
   std::vector<Gap> gaps;            // the longest times without anything between ranks; the longest first, at most 5
   std::optional<int> slowest_rank;  // last most often
 };

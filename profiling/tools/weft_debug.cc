@@ -8,26 +8,45 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/command_line.h>
+#include <weft/profiling/tools/duration.h>
+#include <weft/profiling/tools/remarks.h>
+#include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {
 namespace {
 
-constexpr int kFound = 1;  // exit codes
-constexpr int kUnreadable = 2;
+constexpr int kFound = 1;  // exit code
 
-int show(const std::vector<std::string>& files, bool as_json) {
-  const Dumps dumps = read_dumps(files);
-  const auto findings = analyze(dumps);
-  if (as_json) {
-    nlohmann::ordered_json rows = nlohmann::json::array();
-    for (const Finding& finding : findings)
-      rows.push_back({{"what", name(finding.what)}, {"ranks", finding.ranks}, {"text", finding.text}});
-    std::printf("%s\n", nlohmann::ordered_json{{"findings", rows}}.dump(2).c_str());
-    return findings.empty() ? 0 : kFound;
-  }
+struct Options {
+  std::vector<std::string> files;
+  std::string older_than = "1s";
+  bool as_json = false;
+};
+
+void print_json(const std::vector<Finding>& findings, const Remarks& beside) {
+  nlohmann::ordered_json rows = nlohmann::json::array();
+  for (const Finding& finding : findings)
+    rows.push_back({{"what", name(finding.what)}, {"ranks", finding.ranks}, {"text", finding.text}});
+  const nlohmann::ordered_json all{
+      {"findings", rows}, {"running", beside.running}, {"ranks_without_dump", beside.without_dump}};
+  std::printf("%s\n", all.dump(2).c_str());
+}
+
+void print_text(const Dumps& dumps, const std::vector<Finding>& findings, const Remarks& beside) {
   std::printf("%zu processes, %zu groups, %zu agents\n", dumps.dumps.size(), dumps.groups.size(), dumps.agents.size());
+  if (!beside.without_dump.empty()) std::printf("no dump: of %s\n", list_ranks(beside.without_dump).c_str());
   for (const Finding& finding : findings) std::printf("%s: %s\n", name(finding.what), finding.text.c_str());
+  for (const std::string& one : beside.running) std::printf("running: %s\n", one.c_str());
   if (findings.empty()) std::printf("nothing is stuck, nothing has failed, and nobody is behind the others\n");
+}
+
+int analyze_files(const Options& options) {
+  const auto older_than = parse_duration("--older-than", options.older_than);
+  const Dumps dumps = read_dumps(options.files);
+  const auto findings = analyze(dumps, older_than);
+  const Remarks beside = remarks(dumps, older_than);
+  options.as_json ? print_json(findings, beside) : print_text(dumps, findings, beside);
   return findings.empty() ? 0 : kFound;
 }
 
@@ -37,18 +56,17 @@ int show(const std::vector<std::string>& files, bool as_json) {
 int main(int argc, char** argv) {
   CLI::App app("Says what went wrong in a job, from the dumps of its ranks.", "weft-debug");
   app.require_subcommand(1);
-  std::vector<std::string> files;
-  bool as_json = false;
+  weft::tools::Options options;
   CLI::App* analyze = app.add_subcommand(
       "analyze", "Names late and missing ranks, collectives that do not match, calls without a reply, waits in a circle");
-  analyze->add_option("dumps", files, "The files that the ranks wrote into WEFT_DUMP_DIR, of one moment")->required();
-  analyze->add_flag("--json", as_json, "print a JSON object");
-  app.footer("Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return weft::tools::show(files, as_json);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "weft-debug: %s\n", error.what());
-    return weft::tools::kUnreadable;
-  }
+  analyze->add_option("dumps", options.files, "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment")
+      ->required();
+  analyze
+      ->add_option(
+          "--older-than", options.older_than,
+          "An operation waits for others once it is under way for so long (0, 500ms, 1s, 2min); until then it runs")
+      ->capture_default_str();
+  analyze->add_flag("--json", options.as_json, "print a JSON object");
+  app.footer("Exit code: 0 nothing found, 1 something found, 2 the dumps cannot be read, or the command line is wrong");
+  return weft::tools::run_program(app, argc, argv, [&] { return weft::tools::analyze_files(options); });
 }

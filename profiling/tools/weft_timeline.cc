@@ -2,11 +2,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
 #include <weft/base/error.h>
+#include <weft/profiling/tools/command_line.h>
 #include <weft/profiling/tools/page.h>
 #include <weft/profiling/trace/merge.h>
 
@@ -17,8 +19,8 @@ struct Options {
   std::string file;
   std::string output = "report.html";
   bool as_json = false;
-  double from_ms = -1;
-  double to_ms = -1;
+  std::optional<double> from_ms;
+  std::optional<double> to_ms;
 };
 
 void summary(const Options& options) {
@@ -29,10 +31,7 @@ void summary(const Options& options) {
 
 void html(const Options& options) {
   const Run run = read_run(options.file);
-  Window window = middle_steps(run);
-  if (options.from_ms >= 0) window.begin = options.from_ms * 1e3;
-  if (options.to_ms >= 0) window.end = options.to_ms * 1e3;
-  if (window.end <= window.begin) throw Error(Blame::Caller, "--from and --to leave no time between them");
+  const Window window = window_of(run, options.from_ms, options.to_ms);
   const std::string page = to_html(run, summarize(run), window, std::filesystem::path(options.file).filename().string());
   std::ofstream file(options.output, std::ios::binary);
   file << page;
@@ -67,14 +66,11 @@ int main(int argc, char** argv) {
   html->add_option("--to", options.to_ms, "and up to this one");
   CLI::App* const merge =
       command("merge", "Makes the file from what ranks have written so far, where nobody was left to do it");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  app.footer("Exit code: 0, or 2 where the file cannot be read or written, or the command line is wrong");
+  return weft::tools::run_program(app, argc, argv, [&] {
     if (summary->parsed()) weft::tools::summary(options);
     if (html->parsed()) weft::tools::html(options);
     if (merge->parsed()) weft::tools::merge(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "weft-timeline: %s\n", error.what());
-    return 2;
-  }
-  return 0;
+    return 0;
+  });
 }

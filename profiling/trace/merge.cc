@@ -301,6 +301,16 @@ class FileLock {
   bool held_ = false;
 };
 
+void put_in_place(const std::string& file, const std::string& fresh) {
+  std::error_code failure;
+  std::filesystem::rename(fresh, file, failure);
+  if (!failure) return;
+  std::error_code ignored;
+  std::filesystem::remove(fresh, ignored);
+  throw Error(Blame::Caller, "the timeline cannot be put at '" + file + "': " + failure.message() +
+                                 "; its parts stay in '" + folder_of_parts(file) + "'");
+}
+
 }  // namespace
 
 Merged merge(const std::string& file) {
@@ -318,7 +328,7 @@ Merged merge(const std::string& file) {
   draw(timeline, out);
   const bool is_whole = std::ferror(out) == 0;
   if (std::fclose(out) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
-  std::filesystem::rename(fresh, file);
+  put_in_place(file, fresh);
   std::size_t ended = 0;
   for (const auto& [rank, info] : timeline.ranks) ended += info.ended ? 1 : 0;
   merged.complete = ended >= static_cast<std::size_t>(timeline.job_ranks);

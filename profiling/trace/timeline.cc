@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -191,6 +192,21 @@ void require_here(const std::string& file) {
                                  "timeline)");
 }
 
+// Before a job runs for hours: what is there already must be a file that may be replaced.
+void require_place(const std::string& file) {
+  const auto refuse = [&](const std::string& why) {
+    return Error(Blame::Caller, "a timeline was asked for in '" + file + "', " + why +
+                                    "; WEFT_TIMELINE and the option timeline name a file, such as run.json");
+  };
+  const std::filesystem::path path(file);
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) throw refuse("which is a folder");
+  if (!path.has_filename()) throw refuse("which is no name of a file");
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw refuse("which is no regular file");
+}
+
 // A forked process has no thread that collects, and shares the parent's file.
 void forget_in_child() {
   detail::is_on.store(false);
@@ -264,6 +280,7 @@ std::string host_identity() {
 }
 
 void join(const std::string& file, const Place& place) {
+  require_place(file);
   std::lock_guard lock(joining);
   require_here(file);
   if (collector.load() != nullptr) return;
@@ -278,6 +295,7 @@ void join(const std::string& file, const Place& place) {
 }
 
 void require(const std::string& file) {
+  require_place(file);
   std::lock_guard lock(joining);
   require_here(file);
 }

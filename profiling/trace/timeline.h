@@ -84,7 +84,8 @@ struct Place {
 // Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. Throws Caller where
 // the part cannot be written, and what require() throws.
 void join(const std::string& file, const Place& place);
-// Throws Caller where this process makes a timeline already, and for another file.
+// Throws Caller where this process makes a timeline already, and for another file, and where the file cannot be one: it is
+// a folder or a device.
 void require(const std::string& file);
 // Writes what is left, and merges where no other process still writes. Called when the process ends by exit(); a process
 // that ends by _exit() calls it first. Later events are lost.

@@ -15,6 +15,7 @@
 
 #include <weft/group.h>
 #include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/remarks.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
@@ -70,9 +71,9 @@ class PlantedFaults : public testing::Test {
     return names;
   }
 
-  std::vector<Finding> findings(What what) const {
+  std::vector<Finding> findings(What what, std::chrono::nanoseconds older_than = tools::kOlderThan) const {
     std::vector<Finding> found;
-    for (const Finding& one : tools::analyze(tools::read_dumps(files()))) {
+    for (const Finding& one : tools::analyze(tools::read_dumps(files()), older_than)) {
       std::printf("%s: %s\n", name(one.what), one.text.c_str());
       if (one.what == what) found.push_back(one);
     }
@@ -98,7 +99,7 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
   for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
   EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
   ask(ranks, 2);
-  const auto late = findings(What::LateRank);
+  const auto late = findings(What::LateRank, 0ns);  // its limit was short
   ASSERT_EQ(late.size(), 1u);
   EXPECT_THAT(late[0].ranks, ElementsAre(2));
   EXPECT_THAT(
@@ -156,11 +157,10 @@ TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
     Processes::say("there");
     stay();
   });
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.wait_for(rank, "there");
-    ask(ranks, rank);
-  }
-  const auto found = findings(What::CycleOfWaits);
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  for (int rank = 0; rank < 2; ++rank) ask(ranks, rank);
+  // They have waited for a moment only.
+  const auto found = findings(What::CycleOfWaits, 0ns);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
   EXPECT_THAT(found[0].text,
@@ -179,10 +179,35 @@ TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
   EXPECT_GE(dumps_of(ranks.process(0)), 1u);
   ask(ranks, 1);
-  const auto found = findings(What::NoReply);
+  const auto found = findings(What::NoReply, 0ns);  // its limit was short
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].text, HasSubstr("for a reply to the call of"));
   EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it runs there since"));
+}
+
+int answer() { return 42; }
+
+// Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job looks like that runs.
+TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
+  Processes ranks(3, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    group.all_reduce(tensor).wait();
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      EXPECT_EQ(agent.sync<&answer>("worker1"), 42);
+    }
+    Work late = rank == 0 ? group.recv(tensor, 1) : Work();
+    Processes::say("there");
+    if (rank == 2) agent.shutdown();  // waits for the others
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  for (int rank = 0; rank < 3; ++rank) ask(ranks, rank);
+  const tools::Dumps dumps = tools::read_dumps(files());
+  for (const Finding& one : tools::analyze(dumps, 10min)) ADD_FAILURE() << name(one.what) << ": " << one.text;
+  EXPECT_FALSE(tools::remarks(dumps, 10min).running.empty());
+  for (const Finding& one : tools::analyze(dumps, 0ns)) EXPECT_EQ(one.text.find("join_shutdown"), std::string::npos);
 }
 
 // The same dump, asked for by the program.

@@ -153,6 +153,17 @@ TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
   EXPECT_EQ(tools::read_run(other).ranks.size(), 2u);
 }
 
+// They meet in init, and nothing of a timeline stays.
+TEST_F(TimelineOfRanks, DifferentFilesAreAnErrorOnEachRankThatNamesBoth) {
+  Processes ranks(2, [&](int rank) {
+    const Error error = harness::error_of([&] { join(folder_ + "/" + std::to_string(rank) + ".json"); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+    for (const char* file : {"/0.json'", "/1.json'"}) EXPECT_THAT(error.text(), testing::HasSubstr(folder_ + file));
+  });
+  ranks.expect_success();
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
 // As on two machines without a file system between them: a relative file is another one in each folder.
 TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
   for (const char* machine : {"0", "1", "2"}) std::filesystem::create_directory(folder_ + "/" + machine);

@@ -17,10 +17,19 @@ def run(path):
     return subprocess.run([sys.executable, overlap, str(path)], capture_output=True, text=True)
 
 
+for option, code in (("--help", 0), ("--bogus", 2)):
+    result = run(option)
+    if result.returncode != code or "usage: overlap.py" not in result.stdout + result.stderr:
+        sys.exit(f"{option}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "run.sqlite"
     if "there is no" not in run(path).stderr:
         sys.exit("a file that is missing is not named")
+    garbage = Path(folder) / "garbage.sqlite"
+    garbage.write_text("no database" * 100)
+    if "garbage.sqlite is no export of nsys" not in run(garbage).stderr:
+        sys.exit("a file of another kind is not named")
     process = 77 << 24
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")

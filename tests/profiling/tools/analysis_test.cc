@@ -9,6 +9,8 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/duration.h>
+#include <weft/profiling/tools/remarks.h>
 
 namespace weft::tools {
 namespace {
@@ -16,6 +18,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using What = Finding::What;
+using namespace std::chrono_literals;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kStart = 1'700'000'000 * kSecond;
@@ -229,6 +232,90 @@ TEST(Analysis, NamesTheFirstFailure) {
   EXPECT_THAT(
       of(analyze(dumps), What::Failure).at(0).text,
       HasSubstr("the first failure was on rank 1: collective #1, all_reduce of float32 [4]: Device: ECC on rank 1"));
+}
+
+// A job that runs: everybody is in the midst of something.
+TEST(Analysis, WhatHasJustBegunIsNoFindingButIsTold) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 10 * kSecond - 8'000'000, 0)};
+  views[1].records = {message("receive", 2, 1)};
+  views[1].records[0].begun = kStart + 10 * kSecond - 20'000'000;
+  dumps.agents[2].records = {call("call", 0, 7, "open")};
+  dumps.agents[2].records[0].begun = kStart + 10 * kSecond - 400'000;
+  EXPECT_TRUE(analyze(dumps).empty());
+  EXPECT_THAT(remarks(dumps, kOlderThan).running,
+              ElementsAre("rank 0 is in collective #1, all_reduce of float32 [4] in group 'default' since 8.0 ms",
+                          "rank 1 is in recv #1 from rank 2 of float32 [4] in group 'default' since 20.0 ms",
+                          "rank 2 is in the call of work::slowly on rank 0 since 0.4 ms"));
+  const auto findings = analyze(dumps, 0ns);
+  EXPECT_EQ(of(findings, What::LateRank).size(), 2u);
+  EXPECT_EQ(of(findings, What::NoReply).size(), 1u);
+  EXPECT_TRUE(of(analyze(dumps, 10ms), What::LateRank).empty());
+}
+
+TEST(Analysis, WhatFailedCountsWhateverItsAge) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 10 * kSecond - 8'000'000, 10 * kSecond)};
+  views[0].records[0].state = "failed";
+  views[0].records[0].blame = "Timeout";
+  EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 1u);
+}
+
+TEST(Analysis, ACollectiveIsStuckSinceTheLastHasCome) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, kSecond, 0)};
+  views[1].records = {collective(1, 10 * kSecond - 5'000'000, 0)};
+  EXPECT_TRUE(analyze(dumps).empty());
+  views[1].records = {collective(1, 2 * kSecond, 0)};
+  EXPECT_EQ(of(analyze(dumps), What::StuckCollective).size(), 1u);
+}
+
+TEST(Analysis, WhoWasAskedBeforeTheOthersCameIsNotLate) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, 2 * kSecond, 0)};
+  dumps.dumps[1].time = kStart + 2 * kSecond + 5'000'000;
+  EXPECT_TRUE(analyze(dumps).empty());
+  dumps.dumps[1].time = kStart + 4 * kSecond;
+  EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 1u);
+}
+
+TEST(Analysis, AgentsThatShutDownWaitForNobody) {
+  Dumps dumps = job(2);
+  dumps.agents[0].records = {call("call", 1, 7, "open"), call("served", 1, 1, "open")};
+  dumps.agents[1].records = {call("served", 0, 7, "open"), call("call", 0, 1, "open")};
+  for (const int rank : {0, 1}) dumps.agents[rank].records[1].name = "weft::rpc::internal::join_shutdown";
+  const auto findings = analyze(dumps);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].text, HasSubstr("for a reply to the call of work::slowly on rank 1"));
+  EXPECT_THAT(remarks(dumps, kOlderThan).running, ElementsAre("rank 1 has called shutdown(), 9.0 s ago"));
+}
+
+TEST(Analysis, TellsOfWhichMembersThereIsNoDump) {
+  Dumps dumps = job(3);
+  dumps.groups[0].views.erase(1);
+  dumps.agents.erase(1);
+  EXPECT_TRUE(analyze(dumps).empty());
+  EXPECT_THAT(remarks(dumps, kOlderThan).without_dump, ElementsAre(1));
+}
+
+// As a damaged dump may have it.
+TEST(Analysis, TwoRecordsOfOneNumberAreNoCrash) {
+  Dumps dumps = job(1);
+  dumps.groups[0].views[0].records = {collective(1, 0, kSecond), collective(1, kSecond, 0)};
+  EXPECT_TRUE(analyze(dumps).empty());
+}
+
+TEST(Duration, HasAUnit) {
+  EXPECT_EQ(parse_duration("--older-than", "500ms"), 500ms);
+  EXPECT_EQ(parse_duration("--older-than", "1s"), 1s);
+  EXPECT_EQ(parse_duration("--older-than", "1.5min"), 90s);
+  EXPECT_EQ(parse_duration("--older-than", "0"), 0s);
+  for (const char* wrong : {"", "1", "s", "-1s", "1 h", "nan", "nans", "infs", "1e30s", "1ss"})
+    EXPECT_THROW(parse_duration("--older-than", wrong), Error) << wrong;
 }
 
 TEST(Analysis, AFileThatIsNoDumpIsRefusedByName) {

@@ -1,7 +1,10 @@
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <random>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -9,6 +12,7 @@
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/page.h>
+#include <weft/tests/harness/folder.h>
 
 namespace weft::tools {
 namespace {
@@ -117,6 +121,42 @@ TEST(Summary, TextAndJsonSayTheSame) {
   EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_share\": 0.1"));
 }
 
+TEST(Summary, SaysWhatItsTimesAre) {
+  auto run = steps();
+  EXPECT_THAT(to_text(run, summarize(run)),
+              HasSubstr("2 ranks, 4 steps, 4 collectives\ntimes are means of the steps but the first"));
+  EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("mean step ms"));
+  for (auto& [rank, one] : run.ranks) one.steps.clear();
+  const std::string text = to_text(run, summarize(run));
+  EXPECT_THAT(text, HasSubstr("no steps are marked"));
+  EXPECT_EQ(text.find("step ms"), std::string::npos);
+  EXPECT_EQ(text.find("all steps"), std::string::npos);
+}
+
+TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
+  auto run = steps();
+  run.ranks[0].operations.push_back(span("send", 1, 100, 110, 0, 1));
+  run.ranks[1].operations.push_back(span("receive", 1, 50, 200, 1, 0));
+  for (RankRun* one : {&run.ranks[0], &run.ranks[1]}) one->operations.back().bytes = 0;
+  EXPECT_EQ(to_text(run, summarize(run)).find("slowest link"), std::string::npos);
+  run.ranks[1].operations.push_back(span("send", 1, 100, 110, 1, 0));
+  run.ranks[0].operations.push_back(span("receive", 1, 50, 1100, 0, 1));
+  run.ranks[0].operations.back().bytes = 4;
+  EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("slowest link: rank 1 to rank 0, 4 kB/s in 1 message of 4 bytes"));
+}
+
+TEST(Page, ShowsTimesOfTheRunOnly) {
+  const auto run = steps();
+  const Window window = window_of(run, 1.5, 2.5);
+  EXPECT_DOUBLE_EQ(window.begin, 1500);
+  EXPECT_DOUBLE_EQ(window.end, 2500);
+  EXPECT_DOUBLE_EQ(window_of(run, 1.5, {}).end, 4000);
+  EXPECT_DOUBLE_EQ(window_of(run, {}, 2.5).begin, 0);
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<double, double>> wrong{{-5, -1}, {std::nan(""), 1}, {0, infinity}, {4.5, 5}, {2, 2}};
+  for (const auto& [from, to] : wrong) EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
+}
+
 TEST(Page, HasNoReferenceToAnythingOutside) {
   const auto run = steps();
   const std::string page = to_html(run, summarize(run), middle_steps(run), "run.json");
@@ -178,6 +218,41 @@ TEST(Run, AFileThatIsNoTimelineIsRefusedByName) {
   EXPECT_THAT(message_for(R"({"otherData":{"weft":"timeline 1","ranks":[]},"traceEvents":[]})"), "");
   EXPECT_THROW(read_run(folder + "/none.json"), Error);
   std::filesystem::remove_all(folder);
+}
+
+TEST(Run, ADamagedFileIsReadOrRefusedByName) {
+  const harness::Folder folder;
+  const std::string file = folder.path() + "/run.json";
+  const std::string whole = R"({"displayTimeUnit":"ms","traceEvents":[
+{"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"rank 0"}},
+{"ph":"M","name":"thread_name","pid":0,"tid":1,"args":{"name":"thread main"}},
+{"ph":"i","name":"step","cat":"engine","pid":0,"tid":1,"ts":10.5},
+{"ph":"i","name":"step","cat":"engine","pid":0,"tid":1,"ts":20.5},
+{"ph":"B","name":"wait","cat":"engine","pid":0,"tid":1,"ts":11},
+{"ph":"E","pid":0,"tid":1,"ts":12},
+{"ph":"X","name":"send","cat":"send","pid":0,"tid":2,"ts":11,"dur":3,"args":{"rank":0,"peer":1,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"recv","cat":"receive","pid":1,"tid":2,"ts":11,"dur":3,"args":{"rank":1,"peer":0,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"all_reduce","cat":"collective","pid":0,"tid":3,"ts":15,"dur":3,"args":{"rank":0,"group":"g","state":"done","sequence":1,"bytes":8}},
+{"ph":"X","name":"all_reduce","cat":"collective","pid":1,"tid":3,"ts":16,"dur":3,"args":{"rank":1,"group":"g","state":"done","sequence":1,"bytes":8}}
+],"otherData":{"weft":"timeline 1","job_ranks":2,"ranks":[
+{"rank":0,"clock_error_ns":0,"events_lost":0,"ended_in_order":true},{"rank":1,"clock_error_ns":7,"events_lost":1,"ended_in_order":false}]}})";
+  std::mt19937 random(7);
+  for (int round = 0; round < 3000; ++round) {
+    std::string damaged = whole;
+    if (round > 0) damaged[random() % damaged.size()] = "0123456789-eE.[]{}\",:x"[random() % 22];
+    std::ofstream(file) << damaged;
+    try {
+      const auto run = read_run(file);
+      const Summary summary = summarize(run);
+      to_text(run, summary);
+      to_json(summary);
+      to_html(run, summary, middle_steps(run), "run.json");
+    } catch (const Error& error) {
+      EXPECT_GT(round, 0) << error.text();
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr(file)) << damaged;
+    }
+  }
 }
 
 }  // namespace

@@ -370,6 +370,35 @@ TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
 
 TEST_F(Timeline, WithoutPartsThereIsNothingToMerge) { EXPECT_THROW(timeline::merge(file_), Error); }
 
+TEST_F(Timeline, AFolderAndADeviceAreRefusedBeforeAnythingIsWritten) {
+  for (const std::string& place : {folder_, folder_ + "/none/", std::string("/dev/null")}) {
+    try {
+      timeline::require(place);
+      ADD_FAILURE() << "no error for " << place;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_NE(error.text().find("'" + place + "', which is"), std::string::npos) << error.text();
+    }
+    EXPECT_THROW(timeline::join(place, {kJob, 0, 1, {}}), Error);
+    EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(place)));
+  }
+  timeline::require(file_);
+}
+
+TEST_F(Timeline, PartsThatCannotBePutTogetherAreKeptAndNothingElseIs) {
+  run(0, 2, [] {});  // rank 1 does not come, so the part stays
+  std::filesystem::remove(file_);
+  std::filesystem::create_directory(file_);
+  try {
+    timeline::merge(file_);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(error.text().find("cannot be put at '" + file_ + "'"), std::string::npos) << error.text();
+  }
+  EXPECT_FALSE(std::filesystem::exists(file_ + ".new"));
+  EXPECT_FALSE(std::filesystem::is_empty(timeline::folder_of_parts(file_)));
+}
+
 TEST_F(Timeline, ManyThreadsLoseNothing) {
   constexpr int kThreads = 4;
   constexpr int kEach = 3000;

@@ -1,0 +1,19 @@
+// Whether dumps are of one job. A rank is one process: where two claim it, a folder of dumps was used again, and what would
+// be read out of both together is of no job at all.
+#pragma once
+
+#include <string>
+
+#include <weft/base/error.h>
+#include <weft/profiling/tools/dumps.h>
+
+namespace weft::tools {
+
+// Two processes that are the same rank of a group, or the same agent; `what` says of which: "rank 0 of group 'default'".
+Error two_jobs(const Dump& one, const Dump& other, const std::string& what);
+
+// Throws Caller where two processes are the same rank of the job, and no group or job of agents has both as members. (Ranks
+// change when the survivors of a group make a new one.)
+void require_one_job(const Dumps& dumps);
+
+}  // namespace weft::tools

@@ -1,0 +1,12 @@
+// Times as a command line gives them.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace weft::tools {
+
+// "500ms", "1s", "2.5min", "0". Throws Caller, naming the option, for anything else.
+std::chrono::nanoseconds parse_duration(const std::string& option, const std::string& text);
+
+}  // namespace weft::tools

@@ -1,0 +1,41 @@
+#include <cstdio>
+
+#include <weft/profiling/tools/wording.h>
+
+namespace weft::tools {
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+std::string duration_text(std::int64_t nanoseconds) {
+  char text[32];
+  const double seconds = static_cast<double>(nanoseconds) * 1e-9;
+  std::snprintf(text, sizeof text, seconds < 1 ? "%.1f ms" : "%.1f s", seconds < 1 ? seconds * 1e3 : seconds);
+  return text;
+}
+
+std::string title(const Group& group) { return "group '" + group.name + "'"; }
+
+std::string describe(const Record& record) {
+  const std::string tensor = tensor_of(record);
+  std::string text = record.name;
+  if (record.kind == "collective") text = "collective #" + std::to_string(record.sequence) + ", " + text;
+  if (record.kind == "send") text += " #" + std::to_string(record.sequence) + " to rank " + std::to_string(record.peer);
+  if (record.kind == "receive")
+    text += record.peer < 0 ? " from any rank"
+                            : " #" + std::to_string(record.sequence) + " from rank " + std::to_string(record.peer);
+  if (record.kind == "call") text = "the call of " + text + " on rank " + std::to_string(record.peer);
+  if (record.kind == "served") text += ", called by rank " + std::to_string(record.peer);
+  if (record.tag != 0) text += " with tag " + std::to_string(record.tag);
+  return text + (tensor.empty() ? "" : " of " + tensor);
+}
+
+bool is_of_shutdown(const Record& record) {
+  const bool is_call = record.kind == "call" || record.kind == "served";
+  return is_call && record.name.starts_with("weft::rpc::internal::");
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Command lines and files that are wrong: weft-debug and weft-timeline say what it is, and exit with 2.
+
+usage: command_line_test.py FOLDER_OF_PROGRAMS
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+programs = Path(sys.argv[1])
+failures = []
+
+
+def check(said, *command, code=2, stdout=subprocess.PIPE, without=()):
+    result = subprocess.run([str(programs / command[0]), *map(str, command[1:])], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    text = (result.stdout or "") + result.stderr
+    wrong = [] if result.returncode == code else [f"exit {result.returncode}, not {code}"]
+    wrong += [f"does not say: {part}" for part in said if part not in text]
+    wrong += [f"says: {part}" for part in ("json.exception", *without) if part in text]
+    if wrong:
+        failures.append(f"{' '.join(map(str, command))}: {'; '.join(wrong)}\n{text}")
+
+
+def event(phase, name, begin, **more):
+    return {"ph": phase, "name": name, "cat": "engine", "pid": 0, "tid": 1, "ts": begin, **more}
+
+
+RANK = {"rank": 0, "machine": "here", "pid": 1, "clock_error_ns": 0, "events_lost": 0, "ended_in_order": True}
+SPAN = event("X", "all_reduce", 100, dur=900, args={"rank": 0, "group": "default", "state": "done", "sequence": 1, "bytes": 4})
+RUN = {"displayTimeUnit": "ms", "traceEvents": [SPAN], "otherData": {"weft": "timeline 1", "job_ranks": 1, "ranks": [RANK]}}
+
+with tempfile.TemporaryDirectory() as folder:
+    run = Path(folder) / "run.json"
+    page = Path(folder) / "page.html"
+    whole = json.dumps(RUN)
+
+    for program in ("weft-timeline", "weft-debug"):
+        check(["Exit code"], program, "--help", code=0)
+        check(["'foo'", "analyze" if program == "weft-debug" else "summary, html, merge"], program, "foo")
+        check(["'foo'"], program, "foo", "run.json")
+        check(["--bogus"], program, "--bogus")
+        check(["subcommand"], program)
+    check(["dumps"], "weft-debug", "analyze")
+    check(["--older-than is 'soon'"], "weft-debug", "analyze", "--older-than", "soon", run)
+    check(["file"], "weft-timeline", "summary")
+    check(["run.json' cannot be read"], "weft-timeline", "summary", run)
+
+    run.write_text(whole)
+    check(["1 rank, 0 collectives", "no steps are marked", "run ms"], "weft-timeline", "summary", run, code=0, without=["step ms", "1 steps"])
+    check(["page.html"], "weft-timeline", "html", run, "-o", page, "--from", "0.2", "--to", "0.5", code=0)
+    page.unlink()
+    check(["--from is -5"], "weft-timeline", "html", run, "-o", page, "--from", "-5", "--to", "-1")
+    check(["--from is nan"], "weft-timeline", "html", run, "-o", page, "--from", "nan")
+    check(["--to is inf"], "weft-timeline", "html", run, "-o", page, "--to", "inf")
+    check(["--from is 7", "ended after 1"], "weft-timeline", "html", run, "-o", page, "--from", "7")
+    check(["no time between"], "weft-timeline", "html", run, "-o", page, "--from", "0.5", "--to", "0.2")
+    if page.exists():
+        failures.append("a page was written for times that are none")
+    if Path("/dev/full").exists():
+        with open("/dev/full", "w") as full:
+            check(["output cannot be written"], "weft-timeline", "summary", run, stdout=full)
+
+    run.write_text(whole[: len(whole) // 2])
+    check(["run.json' ends in the middle"], "weft-timeline", "summary", run)
+    run.write_text(json.dumps({**RUN, "otherData": {"weft": 7}}))
+    check(["run.json' is no timeline of Weft"], "weft-timeline", "summary", run)
+    run.write_text(whole.replace('"name": "all_reduce"', '"name": 3'))
+    check(["run.json' is damaged: its field 'name' is no text"], "weft-timeline", "summary", run)
+    run.write_text('{"weft":"flight recorder 1","pid":1}')
+    check(["run.json' is damaged: its field 'host' is missing"], "weft-debug", "analyze", run)
+    run.write_text('{"weft":"flight recorder 1","pid":')
+    check(["run.json' ends in the middle"], "weft-debug", "analyze", run)
+    run.write_text('{"weft":1}')
+    check(["run.json' is no dump"], "weft-debug", "analyze", run)
+
+sys.exit("\n".join(failures) or 0)

@@ -1,0 +1,215 @@
+// Genuine dumps, of one job and of two, whole and damaged.
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/remarks.h>
+#include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/operation.h>
+#include <weft/tests/harness/folder.h>
+
+namespace weft::tools {
+namespace {
+
+using Json = nlohmann::json;
+using testing::HasSubstr;
+using trace::Kind;
+using trace::Member;
+using trace::Operation;
+using trace::Party;
+
+std::vector<int> ranks_to(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+Party in_group(int rank, int size) { return {"group", "default", rank, ranks_to(size)}; }
+Party agent(int rank) { return {"agent", "worker" + std::to_string(rank), rank, {}}; }
+
+// Some of each kind, ended, failed and under way.
+void work(const Member& member) {
+  const std::int64_t shape[] = {2, 2};
+  const int other = 1 - member.party()->rank;
+  if (member.party()->kind == "agent") {
+    Operation::begin(member, Kind::Call, {.name = "work::slowly", .sequence = 7, .peer = other});
+    Operation::begin(member, Kind::Served, {.name = "work::slowly", .sequence = 7, .peer = other});
+    return;
+  }
+  Operation::begin(member, Kind::Collective, {.name = "barrier", .sequence = 1}).end();
+  Operation::begin(member, Kind::Collective,
+                   {.name = "all_reduce", .sequence = 2, .bytes = 16, .dtype = "float32", .shape = shape})
+      .fail(Error(Blame::Timeout, "too \"late\""));
+  Operation::begin(member, Kind::Collective,
+                   {.name = "all_reduce", .sequence = 3, .bytes = 16, .dtype = "float32", .shape = shape});
+  Operation::begin(member, Kind::Receive, {.name = "recv", .sequence = 1, .peer = other, .tag = 3, .bytes = 16});
+}
+
+class DumpFiles : public testing::Test {
+ protected:
+  // Of a process that is these, in a file of that name. Returns its path.
+  std::string dump_of(const std::string& name, const std::vector<Party>& parties) {
+    const std::string path = folder_.path() + "/" + name + ".json";
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (const Party& party : parties) work(Member::join(party));
+      std::ofstream(path) << trace::dump("asked");
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    return path;
+  }
+  std::vector<std::string> job(const std::string& name, int size) {
+    std::vector<std::string> files;
+    for (int rank = 0; rank < size; ++rank)
+      files.push_back(dump_of(name + std::to_string(rank), {in_group(rank, size), agent(rank)}));
+    return files;
+  }
+
+  static std::string error_of(const std::vector<std::string>& files) {
+    try {
+      read_dumps(files);
+      return "";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      return error.text();
+    }
+  }
+
+  static std::string read(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+  }
+
+  // Whatever stands in the first of them: findings, or an Error that names the file.
+  static void expect_findings_or_its_name(const std::vector<std::string>& files, const std::string& text) {
+    std::ofstream(files.front()) << text;
+    try {
+      const Dumps dumps = read_dumps(files);
+      for (const auto age : {std::chrono::nanoseconds(0), kOlderThan}) {
+        analyze(dumps, age);
+        remarks(dumps, age);
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr(files.front())) << text;
+      EXPECT_EQ(error.text().find("json.exception"), std::string::npos) << error.text();
+    }
+  }
+
+  const harness::Folder folder_;
+};
+
+TEST_F(DumpFiles, OfOneJobArePutTogether) {
+  const Dumps dumps = read_dumps(job("one", 2));
+  ASSERT_EQ(dumps.groups.size(), 1u);
+  EXPECT_EQ(dumps.groups[0].views.size(), 2u);
+  EXPECT_EQ(dumps.agents.size(), 2u);
+  EXPECT_EQ(dumps.groups[0].views.at(1).records.at(1).error, "too \"late\"");
+}
+
+TEST_F(DumpFiles, OfTwoJobsAreRefused) {
+  const auto first = job("first", 3);
+  const auto second = job("second", 2);
+  const auto groups_only = std::vector{dump_of("a0", {in_group(0, 3)}), dump_of("b0", {in_group(0, 2)})};
+  for (const auto& files :
+       {std::vector{first[0], first[1], first[2], second[0], second[1]},
+        std::vector{second[1], first[2], second[0], first[1]}, groups_only, std::vector{groups_only[1], groups_only[0]}}) {
+    EXPECT_THAT(error_of(files), HasSubstr("these dumps are of two jobs"));
+  }
+  EXPECT_EQ(error_of(first), "");
+  EXPECT_EQ(error_of(second), "");
+}
+
+TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
+  const std::string first = dump_of("first", {in_group(0, 2)});
+  const std::string second = dump_of("second", {in_group(0, 2)});
+  const std::string text = error_of({first, dump_of("other", {in_group(1, 2)}), second});
+  EXPECT_THAT(text, HasSubstr("both are rank 0 of group 'default'"));
+  EXPECT_THAT(text, HasSubstr("'" + first + "'"));
+  EXPECT_THAT(text, HasSubstr("'" + second + "'"));
+}
+
+// After a rank was lost the others make a group of the same name, in which they have other ranks.
+TEST_F(DumpFiles, OfSurvivorsInASmallerGroupAreOfOneJob) {
+  const Dumps dumps = read_dumps({dump_of("0", {in_group(0, 3), in_group(0, 2)}), dump_of("lost", {in_group(1, 3)}),
+                                  dump_of("2", {in_group(2, 3), in_group(1, 2)})});
+  ASSERT_EQ(dumps.groups.size(), 2u);
+  EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 5u);
+}
+
+TEST_F(DumpFiles, OfARankThatIsNoneOfItsGroupAreDamaged) {
+  const auto files = job("job", 2);
+  const Json genuine = Json::parse(read(files[1]));
+  for (const char* ranks : {"[]", "[0]", "[0,0]", "[0,-1]", "[0,1.5]", "[0,4294967297]", "7"}) {
+    Json damaged = genuine;
+    for (Json& party : damaged["parties"]) {
+      if (party["kind"] == "group") party["ranks"] = Json::parse(ranks);
+    }
+    std::ofstream(files[1]) << damaged;
+    EXPECT_THAT(error_of(files), HasSubstr("'" + files[1] + "' is damaged: ")) << ranks;
+  }
+}
+
+TEST_F(DumpFiles, ThatWereCutOffSaySo) {
+  const std::string file = dump_of("cut", {in_group(0, 2)});
+  const std::string whole = read(file);
+  for (std::size_t bytes = 40; bytes + 2 < whole.size(); bytes += 3) {
+    std::ofstream(file) << whole.substr(0, bytes);
+    EXPECT_THAT(error_of({file}), HasSubstr("cut.json' ends in the middle, after " + std::to_string(bytes) + " bytes"));
+  }
+}
+
+void add_places(const Json& json, const Json::json_pointer& at, std::vector<Json::json_pointer>& places) {
+  places.push_back(at);
+  if (!json.is_structured()) return;
+  for (const auto& [key, value] : json.items()) {
+    add_places(value, json.is_array() ? at / std::stoul(key) : at / key, places);
+  }
+}
+
+TEST_F(DumpFiles, WithAnyFieldReplacedAreReadOrRefusedByName) {
+  const auto files = job("job", 2);
+  const Json genuine = Json::parse(read(files[0]));
+  std::vector<Json::json_pointer> places;
+  for (const auto& [key, value] : genuine.items()) add_places(value, Json::json_pointer() / key, places);
+  ASSERT_GT(places.size(), 100u);
+  for (const auto& place : places) {
+    for (const char* value :
+         {"null", "true", "-1", "0", "1", "2", "1000000", "4294967296", "9223372036854775807", "18446744073709551615",
+          "-9223372036854775808", "1e300", "\"\"", "\"open\"", "\"collective\"", "[]", "[0]", "{}"}) {
+      Json damaged = genuine;
+      damaged[place] = Json::parse(value);
+      expect_findings_or_its_name(files, damaged.dump());
+    }
+    Json damaged = genuine;
+    Json& parent = damaged[place.parent_pointer()];
+    if (parent.is_object()) parent.erase(place.back());
+    expect_findings_or_its_name(files, damaged.dump());
+  }
+}
+
+TEST_F(DumpFiles, WithAnyByteReplacedAreReadOrRefusedByName) {
+  const auto files = job("job", 2);
+  const std::string whole = read(files[0]);
+  std::mt19937 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    std::string damaged = whole;
+    for (int i = 0; i <= round % 3; ++i) damaged[random() % damaged.size()] = static_cast<char>(random());
+    expect_findings_or_its_name(files, damaged);
+  }
+}
+
+}  // namespace
+}  // namespace weft::tools
