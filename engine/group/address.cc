@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/pause.h>
 
@@ -104,6 +105,20 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
     if (number == ECONNREFUSED) throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", number);
     if (deadline.passed()) throw Error(Blame::Timeout, "no answer from " + where + ": " + failure, number);
     pause.wait(deadline);
+  }
+}
+
+void wait_for_name(const std::string& host, Deadline deadline, milliseconds patience) {
+  const Deadline end = Deadline::sooner(deadline, Deadline::in(patience));
+  Pause pause;
+  for (bool told = false;; told = true) {
+    std::string failure;
+    if (resolve(host, 0, SOCK_STREAM, failure)) return;
+    const std::string what =
+        "the host of rank 0, '" + host + "' (MASTER_ADDR, or in the address given), has no address: " + failure;
+    if (end.passed()) throw Error(Blame::Caller, what + "; is the name right, and does this machine know it?");
+    if (!told) log::warn(what + "; looking again for up to " + describe(end.remaining()));
+    pause.wait(end);
   }
 }
 

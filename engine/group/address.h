@@ -24,6 +24,12 @@ class Socket {
   int descriptor_;
 };
 
+// Blocks until the host has an address: in a cluster the name of rank 0's machine may appear after the ranks have begun.
+// Says at once in the log that it waits. Throws Caller when the name has none by the deadline, or for so long as
+// `patience`.
+void wait_for_name(const std::string& host, Deadline deadline,
+                   std::chrono::milliseconds patience = std::chrono::minutes(1));
+
 // Blocks until something accepts TCP connections there, looking every few milliseconds; returns the numeric address that
 // does. Throws Timeout naming the address and the last failure; Caller when the host's name cannot be resolved by the
 // deadline.

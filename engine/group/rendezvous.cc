@@ -11,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/launched.h>
 #include <weft/engine/group/multicast.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/group/store.h>
@@ -158,6 +159,7 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, bool shared
   result.rank = require_rank(wanted, at(address.host, address.port));
   result.world_size = require_world_size(wanted, at(address.host, address.port));
   check_range(result.rank, result.world_size);
+  wait_for_name(address.host, deadline);
   const bool hosts = result.rank == 0 && !agent_hosts(environment);
   result.store = hosts ? host_store(address, shared, deadline) : join_store(address, result.rank, deadline);
   result.local_address = local_address_towards(address.host, address.port);
@@ -356,3 +358,11 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
 }
 
 }  // namespace weft::group
+
+namespace weft {
+
+std::optional<int> launched_rank() { return group::rank_variable(group::process_environment()); }
+
+std::optional<int> launched_world_size() { return group::world_size_variable(group::process_environment()); }
+
+}  // namespace weft

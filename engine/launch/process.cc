@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/engine/launch/descent.h>
 #include <weft/engine/launch/process.h>
 
 namespace weft::launch {
@@ -66,19 +68,49 @@ std::string describe_status(int status) {
   return "signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
 }
 
+Children::Children(Reach reach) : reach_(reach) {
+  if (reach_ == Reach::Descendants) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
 Children::~Children() { end_all(std::chrono::seconds(2)); }
+
+std::vector<pid_t> Children::reached() const {
+  if (reach_ == Reach::Children) return processes_;
+  siginfo_t child;
+  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
+  std::vector<pid_t> reached = descendants({processes_.begin(), processes_.end()});
+  // Where there is no /proc, the children at least.
+  for (const pid_t process : processes_) {
+    if (std::find(reached.begin(), reached.end(), process) == reached.end()) reached.push_back(process);
+  }
+  return reached;
+}
+
+// A child that was added and has ended, or process 0.
+Children::Ended Children::reap() {
+  if (reach_ == Reach::Descendants) {
+    for (;;) {
+      int status = 0;
+      const pid_t process = ::waitpid(-1, &status, WNOHANG);
+      if (process <= 0) return {};
+      if (std::erase(processes_, process) > 0) return {process, status};  // else it was an orphan
+    }
+  }
+  for (const pid_t process : processes_) {
+    int status = 0;
+    if (::waitpid(process, &status, WNOHANG) != process) continue;
+    std::erase(processes_, process);
+    return {process, status};
+  }
+  return {};
+}
 
 Children::Ended Children::wait(std::chrono::milliseconds patience) {
   const Deadline deadline = Deadline::in(patience);
   while (!processes_.empty()) {
+    if (const Ended ended = reap(); ended.process != 0) return ended;
     std::vector<pollfd> watched;
     for (const pid_t process : processes_) {
-      int status = 0;
-      if (::waitpid(process, &status, WNOHANG) == process) {
-        std::erase(processes_, process);
-        for (const pollfd& item : watched) ::close(item.fd);
-        return {process, status};
-      }
       const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
       if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
     }
@@ -93,17 +125,40 @@ Children::Ended Children::wait(std::chrono::milliseconds patience) {
 }
 
 void Children::signal_all(int number) const {
-  for (const pid_t process : processes_) ::kill(process, number);
+  for (const pid_t process : reached()) ::kill(process, number);
+}
+
+int Children::signal_who_catch(int number) const {
+  int count = 0;
+  for (const pid_t process : reached()) {
+    if (catches(process, number) && ::kill(process, number) == 0) ++count;
+  }
+  return count;
 }
 
 void Children::end_all(std::chrono::milliseconds grace) {
-  if (processes_.empty()) return;
+  if (reached().empty()) return;
   signal_all(SIGTERM);
   signal_all(SIGCONT);  // a stopped process sees no SIGTERM
+  const auto wait_a_moment = [&](std::chrono::milliseconds longest) {
+    // Nothing tells when what is not a child of ours ends: look again soon.
+    constexpr auto kSoon = std::chrono::milliseconds(10);
+    if (reach_ == Reach::Descendants) longest = std::min(longest, kSoon);
+    if (!processes_.empty()) {
+      wait(longest);
+    } else {
+      reap();
+      ::poll(nullptr, 0, static_cast<int>(longest.count()));
+    }
+  };
   const Deadline deadline = Deadline::in(grace);
-  while (!processes_.empty() && !deadline.passed()) wait(deadline.remaining());
-  signal_all(SIGKILL);
-  while (!processes_.empty()) wait(std::chrono::seconds(1));
+  while (!reached().empty() && !deadline.passed()) wait_a_moment(deadline.remaining());
+  // What a child has started may be somebody else's (sudo) and stay.
+  const Deadline last = Deadline::in(std::chrono::seconds(5));
+  while (!processes_.empty() || (!reached().empty() && !last.passed())) {
+    signal_all(SIGKILL);
+    wait_a_moment(std::chrono::seconds(1));
+  }
 }
 
 }  // namespace weft::launch

@@ -16,10 +16,16 @@ int free_port();
 // "exit code 3", "signal 9 (Killed)".
 std::string describe_status(int status);
 
+// Whom a signal to a job's children goes to.
+enum class Reach {
+  Children,     // those that were added
+  Descendants,  // also what they have started. This process then adopts orphans and reaps every child it has.
+};
+
 // The children of one job.
 class Children {
  public:
-  Children() = default;
+  explicit Children(Reach reach = Reach::Children);
   // Ends what still runs: SIGTERM, then after `grace` SIGKILL, and reaps it.
   ~Children();
   Children(const Children&) = delete;
@@ -27,6 +33,8 @@ class Children {
 
   void add(pid_t process) { processes_.push_back(process); }
   const std::vector<pid_t>& running() const { return processes_; }
+  // The same, and with Reach::Descendants what they have started.
+  std::vector<pid_t> reached() const;
   struct Ended {
     pid_t process = 0;
     int status = 0;
@@ -34,9 +42,15 @@ class Children {
   // Blocks until a child ends or the time is over (process 0 then). Only children that were added count.
   Ended wait(std::chrono::milliseconds patience);
   void signal_all(int number) const;
+  // Only to those that handle the signal: the others, such as a shell around the program, would die of it. Returns how
+  // many there are.
+  int signal_who_catch(int number) const;
   void end_all(std::chrono::milliseconds grace);
 
  private:
+  Ended reap();
+
+  const Reach reach_;
   std::vector<pid_t> processes_;
 };
 

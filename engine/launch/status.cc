@@ -44,9 +44,16 @@ std::string StatusLine::add(int rank) {
 
 std::string StatusLine::due() { return Deadline::Clock::now() - last_ < interval_ ? "" : line(); }
 
-std::string StatusLine::line() {
+std::string StatusLine::line() { return describe(std::exchange(last_, Deadline::Clock::now())); }
+
+std::string StatusLine::summary() {
+  for (Page& page : pages_) page.steps = page.bytes = page.operations = 0;
+  return "in all " + describe(start_);
+}
+
+std::string StatusLine::describe(Deadline::Clock::time_point since) {
   const auto time = Deadline::Clock::now();
-  const double passed = seconds(time - std::exchange(last_, time));
+  const double passed = seconds(time - since);
   char text[192];
   std::snprintf(text, sizeof text, "%.0f s", seconds(time - start_));
   std::string shown = text;

@@ -27,6 +27,8 @@ class StatusLine {
   std::string due();
   // What happened since the last one, whenever that was.
   std::string line();
+  // What happened from the beginning on, as means over the whole time: the last line of a job.
+  std::string summary();
 
  private:
   struct Page {
@@ -37,6 +39,8 @@ class StatusLine {
     std::uint64_t bytes = 0;
     std::uint64_t operations = 0;
   };
+  std::string describe(Deadline::Clock::time_point since);
+
   const std::chrono::milliseconds interval_;
   const Deadline::Clock::time_point start_;
   Deadline::Clock::time_point last_;

@@ -2,10 +2,11 @@
 #include <cstdio>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <weft/base/config.h>
+#include <weft/engine/launch/command_line.h>
 #include <weft/transport/registry.h>
 
 namespace weft {
@@ -23,7 +24,7 @@ nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
   row["host_memory"] = transport.reaches(DeviceType::Host);
   row["device_memory"] = transport.reaches(DeviceType::Cuda);
   transport::Connector* connector = transport.connector();
-  row["point_to_point"] = connector != nullptr;
+  row["connections"] = connector != nullptr;
   if (const auto lines = transport.describe(); !lines.empty()) row["found"] = lines;
   if (connector == nullptr) return row;
   const transport::Capabilities can = connector->capabilities();
@@ -43,12 +44,12 @@ void print_row(const nlohmann::ordered_json& row) {
   const bool on_host = row["host_memory"].get<bool>();
   const bool on_device = row["device_memory"].get<bool>();
   std::string text = on_host && on_device ? "host and device memory" : on_device ? "device memory" : "host memory";
-  if (row["point_to_point"].get<bool>()) {
+  if (row["connections"].get<bool>()) {
     text += "; connections: preference " + std::to_string(row["preference"].get<int>()) + ", inline up to " +
             std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
             (row["one_sided"].get<bool>() ? ", one-sided" : "");
   } else {
-    text += "; collectives only";
+    text += "; process groups only (collectives, send and recv), no remote calls";
   }
   std::printf("%-10s usable: %s\n", name.c_str(), text.c_str());
   if (!row.contains("found")) return;
@@ -63,7 +64,9 @@ int show(bool as_json) {
   } else {
     for (const auto& row : rows) print_row(row);
   }
-  return 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::perror("weft-info: cannot write to stdout");
+  return 1;
 }
 
 }  // namespace
@@ -73,6 +76,12 @@ int main(int argc, char** argv) {
   CLI::App app("Lists the transports of this build: usable on this machine, or why not.", "weft-info");
   bool as_json = false;
   app.add_flag("--json", as_json, "print a JSON object instead of a table");
-  CLI11_PARSE(app, argc, argv);
-  return weft::show(as_json);
+  weft::launch::parse(app, argc, argv);
+  try {
+    static_cast<void>(weft::config());  // a wrong variable is reported here
+    return weft::show(as_json);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft-info: %s\n", error.what());
+    return 2;
+  }
 }

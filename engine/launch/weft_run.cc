@@ -1,27 +1,29 @@
 // weft-run: starts the ranks of a program on this machine, as torchrun does. Sets the variables that torchrun sets,
 // prefixes each line of output with its rank, and on the first failure ends the others and says first which rank failed,
 // and why.
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/config.h>
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/engine/launch/command_line.h>
+#include <weft/engine/launch/output.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/status.h>
 #include <weft/profiling/trace/merge.h>
@@ -44,51 +46,17 @@ struct Options {
   std::vector<std::string> command;
 };
 
-// One end of a rank's output: lines are prefixed and written whole, so that ranks do not mix inside a line.
-struct Output {
-  int rank = 0;
-  int from = -1;
-  int to = STDOUT_FILENO;
-  bool prefix = true;
-  std::string partial;
-  std::deque<std::string> last;  // of stderr: what a failure report shows
-
-  static constexpr std::size_t kKept = 20;
-
-  void write_line(const std::string& line) {
-    const std::string text = prefix ? "[rank " + std::to_string(rank) + "] " + line : line;
-    std::size_t done = 0;
-    while (done < text.size()) {
-      const auto count = ::write(to, text.data() + done, text.size() - done);
-      if (count <= 0) return;  // our reader is gone
-      done += static_cast<std::size_t>(count);
-    }
-    if (to != STDERR_FILENO) return;
-    last.push_back(line);
-    if (last.size() > kKept) last.pop_front();
-  }
-
-  void take(const char* data, std::size_t count) {
-    partial.append(data, count);
-    for (std::size_t end = partial.find('\n'); end != std::string::npos; end = partial.find('\n')) {
-      write_line(partial.substr(0, end + 1));
-      partial.erase(0, end + 1);
-    }
-  }
-
-  void finish() {
-    if (!partial.empty()) write_line(partial + "\n");
-    partial.clear();
-  }
-};
-
 struct Rank {
   int rank = 0;
   pid_t process = 0;
-  Output* error = nullptr;
+  const Output* error = nullptr;
 };
 
-volatile std::sig_atomic_t received_signal = 0;
+volatile std::sig_atomic_t received_signal = 0;     // that ends the job
+volatile std::sig_atomic_t signal_of_terminal = 0;  // it has sent the same to the ranks, and once is enough
+volatile std::sig_atomic_t asked_for_dumps = 0;
+
+constexpr int kLongestStatus = 24 * 60 * 60;  // seconds
 
 int count_of_ranks(const std::string& text) {
   if (text == "auto" || text == "cpu") return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -122,20 +90,23 @@ class Job {
     if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
   }
 
-  // The exit code of the job: 0, or that of the rank that failed first.
+  // The exit code of the job: 0, or that of the rank that failed first; 1 when only its output could not be written.
   int run() {
     for (int local = 0; local < ranks_per_node_; ++local) start(local);
     for (;;) {
       forward_output(milliseconds(0));
       if (status_) show(status_->due());
       if (received_signal != 0) return end_on_signal();
+      if (write_failure_ == EPIPE) return end_without_reader();
       if (children_.running().empty()) break;
       const auto ended = wait_for_end();
-      if (ended.process != 0 && ended.status != 0) return report(ended);
+      // A terminal's Ctrl-C ends the ranks as well.
+      if (ended.process != 0 && ended.status != 0 && received_signal == 0) return report(ended);
     }
     forward_output(milliseconds(0));
-    if (status_) show(status_->line());
-    return 0;
+    end_leftovers();
+    if (status_) show(status_->summary());
+    return write_failure_ == EPIPE ? end_without_reader() : write_failure_ == 0 ? 0 : 1;
   }
 
  private:
@@ -179,6 +150,7 @@ class Job {
     if (process < 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
     if (process == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's
       if (::getppid() != parent) ::_exit(1);
       if (!options_.no_prefix) ::dup2(out[1], STDOUT_FILENO);
       ::dup2(err[1], STDERR_FILENO);
@@ -192,48 +164,53 @@ class Job {
       ::_exit(127);
     }
     if (!options_.no_prefix) add_output(rank, out, STDOUT_FILENO);
-    Output* error = add_output(rank, err, STDERR_FILENO);
+    const Output* error = add_output(rank, err, STDERR_FILENO);
     ranks_[process] = {rank, process, error};
     children_.add(process);
   }
 
-  Output* add_output(int rank, const int (&ends)[2], int to) {
+  const Output* add_output(int rank, const int (&ends)[2], int to) {
     ::close(ends[1]);
-    auto output = std::make_unique<Output>();
-    output->rank = rank;
-    output->from = ends[0];
-    output->to = to;
-    output->prefix = !options_.no_prefix;
-    outputs_.push_back(std::move(output));
+    outputs_.push_back(std::make_unique<Output>(rank, ends[0], to, !options_.no_prefix));
     return outputs_.back().get();
   }
 
   // Moves what the ranks have written, for at most so long as nothing comes.
   void forward_output(milliseconds patience) {
+    // More than pipes hold, and not for ever: a rank may never stop writing.
+    constexpr int kRounds = 16;
     std::vector<pollfd> watched;
-    for (const auto& output : outputs_) watched.push_back({output->from, POLLIN, 0});
-    while (::poll(watched.data(), watched.size(), static_cast<int>(patience.count())) > 0) {
+    for (const auto& output : outputs_) watched.push_back({output->descriptor(), POLLIN, 0});
+    for (int round = 0; round < kRounds; ++round) {
+      if (::poll(watched.data(), watched.size(), static_cast<int>(patience.count())) <= 0) break;
       patience = milliseconds(0);
       bool any_open = false;
       for (std::size_t i = 0; i < watched.size(); ++i) {
         if (watched[i].revents == 0) continue;
-        char buffer[16384];
-        const auto count = ::read(watched[i].fd, buffer, sizeof buffer);
-        if (count > 0) {
-          outputs_[i]->take(buffer, static_cast<std::size_t>(count));
-          any_open = true;
-        } else {
-          outputs_[i]->finish();
-          ::close(watched[i].fd);
-          watched[i].fd = outputs_[i]->from = -1;
-        }
+        any_open = outputs_[i]->forward() || any_open;
+        watched[i].fd = outputs_[i]->descriptor();
+        note_failure(*outputs_[i]);
       }
       if (!any_open) break;
     }
   }
 
+  void note_failure(const Output& output) {
+    if (output.failure() == 0 || write_failure_ != 0) return;
+    write_failure_ = output.failure();
+    std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(), std::strerror(write_failure_),
+                 write_failure_ == EPIPE ? "nobody reads it any more, and the job is ended"
+                                         : "the job goes on, and what its ranks print is lost");
+  }
+
   Children::Ended wait_for_end() {
     forward_output(milliseconds(20));
+    if (asked_for_dumps != 0) {
+      asked_for_dumps = 0;
+      if (children_.signal_who_catch(SIGUSR1) == 0) {
+        std::fprintf(stderr, "weft-run: SIGUSR1 is for dumps, and no rank writes any: set WEFT_DUMP_DIR\n");
+      }
+    }
     return children_.wait(milliseconds(0));
   }
 
@@ -244,14 +221,6 @@ class Job {
       if (ended.process != 0 && ended.status != 0) return ended;
     }
     return {};
-  }
-
-  // Whether a rank ended because it lost another one, as Weft's own errors say.
-  bool is_consequence(const Rank& rank) const {
-    for (const std::string& line : rank.error->last) {
-      if (line.find("[PeerLost at ") != std::string::npos || line.find("[Cancelled at ") != std::string::npos) return true;
-    }
-    return false;
   }
 
   int report(Children::Ended first) {
@@ -269,7 +238,7 @@ class Job {
     forward_output(milliseconds(50));
     Children::Ended cause = first;
     for (const auto& failure : failures) {
-      if (!is_consequence(ranks_[failure.process])) {
+      if (!ranks_[failure.process].error->tells_of_a_lost_rank()) {
         cause = failure;
         break;
       }
@@ -277,8 +246,8 @@ class Job {
     const Rank& rank = ranks_[cause.process];
     std::fprintf(stderr, "weft-run: rank %d failed first: %s (pid %d)\n", rank.rank, describe_status(cause.status).c_str(),
                  static_cast<int>(rank.process));
-    if (rank.error->last.empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
-    for (const std::string& line : rank.error->last) std::fprintf(stderr, "  %s", line.c_str());
+    if (rank.error->last_lines().empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
+    for (const std::string& line : rank.error->last_lines()) std::fprintf(stderr, "  %s", line.c_str());
     for (const auto& failure : failures) {
       if (failure.process == cause.process) continue;
       std::fprintf(stderr, "weft-run: then rank %d: %s\n", ranks_[failure.process].rank,
@@ -288,29 +257,51 @@ class Job {
     return WIFEXITED(cause.status) ? WEXITSTATUS(cause.status) : 128 + WTERMSIG(cause.status);
   }
 
-  // What ranks that hang were doing, before they are ended: those that write no dumps at SIGUSR1 end a moment earlier.
+  // What ranks that hang were doing, before they are ended.
   void ask_for_dumps() {
     if (::getenv("WEFT_DUMP_DIR") == nullptr || children_.running().empty()) return;
-    children_.signal_all(SIGUSR1);
+    children_.signal_who_catch(SIGUSR1);
     for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed();) forward_output(milliseconds(50));
   }
 
   int end_on_signal() {
+    const int number = received_signal;
+    std::fprintf(stderr, "weft-run: ended by signal %d (%s), and so are its ranks\n", number, strsignal(number));
     ask_for_dumps();
-    children_.signal_all(received_signal);
+    if (signal_of_terminal == 0) children_.signal_all(number);
     const Deadline deadline = Deadline::in(std::chrono::seconds(options_.grace_seconds));
-    while (!children_.running().empty() && !deadline.passed()) wait_for_end();
+    while (!children_.reached().empty() && !deadline.passed()) wait_for_end();
     children_.end_all(milliseconds(500));
     forward_output(milliseconds(0));
-    return 128 + received_signal;
+    return 128 + number;
+  }
+
+  // As a program of one process ends: by SIGPIPE, in a shell's terms.
+  int end_without_reader() {
+    children_.end_all(std::chrono::seconds(options_.grace_seconds));
+    return 128 + SIGPIPE;
+  }
+
+  // What ranks have left behind. Some of it ends by itself, such as a tee that still writes.
+  void end_leftovers() {
+    for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed();) {
+      if (children_.reached().empty()) break;
+      forward_output(milliseconds(10));
+    }
+    if (const auto left = children_.reached().size(); left > 0) {
+      std::fprintf(stderr, "weft-run: all ranks have ended; %zu processes that they left behind are ended\n", left);
+    }
+    children_.end_all(std::chrono::seconds(options_.grace_seconds));
+    forward_output(milliseconds(0));
   }
 
   Options options_;
   int ranks_per_node_;
   std::vector<std::unique_ptr<Output>> outputs_;
   std::map<pid_t, Rank> ranks_;
-  Children children_;
+  Children children_{Reach::Descendants};
   std::optional<StatusLine> status_;
+  int write_failure_ = 0;  // errno of the first
 };
 
 // The last rank merges the timeline's parts; where that one was killed, this is who is left.
@@ -337,31 +328,34 @@ Options parse(int argc, char** argv) {
                              "' is a range, and jobs whose number of machines changes are not there yet: give one number";
           },
           ""))
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   app.add_option("--node-rank,--node_rank", options.node_rank, "Which of them this is")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   app.add_option("--master-addr,--master_addr", options.master_address, "Address of the machine with rank 0")
       ->capture_default_str();
   app.add_option("--master-port,--master_port", options.master_port, "Port there; 0 = a free one (one machine only)")
       ->capture_default_str()
-      ->check(CLI::Range(0, 65535));
+      ->check(whole_number(0, 65535));
   app.add_option("--rdzv-id,--rdzv_id", options.run_id, "Name of the job, TORCHELASTIC_RUN_ID")->capture_default_str();
   app.add_option("--grace", options.grace_seconds,
                  "Seconds that ranks get to end by themselves after a failure, and again after SIGTERM")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   app.add_flag("--no-prefix,--no_prefix", options.no_prefix, "Leave the ranks' output as it is; stdout stays a terminal");
-  app.add_flag("--status{5}", options.status_seconds,
-               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second");
+  std::string status;
+  app.add_flag("--status{5}", status,
+               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second")
+      ->check(whole_number(1, kLongestStatus));
   app.footer("The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train --epochs 3");
   app.prefix_command();  // from the first word that is no option, everything is the program's
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
-  }
+  weft::launch::parse(app, argc, argv);
   options.command = app.remaining();
+  const auto is_status_without_number = [](const char* word) { return std::string(word) == "--status="; };
+  if (std::any_of(argv + 1, argv + argc - options.command.size(), is_status_without_number)) {
+    throw Error(Blame::Caller, "--status= has no number behind it: --status is every 5 seconds, --status=N every N");
+  }
+  if (!status.empty()) options.status_seconds = std::stoi(status);
   if (!options.command.empty() && options.command.front() == "--") {
     options.command.erase(options.command.begin());
   } else if (!options.command.empty() && options.command.front().starts_with("-")) {
@@ -380,11 +374,24 @@ Options parse(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace weft::launch;
   struct sigaction action {};
-  action.sa_handler = [](int number) { received_signal = number; };
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = [](int number, siginfo_t* from, void*) {
+    signal_of_terminal = from->si_code == SI_KERNEL;
+    received_signal = number;
+  };
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  for (const int number : {SIGHUP, SIGQUIT}) {
+    struct sigaction before {};
+    sigaction(number, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);  // nohup stays what it is
+  }
+  action.sa_handler = [](int) { asked_for_dumps = 1; };
+  action.sa_flags = SA_RESTART;  // a line that is being written goes on
+  sigaction(SIGUSR1, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   try {
+    static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
     const int code = Job(parse(argc, argv)).run();
     merge_timeline();
     return code;

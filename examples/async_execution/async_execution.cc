@@ -3,11 +3,8 @@
 //
 //   weft-run --nproc-per-node 3 async_execution
 #include <cstdio>
-#include <cstdlib>
 
-#include <torch/torch.h>
-
-#include <weft/weft.h>
+#include "../common/workers.h"
 
 namespace {
 
@@ -44,21 +41,21 @@ void show(const char* how, const at::Tensor& sum) {
   std::printf("%s: [%g, %g]\n", how, sum[0].item<double>(), sum[1].item<double>());
 }
 
+void run(weft::rpc::Agent& agent) {
+  const auto one = torch::ones({2});
+  show("a chained call", agent.sync<&add_chained>("worker1", "worker2", one, one, one));
+  show("a promise", agent.sync<&add_promised>("worker1", "worker2", one, one));
+  show("a coroutine", agent.sync<&add_twice>("worker1", "worker2", one, one, one * 2));
+}
+
 }  // namespace
 
-int main() {
-  try {
-    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
-    auto agent = weft::rpc::init("worker" + rank);
-    if (agent.self().rank == 0) {
-      const auto one = torch::ones({2});
-      show("a chained call", agent.sync<&add_chained>("worker1", "worker2", one, one, one));
-      show("a promise", agent.sync<&add_promised>("worker1", "worker2", one, one));
-      show("a coroutine", agent.sync<&add_twice>("worker1", "worker2", one, one, one * 2));
-    }
-    agent.shutdown();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "async_execution: %s\n", error.what());
-    return 1;
-  }
+int main(int argc, char** argv) {
+  examples::Workers workers("async_execution", "Called functions that answer later, without holding a thread",
+                            {.least = 3});
+  return workers.run(
+      argc, argv, [](int rank) { return "worker" + std::to_string(rank); },
+      [](weft::rpc::Agent& agent) {
+        if (agent.self().rank == 0) run(agent);
+      });
 }

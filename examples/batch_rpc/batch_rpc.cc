@@ -4,12 +4,9 @@
 //   weft-run --nproc-per-node 3 batch_rpc
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 
-#include <torch/torch.h>
-
-#include <weft/weft.h>
+#include "../common/workers.h"
 
 namespace {
 
@@ -73,33 +70,31 @@ double ask(const weft::RRef<Server>& server) {
 double ask_one_by_one(weft::RRef<Server> server) { return ask<&Server::multiply>(server); }
 double ask_in_batches(weft::RRef<Server> server) { return ask<&Server::multiply_batched>(server); }
 
+void drive(weft::rpc::Agent& agent) {
+  const int clients = static_cast<int>(agent.workers().size()) - 1;
+  const weft::RRef<Server> server = agent.remote<Server>(0, clients * kAtOnce);
+  const auto rate_of = [&](auto run) {
+    std::vector<Future<double>> rates;
+    for (int client = 1; client <= clients; ++client) rates.push_back(run(client));
+    double sum = 0;
+    for (auto& rate : rates) sum += rate.get();
+    return sum;
+  };
+  const double single = rate_of([&](int client) { return agent.async<&ask_one_by_one>(client, server); });
+  const double batched = rate_of([&](int client) { return agent.async<&ask_in_batches>(client, server); });
+  std::printf("one by one   %.0f requests/s\n", single);
+  std::printf("in batches   %.0f requests/s\n", batched);
+  std::printf("speed-up     %.1fx with batches of %d\n", batched / single, clients * kAtOnce);
+}
+
 }  // namespace
 
-int main() {
-  try {
-    torch::set_num_threads(1);
-    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
-    auto agent = weft::rpc::init("worker" + rank);
-    if (agent.self().rank == 0) {
-      const int clients = static_cast<int>(agent.workers().size()) - 1;
-      if (clients < 1) throw std::runtime_error("it takes a server and clients: weft-run --nproc-per-node 3 batch_rpc");
-      const weft::RRef<Server> server = agent.remote<Server>(0, clients * kAtOnce);
-      const auto rate_of = [&](auto run) {
-        std::vector<Future<double>> rates;
-        for (int client = 1; client <= clients; ++client) rates.push_back(run(client));
-        double sum = 0;
-        for (auto& rate : rates) sum += rate.get();
-        return sum;
-      };
-      const double single = rate_of([&](int client) { return agent.async<&ask_one_by_one>(client, server); });
-      const double batched = rate_of([&](int client) { return agent.async<&ask_in_batches>(client, server); });
-      std::printf("one by one   %.0f requests/s\n", single);
-      std::printf("in batches   %.0f requests/s\n", batched);
-      std::printf("speed-up     %.1fx with batches of %d\n", batched / single, clients * kAtOnce);
-    }
-    agent.shutdown();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "batch_rpc: %s\n", error.what());
-    return 1;
-  }
+int main(int argc, char** argv) {
+  examples::Workers workers("batch_rpc", "A server that gathers calls and answers them in batches",
+                            {.least = 2, .usual = 3});
+  return workers.run(
+      argc, argv, [](int rank) { return "worker" + std::to_string(rank); },
+      [](weft::rpc::Agent& agent) {
+        if (agent.self().rank == 0) drive(agent);
+      });
 }

@@ -8,6 +8,8 @@
 
 #include <weft/weft.h>
 
+#include "../common/command_line.h"
+
 namespace {
 
 std::string text_of(const torch::Tensor& tensor) {
@@ -29,7 +31,8 @@ torch::Tensor own(const weft::ProcessGroup& group) { return torch::full({2}, gro
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  examples::take_no_options("collectives", "The collectives, and what each rank holds before and after", 3, argc, argv);
   try {
     auto group = weft::init_process_group();
     const int rank = group.rank();

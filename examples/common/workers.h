@@ -2,7 +2,7 @@
 //
 //   int main(int argc, char** argv) {
 //     int steps = 300;
-//     examples::Workers workers("parameter_server", "One line about it", 3);
+//     examples::Workers workers("parameter_server", "One line about it", {.least = 2, .usual = 3});
 //     workers.options.add_option("--steps", steps, "…")->capture_default_str();
 //     return workers.run(argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
 //                        [&](weft::rpc::Agent& agent) { if (agent.self().rank == 0) drive(agent, steps); });
@@ -10,25 +10,34 @@
 #pragma once
 
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include <CLI/CLI.hpp>
 
 #include <torch/torch.h>
 
 #include <weft/weft.h>
 
+#include "command_line.h"
+
 namespace examples {
+
+// How many a program takes.
+struct Numbers {
+  int least = 2;
+  int most = 0;   // 0: any number
+  int usual = 0;  // in the command that is shown; 0: the least
+};
 
 class Workers {
  public:
-  // `most` = 0: any number from `least` on.
-  Workers(std::string name, const std::string& description, int least, int most = 0)
-      : options(description, name), name_(std::move(name)), least_(least), most_(most) {
-    options.footer("\nStarted by: weft-run --nproc-per-node " + std::to_string(least) + " " + name_);
+  Workers(std::string name, const std::string& description, Numbers numbers)
+      : options(description, name),
+        name_(std::move(name)),
+        numbers_(numbers),
+        command_("weft-run --nproc-per-node " + std::to_string(numbers.usual > 0 ? numbers.usual : numbers.least) + " " +
+                 name_) {
+    options.footer("\nStarted by: " + command_);
     options.add_option("--transport", transports_,
                        "Of calls: shm, tcp, … (default: the best that the workers have in common)");
   }
@@ -37,15 +46,15 @@ class Workers {
   // does.
   int run(int argc, char** argv, const std::function<std::string(int rank)>& name_of,
           const std::function<void(weft::rpc::Agent&)>& body) {
-    CLI11_PARSE(options, argc, argv);
+    parse(options, argc, argv);
     try {
       torch::set_num_threads(1);
-      const int rank = number("RANK", 0);
-      const int ranks = number("WORLD_SIZE", 1);
-      if (ranks < least_ || (most_ > 0 && ranks > most_)) {
-        throw std::runtime_error("it takes " + std::to_string(least_) + " workers" + (most_ == least_ ? "" : " or more") +
-                                 ", not " + std::to_string(ranks) + ": weft-run --nproc-per-node " +
-                                 std::to_string(least_) + " " + name_);
+      const int rank = weft::launched_rank().value_or(0);
+      const int ranks = weft::launched_world_size().value_or(1);
+      if (ranks < numbers_.least || (numbers_.most > 0 && ranks > numbers_.most)) {
+        throw std::runtime_error("it takes " + std::to_string(numbers_.least) + " workers" +
+                                 (numbers_.most == numbers_.least ? "" : " or more") + ", not " + std::to_string(ranks) +
+                                 ": " + command_);
       }
       torch::manual_seed(static_cast<std::uint64_t>(rank));  // before anybody can have this worker make a module
       auto agent = weft::rpc::init(name_of(rank), {.transports = transports_});
@@ -63,14 +72,9 @@ class Workers {
   CLI::App options;
 
  private:
-  static int number(const char* variable, int otherwise) {
-    const char* text = std::getenv(variable);
-    return text == nullptr ? otherwise : std::atoi(text);
-  }
-
   std::string name_;
-  int least_;
-  int most_;
+  Numbers numbers_;
+  std::string command_;
   std::vector<std::string> transports_;
 };
 

@@ -120,11 +120,11 @@ std::string name_of(int rank) {
 int main(int argc, char** argv) {
   int epochs = 30;
   std::string backend = "gloo";
-  examples::Workers workers("ddp_rpc", "Two trainers with DistributedDataParallel, an embedding on a server, a master", 4,
-                            4);
+  examples::Workers workers("ddp_rpc", "Two trainers with DistributedDataParallel, an embedding on a server, a master",
+                            {.least = 4, .most = 4});
   workers.options.add_option("--epochs", epochs, "Passes over the batches, at least 2")
       ->capture_default_str()
-      ->check(CLI::Range(2, 100000));
+      ->check(examples::count_from(2));
   workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")->capture_default_str();
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // The trainers' group is made by all, and has no other members.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -65,12 +66,16 @@ void parse_line(const std::string& file, std::size_t number, const std::string& 
   }
 }
 
+std::string size_text(std::int64_t height, std::int64_t width) {
+  return std::to_string(height) + "x" + std::to_string(width);
+}
+
 Images read_idx(const std::string& folder, const std::string& part) {
   const auto open = [&](const std::string& name) {
     const std::string plain = folder + "/" + name;
-    const bool exists =
-        std::unique_ptr<std::FILE, decltype(&std::fclose)>(std::fopen(plain.c_str(), "rb"), &std::fclose) != nullptr;
-    return File(exists ? plain : plain + ".gz");
+    if (std::filesystem::exists(plain)) return File(plain);
+    if (!std::filesystem::exists(plain + ".gz")) fail(plain, "is not there, nor is it with .gz behind its name");
+    return File(plain + ".gz");
   };
   File images = open(part + "-images-idx3-ubyte");
   if (images.big_endian() != 0x803) fail(images.name(), "is not an IDX file of images");
@@ -78,12 +83,19 @@ Images read_idx(const std::string& folder, const std::string& part) {
   const std::int64_t height = images.big_endian();
   const std::int64_t width = images.big_endian();
   if (count > 1'000'000 || height > 1024 || width > 1024) fail(images.name(), "claims an absurd size");
+  if (count == 0) fail(images.name(), "holds no images");
+  if (height < 2 || width < 2) {
+    fail(images.name(), "holds images of " + size_text(height, width) + " pixels; the network takes 2x2 and larger ones");
+  }
   File labels = open(part + "-labels-idx1-ubyte");
   if (labels.big_endian() != 0x801 || labels.big_endian() != count) fail(labels.name(), "does not fit its images");
   torch::Tensor raw = torch::empty({count, 1, height, width}, torch::kByte);
   images.bytes(raw.data_ptr(), static_cast<std::size_t>(raw.numel()));
   torch::Tensor raw_labels = torch::empty({count}, torch::kByte);
   labels.bytes(raw_labels.data_ptr(), static_cast<std::size_t>(count));
+  if (const auto largest = raw_labels.max().item<int>(); largest > 9) {
+    fail(labels.name(), "holds the label " + std::to_string(largest) + "; digits go from 0 to 9");
+  }
   return {raw.to(torch::kFloat) / 255.0, raw_labels.to(torch::kLong)};
 }
 
@@ -105,6 +117,14 @@ Dataset load_digits(const std::string& file) {
   return {{all.index({is_train}), all_labels.index({is_train})}, {all.index({is_test}), all_labels.index({is_test})}};
 }
 
-Dataset load_mnist(const std::string& folder) { return {read_idx(folder, "train"), read_idx(folder, "t10k")}; }
+Dataset load_mnist(const std::string& folder) {
+  Dataset dataset{read_idx(folder, "train"), read_idx(folder, "t10k")};
+  const auto size_of = [](const Images& images) { return size_text(images.pixels.size(2), images.pixels.size(3)); };
+  if (size_of(dataset.train) != size_of(dataset.test)) {
+    fail(folder,
+         "the training images are of " + size_of(dataset.train) + " pixels, those for testing of " + size_of(dataset.test));
+  }
+  return dataset;
+}
 
 }  // namespace digits

@@ -6,16 +6,16 @@
 // runs. At the end all ranks hold the same parameters, bit for bit.
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <numeric>
-
-#include <CLI/CLI.hpp>
+#include <optional>
 
 #include <torch/torch.h>
 
 #include <weft/weft.h>
 
+#include "../common/command_line.h"
 #include "../common/progress_bar.h"
+#include "checkpoint.h"
 #include "dataset.h"
 
 namespace {
@@ -28,8 +28,10 @@ struct Options {
   std::string mnist;
   int epochs = 12;
   std::int64_t batch_size = 32;
-  double learning_rate = 0.05;
-  double momentum = 0.9;
+  // Without one: the checkpoint's on --resume, else these.
+  std::optional<double> learning_rate, momentum;
+  static constexpr double kLearningRate = 0.05;
+  static constexpr double kMomentum = 0.9;
   std::uint64_t seed = 0;
   std::string checkpoint = "digits.pt";
   bool resume = false;
@@ -67,35 +69,6 @@ std::int64_t hash_of(const Net& net) {
   return static_cast<std::int64_t>(hash);
 }
 
-void save(const std::string& file, const Net& net, const torch::optim::SGD& optimizer, int epochs_done) {
-  torch::serialize::OutputArchive archive;
-  torch::serialize::OutputArchive model;
-  torch::serialize::OutputArchive state;
-  net->save(model);
-  optimizer.save(state);
-  archive.write("model", model);
-  archive.write("optimizer", state);
-  archive.write("epochs", c10::IValue(static_cast<std::int64_t>(epochs_done)));
-  archive.save_to(file + ".new");
-  std::filesystem::rename(file + ".new", file);  // a run that is killed here leaves the old one whole
-}
-
-int load(const std::string& file, Net& net, torch::optim::SGD& optimizer, torch::Device device) {
-  if (!std::filesystem::exists(file))
-    throw std::runtime_error("--resume: there is no checkpoint '" + file + "'; train once without it");
-  torch::serialize::InputArchive archive;
-  archive.load_from(file, device);
-  torch::serialize::InputArchive model;
-  torch::serialize::InputArchive state;
-  archive.read("model", model);
-  archive.read("optimizer", state);
-  net->load(model);
-  optimizer.load(state);
-  c10::IValue epochs;
-  archive.read("epochs", epochs);
-  return static_cast<int>(epochs.toInt());
-}
-
 struct Epoch {
   double loss = 0;      // mean over this rank's examples, then over the ranks
   double accuracy = 0;  // on the training examples as they were met
@@ -110,13 +83,15 @@ class Training {
         group_(std::move(group)),
         dataset_(options.mnist.empty() ? digits::load_digits(options.data) : digits::load_mnist(options.mnist)),
         net_(make_net()),
-        optimizer_(net_->parameters(), torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum)),
-        epochs_done_(options.resume ? load(options.checkpoint, net_, optimizer_, group_.device()) : 0),
+        optimizer_(net_->parameters(), torch::optim::SGDOptions(options.learning_rate.value_or(Options::kLearningRate))
+                                           .momentum(options.momentum.value_or(Options::kMomentum))),
+        epochs_done_(options.resume ? resume() : 0),
         ddp_(net_, group_),
         sampler_(static_cast<std::size_t>(dataset_.train.count()), group_, {.shuffle = true, .seed = options.seed}) {}
 
   int run() {
     if (leads()) {
+      digits::check_checkpoint(options_.checkpoint);
       std::printf("%lld training and %lld test images of %lldx%lld, %d ranks on %s (%s), batches of %lld a rank\n",
                   static_cast<long long>(dataset_.train.count()), static_cast<long long>(dataset_.test.count()),
                   static_cast<long long>(dataset_.train.pixels.size(2)),
@@ -137,7 +112,7 @@ class Training {
       std::printf("epoch %2d/%d  loss %.4f  accuracy %.4f  %.0f samples/s\n", epochs_done_, options_.epochs, epoch.loss,
                   epoch.accuracy, static_cast<double>(epoch.examples) / epoch.step_seconds);
       std::fflush(stdout);
-      save(options_.checkpoint, net_, optimizer_, epochs_done_);
+      digits::save_checkpoint(options_.checkpoint, *net_, optimizer_, epochs_done_);
     }
     return finish(epochs_done_ > first, step_seconds, examples);
   }
@@ -150,6 +125,16 @@ class Training {
     Net net(dataset_.train.pixels.size(2), dataset_.train.pixels.size(3));
     net->to(group_.device());
     return net;
+  }
+
+  int resume() {
+    const int done = digits::load_checkpoint(options_.checkpoint, *net_, optimizer_, group_.device());
+    for (auto& parameters : optimizer_.param_groups()) {
+      auto& options = static_cast<torch::optim::SGDOptions&>(parameters.options());
+      if (options_.learning_rate) options.lr(*options_.learning_rate);
+      if (options_.momentum) options.momentum(*options_.momentum);
+    }
+    return done;
   }
 
   Epoch train_epoch() {
@@ -247,18 +232,22 @@ int main(int argc, char** argv) {
                  "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)");
   app.add_option("--epochs", options.epochs, "Passes over the training images")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(examples::count_from(1));
   app.add_option("--batch-size", options.batch_size, "Images of a step on each rank")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--lr", options.learning_rate, "Learning rate")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--momentum", options.momentum, "Momentum of SGD")->capture_default_str()->check(CLI::Range(0.0, 1.0));
-  app.add_option("--seed", options.seed, "Of the initial parameters and the order of the images")->capture_default_str();
+      ->check(examples::count_from(1));
+  app.add_option("--lr", options.learning_rate, "Learning rate (default: 0.05, or the checkpoint's)")
+      ->check(examples::positive_number());
+  app.add_option("--momentum", options.momentum, "Momentum of SGD (default: 0.9, or the checkpoint's)")
+      ->check(examples::share());
+  app.add_option("--seed", options.seed, "Of the initial parameters and the order of the images")
+      ->capture_default_str()
+      ->check(examples::whole_number());
   app.add_option("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead");
   app.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped");
   app.add_option("--checkpoint", options.checkpoint, "Written after each epoch")->capture_default_str();
   app.add_flag("--resume", options.resume, "Continue from the checkpoint");
-  CLI11_PARSE(app, argc, argv);
+  examples::parse(app, argc, argv);
   try {
     return Training(options, weft::init_process_group({.backend = options.backend})).run();
   } catch (const c10::Error& error) {

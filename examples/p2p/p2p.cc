@@ -7,6 +7,8 @@
 
 #include <weft/weft.h>
 
+#include "../common/command_line.h"
+
 namespace {
 
 void blocking(weft::ProcessGroup& group) {
@@ -38,7 +40,8 @@ void immediate(weft::ProcessGroup& group) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  examples::take_no_options("p2p", "Rank 0 sends a number, waiting for it and not", 2, argc, argv);
   try {
     auto group = weft::init_process_group();
     if (group.size() != 2) throw weft::Error(weft::Blame::Caller, "p2p is for two ranks: weft-run --nproc-per-node 2 p2p");

@@ -36,13 +36,14 @@ void drive(weft::rpc::Agent& agent, const std::string& mode, int steps) {
 int main(int argc, char** argv) {
   std::string mode = "average";
   int steps = 300;
-  examples::Workers workers("parameter_server", "One worker holds the model, the others train it", 2);
+  examples::Workers workers("parameter_server", "One worker holds the model, the others train it",
+                            {.least = 2, .usual = 3});
   workers.options.add_option("--mode", mode, "average: all trainers' gradients, step by step; hogwild: each as it comes")
       ->capture_default_str()
       ->check(CLI::IsMember({"average", "hogwild"}));
   workers.options.add_option("--steps", steps, "Of every trainer, at least 2")
       ->capture_default_str()
-      ->check(CLI::Range(2, 1000000));
+      ->check(examples::count_from(2));
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
       [&](weft::rpc::Agent& agent) {

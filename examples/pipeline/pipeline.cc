@@ -258,8 +258,11 @@ struct Options {
 };
 
 void drive(const weft::rpc::Agent& agent, const Options& options) {
-  if (options.batch % options.micros != 0) throw std::runtime_error("--batch-size must be a multiple of --micro-batches");
   const auto images = digits::load_digits(options.data).train;
+  if (options.batch > images.count()) {
+    throw std::runtime_error("--batch-size is " + std::to_string(options.batch) + ", and there are " +
+                             std::to_string(images.count()) + " training images");
+  }
   std::vector<RRef<Stage>> stages;
   for (int stage = 0; stage < kStages; ++stage) stages.push_back(agent.remote<Stage>(stage + 1, stage));
 
@@ -303,17 +306,23 @@ void drive(const weft::rpc::Agent& agent, const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   examples::Workers workers("pipeline", "Trains a network in two shards on two workers, with micro-batches in 1F1B order",
-                            3, 3);
+                            {.least = 3, .most = 3});
   workers.options.add_option("--epochs", options.epochs, "Passes over the images")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(examples::count_from(1));
   workers.options.add_option("--batch-size", options.batch, "Images of a step")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(examples::count_from(1));
   workers.options.add_option("--micro-batches", options.micros, "Parts of a batch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(examples::count_from(1));
   workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped");
+  workers.options.callback([&] {
+    if (options.batch % options.micros != 0) {
+      throw CLI::ValidationError("--batch-size is " + std::to_string(options.batch) +
+                                 "; it must be a multiple of --micro-batches, " + std::to_string(options.micros));
+    }
+  });
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "driver" : "stage" + std::to_string(rank - 1); },
       [&](weft::rpc::Agent& agent) {

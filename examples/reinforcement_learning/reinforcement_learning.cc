@@ -2,18 +2,15 @@
 // that must be kept upright; it asks the agent, through a reference that it was given, what to do. The agent holds the
 // policy, and learns when all observers have reported the rewards of an episode.
 //
-//   weft-run --nproc-per-node 3 reinforcement_learning [episodes] [goal]
+//   weft-run --nproc-per-node 3 reinforcement_learning
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <random>
 
-#include <torch/torch.h>
-
-#include <weft/weft.h>
+#include "../common/workers.h"
 
 namespace {
 
@@ -127,8 +124,7 @@ class Observer {
 
 void drive(weft::rpc::Agent& agent, int episodes, double goal) {
   const int observers = static_cast<int>(agent.workers().size()) - 1;
-  if (observers < 1)
-    throw std::runtime_error("it takes an agent and observers: weft-run --nproc-per-node 3 reinforcement_learning");
+  torch::manual_seed(1);
   const RRef<Policy> policy = agent.remote<Policy>(0);
   std::vector<RRef<Observer>> all;
   for (int observer = 1; observer <= observers; ++observer) all.push_back(agent.remote<Observer>(observer, observer));
@@ -151,18 +147,20 @@ void drive(weft::rpc::Agent& agent, int episodes, double goal) {
 
 }  // namespace
 
-int main(int count, char** arguments) {
-  try {
-    torch::set_num_threads(1);
-    torch::manual_seed(1);
-    const int episodes = count > 1 ? std::atoi(arguments[1]) : 500;
-    const double goal = count > 2 ? std::atof(arguments[2]) : 150;
-    const std::string rank = std::getenv("RANK") ? std::getenv("RANK") : "0";
-    auto agent = weft::rpc::init(rank == "0" ? "agent" : "observer" + rank);
-    if (agent.self().rank == 0) drive(agent, episodes, goal);
-    agent.shutdown();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "reinforcement_learning: %s\n", error.what());
-    return 1;
-  }
+int main(int argc, char** argv) {
+  int episodes = 500;
+  double goal = 150;
+  examples::Workers workers("reinforcement_learning", "An agent learns to balance a pole from observers of a world each",
+                            {.least = 2, .usual = 3});
+  workers.options.add_option("--episodes", episodes, "At most so many")
+      ->capture_default_str()
+      ->check(examples::count_from(1));
+  workers.options.add_option("--goal", goal, "Mean reward at which it ends")
+      ->capture_default_str()
+      ->check(examples::positive_number());
+  return workers.run(
+      argc, argv, [](int rank) { return rank == 0 ? "agent" : "observer" + std::to_string(rank); },
+      [&](weft::rpc::Agent& agent) {
+        if (agent.self().rank == 0) drive(agent, episodes, goal);
+      });
 }

@@ -15,6 +15,8 @@
 
 #include <weft/weft.h>
 
+#include "../common/command_line.h"
+
 namespace {
 
 int left_of(const weft::ProcessGroup& group) { return (group.rank() + group.size() - 1) % group.size(); }
@@ -74,7 +76,8 @@ void check(weft::ProcessGroup& group, const char* name, void (*all_reduce)(weft:
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  examples::take_no_options("ring_all_reduce", "all_reduce written with send and recv, whole and in chunks", 4, argc, argv);
   try {
     auto group = weft::init_process_group();
     check(group, "whole", ring_all_reduce);

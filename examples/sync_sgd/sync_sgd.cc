@@ -5,12 +5,11 @@
 //   weft-run --nproc-per-node 2 sync_sgd
 #include <cstdio>
 
-#include <CLI/CLI.hpp>
-
 #include <torch/torch.h>
 
 #include <weft/weft.h>
 
+#include "../common/command_line.h"
 #include "../digits/dataset.h"
 
 namespace {
@@ -70,9 +69,9 @@ int main(int argc, char** argv) {
   int epochs = 10;
   std::string data = DIGITS_DATA;
   CLI::App app("Synchronous SGD on a partitioned data set, gradients averaged by hand", "sync_sgd");
-  app.add_option("--epochs", epochs, "Passes over the data")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--epochs", epochs, "Passes over the data")->capture_default_str()->check(examples::count_from(1));
   app.add_option("--data", data, "The digits, a CSV file, plain or gzipped");
-  CLI11_PARSE(app, argc, argv);
+  examples::parse(app, argc, argv);
   try {
     run(weft::init_process_group(), epochs, data);
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
-// Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends, spawn.
+// Process groups: init_process_group, ProcessGroup, Work, ReduceOp, available_backends, launched_rank, spawn.
 #pragma once
 
+#include <weft/engine/group/launched.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/error.h>

@@ -26,6 +26,27 @@ def run(ranks, *arguments, expect=0):
     return result.stdout
 
 
+def refused(*arguments, ranks=1, code=1):
+    """What the ranks of a job that is to end with the code say about it."""
+    command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", str(ranks), PROGRAM, *arguments, *EXTRA]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    expect(result.returncode == code, f"{' '.join(command)}: exit {result.returncode}, not {code}", result.stdout + result.stderr)
+    return result.stderr
+
+
+def command_line():
+    """--help without a job; exit code 2 and nothing begun after a mistake."""
+    name = os.path.basename(PROGRAM)
+    help = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True, timeout=100)
+    expect(help.returncode == 0 and name in help.stdout, "no help", help.stdout + help.stderr)
+    for wrong in (["--bogus", "3"], ["bogus"]):
+        result = subprocess.run([PROGRAM, *wrong], capture_output=True, text=True, timeout=100)
+        expect(result.returncode == 2 and "bogus" in result.stderr, f"{wrong}: exit {result.returncode}", result.stderr)
+    for option in re.findall(r"(--[a-z-]+) (?:INT|UINT|FLOAT)\b", help.stdout):
+        result = subprocess.run([PROGRAM, option, "abc"], capture_output=True, text=True, timeout=100)
+        expect(result.returncode == 2 and f"{option}: 'abc' is given; it takes a " in result.stderr, f"{option} abc: exit {result.returncode}", result.stderr)
+
+
 def expect(condition, what, output):
     if not condition:
         sys.exit(f"{what}:\n{output}")
@@ -58,6 +79,19 @@ def rpc_add():
         "sync: [3, 3]",
     ]
     expect(lines(output) == wanted, "rpc_add printed something else", output)
+
+
+def rpc_add_below_mpirun():
+    """With the variables that Open MPI sets, and none of weft-run's."""
+    ours = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    clean = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(("OMPI_", "PMI", "SLURM_"))}
+    ranks = []
+    for rank in ("0", "1"):
+        own = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": rank, "PMIX_NAMESPACE": f"weft-test-{os.getpid()}"}
+        ranks.append(subprocess.Popen([PROGRAM], env={**clean, **own}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    expect([rank.returncode for rank in ranks] == [0, 0], "a rank failed", "\n".join(outputs))
+    expect("sync: [3, 3]" in outputs[0] and "remote: the result is on worker1" in outputs[0], "rpc_add printed something else", outputs[0])
 
 
 def async_execution():
@@ -121,6 +155,12 @@ def pipeline():
     expect(len(losses) == 3 and losses[2] < 0.7 * losses[0], "the loss did not fall", output)
     found = re.search(r"largest difference from one process: (\S+)", output)
     expect(found and float(found.group(1)) < 1e-10, "it does not end where one process does", output)
+
+
+def pipeline_refuses_batches():
+    expect("--batch-size is 100000, and there are " in refused("--batch-size", "100000", ranks=3), "another error", "")
+    wrong = refused("--epochs", "1", "--micro-batches", "7", ranks=3, code=2)
+    expect("it must be a multiple of --micro-batches, 7" in wrong, "another error", wrong)
 
 
 def ddp_rpc():
@@ -258,6 +298,61 @@ def digits_without_a_rank():
         expect(seconds < 10, f"it took {seconds:.1f} s", rest + errors)
         expect("rank 1 is lost" in errors, "the error does not name rank 1", errors)
         expect("weft-run: rank 1 failed first: signal 9" in errors, "weft-run blames another", errors)
+
+
+def digits_resume_with_a_rate():
+    with tempfile.TemporaryDirectory() as folder:
+        ends = []
+        for more in ([], ["--lr", "1e-12"]):
+            checkpoint = f"{folder}/{len(more)}.pt"
+            run(1, "--checkpoint", checkpoint, "--epochs", "1")
+            ends.append(hashes(run(1, "--checkpoint", checkpoint, "--epochs", "2", "--resume", *more)))
+        expect(ends[0] != ends[1], "--lr changes nothing on --resume", str(ends))
+
+
+def digits_refuse_checkpoints():
+    with tempfile.TemporaryDirectory() as folder:
+        whole = f"{folder}/whole.pt"
+        run(1, "--checkpoint", whole, "--epochs", "1")
+        bad = Path(folder, "bad.pt")
+        for content in (Path(whole).read_bytes()[:1000], b"garbage", b""):
+            bad.write_bytes(content)
+            error = refused("--checkpoint", str(bad), "--resume")
+            expect(f"'{bad}' is no checkpoint of this program" in error and "miniz" not in error, "another error", error)
+        for target in (f"{folder}/missing/x.pt", folder, "/proc/x.pt"):
+            error = refused("--checkpoint", target, "--epochs", "1")
+            expect(f"--checkpoint: '{target}' cannot be written" in error, "another error", error)
+        left = sorted(entry.name for entry in Path(folder).iterdir())
+        expect(left == ["bad.pt", "whole.pt"], "files are left behind", str(left))
+
+
+def write_mnist(folder, part, labels, height=8, width=8):
+    import struct
+
+    images = struct.pack(">IIII", 0x803, len(labels), height, width) + bytes(len(labels) * height * width)
+    Path(folder, f"{part}-images-idx3-ubyte").write_bytes(images)
+    Path(folder, f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(labels)) + bytes(labels))
+
+
+def digits_refuse_data():
+    expect("'-1' is given; it takes a whole number" in refused("--seed", "-1", code=2), "--seed -1", "")
+    faults = [
+        ({"train": {"labels": []}}, "train-images-idx3-ubyte: holds no images"),
+        ({"t10k": {"labels": []}}, "t10k-images-idx3-ubyte: holds no images"),
+        ({"train": {"labels": [1, 200]}}, "train-labels-idx1-ubyte: holds the label 200"),
+        ({"t10k": {"labels": [1], "height": 10}}, "the training images are of 8x8 pixels, those for testing of 10x8"),
+        ({"train": {"labels": [1], "height": 1, "width": 1}}, "train-images-idx3-ubyte: holds images of 1x1 pixels"),
+        ({"t10k": None}, "t10k-images-idx3-ubyte: is not there, nor is it with .gz"),
+    ]
+    for fault, text in faults:
+        with tempfile.TemporaryDirectory() as folder:
+            for part, wanted in {"train": {"labels": [1, 2]}, "t10k": {"labels": [3]}, **fault}.items():
+                if wanted is not None:
+                    write_mnist(folder, part, **wanted)
+            checkpoint = Path(folder, "m.pt")
+            error = refused("--mnist", folder, "--epochs", "1", "--checkpoint", str(checkpoint))
+            expect(text in error, f"{fault}: another error", error)
+            expect(not checkpoint.exists(), f"{fault}: it wrote a checkpoint", "")
 
 
 def digits_mnist():

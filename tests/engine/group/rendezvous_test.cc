@@ -126,6 +126,20 @@ TEST(Env, KnowsTheVariablesOfMpirunAndSrun) {
   }
 }
 
+TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS"}) {
+    ::unsetenv(name);
+  }
+  ::setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+  ::setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
+  EXPECT_EQ(launched_rank(), 1);
+  EXPECT_EQ(launched_world_size(), 3);
+  ::unsetenv("OMPI_COMM_WORLD_RANK");
+  ::unsetenv("OMPI_COMM_WORLD_SIZE");
+  EXPECT_EQ(launched_rank(), std::nullopt);
+  EXPECT_EQ(launched_world_size(), std::nullopt);
+}
+
 TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
   expect_text(
       refused({}, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
@@ -188,6 +202,17 @@ TEST(Tcp, AHostThatDoesNotComeIsATimeoutThatNamesIt) {
   const int port = launch::free_port();
   expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
               "rank 1 cannot reach the store of rank 0 at " + address(port));
+}
+
+// A name that no name server need be asked for.
+TEST(Tcp, AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
+  const Error error = error_of([] { group::wait_for_name("two words", Deadline::never(), milliseconds(0)); });
+  expect_text(error, Blame::Caller,
+              "the host of rank 0, 'two words' (MASTER_ADDR, or in the address given), has no address");
+  for (const char* rank : {"0", "1"}) {
+    const Variables variables{{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "two words"}, {"MASTER_PORT", "29500"}};
+    expect_text(refused({}, variables), Blame::Caller, "'two words' (MASTER_ADDR");
+  }
 }
 
 TEST(Tcp, RefusesAddressesThatAreIncomplete) {

@@ -46,6 +46,7 @@ Outcome run(const std::string& command) {
 
 std::string path_of(const std::string& name) {
   const std::map<std::string, std::string> paths{{"weft-run", WEFT_TEST_RUN},
+                                                 {"weft-info", WEFT_TEST_INFO},
                                                  {"join_and_reduce", WEFT_TEST_PROGRAM},
                                                  {"python", WEFT_TEST_PYTHON},
                                                  {"torchrun", WEFT_TEST_PYTHON " -m torch.distributed.run"},

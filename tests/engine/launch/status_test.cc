@@ -15,6 +15,8 @@ namespace weft::launch {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
 
 TEST(StatusLine, ShowsWhatEachRankHasCounted) {
   StatusLine status(std::chrono::hours(1));
@@ -41,6 +43,10 @@ TEST(StatusLine, ShowsWhatEachRankHasCounted) {
   EXPECT_THAT(line, HasSubstr(", 1 failed"));
   EXPECT_THAT(line, HasSubstr("rank 1: has not joined"));
   EXPECT_THAT(status.line(), HasSubstr("rank 0: step 2, 0.0 steps/s, 0.0 operations/s, 0.00 MB/s"));
+  const std::string summary = status.summary();
+  EXPECT_THAT(summary, StartsWith("in all "));
+  EXPECT_THAT(summary, HasSubstr("rank 0: step 2, "));
+  EXPECT_THAT(summary, Not(HasSubstr(" 0.0 steps/s"))) << "a mean over the whole time";
 }
 
 TEST(StatusLine, APageThatIsNoneIsAnErrorThatNamesTheVariable) {

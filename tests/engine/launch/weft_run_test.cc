@@ -83,6 +83,78 @@ TEST(WeftRun, WhoOnlyLostAnotherRankIsNotTheCause) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: then rank 0: exit code 1"));
 }
 
+TEST(WeftRun, WhoFailsByItselfIsTheCauseWhateverItsLogSaysOfTheOthers) {
+  // Rank 1, which only lost rank 0, ends first.
+  const std::string script =
+      "fifo=$0; if [ $RANK = 1 ]; then echo \"x: rank 0 has left [Cancelled at x.cc:1] [Remote at y.cc:2]\" >&2; "
+      "echo > $fifo; exit 1; fi; read line < $fifo; "
+      "echo \"weft 12:34:56.789 W rank 0 | f threw: it has left [Cancelled at x.cc:1]\" >&2; echo the cause >&2; exit 6";
+  const auto outcome = run("d=$(mktemp -d); mkfifo $d/fifo; " + path_of("weft-run") + " --nproc-per-node 2 sh -c '" +
+                           script + "' $d/fifo; code=$?; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 0 failed first: exit code 6"));
+}
+
+// What is below a rank holds a lock for as long as it lives; `flock` gets it when none does.
+Outcome wrapped(const std::string& weft_run) {
+  return run("d=$(mktemp -d); mkfifo $d/ready; export d; " + weft_run +
+             "; code=$?; flock -w 30 $d/lock true || code=99; "
+             "rm -r $d; exit $code");
+}
+constexpr const char* kProgram = "flock $d/lock sh -c \"echo > $d/ready; exec sleep 1000\"";
+
+TEST(WeftRun, AFailureEndsWhatScriptsHaveStarted) {
+  const auto outcome = wrapped(path_of("weft-run") + " --nproc-per-node 2 --grace 1 sh -c 'test $RANK = 1 || { " +
+                               kProgram + "; exit; }; read line < $d/ready; exit 3'");
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+}
+
+TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
+  const auto outcome = wrapped("{ " + path_of("weft-run") + " sh -c '" + kProgram +
+                               "; exit' & read line < $d/ready; kill -TERM $!; wait $!; }");
+  EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
+}
+
+TEST(WeftRun, WhatIsLeftWhenAllRanksHaveEndedIsEnded) {
+  const auto outcome = wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("processes that they left behind are ended"));
+}
+
+TEST(WeftRun, GivesTheTerminalToItsRanksAndEndsThemByCtrlC) {
+  const auto outcome = run(path_of("python") + " " + path_of("sources") + "/terminal.py " + path_of("weft-run"));
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
+TEST(WeftRun, OutputThatCannotBeWrittenIsAnError) {
+  const auto full = run(path_of("weft-run") + " sh -c 'echo hi' > /dev/full");
+  EXPECT_EQ(full.code, 1);
+  EXPECT_THAT(full.err, HasSubstr("cannot write to stdout: No space left on device"));
+}
+
+TEST(WeftRun, EndsAJobWhoseOutputNobodyReads) {
+  const auto outcome =
+      run("{ " + path_of("weft-run") + " --nproc-per-node 2 sh -c 'while :; do echo y; done'; echo $? >&2; } | head -n 1");
+  EXPECT_THAT(outcome.err, HasSubstr("cannot write to stdout: Broken pipe"));
+  EXPECT_THAT(outcome.err, HasSubstr("\n141\n"));
+}
+
+TEST(WeftRun, ARankThatNeverStopsWritingDoesNotHideTheFailureOfAnother) {
+  const auto outcome = shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 && exit 3; while :; do echo y; done; exit 0");
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+}
+
+TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
+  // The shell around the rank's program has no handler, and goes on.
+  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
+                           " --no-prefix sh -c 'sh -c \"trap \\\"echo asked; exit 0\\\" USR1; echo > $d/ready; "
+                           "while :; do sleep 0.01; done\"; echo after' & read line < $d/ready; kill -USR1 $!; wait $!; "
+                           "code=$?; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "asked\nafter\n");
+}
+
 TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
   const std::string script =
       "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && exit 3; while :; do sleep 0.01; done";
@@ -120,9 +192,9 @@ TEST(WeftRun, HelpListsTheOptions) {
 }
 
 TEST(WeftRun, RefusesWhatItCannotStart) {
-  const auto refused = [](const std::string& arguments) {
+  const auto refused = [](const std::string& arguments, int code = 2) {
     const auto outcome = run(path_of("weft-run") + " " + arguments);
-    EXPECT_NE(outcome.code, 0) << arguments;
+    EXPECT_EQ(outcome.code, code) << arguments;
     EXPECT_THAT(outcome.out, Not(HasSubstr("started"))) << arguments;
     return outcome.err;
   };
@@ -136,7 +208,19 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
   EXPECT_THAT(refused("--no-such-option echo started"), HasSubstr("--no-such-option"));
   EXPECT_THAT(refused("--max-restarts 3 echo started"), HasSubstr("unknown option '--max-restarts'"));
   EXPECT_THAT(refused("--nnodes 1:4 echo started"), HasSubstr("'1:4' is a range"));
-  EXPECT_THAT(refused("/no/such/program"), HasSubstr("cannot start '/no/such/program'"));
+  for (const char* value : {"-1", "0", "1000000000000", "1.5", "", "many"}) {
+    EXPECT_THAT(refused("--status=" + std::string(value) + " echo started"), HasSubstr("--status")) << value;
+  }
+  EXPECT_THAT(refused("--grace -1 echo started"),
+              HasSubstr("--grace: '-1' is given; it takes a whole number of at least 0"));
+  EXPECT_THAT(refused("--node-rank abc echo started"), HasSubstr("'abc' is given; it takes a whole number"));
+  EXPECT_THAT(refused("/no/such/program", 127), HasSubstr("cannot start '/no/such/program'"));
+}
+
+TEST(WeftRun, RefusesAWrongVariable) {
+  const auto outcome = run("WEFT_LOG=loud " + path_of("weft-run") + " echo started");
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("WEFT_LOG is 'loud'"));
 }
 
 TEST(WeftRun, StartsRanksThatJoinAndReduce) {

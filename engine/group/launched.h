@@ -1,0 +1,14 @@
+// What the launcher of this process says about it: weft-run, torchrun and weft::spawn by RANK and WORLD_SIZE, mpirun and
+// srun by variables of their own (docs/environment.md). For what a program decides before it joins, such as the name of its
+// worker; init_process_group and rpc::init read the same. Any thread.
+#pragma once
+
+#include <optional>
+
+namespace weft {
+
+// Nothing where no launcher started this process. Throws Caller when the variable is no number.
+std::optional<int> launched_rank();
+std::optional<int> launched_world_size();
+
+}  // namespace weft

@@ -1,0 +1,46 @@
+// What one rank writes to stdout or stderr, on its way to weft-run's own. Used by weft-run's one thread; writing blocks
+// while the reader is slow.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+
+namespace weft::launch {
+
+// Lines are prefixed and written whole, so that ranks do not mix inside a line.
+class Output {
+ public:
+  // From a pipe's reading end, which it closes, to one of this process's descriptors.
+  Output(int rank, int from, int to, bool prefix) : rank_(rank), from_(from), to_(to), prefix_(prefix) {}
+  ~Output() { close(); }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  // -1 when all has come.
+  int descriptor() const { return from_; }
+  // Moves what is there. Returns whether there may be more.
+  bool forward();
+  // errno of the first write that failed; 0: none has.
+  int failure() const { return failure_; }
+  const char* where() const;
+  // The last lines, of stderr only: what a report of the rank's failure shows.
+  const std::deque<std::string>& last_lines() const { return last_; }
+  // Whether they say that the rank lost another one, as Weft's own errors do. Lines of Weft's log do not count: a rank that
+  // fails by itself may have logged that the others are gone.
+  bool tells_of_a_lost_rank() const;
+
+ private:
+  void write_line(const std::string& line);
+  void close();
+
+  const int rank_;
+  int from_;
+  const int to_;
+  const bool prefix_;
+  int failure_ = 0;
+  std::string partial_;
+  std::deque<std::string> last_;
+};
+
+}  // namespace weft::launch
