@@ -78,6 +78,7 @@ void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vecto
     --local_;
   } else {
     adopted_ = true;
+    begun_here_ = true;
   }
   if (!deadline_.is_never()) {
     timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
@@ -277,7 +278,8 @@ void Pass::fail(const Outcome& why) {
     timer = std::move(timer_);
     expected_.clear();
   }
-  if (news) {
+  // The root tells all in any case: who waits for its end finds nothing of the pass anywhere.
+  if (news || begun_here_) {
     Promise<void> told(core_->crew());
     {
       std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -71,10 +72,23 @@ Report::Report(std::string bench, int argc, char** argv, int default_runs) : ben
       std::exit(option == "--help" ? 0 : 2);
     }
   }
+}
+
+// With the first line, not before: a bench may leave the table to another process.
+void Report::print_header() const {
+  if (std::exchange(has_header_, true)) return;
   std::printf("%-42s %-16s %9s  %10s %10s %-5s\n", "case", "peer", "MiB", "p50", "p99", "unit");
 }
 
+bool Report::wants(const std::string& name) {
+  const bool wanted = name.find(only_) != std::string::npos;
+  any_wanted_ = any_wanted_ || wanted;
+  if (!wanted) unwanted_.insert(name);
+  return wanted;
+}
+
 void Report::add(const Row& row) {
+  print_header();
   rows_.push_back(row);
   std::printf("%-42s %-16s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), row.peer.c_str(),
               static_cast<double>(row.bytes) / (1 << 20), row.p50, row.p99, row.unit.c_str());
@@ -89,9 +103,17 @@ void Report::add(const Row& row) {
   std::fflush(stdout);
 }
 
-void Report::note(const std::string& text) const { std::printf("# %s\n", text.c_str()); }
+void Report::note(const std::string& text) const {
+  print_header();
+  std::printf("# %s\n", text.c_str());
+}
 
 int Report::finish() const {
+  if (!only_.empty() && rows_.empty() && !any_wanted_) {
+    std::fprintf(stderr, "%s_bench: --case: no case's name contains '%s'; there are:\n", bench_.c_str(), only_.c_str());
+    for (const std::string& name : unwanted_) std::fprintf(stderr, "  %s\n", name.c_str());
+    return 2;
+  }
   if (json_file_.empty()) return 0;
   std::ofstream file(json_file_);
   for (const Row& row : rows_) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,7 +55,7 @@ class Report {
   // Reads --json FILE, --case TEXT (only cases whose name contains it) and --runs N from the command line; prints the usage
   // and exits on anything else.
   Report(std::string bench, int argc, char** argv, int default_runs);
-  bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
+  bool wants(const std::string& name);
   int runs() const { return runs_; }
 
   // Prints and keeps a row. The first row of a case is the one the others are compared with: behind each of those stands
@@ -62,14 +63,19 @@ class Report {
   void add(const Row& row);
   void note(const std::string& text) const;
 
-  // Writes the JSON file, if one was asked for; returns what main() returns.
+  // Writes the JSON file, if one was asked for; returns what main() returns: 2 where --case names no case that there is.
   int finish() const;
 
  private:
+  void print_header() const;
+
   std::string bench_;
   std::string json_file_;
   std::string only_;
+  bool any_wanted_ = false;
+  std::set<std::string> unwanted_;
   int runs_;
+  mutable bool has_header_ = false;  // on the screen
   std::vector<Row> rows_;
 };
 

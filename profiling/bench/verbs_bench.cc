@@ -176,6 +176,8 @@ void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
 // perftest spins; with -e it sleeps on the completion channel, as a loop does that has found nothing for 100 µs. Where a
 // round trip takes longer than that, as it does under emulation, only the second is the same work.
 void one_way(Report& report, const Path& path, std::size_t bytes) {
+  const std::string name = "one way, " + std::to_string(bytes) + " B";
+  if (!report.wants(name)) return;
   Lane lane;
   Samples weft;
   std::vector<Perftest> peers{{"ib_send_lat", {}}, {"ib_send_lat -e", {}}};
@@ -192,11 +194,12 @@ void one_way(Report& report, const Path& path, std::size_t bytes) {
       if (const auto time = perftest(peer.name, path, bytes, kRoundTrips, 4)) peer.samples.add(*time);
     }
   }
-  const std::string name = "one way, " + std::to_string(bytes) + " B";
   add(report, time_row(name, "weft", bytes, weft, 1e6, "us"), peers);
 }
 
 void stream(Report& report, const Path& path, std::size_t bytes) {
+  const std::string name = "stream, " + std::to_string(bytes >> 10) + " KiB";
+  if (!report.wants(name)) return;
   Lane lane;
   Samples weft;
   std::vector<Perftest> peers{{"ib_write_bw", {}}};
@@ -214,7 +217,6 @@ void stream(Report& report, const Path& path, std::size_t bytes) {
       if (const auto rate = perftest(peer.name, path, bytes, count, 3)) peer.samples.add(*rate * 1048576e-9);
     }
   }
-  const std::string name = "stream, " + std::to_string(bytes >> 10) + " KiB";
   add(report, bandwidth_row(name, "weft", bytes, weft), peers);
 }
 
@@ -247,6 +249,7 @@ int run_in_guest(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace weft::bench;
+  Report report("verbs", argc, argv, 3);  // before the guest is booted: it answers --help
   const auto library = weft::transport::verbs::Library::open();
   std::optional<weft::transport::verbs::Path> path;
   std::string why;
@@ -257,7 +260,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s; the bench runs in a guest\n", error.what());
     return run_in_guest(argc, argv);
   }
-  Report report("verbs", argc, argv, 3);
   report.note("device " + path->name() + ", GID " + path->choice.gid.text());
   for (const std::size_t bytes : {8u, 2048u}) one_way(report, *path, bytes);
   for (const std::size_t bytes : {4096u, 65536u, 1u << 20}) stream(report, *path, bytes);
