@@ -79,8 +79,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> adopted_{false};
   std::atomic<bool> begun_here_{false};  // this worker is the root
-  std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start
-  std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
+  std::atomic<std::int64_t> local_{1};   // gradients expected, nodes ready or running, and the start
+  std::atomic<std::int64_t> open_{1};    // gradients sent and unanswered, and the local part
 
   mutable std::mutex mutex_;  // of the rest
   Graph graph_;

@@ -69,8 +69,8 @@ class ProcessGroup {
   Work broadcast(at::Tensor tensor, int root);
   // In place on root; the others' tensors are untouched.
   Work reduce(at::Tensor tensor, int root, ReduceOp op = ReduceOp::Sum);
-  // In place; bitwise the same on all ranks. Sparse COO tensors (Sum only; every rank: the same shape and sparse dimensions,
-  // any entries) become their coalesced sum; the call waits for the others then, and throws what goes wrong.
+  // In place; bitwise the same on all ranks. Sparse COO tensors (Sum only; every rank: the same shape and sparse
+  // dimensions, any entries) become their coalesced sum; the call waits for the others then, and throws what goes wrong.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum);
   // outputs[r] receives rank r's input; outputs may differ in size when every rank names the same sizes.
   Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input);

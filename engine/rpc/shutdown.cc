@@ -68,8 +68,8 @@ void AgentCore::shutdown(const Graceful& options) {
       const int first = 0;
       // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
       Promise<Verdict> ended(nullptr);
-      call<detail::FunctionBody<&internal::join_shutdown>>(
-          shared_from_this(), {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
+      call<detail::FunctionBody<&internal::join_shutdown>>(shared_from_this(),
+                                                           {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
       Verdict verdict;
       try {
@@ -138,7 +138,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     }
     std::string missing;
     for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-      if (shutting_down_.count(rank) == 0) missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
+      if (shutting_down_.count(rank) == 0)
+        missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
     }
     if (!missing.empty()) throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
   }
