@@ -27,7 +27,8 @@ void Gradients::take(const One& one) {
 
 // The current stream has computed it.
 void Gradients::enqueued(One& one) {
-  one.work = one.gradient.defined() ? weft::detail::enqueued_for({&one.gradient}) : nullptr;
+  const bool is_there = !one.gradient.defined() || one.gradient.is_cpu();
+  one.work = is_there ? nullptr : weft::detail::enqueued_for({&one.gradient});
 }
 
 at::Tensor& Gradients::of(const at::Tensor& parameter) {

@@ -17,7 +17,7 @@
 namespace weft::rpc {
 
 enum class Failure {
-  Refused,     // the function was not run
+  Refused,     // the value that it was called on is not there, or its result cannot travel
   Thrown,      // it threw
   NotCreated,  // the value that it was called on was not created
   Unread,      // refused before its arguments had been taken: no reference in it is known here

@@ -5,9 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <sstream>
+
+#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -128,6 +131,7 @@ struct Setting {
 struct Peers {
   std::string grpc;
   std::string capnp;
+  std::filesystem::path sockets;  // a folder of this process
 };
 
 Peers build_peers(const weft::bench::Report& report) {
@@ -144,6 +148,7 @@ Peers build_peers(const weft::bench::Report& report) {
           report, "capnp",
           begin + "capnp compile -oc++:. --src-prefix=" RPC_BENCH_SOURCES " " RPC_BENCH_SOURCES "/rpc_peer.capnp; " +
               compile + "/rpc_capnp.cc rpc_peer.capnp.c++ -o $OUT $(pkg-config --libs capnp-rpc)"),
+      std::filesystem::temp_directory_path() / ("weft-rpc-bench-" + std::to_string(::getpid())),
   };
 }
 
@@ -181,11 +186,10 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
       settings.push_back({"torch.distributed.rpc",
                           with({python, RPC_BENCH_SOURCES "/rpc_python.py"}, order(std::max(1, one.calls / 10)))});
     }
+    // A socket of its own for each run: callers take one that is there for one that is served.
+    const std::string start = "exec \"$0\" \"" + peers.sockets.string() + "/$MASTER_PORT\" \"$@\"";
     for (const auto& [name, program] : {std::pair("gRPC", peers.grpc), std::pair("Cap'n Proto", peers.capnp)}) {
-      // The server's socket must not be there yet.
-      if (!program.empty())
-        settings.push_back(
-            {name, with({"bash", "-c", "exec \"$0\" /tmp/weft-bench-$MASTER_PORT \"$@\"", program}, order(one.calls))});
+      if (!program.empty()) settings.push_back({name, with({"bash", "-c", start, program}, order(one.calls))});
     }
   }
   run_rounds(one.name, one.bytes, settings, 2, report, {}, 1e6, "us");
@@ -225,9 +229,11 @@ int main(int argc, char** argv) {
   }
   const std::string self = weft::bench::this_program();
   const Peers peers = build_peers(report);
+  std::filesystem::create_directory(peers.sockets);
   for (const Case& one : kCases) {
     if (report.wants(one.name)) compare(one, report, self, peers);
   }
+  std::filesystem::remove_all(peers.sockets);
   compare_chains(report, self);
   return report.finish();
 }

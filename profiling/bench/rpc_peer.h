@@ -3,13 +3,12 @@
 // environment.
 #pragma once
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
 
-#include <sched.h>
+#include "transport_rounds.h"
 
 namespace weft::bench {
 
@@ -37,20 +36,12 @@ inline Order order_of(int argc, char** argv) {
 
 inline int own_rank() { return std::atoi(std::getenv("RANK")); }
 
-inline void pin_to_core_of(int rank) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(rank % 2, &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
-}
-
 // `sample` makes the order's calls once.
 inline void print_times(const Order& order, const std::function<void()>& sample) {
-  using Clock = std::chrono::steady_clock;
   for (int i = -2; i < order.samples; ++i) {
-    const auto start = Clock::now();
+    const double start = seconds();
     sample();
-    if (i >= 0) std::printf("%.9f ", std::chrono::duration<double>(Clock::now() - start).count() / order.calls);
+    if (i >= 0) std::printf("%.9f ", (seconds() - start) / order.calls);
   }
   std::printf("\n");
   std::fflush(stdout);
