@@ -1,3 +1,5 @@
+#include <utility>
+
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
 #include <weft/profiling/trace/trace.h>
@@ -10,6 +12,63 @@ constinit trace::Name wait{trace::Layer::Engine, "wait"};  // as Work's
 }  // namespace
 }  // namespace traced
 
+// What runs the continuations of a future that wait, on a thread that may block. Destroyed without having run (the home has
+// ended) it drops them.
+class FutureCore::InOrder {
+ public:
+  explicit InOrder(std::shared_ptr<FutureCore> core) : core_(std::move(core)) {}
+  ~InOrder() {
+    if (core_) core_->drop_continuations();
+  }
+  InOrder(InOrder&&) noexcept = default;
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
+  InOrder& operator=(InOrder&&) = delete;
+  void operator()() {
+    const auto core = std::exchange(core_, nullptr);
+    core->run_in_order();
+  }
+
+ private:
+  std::shared_ptr<FutureCore> core_;
+};
+
+// A run of continuations on this thread. Ends early where one of them blocks: others may be what it waits for.
+class FutureCore::Turn {
+ public:
+  explicit Turn(FutureCore& core) : core_(core), outer_(std::exchange(innermost, this)) {}
+  ~Turn() { innermost = outer_; }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  bool left() const { return left_; }
+
+  // This thread is about to block.
+  static void leave_all() {
+    for (Turn* turn = innermost; turn; turn = turn->outer_) turn->leave();
+  }
+
+ private:
+  static thread_local Turn* innermost;
+
+  void leave() {
+    if (std::exchange(left_, true)) return;
+    {
+      std::lock_guard lock(core_.mutex_);
+      core_.runner_ = {};
+      core_.in_turn_ = !core_.continuations_.empty();
+      if (!core_.in_turn_) return;
+    }
+    InOrder rest(core_.shared_from_this());
+    core_.home_ ? core_.home_->run(std::move(rest)) : rest();
+  }
+
+  FutureCore& core_;
+  Turn* const outer_;
+  bool left_ = false;
+};
+
+thread_local FutureCore::Turn* FutureCore::Turn::innermost = nullptr;
+
 bool FutureCore::failed() const {
   std::lock_guard lock(mutex_);
   return error_ != nullptr;
@@ -17,6 +76,7 @@ bool FutureCore::failed() const {
 
 bool FutureCore::wait_until(Deadline deadline) const {
   if (done()) return true;
+  Turn::leave_all();
   const trace::Range waiting(traced::wait);
   if (home_) {
     {
@@ -49,12 +109,37 @@ void FutureCore::on_done(Task task, bool light) {
   if (!light) task = in_this_ambient(std::move(task));
   {
     std::lock_guard lock(mutex_);
-    if (!done_) {
+    const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
+    if (!done_ || (before_it && !light)) {
       continuations_.push_back({std::move(task), light});
       return;
     }
   }
   task();
+}
+
+void FutureCore::run_in_order() {
+  const Turn turn(*this);
+  std::unique_lock lock(mutex_);
+  runner_ = std::this_thread::get_id();
+  while (!continuations_.empty()) {
+    Task task = std::move(continuations_.front().task);
+    continuations_.pop_front();
+    lock.unlock();
+    task();
+    task = Task();  // outside the lock: tasks own things
+    if (turn.left()) return;
+    lock.lock();
+  }
+  in_turn_ = false;
+  runner_ = {};
+}
+
+void FutureCore::drop_continuations() noexcept {
+  std::deque<Continuation> dropped;
+  std::lock_guard lock(mutex_);
+  dropped.swap(continuations_);
+  in_turn_ = false;
 }
 
 std::exception_ptr FutureCore::error() const {
@@ -77,8 +162,10 @@ void FutureCore::take() const {
 }
 
 void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store) {
-  std::vector<Continuation> continuations;
+  const bool inside = home_ && home_->inside();
+  std::vector<Task> at_once;
   bool driven = false;
+  bool others = false;
   {
     std::lock_guard lock(mutex_);
     if (done_) throw Error(Blame::Caller, "a promise was set twice; it takes one value or one error");
@@ -86,19 +173,21 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
     error_ = std::move(error);
     work_ = std::move(work);
     done_.store(true, std::memory_order_release);
-    continuations.swap(continuations_);
+    if (inside) {
+      for (auto& continuation : continuations_) {
+        if (continuation.light) at_once.push_back(std::move(continuation.task));
+      }
+      std::erase_if(continuations_, [](const Continuation& continuation) { return continuation.light; });
+    }
+    others = in_turn_ = !continuations_.empty();
     driven = drivers_ > 0;
   }
   changed_.notify_all();
-  const bool inside = home_ && home_->inside();
   if (driven && !inside) home_->recall();
-  for (auto& [task, light] : continuations) {
-    if (inside && !light) {
-      home_->run(std::move(task));
-    } else {
-      task();
-    }
-  }
+  for (auto& task : at_once) task();
+  if (!others) return;
+  InOrder rest(shared_from_this());
+  inside ? home_->run(std::move(rest)) : rest();
 }
 
 void throw_wait_timeout(std::chrono::milliseconds timeout) {

@@ -1,8 +1,9 @@
 // A value that arrives later, and the side that sets it. Copies share one state; usable from every thread. Semantics of
 // torch.futures.Future, as typed C++: then() makes a new future, on_done() only looks, get() blocks. The first error wins.
 //
-// Continuations run on the thread that completes the future (at once if it is complete already); they may issue calls and
-// wait. co_await resumes on that thread too.
+// Continuations run on the thread that completes the future, or on one of its home's that may block, one after the other in
+// the order of their registration; at once if the future is complete and none before it is left. They may issue calls and
+// wait: while one waits for a future, those behind it go on elsewhere. co_await resumes as a continuation.
 //
 // A value may hold tensors in CUDA memory that are still being written: the future is done when that is enqueued, on the
 // streams that are current where its value is set (torch.futures.Future with devices). get() and wait() make the current
@@ -13,11 +14,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <coroutine>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -45,14 +48,14 @@ template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
 // What all futures share, whatever their value: done or not, the error, who waits.
-class FutureCore {
+class FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
   // Returns false if the deadline came first. Throws Caller where blocking could never end (Home::drive).
   bool wait_until(Deadline deadline) const;
   // Runs the task when done; at once if it is. A task that is not light, and may block, runs outside the turns of the
-  // future's home; it sees the ambient of this thread.
+  // future's home, after those registered before it, and sees the ambient of this thread.
   void on_done(Task task, bool light = false);
   const std::shared_ptr<Home>& home() const { return home_; }
   std::exception_ptr error() const;
@@ -73,6 +76,11 @@ class FutureCore {
     Task task;
     bool light = false;
   };
+  class InOrder;
+  class Turn;
+  void run_in_order();
+  void drop_continuations() noexcept;
+
   const std::shared_ptr<Home> home_;  // null where nobody needs to drive anything
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
@@ -80,7 +88,9 @@ class FutureCore {
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
   DeviceWorkRef work_;
-  std::vector<Continuation> continuations_;
+  std::deque<Continuation> continuations_;
+  bool in_turn_ = false;    // done, and somebody runs continuations_ or has been asked to
+  std::thread::id runner_;  // who, once begun
 };
 
 template <class T>

@@ -20,6 +20,7 @@ namespace weft::rpc {
 namespace {
 
 constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
+constexpr std::size_t kMostLate = 4096;  // calls whose time is over that are remembered: handlers may never answer
 
 Deadline deadline_of(std::chrono::milliseconds limit) {
   return limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
@@ -217,11 +218,14 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
 }
 
 // Continuations that may issue calls are handed to the crew before the call stops counting: idle means idle.
-void AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
-  if (!call.pending) return;
+WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
+  if (!call.pending) return call;
   how(*call.pending);
   call.traced.end();
   if (call.counts) --waiting_;
+  call.context = nullptr;
+  call.in_flight = {};
+  return call;
 }
 
 void AgentCore::fail_here(std::uint64_t id, const Error& why) {
@@ -234,7 +238,10 @@ void AgentCore::fail_here(std::uint64_t id, const Error& why) {
 
 void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) {
   WaitingCall call = calls_.take(id);
-  if (!call.pending || !call.deadline.passed()) return complete(std::move(call), how);
+  if (!call.pending || !call.deadline.passed()) {
+    complete(std::move(call), how);
+    return;
+  }
   const Error late = not_in_time(call, name_of(call.to));
   call.traced.fail(late);
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
@@ -386,11 +393,21 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
 
 void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
   WaitingCall call = calls_.take(message.head.call);
-  if (!call.pending) return;     // its time was over, or the peer made it up
+  if (!call.pending) {  // its time was over, or the peer made it up
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = late_.find(message.head.call);
+      if (found == late_.end() || found->second.to != worker.rank) return;
+      call = std::move(found->second);
+      late_.erase(found);
+    }
+    return late_reply_came(call, worker, std::move(message));
+  }
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
-    return complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
+    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
+    return late_reply_came(call, worker, std::move(message));
   }
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
@@ -432,17 +449,46 @@ void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Erro
   });
 }
 
-void AgentCore::fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why) {
+// Nobody waits for it. It is read, for the references in it to end as all do: here, and with their owners.
+void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message) {
+  try {
+    rref::ForkReader forks(*this, worker.rank);
+    const c10::MultiStreamGuard streams(message.streams);
+    const bool failure = message.head.kind == FrameKind::Failure;
+    codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+      if (!failure) return call.pending->succeed(object, [] { return weft::detail::DeviceWorkRef(); });
+      if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) && call.forks) call.forks->undo();
+    });
+  } catch (const std::exception&) {
+    // The future has ended and takes no value.
+  }
+}
+
+std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken> calls,
+                                                 const std::function<Error(const WaitingCall&)>& why) {
   for (auto& [id, call] : calls) {
     const Error error = why(call);
     trace::dump_after("a call", error);  // while it is still open there
     call.traced.fail(error);
     forget_recorded(id, call);
-    complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
+    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
   }
+  return calls;
 }
 
 void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
+  std::vector<WaitingCall> forgotten;  // destroyed outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = late_.begin(); it != late_.end();) {
+      if (it->second.to != worker.rank || it->second.lane != lane) {
+        ++it;
+        continue;
+      }
+      forgotten.push_back(std::move(it->second));
+      it = late_.erase(it);
+    }
+  }
   fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller;
     return Error(kept ? why.blame() : Blame::PeerLost,
@@ -530,7 +576,12 @@ void AgentCore::expire() {
       // the connection is gone, and the call with it
     }
   }
-  fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
+  expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
+  std::lock_guard lock(mutex_);
+  for (auto& [id, call] : expired) {
+    if (call.lane != 0) late_.emplace(id, std::move(call));
+  }
+  while (late_.size() > kMostLate) late_.erase(late_.begin());
 }
 
 void AgentCore::leave() noexcept {
@@ -540,6 +591,7 @@ void AgentCore::leave() noexcept {
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
   std::map<int, Promise<Verdict>> shutting_down;
   std::vector<Early> early;
+  std::map<std::uint64_t, WaitingCall> late;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);
@@ -547,6 +599,7 @@ void AgentCore::leave() noexcept {
     inbound.swap(inbound_);
     early.swap(early_);
     shutting_down.swap(shutting_down_);
+    late.swap(late_);
     timer = std::move(timer_);
   }
   routes_.close();

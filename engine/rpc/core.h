@@ -157,14 +157,17 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
                             std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
-  void complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
+  // Gives the call back, ended.
+  WaitingCall complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail_here(std::uint64_t id, const Error& why);
   std::string name_of(int rank);
-  void fail(std::vector<PendingCalls::Taken> calls, const std::function<Error(const WaitingCall&)>& why);
+  std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
+                                        const std::function<Error(const WaitingCall&)>& why);
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
   Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
+  void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message);
   void look_after(int rank);
   void worker_lost(int rank);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
@@ -221,6 +224,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool shutdown_began_ = false;
   std::shared_ptr<const void> kept_until_left_;
   std::set<int> lost_;  // workers that could not be reached any more
+  // Calls to others whose time is over and whose replies have not come: what they refer to must end, too. By id.
+  std::map<std::uint64_t, WaitingCall> late_;
 };
 
 // rpc::init, with the GPUs to use.

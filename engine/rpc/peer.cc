@@ -37,18 +37,25 @@ T decoded(std::span<const std::byte> body) {
 class RemoteServed final : public Served {
  public:
   RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state,
-               std::weak_ptr<Inbound> inbound, std::uint64_t call)
-      : Served(std::move(core), function, on_loop, std::move(state)), inbound_(std::move(inbound)), call_(call) {}
+               std::weak_ptr<Inbound> inbound, std::uint64_t call, MessageKind answer)
+      : Served(std::move(core), function, on_loop, std::move(state)),
+        inbound_(std::move(inbound)),
+        call_(call),
+        answer_(answer) {}
 
   void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
-    if (const auto inbound = inbound_.lock()) inbound->reply(call_, function_, state_->context, pack);
+    const auto inbound = inbound_.lock();
+    if (!inbound) return;
+    if (state_->cancelled)
+      return inbound->fail(call_, answer_, Failure::Refused, Error(Blame::Cancelled, "nobody waits for it"));
+    inbound->reply(call_, answer_, function_, state_->context, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
     const Error thrown(Blame::Remote, text_of(error));
     // The questions of a shutdown fail where the agent leaves, which is said there.
-    if (!function_.name.starts_with("weft::rpc::internal::"))
+    if (answer_ != MessageKind::Shutdown)
       log::warn(function_.name + ", called by " + describe(state_->caller) + ", threw: " + thrown.text());
-    if (const auto inbound = inbound_.lock()) inbound->fail(call_, Failure::Thrown, thrown);
+    if (const auto inbound = inbound_.lock()) inbound->fail(call_, answer_, Failure::Thrown, thrown);
   }
   void refuse(const std::exception_ptr& error) noexcept override {
     const auto inbound = inbound_.lock();
@@ -56,16 +63,22 @@ class RemoteServed final : public Served {
     try {
       std::rethrow_exception(error);
     } catch (const CreationError& caught) {
-      inbound->fail(call_, Failure::NotCreated, caught);
+      inbound->fail(call_, answer_, Failure::NotCreated, caught);
     } catch (...) {
-      inbound->fail(call_, Failure::Refused, to_error(error, Blame::Caller));
+      inbound->fail(call_, answer_, Failure::Refused, to_error(error, Blame::Caller));
     }
   }
 
  private:
   const std::weak_ptr<Inbound> inbound_;
   const std::uint64_t call_;
+  const MessageKind answer_;
 };
+
+// What the answer to a call counts as.
+MessageKind answer_to(const Head& head) {
+  return head.message == static_cast<std::uint8_t>(MessageKind::Shutdown) ? MessageKind::Shutdown : MessageKind::Reply;
+}
 
 std::string explain_unknown(const Identity& id) {
   std::string text;
@@ -294,7 +307,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
 
 void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
   const Head& head = message.head;
-  if (lacking != nullptr) return fail(head.call, Failure::Unread, *lacking);
+  if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
   auto state = std::make_shared<CallState>();
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
@@ -302,12 +315,13 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   try {
     state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
   } catch (const std::exception& error) {
-    return fail(head.call, Failure::Unread,
+    return fail(head.call, answer_to(head), Failure::Unread,
                 Error(Blame::Device, "there is no stream for its function: " + tensor::text_of(error)));
   }
   const Function* function = find({head.name, head.signature});
   if (function == nullptr) {
-    return fail(head.call, Failure::Unread, Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
+    return fail(head.call, answer_to(head), Failure::Unread,
+                Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
   {
     const trace::About shown{
@@ -316,8 +330,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     std::lock_guard lock(mutex_);
     calls_.insert_or_assign(head.call, state);
   }
-  auto served =
-      std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(), head.call);
+  auto served = std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(),
+                                               head.call, answer_to(head));
   try {
     rref::ForkReader forks(*core, state->caller.rank);
     const c10::MultiStreamGuard streams(state->streams);
@@ -328,11 +342,12 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     }
     reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
   } catch (const Error& error) {
-    fail(head.call, Failure::Unread, error.within("its arguments cannot be decoded"));
+    fail(head.call, answer_to(head), Failure::Unread, error.within("its arguments cannot be decoded"));
   }
 }
 
-void Inbound::reply(std::uint64_t call, const Function& function, const std::shared_ptr<autograd::Context>& context,
+void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function,
+                    const std::shared_ptr<autograd::Context>& context,
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
   if (!core) return;
@@ -355,36 +370,36 @@ void Inbound::reply(std::uint64_t call, const Function& function, const std::sha
     head.call = call;
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
-    core->send_frame(MessageKind::Reply, [self = shared_from_this(), head, shared] {
+    core->send_frame(kind, [self = shared_from_this(), head, shared] {
       const Op op = send_message(*self->connection_, head, std::move(*shared));
       if (!op.ended() || op.error()) self->watch(op, head.call);
     });
   } catch (const Error& error) {
     forks.undo();
-    fail(call, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
+    fail(call, kind, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
   } catch (const std::exception& error) {
     forks.undo();
-    fail(call, Failure::Refused,
+    fail(call, kind, Failure::Refused,
          Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + tensor::text_of(error)));
   }
 }
 
-void Inbound::fail(std::uint64_t call, Failure what, const Error& error) noexcept {
+void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept {
   forget(call, 0, &error);
   const auto core = core_.lock();
   if (!core) return;
   core->count_served();
-  send_failure(*core, call, what, error);
+  send_failure(*core, call, kind, what, error);
 }
 
-void Inbound::send_failure(AgentCore& core, std::uint64_t call, Failure what, const Error& error) noexcept {
+void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
+                           const Error& error) noexcept {
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
   auto shared = std::make_shared<codec::Encoded>(
       encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
-  core.send_frame(MessageKind::Reply,
-                  [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
+  core.send_frame(kind, [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
 }
 
 std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
@@ -407,7 +422,8 @@ void Inbound::watch(const Op& op, std::uint64_t call) {
     if (!error || !is_of_message(*error)) return;
     const auto self = weak.lock();
     const auto core = self ? self->core_.lock() : nullptr;
-    if (core) self->send_failure(*core, call, Failure::Refused, error->within("the result was not sent"));
+    if (core)
+      self->send_failure(*core, call, MessageKind::Reply, Failure::Refused, error->within("the result was not sent"));
   });
 }
 

@@ -82,9 +82,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   WorkerInfo worker() const;
 
   // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
-  void reply(std::uint64_t call, const Function& function, const std::shared_ptr<autograd::Context>& context,
-             const std::function<void(codec::Packer&)>& pack) noexcept;
-  void fail(std::uint64_t call, Failure what, const Error& error) noexcept;
+  // `kind` is what the frame counts as for Faults.
+  void reply(std::uint64_t call, MessageKind kind, const Function& function,
+             const std::shared_ptr<autograd::Context>& context, const std::function<void(codec::Packer&)>& pack) noexcept;
+  void fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
 
  private:
   void arrived(const transport::Arrival& arrival);
@@ -94,7 +95,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
-  void send_failure(AgentCore& core, std::uint64_t call, Failure what, const Error& error) noexcept;
+  void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
   void watch(const Op& op, std::uint64_t call);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
   // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.

@@ -1,4 +1,6 @@
 #include <atomic>
+#include <deque>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -197,6 +199,113 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
   promise.set_error(failure("x"));
   last.get();
   EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
+}
+
+// A home whose loop and threads are this one: what must not run inside a turn waits until somebody blocks or calls next().
+class OneThread final : public detail::Home {
+ public:
+  bool drive(const std::function<bool()>& done, Deadline /*deadline*/) override {
+    while (!done() && next()) {
+    }
+    return done();
+  }
+  void block(const std::function<void()>& wait) override { wait(); }
+  void recall() noexcept override {}
+  bool inside() const override { return inside_; }
+  void run(Task task) override { tasks_.push_back(std::move(task)); }
+
+  bool next() {
+    if (tasks_.empty()) return false;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    task();
+    return true;
+  }
+  void drop() { tasks_.clear(); }
+  void in_a_turn(const std::function<void()>& body) {
+    inside_ = true;
+    body();
+    inside_ = false;
+  }
+
+ private:
+  bool inside_ = false;
+  std::deque<Task> tasks_;
+};
+
+TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  std::vector<std::string> order;
+  promise.future().on_done([&] { order.emplace_back("first"); });
+  promise.future().on_done([&] { order.emplace_back("second"); });
+  home->in_a_turn([&] { promise.set(1); });
+  promise.future().then([&](int) { order.emplace_back("late"); });
+  EXPECT_THAT(order, ElementsAre());
+  EXPECT_TRUE(home->next());
+  EXPECT_THAT(order, ElementsAre("first", "second", "late"));
+  promise.future().on_done([&] { order.emplace_back("at once"); });
+  EXPECT_EQ(order.back(), "at once");
+  EXPECT_FALSE(home->next());
+}
+
+TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
+  for (const std::shared_ptr<OneThread>& home : {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
+    const Promise<int> promise(home);
+    const Promise<int> other(home);
+    const auto waits = promise.future().then([&](int value) { return value + other.future().get(); });
+    int lights = 0;
+    promise.future().on_done([&] { other.set(10); });
+    promise.future().on_done_light([&](const Future<int>&) { ++lights; });
+    const auto set = [&] { promise.set(1); };
+    home ? home->in_a_turn(set) : set();
+    EXPECT_EQ(waits.get(), 11);
+    EXPECT_EQ(lights, 1);
+    int late = 0;
+    promise.future().on_done([&] { ++late; });
+    EXPECT_EQ(late, 1);
+  }
+}
+
+TEST(OnDone, ThoseThatTheHomeDropsAreCancelledAndHoldNobodyUp) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto dropped = promise.future().then([](int value) { return value; });
+  home->in_a_turn([&] { promise.set(1); });
+  const auto late = promise.future().then([](int value) { return value; });
+  EXPECT_FALSE(late.done());
+  home->drop();
+  for (const auto& future : {dropped, late}) {
+    try {
+      future.get();
+      ADD_FAILURE() << "nobody ran it";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+    }
+  }
+  EXPECT_EQ(promise.future().then([](int value) { return value + 1; }).get(), 2);
+}
+
+TEST(OnDone, RB026_HoldsWhileSeveralThreadsRegister) {
+  for (int round = 0; round < 200; ++round) {
+    const Promise<int> promise;
+    std::vector<std::atomic<int>> seen(4);
+    std::vector<std::thread> threads;
+    std::atomic<bool> wrong{false};
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 20; ++i) {
+          promise.future().on_done([&, t, i] {
+            if (seen[t].exchange(i + 1) != i) wrong = true;
+          });
+        }
+      });
+    }
+    promise.set(1);
+    for (auto& thread : threads) thread.join();
+    for (const auto& count : seen) EXPECT_EQ(count, 20);
+    ASSERT_FALSE(wrong) << "round " << round;
+  }
 }
 
 TEST(OnDone, WhatItThrowsIsLogged) {

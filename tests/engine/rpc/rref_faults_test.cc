@@ -71,6 +71,19 @@ TEST(CreationFaults, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
+// Of values that the callee owns, and of a third worker's.
+TEST(LateReplies, TheReferencesInThemEnd) {
+  run_one(
+      [](rpc::Agent& agent) {
+        // The cancellation finds the reply on its way.
+        const auto to = rpc::to(1).timeout(50ms);
+        EXPECT_EQ(error_of([&] { agent.sync<&refs::own_three>(to); }).blame(), Blame::Timeout);
+        EXPECT_EQ(error_of([&] { agent.sync<&refs::make_on>(to, agent.worker(2), 5); }).blame(), Blame::Timeout);
+        for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+}
+
 TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBeforeThat) {
   run_one(
       [](rpc::Agent& agent) {
