@@ -5,7 +5,6 @@
 #
 #SBATCH --job-name=weft-digits
 #SBATCH --output=weft-%j.out
-#SBATCH --kill-on-bad-exit=1
 set -euo pipefail
 if [ $# -eq 0 ]; then
   echo "usage: sbatch --nodes=N --ntasks-per-node=R $0 PROGRAM [args]" >&2

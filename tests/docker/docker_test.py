@@ -7,16 +7,19 @@ usage: docker_test.py files | image | slurm FOLDER_OF_PROGRAMS
 image: WEFT_TEST_IMAGE_BASE names the base image (for buildah's storage); WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set,
 are files with the settings of apt and pip that the build is given. It takes as long as building Weft does.
 
-slurm: submits docker/slurm.sh with the digits, where Slurm runs on this machine.
+slurm: submits docker/slurm.sh with the digits, to Slurm daemons that it starts and ends, where they are installed.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,16 +146,92 @@ def image():
         run(*BUILDAH, "rm", container)
 
 
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@contextlib.contextmanager
+def own_slurm(folder):
+    """Slurm's daemons for this host alone, in a folder: gives the environment in which sbatch finds them."""
+    host = socket.gethostname().split(".")[0]
+    control, node = free_ports(2)
+    key = folder / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    configuration = folder / "slurm.conf"
+    configuration.write_text(f"""ClusterName=weft
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+SlurmdPort={node}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=test Nodes=ALL Default=YES State=UP MaxTime=INFINITE
+""")
+    environment = dict(os.environ, SLURM_CONF=str(configuration))
+    munge = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.sock",
+             f"--pid-file={folder}/munged.pid", f"--seed-file={folder}/seed", f"--log-file={folder}/munged.log"]
+    daemons = []
+    try:
+        for command in (munge, ["slurmctld", "-D"], ["slurmd", "-D"]):
+            daemons.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        deadline = time.monotonic() + 60
+        while "idle" not in subprocess.run(["sinfo", "--noheader"], env=environment, capture_output=True, text=True).stdout:
+            logs = "".join(log.read_text(errors="replace")[-1500:] for log in folder.glob("*.log"))
+            if any(daemon.poll() is not None for daemon in daemons):
+                fail(f"a daemon of Slurm has ended:\n{logs}")
+            if time.monotonic() > deadline:
+                fail(f"Slurm has no idle node after a minute:\n{logs}")
+            time.sleep(0.2)
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
 def slurm():
-    if not shutil.which("sbatch") or not shutil.which("srun"):
-        skip("no sbatch and srun: install slurm-wlm and munge to have docker/slurm.sh submitted")
-    if subprocess.run(["sinfo"], capture_output=True).returncode != 0:
-        skip("Slurm is installed and does not run (sinfo fails)")
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["sbatch", "--wait", "--nodes=1", "--ntasks-per-node=2", f"--output={folder}/out", ROOT / "docker" / "slurm.sh"]
-        run(*command, Path(sys.argv[2]) / "digits", "--epochs", "1", "--checkpoint", f"{folder}/digits.pt", cwd=folder)
-        if "2 ranks" not in Path(folder, "out").read_text():
-            fail(f"two tasks were no job of two ranks:\n{Path(folder, 'out').read_text()}")
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun") if not shutil.which(name)]
+    if missing:
+        skip(f"no {', '.join(missing)}: install slurm-wlm and munge to have docker/slurm.sh submitted")
+    if os.geteuid() != 0:
+        skip("Slurm's daemons run as root, which this is not")
+    with tempfile.TemporaryDirectory() as name, own_slurm(Path(name)) as environment:
+        command = ["sbatch", "--wait", "--nodes=1", "--ntasks-per-node=2", f"--output={name}/out", ROOT / "docker" / "slurm.sh"]
+        run(*command, Path(sys.argv[2]).resolve() / "digits", "--epochs", "1", "--checkpoint", f"{name}/digits.pt", cwd=name, env=environment)
+        said = Path(name, "out").read_text()
+        if "2 ranks" not in said or "parameters, rank 1" not in said:
+            fail(f"two tasks were no job of two ranks:\n{said}")
+        one_fails = ["bash", "-c", "[ $SLURM_PROCID = 0 ] && exec sleep 300; exit 3"]
+        failed = subprocess.run([*command, *one_fails], cwd=name, env=environment, capture_output=True, text=True)
+        if failed.returncode == 0:
+            fail("a job one of whose ranks failed passed")
 
 
 if __name__ == "__main__":
