@@ -218,6 +218,10 @@ void Inbox::land(Taken taken) {
                                               taken.ready, shared_from_this());
       made.on_ended([landing = taken.landing, made] { landing->end_part(made.error()); });
     }
+  } else {
+    // Where the lane has ended nothing more comes for it: who hears of the error finds the pin released.
+    std::lock_guard lock(mutex_);
+    if (failure_ && landing_ == taken.landing) pin_.reset();
   }
   taken.held.reset();
   taken.landing->end_part(error);
