@@ -45,6 +45,44 @@ void expect_whole(ProcessGroup& group, int size) {
   EXPECT_TRUE(torch::equal(seen, torch::ones({size}, at::kInt))) << seen;
 }
 
+// The first of this process: its children must not find the environment read.
+TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
+  if (::geteuid() != 0) GTEST_SKIP() << "making network namespaces takes root";
+  const int allowed = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+  const std::string place = "tcp://[239.77.7.8]:47000";
+  Processes processes(2, [=](int rank) {
+    if (::unshare(CLONE_NEWNET) != 0) {
+      Processes::say("not permitted");
+      return;
+    }
+    Processes::say("alone");
+    std::uint64_t one = 0;
+    ASSERT_EQ(::read(allowed, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    ::setenv("WEFT_SOCKET_IFNAME", "weft0", 1);
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+    auto group = init_process_group(at(place, 2));
+    expect_whole(group, 2);
+    static_cast<void>(rank);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    if (processes.next_word(rank) != "alone") GTEST_SKIP() << "this container may not make network namespaces";
+  }
+  const auto inside = [&](int rank, const std::string& command) {
+    return "nsenter -t " + std::to_string(processes.process(rank)) + " -n ip " + command;
+  };
+  const std::string cable = "ip link add weft0 netns " + std::to_string(processes.process(0)) +
+                            " type veth peer name weft0 netns " + std::to_string(processes.process(1));
+  for (const std::string& command :
+       {cable, inside(0, "addr add 10.77.7.1/24 dev weft0"), inside(1, "addr add 10.77.7.2/24 dev weft0"),
+        inside(0, "link set lo up"), inside(1, "link set lo up"), inside(0, "link set weft0 up"),
+        inside(1, "link set weft0 up")}) {
+    if (std::system((command + " 2>&1").c_str()) != 0) GTEST_SKIP() << "failed: " << command;
+  }
+  const std::uint64_t both = 2;
+  ASSERT_EQ(::write(allowed, &both, sizeof both), static_cast<ssize_t>(sizeof both));
+  processes.expect_success();
+}
+
 TEST(Multicast, GivesRanksToProcessesThatHaveNone) {
   ASSERT_TRUE(on_loopback);
   const std::string place = meeting_place();
@@ -124,43 +162,6 @@ TEST(Multicast, NeedsAWorldSize) {
   const auto error = error_of([&] { init_process_group(options); });
   EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
   EXPECT_NE(error.text().find("no world size"), std::string::npos) << error.text();
-}
-
-TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
-  if (::geteuid() != 0) GTEST_SKIP() << "making network namespaces takes root";
-  const int allowed = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
-  const std::string place = "tcp://[239.77.7.8]:47000";
-  Processes processes(2, [=](int rank) {
-    if (::unshare(CLONE_NEWNET) != 0) {
-      Processes::say("not permitted");
-      return;
-    }
-    Processes::say("alone");
-    std::uint64_t one = 0;
-    ASSERT_EQ(::read(allowed, &one, sizeof one), static_cast<ssize_t>(sizeof one));
-    ::setenv("WEFT_SOCKET_IFNAME", "weft0", 1);
-    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
-    auto group = init_process_group(at(place, 2));
-    expect_whole(group, 2);
-    static_cast<void>(rank);
-  });
-  for (int rank = 0; rank < 2; ++rank) {
-    if (processes.next_word(rank) != "alone") GTEST_SKIP() << "this container may not make network namespaces";
-  }
-  const auto inside = [&](int rank, const std::string& command) {
-    return "nsenter -t " + std::to_string(processes.process(rank)) + " -n ip " + command;
-  };
-  const std::string cable = "ip link add weft0 netns " + std::to_string(processes.process(0)) +
-                            " type veth peer name weft0 netns " + std::to_string(processes.process(1));
-  for (const std::string& command :
-       {cable, inside(0, "addr add 10.77.7.1/24 dev weft0"), inside(1, "addr add 10.77.7.2/24 dev weft0"),
-        inside(0, "link set lo up"), inside(1, "link set lo up"), inside(0, "link set weft0 up"),
-        inside(1, "link set weft0 up")}) {
-    if (std::system((command + " 2>&1").c_str()) != 0) GTEST_SKIP() << "failed: " << command;
-  }
-  const std::uint64_t both = 2;
-  ASSERT_EQ(::write(allowed, &both, sizeof both), static_cast<ssize_t>(sizeof both));
-  processes.expect_success();
 }
 
 }  // namespace
