@@ -55,7 +55,7 @@ class FutureCore::Turn {
     {
       std::lock_guard lock(core_.mutex_);
       core_.runner_ = {};
-      core_.in_turn_ = !core_.continuations_.empty();
+      core_.in_turn_ = core_.any_left();
       if (!core_.in_turn_) return;
     }
     InOrder rest(core_.shared_from_this());
@@ -122,23 +122,25 @@ void FutureCore::run_in_order() {
   const Turn turn(*this);
   std::unique_lock lock(mutex_);
   runner_ = std::this_thread::get_id();
-  while (!continuations_.empty()) {
-    Task task = std::move(continuations_.front().task);
-    continuations_.pop_front();
+  while (any_left()) {
+    Task task = std::move(continuations_[next_++].task);
     lock.unlock();
     task();
     task = Task();  // outside the lock: tasks own things
     if (turn.left()) return;
     lock.lock();
   }
+  continuations_.clear();
+  next_ = 0;
   in_turn_ = false;
   runner_ = {};
 }
 
 void FutureCore::drop_continuations() noexcept {
-  std::deque<Continuation> dropped;
+  std::vector<Continuation> dropped;
   std::lock_guard lock(mutex_);
   dropped.swap(continuations_);
+  next_ = 0;
   in_turn_ = false;
 }
 

@@ -14,7 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <coroutine>
-#include <deque>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -80,6 +80,7 @@ class FutureCore : public std::enable_shared_from_this<FutureCore> {
   class Turn;
   void run_in_order();
   void drop_continuations() noexcept;
+  bool any_left() const { return next_ < continuations_.size(); }  // under the mutex
 
   const std::shared_ptr<Home> home_;  // null where nobody needs to drive anything
   mutable std::mutex mutex_;
@@ -88,7 +89,8 @@ class FutureCore : public std::enable_shared_from_this<FutureCore> {
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
   DeviceWorkRef work_;
-  std::deque<Continuation> continuations_;
+  std::vector<Continuation> continuations_;
+  std::size_t next_ = 0;    // of those, the first that has not begun
   bool in_turn_ = false;    // done, and somebody runs continuations_ or has been asked to
   std::thread::id runner_;  // who, once begun
 };
