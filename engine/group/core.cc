@@ -126,7 +126,37 @@ ProcessGroup Core::make(const CoreOptions& options) {
 
 void Core::join() {
   listen();
-  if (carries(c10::kCPU)) communicator(c10::Device(c10::kCPU));
+  if (carries(c10::kCPU)) {
+    communicator(c10::Device(c10::kCPU));
+  } else if (options.size > 1 && !options.job->connected) {
+    meet_members();
+  }
+}
+
+// Where no backend meets the others before the first operation, the job's ranks do. Python's do not say that they have
+// come: for those that might be, nobody waits longer than a moment.
+void Core::meet_members() {
+  constexpr auto kMoment = std::chrono::seconds(60);
+  const auto& membership = options.job->membership;
+  bootstrap->set(here_key(options.rank), {});
+  try {
+    membership->wait_for_all(Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    const std::string who = missing_ranks();
+    if (options.timeout <= kMoment) {
+      throw Error(Blame::Timeout, "joining " + place() + ": " + who + " did not come within " + describe(options.timeout));
+    }
+    log::warn("joining " + place() + ": " + who + " did not come within " + describe(kMoment) +
+              "; where that is a rank of Python's, all is well; this one goes on");
+    return;
+  }
+  const auto check = [this] {
+    throw_if_failed_elsewhere();
+    throw_broken();
+  };
+  membership->connect(check, Deadline::in(options.timeout));
+  options.job->connected = true;
 }
 
 void Core::listen() {
@@ -186,6 +216,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
                                    device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
   }
   if (carrier.communicator) return *carrier.communicator;
+  throw_broken_while_joining();
   transport::JoinOptions join;
   join.rank = options.rank;
   join.size = options.size;
@@ -249,7 +280,10 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
   if (!options.job->connected) {
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
-  while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) throw_if_failed_elsewhere();
+  while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
+    throw_if_failed_elsewhere();
+    throw_broken_while_joining();
+  }
   throw_broken_while_joining();
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);

@@ -76,6 +76,7 @@ struct Core : std::enable_shared_from_this<Core> {
     };
     std::function<Parts()> parts;
     bool host_waits = false;  // Work::wait() blocks the host, whatever the device
+    bool on_all = false;      // communicators that there are: a barrier of what each has in flight
     bool may_skip = true;     // if all tensors are empty here they are empty on all ranks, and nothing is sent
   };
   // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
@@ -125,6 +126,7 @@ struct Core : std::enable_shared_from_this<Core> {
   struct Stay;
   std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
                                                 const transport::JoinOptions& join);
+  void meet_members();
   void throw_if_failed_elsewhere();
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);

@@ -86,6 +86,12 @@ Work Core::issue(Operation operation, const Call& call) {
     const Fence ready = options.job->devices->ready(operation.device);
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
+  if (operation.on_all) {  // which all ranks have made by now, or none
+    std::lock_guard making(error_mutex_);
+    for (auto& [type, other] : carriers_) {
+      if (other.communicator && other.communicator.get() != &carrier) state->ops.push_back(other.communicator->barrier({}));
+    }
+  }
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (state->ops.empty()) {
     ledger_->complete_collective(number);

@@ -314,7 +314,8 @@ Work ProcessGroup::barrier() {
        .fingerprint = [] { return std::string(); },
        .device = core().barrier_device(),
        .tensors = {},
-       .host_waits = true},
+       .host_waits = true,
+       .on_all = true},
       [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); });
 }
 

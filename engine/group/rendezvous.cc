@@ -1,5 +1,7 @@
 #include <cerrno>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 #include <random>
 
 #include <unistd.h>
@@ -175,8 +177,18 @@ std::string launcher_job(const Environment& environment) {
   return job.empty() ? "parent-" + std::to_string(getppid()) : job;
 }
 
-// mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port and writes it down.
-Rendezvous join_below_launcher(const Wanted& wanted, const Environment& environment, Deadline deadline) {
+// Which meeting of this process under that name it is: 1, 2, … All ranks of a job count alike.
+int next_meeting(const std::string& group_name) {
+  static std::mutex mutex;
+  static std::map<std::string, int> meetings;
+  std::lock_guard lock(mutex);
+  return ++meetings[group_name];
+}
+
+// mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port and writes it down,
+// for each meeting in a file of its own: an agent and a group of one job have a store each.
+Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_name, const Environment& environment,
+                               Deadline deadline) {
   const auto local = first_number(environment, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
   const auto nodes = first_number(environment, {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"});
   if (!(local && *local == *wanted.world_size) && !(nodes && *nodes == 1)) {
@@ -184,7 +196,8 @@ Rendezvous join_below_launcher(const Wanted& wanted, const Environment& environm
                 "MASTER_ADDR and MASTER_PORT are not set; over several machines pass the address of rank 0 to all ranks "
                 "(mpirun -x MASTER_ADDR=… -x MASTER_PORT=…, or export both before srun)");
   }
-  const auto file = std::make_shared<LauncherFile>(launcher_job(environment));
+  const auto file = std::make_shared<LauncherFile>(launcher_job(environment) + "-" + group_name + "-" +
+                                                   std::to_string(next_meeting(group_name)));
   Rendezvous result;
   result.rank = *wanted.rank;
   result.world_size = *wanted.world_size;
@@ -202,7 +215,8 @@ Rendezvous join_below_launcher(const Wanted& wanted, const Environment& environm
   return result;
 }
 
-Rendezvous join_env(const Wanted& wanted, bool shared, const Environment& environment, Deadline deadline) {
+Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const Environment& environment,
+                    Deadline deadline) {
   const char* address = environment("MASTER_ADDR");
   const char* port = environment("MASTER_PORT");
   std::string missing;
@@ -223,10 +237,10 @@ Rendezvous join_env(const Wanted& wanted, bool shared, const Environment& enviro
                                    "world_size in ProcessGroupOptions and the address as tcp://host:port");
   }
   check_range(*wanted.rank, *wanted.world_size);
-  if (below_launcher) return join_below_launcher(wanted, environment, deadline);
+  if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline);
   const int number = to_number("MASTER_PORT", port, /*least=*/1);
   if (number > 65535) throw Error(Blame::Caller, "MASTER_PORT is " + std::string(port) + "; ports end at 65535");
-  return join_tcp({address, number}, wanted, shared, environment, deadline);
+  return join_tcp({address, number}, wanted, /*shared=*/!group_name.empty(), environment, deadline);
 }
 
 // A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
@@ -339,7 +353,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   if (url.scheme == "file") {
     result = join_file(url, wanted, options.group_name);
   } else if (url.scheme == "env") {
-    result = join_env(wanted, shared, environment, deadline);
+    result = join_env(wanted, options.group_name, environment, deadline);
   } else if (url.scheme == "tcp") {
     if (url.host.empty() || !url.port) {
       throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,6 +110,13 @@ std::optional<Failure> first_failure(launch::Children& children, const std::map<
 
 void spawn(int ranks, const std::function<void(int, int)>& function) {
   if (ranks < 1) throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes at least 1");
+  struct sigaction of_children {};
+  ::sigaction(SIGCHLD, nullptr, &of_children);
+  if (of_children.sa_handler == SIG_IGN || (of_children.sa_flags & SA_NOCLDWAIT) != 0) {
+    throw Error(Blame::Caller,
+                "spawn: this process ignores SIGCHLD, so it cannot wait for its ranks; call "
+                "signal(SIGCHLD, SIG_DFL) before");
+  }
   const int port = launch::free_port();
   std::fflush(nullptr);  // or every rank prints what is in the buffers
   std::map<pid_t, Rank> by_process;
@@ -117,7 +125,11 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
     launch::Children children;
     for (int rank = 0; rank < ranks; ++rank) {
       int ends[2];
-      if (::pipe(ends) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
+      // What the function starts inherits neither end, and what it forks holds up nobody: the rank has ended when its
+      // report is read.
+      if (::pipe2(ends, O_CLOEXEC) != 0 || ::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
+        throw system_error(Blame::Busy, "spawn: pipe", errno);
+      }
       const pid_t parent = ::getpid();
       const pid_t process = ::fork();
       if (process < 0) throw system_error(Blame::Busy, "spawn: fork", errno);

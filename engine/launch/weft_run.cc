@@ -2,11 +2,13 @@
 // prefixes each line of output with its rank, and on the first failure ends the others and says first which rank failed,
 // and why.
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/config.h>
@@ -58,14 +61,29 @@ volatile std::sig_atomic_t asked_for_dumps = 0;
 
 constexpr int kLongestStatus = 24 * 60 * 60;  // seconds
 
-int count_of_ranks(const std::string& text) {
-  if (text == "auto" || text == "cpu") return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  if (text == "gpu") {
-    int count = 0;
-    while (::access(("/dev/nvidia" + std::to_string(count)).c_str(), F_OK) == 0) ++count;
-    if (count == 0) throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU");
-    return count;
+// Those that ranks will see.
+int count_of_gpus() {
+  int count = 0;
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", failed)) {
+    const std::string name = entry.path().filename();
+    const bool is_gpu = name.size() > 6 && name.starts_with("nvidia") &&
+                        std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+    if (is_gpu) ++count;
   }
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    const std::string list = visible;
+    const auto entries = list.empty() || list == "-1" ? 0 : std::count(list.begin(), list.end(), ',') + 1;
+    count = std::min(count, static_cast<int>(entries));
+  }
+  return count;
+}
+
+int count_of_ranks(const std::string& text) {
+  const int gpus = text == "gpu" || text == "auto" ? count_of_gpus() : 0;
+  if (gpus > 0) return gpus;
+  if (text == "auto" || text == "cpu") return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (text == "gpu") throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU, or shows none");
   char* end = nullptr;
   const long value = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || *end != '\0' || value < 1 || value > 4096) {
@@ -373,6 +391,7 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace weft::launch;
+  std::signal(SIGCHLD, SIG_DFL);  // ignored, as some parents leave it, nobody could wait for a child
   struct sigaction action {};
   action.sa_flags = SA_SIGINFO;
   action.sa_sigaction = [](int number, siginfo_t* from, void*) {

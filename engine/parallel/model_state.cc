@@ -1,5 +1,6 @@
 #include <sstream>
 
+#include <weft/base/log.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/model_state.h>
@@ -59,6 +60,14 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
     if (!theirs.empty()) differing += (differing.empty() ? "" : "; ") + ("rank " + std::to_string(rank) + ": " + theirs);
   }
   if (!differing.empty()) {
+    // Who throws may end, and the store with it: the others are to read the same first.
+    try {
+      const Deadline soon = Deadline::sooner(deadline, Deadline::in(std::chrono::seconds(1)));
+      core.bootstrap->set(base + "told/" + std::to_string(group.rank()), {});
+      for (int rank = 0; rank < group.size(); ++rank) core.bootstrap->get(base + "told/" + std::to_string(rank), soon);
+    } catch (const Error& error) {
+      log::debug(error.text());
+    }
     throw Error(Blame::Caller, "the model differs between ranks " + core.place() + ": " + differing);
   }
 }

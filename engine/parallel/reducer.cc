@@ -87,6 +87,7 @@ void Reducer::prepare_forward() {
   std::lock_guard lock(mutex_);
   drop_failed_pass();
   require_in_step();
+  if (passing_) group::Core::of(group_).throw_if_broken();  // that is why it did not end
   if (passing_ && options_.static_graph && counted_) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
@@ -363,11 +364,18 @@ void Reducer::finish() {
   if (!passing_) return;
   const bool is_first_static = options_.static_graph && !counted_;
   if (!is_first_static && next_bucket_ < buckets_.size()) {
-    if (!finds_unused()) return;  // another backward of this forward's outputs brings the rest
+    if (!finds_unused()) {
+      // Another backward of this forward's outputs brings the rest. Where nothing has come (the parameters were frozen
+      // meanwhile) none need follow.
+      const bool any_came = next_bucket_ > 0 || std::find(ready_.begin(), ready_.end(), true) != ready_.end();
+      if (!any_came && !options_.static_graph) passing_ = false;
+      return;
+    }
     leave_out_what_is_missing();
   }
   if (is_first_static) {
     // Everything was put off: now it is known what this graph brings.
+    unused_.clear();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (static_counts_[i] == 0) unused_.push_back(i);
     }

@@ -137,6 +137,7 @@ void Reducer::mirror_pass() {
   finish_rebuild();
   next_bucket_ = 0;
   used_.zero_();
+  unused_.clear();
   // Which parameters the others use, their counts say, where they count.
   if (counts_usage() || usage_sum_.defined()) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -464,8 +464,10 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
         const WithoutSigpipe quiet;
         work = start(*self->group_->gloo);
       }
-      work->getFuture()->addCallback([pending, key, name, pin, finish](c10::ivalue::Future& future) {
-        on_backend_thread = true;
+      // Where it is done already the callback runs here.
+      const auto here = std::this_thread::get_id();
+      work->getFuture()->addCallback([pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
+        if (std::this_thread::get_id() != here) on_backend_thread = true;
         if (future.hasError()) return pending->fail(key, name, future.tryRetrieveErrorMessage());
         if (finish) finish();
         if (auto done = pending->take(key)) done->finish();

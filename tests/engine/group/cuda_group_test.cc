@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -124,6 +125,30 @@ TEST_F(CudaGroup, SynchronizeIsTheHostsWait) {
     work.synchronize();
     EXPECT_EQ(byte_of(tensor), 3);
     EXPECT_TRUE(work.query());
+  });
+}
+
+// The group's device is the GPU; the host's operations are its too.
+TEST_F(CudaGroup, CG010_BarrierIsBehindTheOperationsOfEveryDevice) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).wait();
+    const at::Tensor on_host = at::ones({1 << 20});
+    std::vector<Work> works;
+    for (int i = 0; i < 8; ++i) works.push_back(rank.group.all_reduce(on_host));
+    rank.group.barrier().wait();
+    for (const Work& work : works) EXPECT_TRUE(work.query());
+  });
+}
+
+TEST_F(CudaGroup, ABrokenGroupsFirstOperationOfTheOtherDeviceFailsAtOnce) {
+  run([&](Rank& rank) {
+    rank.group.abort("enough");
+    try {
+      rank.group.all_reduce(bytes(rank, 8)).wait();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+    }
   });
 }
 

@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <latch>
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -124,6 +125,29 @@ TEST(Env, KnowsTheVariablesOfMpirunAndSrun) {
     EXPECT_EQ(place.rank, 0);
     EXPECT_EQ(place.world_size, 1);
   }
+}
+
+// An agent and a group, say: rank 0 still announces the first when the others are at the second.
+TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
+  const std::string job = "meetings-of-weft-" + std::to_string(::getpid());
+  Processes processes(2, [=](int rank) {
+    const auto of_launcher = environment({{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+                                          {"OMPI_COMM_WORLD_SIZE", "2"},
+                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                          {"PMIX_NAMESPACE", job}});
+    std::vector<group::Rendezvous> kept;
+    for (const char* name : {"", "", "another", ""}) {
+      const auto deadline = Deadline::in(seconds(20));
+      kept.push_back(group::rendezvous({.group_name = name, .timeout = seconds(20)}, of_launcher, deadline));
+      auto& store = *kept.back().store;
+      store.setTimeout(seconds(20));
+      const auto key = [&](int of) { return "meeting" + std::to_string(kept.size()) + "/" + std::to_string(of); };
+      if (rank == 0) std::this_thread::sleep_for(milliseconds(50));  // the other one is first
+      store.set(key(rank), std::vector<std::uint8_t>{1});
+      EXPECT_EQ(store.get(key(1 - rank)).size(), 1U);
+    }
+  });
+  processes.expect_success();
 }
 
 TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {

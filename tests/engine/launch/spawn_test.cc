@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 
@@ -75,6 +76,34 @@ TEST(Spawn, AnyOtherExceptionIsRemote) {
       error_of([] { spawn(2, [](int rank, int) { rank == 0 ? throw std::runtime_error("why") : void(); }); });
   EXPECT_EQ(error.blame(), Blame::Remote);
   EXPECT_EQ(error.text(), "rank 0: why");
+}
+
+TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(spawn(2,
+                     [](int rank, int) {
+                       if (rank != 0) return wait_for_the_end();
+                       if (::fork() == 0) {  // with all that this rank has open but what ctest reads
+                         for (const int descriptor : {0, 1, 2}) ::close(descriptor);
+                         ::sleep(20);
+                         ::_exit(0);
+                       }
+                       throw std::runtime_error("done for");
+                     }),
+               Error);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+TEST(Spawn, WhereChildrenAreIgnoredSaysWhatToDo) {
+  ::signal(SIGCHLD, SIG_IGN);
+  try {
+    spawn(1, [](int, int) {});
+    ADD_FAILURE() << "nobody could wait for it";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("signal(SIGCHLD, SIG_DFL)"), std::string::npos) << error.text();
+  }
+  ::signal(SIGCHLD, SIG_DFL);
 }
 
 TEST(Spawn, AKilledRankIsLostAndOneThatExitsHasFailed) {

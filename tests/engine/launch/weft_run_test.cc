@@ -116,6 +116,12 @@ TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
 }
 
+TEST(WeftRun, WaitsForItsRanksAlsoWhereItsParentIgnoresChildren) {
+  const auto outcome =
+      run("trap '' CHLD; exec timeout 60 " + path_of("weft-run") + " --nproc-per-node 2 sh -c 'exit $RANK'");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+}
+
 TEST(WeftRun, WhatIsLeftWhenAllRanksHaveEndedIsEnded) {
   const auto outcome = wrapped(path_of("weft-run") + " sh -c '" + kProgram + " & read line < $d/ready; exit 0'");
   EXPECT_EQ(outcome.code, 0) << outcome.err;

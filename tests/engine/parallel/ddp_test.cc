@@ -138,16 +138,18 @@ TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
 
 // DD-017
 TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
-  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
-    Mlp net(6, group.rank() == 2 ? 4 : 5);
-    try {
-      DistributedDataParallel ddp(net, group);
-      ADD_FAILURE() << "no error on rank " << group.rank();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.what(), HasSubstr("rank 2: it has first.weight Double [4, 6]"));
-    }
-  });
+  for (const auto as : {harness::As::Threads, harness::As::Processes}) {
+    harness::run_ranks(as, 3, [](ProcessGroup group) {
+      Mlp net(6, group.rank() == 2 ? 4 : 5);
+      try {
+        DistributedDataParallel ddp(net, group);
+        ADD_FAILURE() << "no error on rank " << group.rank();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        EXPECT_THAT(error.what(), HasSubstr("rank 2: it has first.weight Double [4, 6]"));
+      }
+    });
+  }
 }
 
 TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {

@@ -174,6 +174,38 @@ TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
   }
 }
 
+// DD-004
+TEST(Unused, AStaticGraphKeepsTheOldGradientOfWhatNobodyUsesFromTheFirstPassOn) {
+  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group, {.find_unused_parameters = true, .static_graph = true});
+    net->weights[2].mutable_grad() = torch::full({2}, 0.3, torch::kDouble);
+    for (int pass = 0; pass < 3; ++pass) {
+      ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
+      ASSERT_TRUE(net->weights[2].grad().defined()) << "pass " << pass;
+      EXPECT_EQ(net->weights[2].grad()[1].item<double>(), 0.3) << "pass " << pass;
+    }
+  });
+}
+
+// As a generator's step leaves its discriminator: the gradient goes through, to the input alone.
+TEST(Unused, ABackwardWhileAllParametersAreFrozenIsNoPass) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ChainImpl>(2);
+    DistributedDataParallel<ChainImpl> ddp(net, group);
+    for (int step = 0; step < 3; ++step) {
+      auto input = torch::full({1}, 2.0, torch::kDouble).requires_grad_();
+      for (auto& weight : net->weights) weight.requires_grad_(false);
+      ddp(input * 1).sum().backward();
+      EXPECT_EQ(input.grad().item<double>(), 1.0);
+      for (auto& weight : net->weights) weight.requires_grad_(true);
+      net->zero_grad();
+      ddp(torch::full({1}, group.rank() + 1.0, torch::kDouble)).sum().backward();
+      for (const auto& weight : net->weights) EXPECT_EQ(weight.grad().item<double>(), 1.5);
+    }
+  });
+}
+
 TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
   struct NetImpl : torch::nn::Module {
     NetImpl() : weight(register_parameter("weight", torch::ones({1}, torch::kDouble))) {}
@@ -441,6 +473,17 @@ TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
 }
 
 // DD-025
+TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<ChainImpl>(2);
+    DistributedDataParallel<ChainImpl> ddp(net, group);
+    const auto output = ddp(torch::ones({1}, torch::kDouble));
+    group.abort("enough");
+    EXPECT_EQ(blame_of([&] { output.sum().backward(); }), Blame::Cancelled);
+    EXPECT_EQ(blame_of([&] { ddp(torch::ones({1}, torch::kDouble)); }), Blame::Cancelled);
+  });
+}
+
 TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
