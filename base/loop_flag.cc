@@ -10,6 +10,14 @@ bool LoopFlag::synchronize(Deadline deadline) const noexcept {
       log::error("a handler blocks on an operation that only its own loop can end; use Op::on_ended or EventLoop::when");
       return false;
     }
+    // Raised outside the loop, by a thread that handles another's message, it has to tell who drives that.
+    if (!recalls_.exchange(true)) {
+      Task recall([weak = loop_] {
+        const auto driven = weak.lock();
+        if (driven && !driven->inside()) driven->recall();
+      });
+      on_passed(recall);
+    }
     if (loop->drive([this] { return query(); }, deadline)) return true;
     if (deadline.passed()) return query();
   }

@@ -2,6 +2,7 @@
 // instead would cost 40 µs.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include <weft/base/event_loop.h>
@@ -19,6 +20,7 @@ class LoopFlag final : public HostFlag {
 
  private:
   std::weak_ptr<EventLoop> loop_;
+  mutable std::atomic<bool> recalls_{false};  // raised elsewhere than in the loop, it wakes who drives that
 };
 
 }  // namespace weft

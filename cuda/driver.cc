@@ -86,6 +86,11 @@ Error error_of(const Driver& driver, CUresult result, std::string_view what, Pla
   return {blame_of(result), whole, static_cast<int>(result), place};
 }
 
+bool is_of_capture(CUresult result) {
+  return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+         result == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD || result == CUDA_ERROR_CAPTURED_EVENT;
+}
+
 bool is_sticky(CUresult result) {
   switch (result) {
     case CUDA_ERROR_DEINITIALIZED:

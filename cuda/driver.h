@@ -93,5 +93,7 @@ inline void check(const Driver& driver, CUresult result, std::string_view what, 
 
 // Whether this error ends the context: every later call on the device returns it again.
 bool is_sticky(CUresult result);
+// Whether the call is not allowed while a stream of this process is captured into a graph. That passes; nothing is lost.
+bool is_of_capture(CUresult result);
 
 }  // namespace weft::cuda

@@ -24,7 +24,7 @@ bool EventRef::query() const noexcept {
   try {
     DeviceGuard guard(*device_);
     const CUresult result = device_->driver().event_query(native_);
-    if (result == CUDA_ERROR_NOT_READY) return false;
+    if (result == CUDA_ERROR_NOT_READY || is_of_capture(result)) return false;
     if (result != CUDA_SUCCESS) device_->lose(result);
   } catch (const Error& error) {
     device_->lose(static_cast<CUresult>(error.native_code()));

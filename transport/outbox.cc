@@ -175,6 +175,9 @@ void Outbox::flush() noexcept {
     std::lock_guard lock(mutex_);
     if (let_go_) return;
     next = write_line();
+    if (queue_.empty() && !unheard_) {  // the stream says so once: who sends from now on is to hear of it
+      if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
+    }
     if (unheard_) unheard.swap(queue_);
     if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
   }

@@ -79,6 +79,7 @@ class StagedCommunicator final : public Communicator,
       : host_(std::move(host)),
         messages_(host_->point_to_point()),
         device_(std::move(device)),
+        loop_(loop),
         pinned_(*device_),
         flags_(*device_),
         collectives_(std::make_shared<FencedQueue>(loop)),
@@ -201,6 +202,7 @@ class StagedCommunicator final : public Communicator,
   std::shared_ptr<Communicator> host_;
   PointToPoint* messages_;
   std::shared_ptr<cuda::Device> device_;
+  const std::weak_ptr<EventLoop> loop_;
   // Of high priority, so that they share no hardware queue with streams that wait for us. Sends and receives have their
   // own: one that must wait for a peer keeps no collective from going on.
   cuda::Stream out_{*device_, cuda::Priority::High};
@@ -332,9 +334,18 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
     const Completion completion(held, here);
     const auto delivery = std::make_shared<Delivery>(name, completion, here, Delivery::Then::CopyBack);
     const Op op = messages_->recv({held->pieces[0], data.dtype}, from, tag, held, Fence());
+    // Messages come in any order, and what one is to wait for may be behind the landing of another: it waits outside the
+    // stream that they share.
     op.on_ended([weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
       if (const auto error = op.error()) return delivery->fail(*error);
-      if (const auto self = weak.lock()) self->land(op, held, delivery, to, ready, name);
+      const auto self = weak.lock();
+      if (!self) return;
+      if (ready.query()) return self->land(op, held, delivery, to, ready, name);
+      const auto loop = self->loop_.lock();
+      if (!loop) return;
+      loop->when(ready, Task([weak, op, held, delivery, to, ready, name] {
+                   if (const auto again = weak.lock()) again->land(op, held, delivery, to, ready, name);
+                 }));
     });
     return completion.op();
   } catch (...) {

@@ -55,7 +55,7 @@ Chunks::Chunks(Stage& stage, std::size_t chunks) {
 Chunks::Lease Chunks::take(Task again) {
   std::lock_guard lock(mutex_);
   if (free_.empty()) {
-    again_ = std::move(again);
+    waiting_.push_back(std::move(again));
     return nullptr;
   }
   const std::size_t index = free_.back();
@@ -67,13 +67,13 @@ Chunks::Lease Chunks::take(Task again) {
 }
 
 void Chunks::give_back(std::size_t index) noexcept {
-  Task again;
+  std::vector<Task> waiting;
   {
     std::lock_guard lock(mutex_);
     free_.push_back(index);
-    again = std::exchange(again_, Task());
+    waiting.swap(waiting_);
   }
-  if (again) again();
+  for (Task& again : waiting) again();  // those that find none wait once more
 }
 
 std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {

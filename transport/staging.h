@@ -53,8 +53,8 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
   using Lease = std::shared_ptr<const Slice>;
 
   Chunks(Stage& stage, std::size_t chunks);
-  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that brings it. One who waits at
-  // a time.
+  // Null where all are taken: then `again` runs, once, when one comes back, on the thread that brings it. All who wait are
+  // told; who comes too late for that one asks again.
   Lease take(Task again);
 
  private:
@@ -63,7 +63,7 @@ class Chunks : public std::enable_shared_from_this<Chunks> {
   std::vector<cuda::PinnedMemory> blocks_;
   std::mutex mutex_;  // of what follows
   std::vector<std::size_t> free_;
-  Task again_;
+  std::vector<Task> waiting_;
 };
 
 // A Completion that fails with its last reference if nobody has ended it: the loop that was to do so has ended.

@@ -26,6 +26,23 @@ TEST(LoopFlag, WhoBlocksOnItTurnsTheLoop) {
   EXPECT_TRUE(Fence(flag).synchronize(patience()));
 }
 
+// As where one thread handles the message that another one waits for.
+TEST(LoopFlag, RaisedOutsideTheLoopItWakesWhoDrivesThat) {
+  for (int blocked = 1; blocked <= 2; ++blocked) {
+    const auto loop = std::make_shared<EventLoop>("test");
+    const auto flag = std::make_shared<LoopFlag>(loop);
+    std::vector<std::future<bool>> passed;
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < blocked; ++i) {
+      passed.push_back(std::async(std::launch::async, [&] { return Fence(flag).synchronize(patience()); }));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they sleep by now
+    flag->raise();
+    for (auto& one : passed) EXPECT_TRUE(one.get());
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "at the deadline only";
+  }
+}
+
 TEST(LoopFlag, GivesUpAtTheDeadline) {
   const auto loop = std::make_shared<EventLoop>("test");
   EXPECT_FALSE(Fence(std::make_shared<LoopFlag>(loop)).synchronize(Deadline::in(std::chrono::milliseconds(5))));

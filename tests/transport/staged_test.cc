@@ -300,6 +300,25 @@ TEST_F(StagedTest, AnEndedLoopFailsWhatIsUnderWay) {
   expect_error(message, Blame::Cancelled);
 }
 
+// The second is for memory that is ready only once the first has come; its bytes come first.
+TEST_F(StagedTest, MessagesThatComeInAnotherOrderThanTheirStreamWaitsForThemDoNotHangIt) {
+  const auto a = number(0);
+  const auto b = number(0);
+  const Op first = staged->point_to_point()->recv(floats(*a), 1, 1, a, Fence());
+  first.done().wait(stream);
+  const Op second = staged->point_to_point()->recv(floats(*b), 1, 2, b, cuda::record(stream));
+  const auto call_of_first = wait_for_call(0);
+  const auto call_of_second = wait_for_call(1);
+  *call_of_second.data = 2;
+  call_of_second.completion->finish();
+  *call_of_first.data = 1;
+  call_of_first.completion->finish();
+  EXPECT_TRUE(first.done().synchronize(soon()));
+  EXPECT_TRUE(second.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*a), 1);
+  EXPECT_EQ(value_of(*b), 2);
+}
+
 TEST_F(StagedTest, WhatCannotBeEnqueuedFailsTheGroup) {
   const auto a = number(3);
   fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE);

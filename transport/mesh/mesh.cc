@@ -11,7 +11,12 @@ std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& opti
   const auto core = std::make_shared<Core>(options, std::string(transport.name()));
   const auto communicator = std::make_shared<MeshCommunicator>(core);
   const auto meeting = std::make_shared<Meeting>(*connector, options, core);
-  meeting->hold(deadline);
+  try {
+    meeting->hold(deadline);
+  } catch (...) {
+    meeting->close();  // lanes that were made refer to it, as it does to them
+    throw;
+  }
   meeting->close();
   // Nobody has joined before all have: then nobody needs the store any more.
   const Op met = communicator->barrier(Fence());

@@ -171,6 +171,10 @@ std::optional<Descriptor> take_passed(const Descriptor& socket) {
       passed.emplace_back(number);
     }
   }
+  if (count > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && passed.empty()) {
+    throw Error(Blame::Busy,
+                "shm: this process has no descriptor left for the segment that a peer passes; raise ulimit -n");
+  }
   if (count != static_cast<ssize_t>(sizeof hello) || std::memcmp(hello, kHello, sizeof hello) != 0 || passed.size() != 1) {
     throw Error(Blame::PeerLost, "shm: what connected does not speak this version of Weft's shared memory");
   }

@@ -1,5 +1,6 @@
 // The same between two processes, and what happens when one of them is killed.
 #include <array>
+#include <optional>
 
 #include <weft/tests/conformance/connection/far.h>
 
@@ -132,6 +133,32 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
   child->kill();
   EXPECT_EQ(failure_of(stuck).blame(), Blame::PeerLost);
   EXPECT_EQ(failure_of(behind).blame(), Blame::PeerLost);
+}
+
+TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
+  const bool is_started = start([](Far& far) {
+    const auto left = pattern(4, 64);
+    far.connection->send(bytes_of("never accepted"), std::array{slice_of(left)}, nullptr, {});
+    far.connection->receive({[](const Arrival&) {}, [](const Error&) {}});
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  std::atomic<bool> arrived{false};
+  near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  ASSERT_TRUE(loop->drive([&] { return arrived.load(); }, patience()));
+  child->kill();
+  const auto payload = pattern(5, 1 << 20);
+  std::optional<Error> why;
+  const Deadline soon = Deadline::in(std::chrono::seconds(20));
+  while (!why && !soon.passed()) {  // what is sent before the death has been noticed may be taken
+    const Op sent = near->send({}, std::array{slice_of(payload)}, nullptr, {});
+    loop->drive([&] { return sent.ended(); }, Deadline::in(std::chrono::seconds(5)));
+    EXPECT_TRUE(sent.ended()) << "it hears nothing";
+    if (!sent.ended()) return;
+    why = sent.error();
+  }
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->blame(), Blame::PeerLost);
 }
 
 TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
