@@ -102,7 +102,14 @@ void References::wrong_type(Id id, const std::type_info& wanted, const std::type
 }
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (buried_.contains(id) && !entries_.contains(id)) {  // a call that was faster than its references' end, and came later
+    lock.unlock();
+    const auto gone = make();
+    gone->fail(std::make_exception_ptr(
+        Error(Blame::Cancelled, "its creator gave it up, or its last reference had ended, before this call came")));
+    return gone;
+  }
   Entry& entry = entries_[id];
   if (!entry.owned) entry.owned = make();
   if (!entry.arrived && !entry.expiry) {
@@ -122,6 +129,7 @@ void References::expire(Id id) {
     if (found == entries_.end() || found->second.arrived) return;
     owned = std::move(found->second.owned);
     entries_.erase(found);
+    bury(id);
   }
   if (owned) owned->fail(std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
 }
@@ -130,7 +138,10 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "creation came", .sequence = id, .peer = holder});
   std::lock_guard lock(mutex_);
   if (buried_.contains(fork)) {  // given up before it came: the value lives until it is made, and no longer
-    if (const auto found = entries_.find(id); found == entries_.end()) return make();
+    if (!entries_.contains(id)) {
+      bury(id);
+      return make();
+    }
   }
   Entry& entry = entries_[id];
   if (!entry.owned) entry.owned = make();
@@ -138,7 +149,10 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
   entry.expiry.reset();
   if (!buried_.contains(fork)) entry.forks.emplace(fork, holder);
   const auto owned = entry.owned;
-  if (entry.forks.empty() && entry.here == 0) entries_.erase(id);
+  if (entry.forks.empty() && entry.here == 0) {
+    entries_.erase(id);
+    bury(id);
+  }
   return owned;
 }
 
@@ -154,10 +168,11 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
   entry.forks.emplace(fork, holder);
 }
 
-void References::bury(ForkId fork) {
-  if (!buried_.insert(fork).second) return;
+// Of a fork, or of a value: their ids are never the same.
+void References::bury(std::uint64_t ended) {
+  if (!buried_.insert(ended).second) return;
   const auto now = Deadline::Clock::now();
-  burials_.emplace_back(now, fork);
+  burials_.emplace_back(now, ended);
   while (now - burials_.front().first > kRemember || burials_.size() > kMostBurials) {
     buried_.erase(burials_.front().second);
     burials_.pop_front();
@@ -170,6 +185,7 @@ References::Entry References::take_if_unused(Id id) {
   if (found == entries_.end() || !found->second.forks.empty() || found->second.here > 0) return {};
   Entry unused = std::move(found->second);
   entries_.erase(found);
+  bury(id);
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "value released", .sequence = id});
   return unused;
 }
@@ -288,6 +304,7 @@ void References::worker_lost(int rank) {
       });
       if (held.empty() && it->second.here == 0 && it->second.arrived) {
         ended.push_back(std::move(it->second));
+        bury(it->first);
         it = entries_.erase(it);
       } else {
         ++it;

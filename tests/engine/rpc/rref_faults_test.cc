@@ -95,6 +95,21 @@ TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBefor
       {.faults = {.delay = {{rpc::MessageKind::Create, 300ms}}}});
 }
 
+// Its creation has come, and found it given up.
+TEST(CreationFaults, AFetchThatComesWhenItsValueHasEndedHoldsNobodyUp) {
+  run_one(
+      [](rpc::Agent& agent) {
+        Future<int> fetched;
+        {
+          const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(10ms), 1);
+          fetched = lost.fetch();
+        }
+        EXPECT_THROW(fetched.get(), rpc::CreationError);
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+}
+
 TEST(CreationFaults, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
   run_one(
       [](rpc::Agent& agent) {
