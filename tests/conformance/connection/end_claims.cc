@@ -182,7 +182,12 @@ TEST_P(ConnectionClaims, ClosingFailsWhatIsPendingInOrderAndAllThatComesAfter) {
     EXPECT_EQ(error.blame(), Blame::Cancelled);
     EXPECT_NE(error.text().find("no more"), std::string::npos) << error.what();
   }
-  EXPECT_EQ(ended->order, (std::vector<int>{0, 1, 2, 3, 4}));
+  const auto order = [&] {  // tasks run when the operation has ended
+    std::lock_guard lock(ended->mutex);
+    return ended->order;
+  };
+  EXPECT_TRUE(lane.near_loop->drive([&] { return order().size() == ops.size(); }, patience()));
+  EXPECT_EQ(order(), (std::vector<int>{0, 1, 2, 3, 4}));
   EXPECT_EQ(near_mail.wait_closed().blame(), Blame::Cancelled);
   EXPECT_EQ(failure_of(lane.near->send({}, {}, nullptr, {})).blame(), Blame::Cancelled);
   EXPECT_EQ(failure_of(lane.near->accept({}, nullptr, {})).blame(), Blame::Cancelled);
