@@ -24,8 +24,9 @@ endforeach()
 list(REMOVE_DUPLICATES groups)
 foreach(group IN LISTS groups)
   math(EXPR limit "${timeout} + 15 * ${count_${group}}")
+  math(EXPR processors "1 + ${count_${group}} / 40")  # under tsan each thread that there ever was costs megabytes
   set(name "${program} ${group}")
   add_test("${name}" "${executable}" "--gtest_filter=${group}")
-  set_tests_properties("${name}" PROPERTIES TIMEOUT "${limit}" LABELS "${labels}"
+  set_tests_properties("${name}" PROPERTIES TIMEOUT "${limit}" PROCESSORS "${processors}" LABELS "${labels}"
     SKIP_REGULAR_EXPRESSION "\\[  PASSED  \\] 0 tests\\.")
 endforeach()
