@@ -24,7 +24,8 @@ endforeach()
 list(REMOVE_DUPLICATES groups)
 foreach(group IN LISTS groups)
   math(EXPR limit "${timeout} + 15 * ${count_${group}}")
-  math(EXPR processors "1 + ${count_${group}} / 40")  # under tsan each thread that there ever was costs megabytes
+  math(EXPR processors "1 + ${count_${group}} / 40")  # large ones take gigabytes under tsan: not two at a time
+  unset("count_${group}")  # the next executable may have a suite of that name
   set(name "${program} ${group}")
   add_test("${name}" "${executable}" "--gtest_filter=${group}")
   set_tests_properties("${name}" PROPERTIES TIMEOUT "${limit}" PROCESSORS "${processors}" LABELS "${labels}"

@@ -87,10 +87,15 @@ Work Core::issue(Operation operation, const Call& call) {
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
   if (operation.on_all) {  // which all ranks have made by now, or none
-    std::lock_guard making(error_mutex_);
-    for (auto& [type, other] : carriers_) {
-      if (other.communicator && other.communicator.get() != &carrier) state->ops.push_back(other.communicator->barrier({}));
+    std::vector<std::shared_ptr<transport::Communicator>> others;
+    {
+      std::lock_guard lock_of_carriers(error_mutex_);
+      for (const auto& [type, other] : carriers_) {
+        if (other.communicator && other.communicator.get() != &carrier) others.push_back(other.communicator);
+      }
     }
+    // Outside that lock: it may end earlier operations, and fail the group.
+    for (const auto& other : others) state->ops.push_back(other->barrier({}));
   }
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (state->ops.empty()) {

@@ -229,7 +229,10 @@ def slurm():
         if "2 ranks" not in said or "parameters, rank 1" not in said:
             fail(f"two tasks were no job of two ranks:\n{said}")
         one_fails = ["bash", "-c", "[ $SLURM_PROCID = 0 ] && exec sleep 300; exit 3"]
-        failed = subprocess.run([*command, *one_fails], cwd=name, env=environment, capture_output=True, text=True)
+        try:
+            failed = subprocess.run([*command, *one_fails], cwd=name, env=environment, capture_output=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            fail("a rank failed, and the other one's sleep was not ended")
         if failed.returncode == 0:
             fail("a job one of whose ranks failed passed")
 

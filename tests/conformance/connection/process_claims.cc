@@ -7,6 +7,13 @@
 namespace weft::conformance {
 namespace {
 
+// A message, which is not accepted.
+bool has_come(Connection& near, EventLoop& loop) {
+  const auto arrived = std::make_shared<std::atomic<bool>>(false);
+  near.receive({[arrived](const Arrival&) { *arrived = true; }, [](const Error&) {}});
+  return loop.drive([&] { return arrived->load(); }, patience());
+}
+
 TEST_P(ConnectionProcessClaims, CarriesMessagesOfAllSizesThereAndBack) {
   const std::array<std::size_t, 8> sizes{0, 1, 13, 4096, 65'537, 1 << 20, 16 << 20, 3};
   const bool is_started = start([&](Far& far) {
@@ -122,9 +129,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
     far.wait_for_word();
   });
   if (!is_started) return;
-  std::atomic<bool> arrived{false};
-  near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
-  ASSERT_TRUE(loop->drive([&] { return arrived.load(); }, patience()));
+  ASSERT_TRUE(has_come(*near, *loop));
   const auto payload = pattern(3, 64 << 20);
   const Op stuck = near->send({}, std::array{slice_of(payload)}, nullptr, {});
   const Op behind = near->send({}, {}, nullptr, {});
@@ -143,9 +148,7 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessa
     far.wait_for_word();
   });
   if (!is_started) return;
-  std::atomic<bool> arrived{false};
-  near->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
-  ASSERT_TRUE(loop->drive([&] { return arrived.load(); }, patience()));
+  ASSERT_TRUE(has_come(*near, *loop));
   child->kill();
   const auto payload = pattern(5, 1 << 20);
   std::optional<Error> why;

@@ -1,5 +1,7 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
+#include <latch>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ops/full.h>
@@ -141,7 +143,10 @@ TEST_F(CudaGroup, CG010_BarrierIsBehindTheOperationsOfEveryDevice) {
 }
 
 TEST_F(CudaGroup, ABrokenGroupsFirstOperationOfTheOtherDeviceFailsAtOnce) {
+  std::latch joined(kRanks);
+  std::latch tried(kRanks);  // who leaves earlier is lost to the others
   run([&](Rank& rank) {
+    joined.arrive_and_wait();
     rank.group.abort("enough");
     try {
       rank.group.all_reduce(bytes(rank, 8)).wait();
@@ -149,6 +154,7 @@ TEST_F(CudaGroup, ABrokenGroupsFirstOperationOfTheOtherDeviceFailsAtOnce) {
     } catch (const Error& error) {
       EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
     }
+    tried.arrive_and_wait();
   });
 }
 

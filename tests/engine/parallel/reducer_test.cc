@@ -1,4 +1,6 @@
 // When gradients are reduced, and which: overlap, accumulation, unused and shared parameters, static graphs, misuse.
+#include <latch>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -474,13 +476,17 @@ TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
 
 // DD-025
 TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+  std::latch begun(2);
+  std::latch tried(2);  // who leaves earlier is lost to the other
+  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
     auto net = std::make_shared<ChainImpl>(2);
     DistributedDataParallel<ChainImpl> ddp(net, group);
     const auto output = ddp(torch::ones({1}, torch::kDouble));
+    begun.arrive_and_wait();
     group.abort("enough");
     EXPECT_EQ(blame_of([&] { output.sum().backward(); }), Blame::Cancelled);
     EXPECT_EQ(blame_of([&] { ddp(torch::ones({1}, torch::kDouble)); }), Blame::Cancelled);
+    tried.arrive_and_wait();
   });
 }
 
