@@ -62,31 +62,23 @@ Error error_of(const Outcome& outcome) {
 
 std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             PassName name, Roots roots, Deadline deadline) {
-  auto pass = std::make_shared<Pass>(core, context, name, deadline);
-  context->enter(pass, roots.edges);
+  auto pass = context->begin(core, name, roots.edges, deadline);
   pass->start(roots.edges, std::move(roots.gradients));
   return pass;
 }
 
-PassName name_of(rpc::AgentCore& core, const Context& context, bool retain_graph) {
-  PassName name;
-  name.context = context.id();
-  name.pass = core.contexts().next_pass();
-  name.retain_graph = retain_graph;
-  return name;
-}
-
-// Exact: when the messages that lead to the roots are known, under the number that this gives. Kept for another pass, where
-// there may be one: it keeps the roots alive.
+// Exact: when the messages that lead to the roots are known, under the number that this gives, which no pass has. Kept for
+// another pass, where there may be one: it keeps the roots alive.
 Future<PassId> planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                       const PassName& name, const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
+                       bool retain_graph, const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
   if (const auto known = context->planned_for(edges)) return Future<PassId>::ready(*known);
-  context->reach(name.pass, {});
+  const PassId plan = core->contexts().next_pass();
+  context->reach(plan, {});
   std::vector<Node*> nodes;
   for (const auto& edge : edges) nodes.push_back(edge.function.get());
-  return messages::reach(core, context, name.pass, nodes, deadline).then([context, name, edges] {
-    if (name.retain_graph) context->remember_plan(edges, name.pass);
-    return name.pass;
+  return messages::reach(core, context, plan, nodes, deadline).then([context, plan, retain_graph, edges] {
+    if (retain_graph) context->remember_plan(edges, plan);
+    return plan;
   });
 }
 
@@ -99,11 +91,13 @@ Future<std::shared_ptr<Pass>> begun(const std::shared_ptr<rpc::AgentCore>& core,
   auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();
   const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
-  PassName name = name_of(*core, *context, options.retain_graph);
+  PassName name;
+  name.context = context->id();
+  name.retain_graph = options.retain_graph;
   if (options.mode == BackwardMode::Fast) {
     return Future<std::shared_ptr<Pass>>::ready(begin(core, context, name, std::move(*roots), deadline));
   }
-  return planned(core, context, name, roots->edges, deadline).then([=](PassId plan) mutable {
+  return planned(core, context, name.retain_graph, roots->edges, deadline).then([=](PassId plan) mutable {
     name.plan = plan;
     return begin(core, context, name, std::move(*roots), deadline);
   });

@@ -82,19 +82,30 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   }
   auto& pass = passes_[name.pass];
   if (pass) return {pass, {}};
-  fold(name.pass);
+  fold_before(name.settled);
   pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
   pass->expect(sends_in(name.plan));
   return {pass, {}};
 }
 
-void Context::enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots) {
+std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
+                                     const std::vector<torch::autograd::Edge>& roots, Deadline deadline) {
   std::lock_guard lock(mutex_);
   if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
-  fold(pass->name().pass);
+  name.pass = core->contexts().next_pass();
+  unsettled_.insert(name.pass);
+  name.settled = *unsettled_.begin();
+  fold_before(name.settled);
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
-  passes_.emplace(pass->name().pass, pass);
-  pass->expect(sends_in(pass->name().plan), roots);
+  auto pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
+  passes_.emplace(name.pass, pass);
+  pass->expect(sends_in(name.plan), roots);
+  return pass;
+}
+
+void Context::settled(PassId pass) {
+  std::lock_guard lock(mutex_);
+  unsettled_.erase(pass);
 }
 
 // With the mutex held.
@@ -116,6 +127,7 @@ void Context::succeeded(PassId pass, Gradients&& gradients, const std::vector<Me
     dropped = std::move(found->second);
     passes_.erase(found);
   }
+  unsettled_.erase(pass);  // the root ends when all have
   if (released_ || ended_.contains(pass)) return;
   remember(pass, {});
   for (const MessageId& message : freed) {
@@ -210,13 +222,16 @@ void Context::remember_plan(const std::vector<torch::autograd::Edge>& roots, Pas
   if (!released_) planned_.emplace_back(roots, plan);
 }
 
-// With the mutex held. A root begins its next pass when the last has ended everywhere: those before this one are final.
-void Context::fold(std::optional<PassId> before) {
-  for (auto it = fresh_.begin(); it != fresh_.end();) {
-    if (before && (it->first >> 48 != *before >> 48 || it->first >= *before)) {
-      ++it;
-      continue;
-    }
+// With the mutex held. Whoever reads what a pass has brought takes it for final.
+void Context::fold_all() {
+  for (auto& [pass, gradients] : fresh_) gradients_.merge(std::move(gradients));
+  fresh_.clear();
+}
+
+// With the mutex held. Those of that root before this one are final: none of them can be heard to have failed.
+void Context::fold_before(PassId settled) {
+  auto it = fresh_.lower_bound(settled >> 48 << 48);
+  while (it != fresh_.end() && it->first < settled) {
     gradients_.merge(std::move(it->second));
     it = fresh_.erase(it);
   }
@@ -230,7 +245,7 @@ void Context::require_alive() const {
 at::Tensor Context::gradient(const at::Tensor& parameter) {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold(std::nullopt);
+  fold_all();
   const at::Tensor* found = gradients_.find(parameter);
   return found == nullptr ? at::Tensor() : *found;
 }
@@ -251,7 +266,7 @@ at::Tensor Context::gradient_so_far(const at::Tensor& parameter) {
 std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold(std::nullopt);
+  fold_all();
   return gradients_.all();
 }
 

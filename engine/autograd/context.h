@@ -63,13 +63,17 @@ class Context : public std::enable_shared_from_this<Context> {
   };
   // The pass of that name, in which this worker is known to take part; begun if it is new here.
   Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
-  // The root's own, before any message of it can come. Throws Caller after release().
-  void enter(const std::shared_ptr<Pass>& pass, const std::vector<torch::autograd::Edge>& roots);
+  // One of this worker's own, before any message of it can come. Its number and what has been settled before it become the
+  // name's. Throws Caller after release().
+  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
+                              const std::vector<torch::autograd::Edge>& roots, Deadline deadline);
   // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
   // `freed`: messages whose graph it has used up; no later pass counts them.
   void succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed);
   // It has failed somewhere; what it brought is discarded. False where that was known.
   bool failed(PassId pass, const Outcome& why);
+  // All workers know how that pass of this one has ended, as far as they can be told.
+  void settled(PassId pass);
   std::size_t passes() const;
   void fail_passes(const Outcome& why);
   // Adds messages to a plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown ones.
@@ -98,7 +102,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void release(const std::string& why);
 
  private:
-  void fold(std::optional<PassId> before);
+  void fold_all();
+  void fold_before(PassId settled);
   void remember(PassId pass, const Outcome& outcome);
   std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;
   void require_alive() const;
@@ -111,9 +116,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> workers_;
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
+  std::set<PassId> unsettled_;                      // of this worker's own
   std::deque<PassId> endings_;                      // the oldest first, of the next
   std::map<PassId, Outcome> ended_;                 // the last ones
-  std::map<PassId, std::set<MessageId>> plans_;     // messages that count, by the pass that found out
+  std::map<PassId, std::set<MessageId>> plans_;     // messages that count, by plan
   std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive
   std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
   Gradients gradients_;

@@ -35,9 +35,10 @@ struct Outcome {
 struct PassName {
   ContextId context = 0;
   PassId pass = 0;
-  PassId plan = 0;  // Exact: the pass whose reachability decides; 0 for Fast
+  PassId settled = 0;  // all workers know how the root's passes before this one have ended
+  PassId plan = 0;  // Exact: which messages count, by a number of the same kind; 0 for Fast
   bool retain_graph = false;
-  WEFT_FIELDS(context, pass, plan, retain_graph)
+  WEFT_FIELDS(context, pass, settled, plan, retain_graph)
 };
 
 }  // namespace weft::autograd

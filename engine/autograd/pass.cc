@@ -287,7 +287,9 @@ void Pass::fail(const Outcome& why) {
     }
     // Connecting may take a while, which this thread, perhaps the loop's, has not.
     core_->crew()->run(Task([core = core_, context = context_, name = name_, why, told] {
-      messages::end_pass(core, context, name, why).forward_to(told);
+      const auto all = messages::end_pass(core, context, name, why);
+      all.on_done_light([context, name](const Future<void>&) { context->settled(name.pass); });
+      all.forward_to(told);
     }));
   }
   promise_.set(why);

@@ -198,9 +198,9 @@ std::string AgentCore::name_of(int rank) {
   return found != peers_.end() ? describe(found->second->worker()) : "rank " + std::to_string(rank);
 }
 
-std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
-                                     std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks) {
-  const std::uint64_t id = next_call_++;
+void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending,
+                            const Leaving& leaving, std::shared_ptr<autograd::Context> context,
+                            std::shared_ptr<rref::ForkWriter> forks) {
   const Deadline deadline = deadline_of(issue.limit);
   const bool counts = issue.kind != MessageKind::Shutdown;
   if (counts) {
@@ -214,7 +214,6 @@ std::uint64_t AgentCore::add_waiting(const Issue& issue, std::unique_ptr<Pending
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
-  return id;
 }
 
 // Continuations that may issue calls are handed to the crew before the call stops counting: idle means idle.
@@ -285,12 +284,13 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = add_waiting(issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()},
-                          context, forks);
-  if (context) {
+  head.call = next_call_++;
+  if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
   }
+  add_waiting(head.call, issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()}, context,
+              forks);
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = std::chrono::nanoseconds(issue.limit).count();
@@ -363,7 +363,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   state->caller = parts_.self;
   state->context = context_of(issue);
   state->streams = tensor::CudaDevices::current_streams(gpus_);
-  const std::uint64_t id = add_waiting(issue, std::move(pending), {0, 0, own_calls_}, state->context);
+  const std::uint64_t id = next_call_++;
+  add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context);
   state->deadline = deadline_of(issue.limit);  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {

@@ -153,7 +153,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     std::uint64_t bytes = 0;  // of the message
     trace::Depth& in_flight;  // calls to that worker
   };
-  std::uint64_t add_waiting(const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
+  void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
                             std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;

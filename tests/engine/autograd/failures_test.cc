@@ -49,6 +49,14 @@ int may_fail(int times) {
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 int number(int value) { return value; }
+// One weight of this process, and how many gradients have come to it.
+std::atomic<int> came{0};
+at::Tensor& weight() {
+  static at::Tensor it = at::ones({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
+  return it;
+}
+at::Tensor weighted(at::Tensor a) { return a * weight(); }
+at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 
 }  // namespace broken
 
@@ -155,6 +163,43 @@ TEST_P(FailingBackward, ReleaseDuringAPassCancelsIt) {
   });
 }
 
+TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "the test holds a node of another worker through this process's memory";
+  broken::held = broken::go_on = false;
+  broken::came = 0;
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    broken::may_fail(1);
+    const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
+    const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor failing =
+        agent.sync<&broken::weighted>(1, a).sum() + broken::Holding::apply(broken::Throwing::apply(b)).sum();
+    const at::Tensor good = agent.sync<&broken::weighted>(1, c).sum();
+    std::thread thread([&] {
+      const auto error = error_of([&] { context.backward({failing}, {.mode = BackwardMode::Exact}); });
+      EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
+    });
+    // It has ended on worker 1 when the next one comes there, and fails after that.
+    EXPECT_TRUE(comes_true([&] {
+      std::lock_guard lock(broken::mutex);
+      return broken::held;
+    }));
+    EXPECT_TRUE(comes_true([&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
+    context.backward({good}, {.mode = BackwardMode::Exact});
+    {
+      std::lock_guard lock(broken::mutex);
+      broken::go_on = true;
+    }
+    broken::changed.notify_all();
+    thread.join();
+    EXPECT_TRUE(at::equal(agent.sync<&broken::gradient_of_weight>(1), c.detach()));
+    EXPECT_FALSE(context.gradient(a).defined());
+    broken::weight().remove_hook(hook);
+  });
+}
+
 TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::Call] = 1;
@@ -184,7 +229,7 @@ TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
     const auto send = [&](autograd::MessageId message, std::vector<at::Tensor> gradients) {
       static std::uint64_t pass = 1 << 20;
       return agent.sync<&autograd::internal::gradient>(
-          1, autograd::GradientMessage{{context.id(), ++pass, 0, true}, message, std::move(gradients)});
+          1, autograd::GradientMessage{{.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
     };
     const auto one = at::ones({3}, at::kDouble);
     error_of([&] { send({0, 1 << 20, true}, {one}); });
