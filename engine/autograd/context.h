@@ -115,11 +115,11 @@ class Context : public std::enable_shared_from_this<Context> {
   mutable std::mutex mutex_;  // of the rest
   std::set<int> workers_;
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
-  std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
-  std::set<PassId> unsettled_;                      // of this worker's own
-  std::deque<PassId> endings_;                      // the oldest first, of the next
-  std::map<PassId, Outcome> ended_;                 // the last ones
-  std::map<PassId, std::set<MessageId>> plans_;     // messages that count, by plan
+  std::map<PassId, std::shared_ptr<Pass>> passes_;                              // that run
+  std::set<PassId> unsettled_;                                                  // of this worker's own
+  std::deque<PassId> endings_;                                                  // the oldest first, of the next
+  std::map<PassId, Outcome> ended_;                                             // the last ones
+  std::map<PassId, std::set<MessageId>> plans_;                                 // messages that count, by plan
   std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive
   std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
   Gradients gradients_;

@@ -36,7 +36,7 @@ struct PassName {
   ContextId context = 0;
   PassId pass = 0;
   PassId settled = 0;  // all workers know how the root's passes before this one have ended
-  PassId plan = 0;  // Exact: which messages count, by a number of the same kind; 0 for Fast
+  PassId plan = 0;     // Exact: which messages count, by a number of the same kind; 0 for Fast
   bool retain_graph = false;
   WEFT_FIELDS(context, pass, settled, plan, retain_graph)
 };

@@ -58,6 +58,8 @@ struct Issue {
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
   bool back = false;  // see Going
+  // From now on.
+  Deadline deadline() const { return limit.count() == 0 ? Deadline::never() : Deadline::in(limit); }
 };
 
 // Which of a worker's tensors a device map is for.
@@ -154,7 +156,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     trace::Depth& in_flight;  // calls to that worker
   };
   void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
-                            std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
+                   std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   // Gives the call back, ended.
@@ -163,6 +165,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::string name_of(int rank);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
                                         const std::function<Error(const WaitingCall&)>& why);
+  // The call, as errors name it.
+  std::string in_words(const Function* function, const std::string& to) const;
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
   Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);

@@ -229,7 +229,8 @@ TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
     const auto send = [&](autograd::MessageId message, std::vector<at::Tensor> gradients) {
       static std::uint64_t pass = 1 << 20;
       return agent.sync<&autograd::internal::gradient>(
-          1, autograd::GradientMessage{{.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
+          1, autograd::GradientMessage{
+                 {.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
     };
     const auto one = at::ones({3}, at::kDouble);
     error_of([&] { send({0, 1 << 20, true}, {one}); });

@@ -1,0 +1,213 @@
+#include <utility>
+
+#include <c10/core/StreamGuard.h>
+
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/peer.h>
+#include <weft/profiling/trace/dump.h>
+
+// Calls from here that wait, from their start to their end: a reply, an error, or that their time is over.
+namespace weft::rpc {
+
+namespace {
+
+constexpr std::size_t kMostLate = 4096;  // calls whose time is over that are remembered: handlers may never answer
+
+std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
+  std::vector<c10::Storage> storages;
+  for (const codec::Part& part : parts) {
+    if (part.device().is_cuda()) storages.push_back(part.storage);
+  }
+  return storages;
+}
+
+}  // namespace
+
+std::string AgentCore::in_words(const Function* function, const std::string& to) const {
+  return (function != nullptr ? function->name : "a call") + " on " + to + ", called by " + describe(parts_.self);
+}
+
+void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending,
+                            const Leaving& leaving, std::shared_ptr<autograd::Context> context,
+                            std::shared_ptr<rref::ForkWriter> forks) {
+  const Deadline deadline = issue.deadline();
+  const bool counts = issue.kind != MessageKind::Shutdown;
+  if (counts) {
+    ++waiting_;
+    ++issued_;
+  }
+  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts,
+                  std::move(context), std::move(forks), trace::Operation::begin(member_, trace::Kind::Call, shown),
+                  trace::Waiting(leaving.in_flight)});
+  arm(deadline);
+  // Who left meanwhile may have failed what waited before this did.
+  if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
+}
+
+// Continuations that may issue calls are handed to the crew before the call stops counting: idle means idle.
+WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
+  if (!call.pending) return call;
+  how(*call.pending);
+  call.traced.end();
+  if (call.counts) --waiting_;
+  call.context = nullptr;
+  call.in_flight = {};
+  return call;
+}
+
+void AgentCore::fail_here(std::uint64_t id, const Error& why) {
+  WaitingCall call = calls_.take(id);
+  const Error error = why.within(in_words(call.function, name_of(call.to)));
+  call.traced.fail(error);
+  forget_recorded(id, call);
+  complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
+}
+
+void AgentCore::complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how) {
+  WaitingCall call = calls_.take(id);
+  if (!call.pending || !call.deadline.passed()) {
+    complete(std::move(call), how);
+    return;
+  }
+  const Error late = not_in_time(call, name_of(call.to));
+  call.traced.fail(late);
+  complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
+}
+
+void AgentCore::forget_recorded(std::uint64_t id, const WaitingCall& call) const {
+  if (call.context) call.context->forget({parts_.self.rank, id, /*reply=*/false});
+}
+
+Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
+  return Error(Blame::Cancelled, in_words(call.function, to) + ": the agent has left");
+}
+
+Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
+  return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit));
+}
+
+void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
+  WaitingCall call = calls_.take(message.head.call);
+  if (!call.pending) {  // its time was over, or the peer made it up
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = late_.find(message.head.call);
+      if (found == late_.end() || found->second.to != worker.rank) return;
+      call = std::move(found->second);
+      late_.erase(found);
+    }
+    return late_reply_came(call, worker, std::move(message));
+  }
+  if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
+    const Error late = not_in_time(call, describe(worker));
+    call.traced.fail(late);
+    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
+    return late_reply_came(call, worker, std::move(message));
+  }
+  const bool failure = message.head.kind == FrameKind::Failure;
+  const Function* function = call.function;
+  auto traced = std::exchange(call.traced, {});
+  traced.add(bytes_of(message));
+  const auto context = call.context;
+  const auto given = call.forks;
+  if (failure) forget_recorded(message.head.call, call);
+  complete(std::move(call), [&](PendingCall& pending) {
+    try {
+      if (lacking != nullptr) throw *lacking;
+      rref::ForkReader forks(*this, worker.rank);
+      const c10::MultiStreamGuard streams(message.streams);
+      const auto enqueued = [&, storages = on_gpus(message.parts)] {
+        return parts_.devices->work(message.streams, storages);
+      };
+      codec::Reader reader(std::move(message.parts), &forks);
+      if (context && !context->released()) {
+        reader.tensors().attach_gradients(context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
+      }
+      reader.read(message.body, [&](const msgpack::object& object) {
+        if (!failure) {
+          pending.succeed(object, std::ref(enqueued));  // which allocates nothing
+          return traced.end();
+        }
+        const auto record = object.as<FailureRecord>();
+        const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
+        const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
+        if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
+        if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
+        if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);
+        throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
+                               record.text);
+      });
+    } catch (...) {
+      traced.fail(to_error(std::current_exception(), Blame::Remote));
+      pending.fail(std::current_exception());
+    }
+  });
+}
+
+// Nobody waits for it. It is read, for the references in it to end as all do: here, and with their owners.
+void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message) {
+  try {
+    rref::ForkReader forks(*this, worker.rank);
+    const c10::MultiStreamGuard streams(message.streams);
+    const bool failure = message.head.kind == FrameKind::Failure;
+    codec::Reader(std::move(message.parts), &forks).read(message.body, [&](const msgpack::object& object) {
+      if (!failure) return call.pending->succeed(object, [] { return weft::detail::DeviceWorkRef(); });
+      if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) && call.forks) call.forks->undo();
+    });
+  } catch (const std::exception&) {
+    // The future has ended and takes no value.
+  }
+}
+
+std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken> calls,
+                                                 const std::function<Error(const WaitingCall&)>& why) {
+  for (auto& [id, call] : calls) {
+    const Error error = why(call);
+    trace::dump_after("a call", error);  // while it is still open there
+    call.traced.fail(error);
+    forget_recorded(id, call);
+    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
+  }
+  return calls;
+}
+
+// One timer for all calls: it comes at the earliest deadline, and looks.
+void AgentCore::arm(Deadline deadline) {
+  if (deadline.point() >= armed_.load()) return;
+  std::lock_guard lock(mutex_);
+  if (deadline.point() >= armed_.load() || closed_) return;
+  armed_ = deadline.point();
+  timer_ = loop_->at(deadline, Task([weak = weak_from_this()] {
+                       if (const auto core = weak.lock()) core->expire();
+                     }));
+}
+
+void AgentCore::expire() {
+  armed_ = Deadline::Clock::time_point::max();
+  Deadline next = Deadline::never();
+  auto expired = calls_.take_expired(Deadline::Clock::now(), next);
+  arm(next);
+  for (const auto& [id, call] : expired) {
+    if (call.to == parts_.self.rank) continue;
+    Head head;
+    head.kind = FrameKind::Cancel;
+    head.call = id;
+    try {
+      const auto lane = peer(call.to)->lane(routes_, Deadline::in(std::chrono::seconds(1)));
+      if (lane.number == call.lane)
+        lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
+    } catch (const Error&) {
+      // the connection is gone, and the call with it
+    }
+  }
+  expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
+  std::lock_guard lock(mutex_);
+  for (auto& [id, call] : expired) {
+    if (call.lane != 0) late_.emplace(id, std::move(call));
+  }
+  while (late_.size() > kMostLate) late_.erase(late_.begin());
+}
+
+}  // namespace weft::rpc
