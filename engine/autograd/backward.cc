@@ -55,11 +55,6 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
   return result;
 }
 
-Error error_of(const Outcome& outcome) {
-  const bool known = outcome.blame <= static_cast<int>(Blame::Remote);
-  return Error(known ? static_cast<Blame>(outcome.blame) : Blame::Remote, outcome.text);
-}
-
 std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             PassName name, Roots roots, Deadline deadline) {
   auto pass = context->begin(core, name, roots.edges, deadline);

@@ -18,11 +18,27 @@ Outcome outcome_of(const std::exception_ptr& error) {
   }
 }
 
+Error error_of(const Outcome& failure) {
+  const bool known = failure.blame >= 0 && failure.blame <= static_cast<int>(Blame::Remote);
+  return Error(known ? static_cast<Blame>(failure.blame) : Blame::Remote, failure.text);
+}
+
 std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
 
 void Context::add_worker(int rank) {
   std::lock_guard lock(mutex_);
   workers_.insert(rank);
+  lost_.erase(rank);
+}
+
+bool Context::worker_lost(int rank) {
+  std::lock_guard lock(mutex_);
+  return workers_.contains(rank) && lost_.insert(rank).second;
+}
+
+bool Context::concerns(int rank) const {
+  std::lock_guard lock(mutex_);
+  return workers_.contains(rank) && !lost_.contains(rank);
 }
 
 void Context::remove_worker(int rank) {
@@ -39,6 +55,7 @@ void Context::sent(const MessageId& message, int to, const std::vector<at::Tenso
   auto send = tensors.empty() ? nullptr : std::make_shared<SendNode>(message, to, tensors);
   std::lock_guard lock(mutex_);
   workers_.insert(to);
+  lost_.erase(to);
   if (send && !released_) sends_.emplace(message, std::move(send));
 }
 

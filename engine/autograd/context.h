@@ -32,6 +32,8 @@ std::string to_text(ContextId id);
 
 // A failure as it travels on: its blame, and what the function said without the names around it.
 Outcome outcome_of(const std::exception_ptr& error);
+// The other way round. A blame that another worker made up is Remote.
+Error error_of(const Outcome& failure);
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
@@ -46,6 +48,10 @@ class Context : public std::enable_shared_from_this<Context> {
   // It has ended the context by itself: nobody needs to tell it.
   void remove_worker(int rank);
   std::set<int> workers() const;
+  // It cannot be reached any more, until it is heard of again. Whether it took part.
+  bool worker_lost(int rank);
+  // Whether it takes part, as far as this worker knows.
+  bool concerns(int rank) const;
   // A message with these tensors goes to that worker; nothing where there are none.
   void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);
   // It was not sent, or its call failed: no gradient will come for it.
@@ -114,6 +120,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<bool> released_{false};
   mutable std::mutex mutex_;  // of the rest
   std::set<int> workers_;
+  std::set<int> lost_;  // of those
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;                              // that run
   std::set<PassId> unsettled_;                                                  // of this worker's own

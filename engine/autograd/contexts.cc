@@ -71,14 +71,14 @@ std::vector<std::shared_ptr<Context>> Contexts::all() const {
 
 bool Contexts::concerns(int rank) const {
   for (const auto& context : all()) {
-    if (context->workers().contains(rank)) return true;
+    if (context->concerns(rank)) return true;
   }
   return false;
 }
 
 void Contexts::worker_lost(int rank) {
   for (const auto& context : all()) {
-    if (!context->workers().contains(rank)) continue;
+    if (!context->worker_lost(rank)) continue;
     const std::string why = "rank " + std::to_string(rank) + " is lost";
     context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +
                                                                  " failed on " + describe(core_.self()) + ": " + why});

@@ -69,6 +69,7 @@ Future<Outcome> gradient(GradientMessage message) {
 }
 
 Future<void> pass_failed(PassName name, Outcome why) {
+  if (!why.failed()) throw Error(Blame::Caller, "a pass that is said to have failed, and not how");
   const auto core = rpc::current_call("pass_failed()").core();
   const auto context = core->contexts().find(name.context);
   if (!context || !context->failed(name.pass, why)) return Future<void>::ready();

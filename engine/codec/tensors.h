@@ -15,8 +15,8 @@
 
 namespace weft::codec {
 
-// More tensors in one message than this are refused.
-constexpr std::size_t kMaxStorages = 4096;
+// More tensors in one message than this are refused: connections take 4096 payloads, one of which may be the rest of it.
+constexpr std::size_t kMaxStorages = 4095;
 
 // The used part of one storage, on either side.
 struct Part {

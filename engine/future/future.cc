@@ -200,6 +200,8 @@ void throw_no_state() {
   throw Error(Blame::Caller, "this future was default-constructed: it belongs to no call and no promise");
 }
 
+void throw_no_function() { throw Error(Blame::Caller, "an empty function was given to a future as a continuation"); }
+
 void log_lost_exception() noexcept {
   const Error error = to_error(std::current_exception(), Blame::Caller);
   log::error(std::string("an exception left a function given to Future::on_done, where nobody can catch it: ") +
@@ -216,7 +218,7 @@ Future<void> when_all_done(std::vector<Future<void>> futures) {
   if (futures.empty()) return Future<void>::ready();
   auto gathered = std::make_shared<Gathered>();
   gathered->missing = futures.size();
-  Promise<void> promise(futures.front().home());
+  Promise<void> promise(home_of(futures));
   auto result = promise.future();
   for (const Future<void>& future : futures) {
     future.on_done_light([gathered, promise](const Future<void>& one) {

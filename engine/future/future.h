@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <coroutine>
 #include <cstddef>
@@ -133,8 +134,32 @@ struct Flat<Future<T>> {
 
 [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds timeout);
 [[noreturn]] void throw_no_state();
+[[noreturn]] void throw_no_function();
+template <class F>
+void require_function(const F& function) {
+  if constexpr (requires { static_cast<bool>(function == nullptr); }) {
+    if (function == nullptr) throw_no_function();
+  }
+}
 // Logs the exception in flight as one that on_done() cannot hand to anybody.
 void log_lost_exception() noexcept;
+
+// Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set fails with Cancelled.
+class Resumption {
+ public:
+  explicit Resumption(std::coroutine_handle<> handle) : handle_(handle) {}
+  ~Resumption() {
+    if (handle_) handle_.destroy();
+  }
+  Resumption(Resumption&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Resumption(const Resumption&) = delete;
+  Resumption& operator=(const Resumption&) = delete;
+  Resumption& operator=(Resumption&&) = delete;
+  void operator()() { std::exchange(handle_, nullptr).resume(); }
+
+ private:
+  std::coroutine_handle<> handle_;
+};
 
 // A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the value.
 template <class T>
@@ -147,7 +172,7 @@ struct CoroutineBase {
 };
 template <class T>
 struct Coroutine : CoroutineBase<T> {
-  template <class U>
+  template <class U = T>
   void return_value(U&& value) {
     this->promise.set(std::forward<U>(value));
   }
@@ -204,9 +229,11 @@ class Future {
   bool failed() const { return state().failed(); }
 
   // A future of what `function` returns. It is called with this future (and sees errors) if it can be, else with the value
-  // (and an error passes by). What it throws becomes the error; a future it returns is flattened.
+  // (and an error passes by). What it throws becomes the error; a future it returns is flattened. An empty std::function is
+  // a Caller error.
   template <class F>
   auto then(F function) const {
+    detail::require_function(function);
     constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
     using Raw = typename decltype(invoke_type<takes_future, F>())::type;
     using R = typename detail::Flat<Raw>::Type;
@@ -250,15 +277,19 @@ class Future {
     return result;
   }
 
-  // Calls function() or function(Future<T>) when done. What it throws is logged.
+  // Calls function(Future<T>) or function() when done; or function(T), unless it has failed. What it throws is logged. An
+  // empty std::function is a Caller error.
   template <class F>
   void on_done(F function) const {
+    detail::require_function(function);
     state().on_done([self = *this, function = std::move(function)]() mutable {
       try {
         if constexpr (std::is_invocable_v<F&, Future<T>>) {
           function(Future(self));
-        } else {
+        } else if constexpr (std::is_invocable_v<F&>) {
           function();
+        } else if (!self.failed()) {
+          function(self.get());
         }
       } catch (...) {
         detail::log_lost_exception();
@@ -268,6 +299,8 @@ class Future {
 
   // Completes the promise with this future's value or error, once known.
   void forward_to(Promise<T> promise) const {
+    // A future without a home runs what waits for it here and now, which may block.
+    const bool light = promise.future().home() != nullptr;
     state().on_done(
         [self = *this, promise]() mutable {
           if (const auto error = self.state().error()) {
@@ -276,7 +309,7 @@ class Future {
             promise.set_with(self.state().device_work(), self.state().value());
           }
         },
-        /*light=*/true);
+        light);
   }
   // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever thread brings the value.
   template <class F>
@@ -291,7 +324,7 @@ class Future {
 
   bool await_ready() const { return done(); }
   void await_suspend(std::coroutine_handle<> handle) const {
-    state().on_done([handle] { handle.resume(); });
+    state().on_done(detail::Resumption(handle));
   }
   T await_resume() const { return get(); }
 
@@ -339,7 +372,10 @@ class Promise {
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
     owner_->state->set(std::move(value), std::move(work));
   }
-  void set_error(const Error& error) const { owner_->state->set_error(std::make_exception_ptr(error)); }
+  template <std::derived_from<Error> E>
+  void set_error(const E& error) const {
+    owner_->state->set_error(std::make_exception_ptr(error));
+  }
   void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
 
  private:
@@ -362,6 +398,17 @@ struct detail::Coroutine<void> : detail::CoroutineBase<void> {
   void return_void() { promise.set(); }
 };
 
+namespace detail {
+// That of the first that has one: where one of them may be brought in a loop's turn, what waits for all runs outside.
+template <class T>
+std::shared_ptr<Home> home_of(const std::vector<Future<T>>& futures) {
+  for (const auto& future : futures) {
+    if (future.home()) return future.home();
+  }
+  return nullptr;
+}
+}  // namespace detail
+
 // All values, in order; done when all are, or at once with the first error.
 template <class T>
 Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
@@ -376,7 +423,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
   auto gathered = std::make_shared<Gathered>();
   gathered->values.resize(futures.size());
   gathered->missing = futures.size();
-  Promise<std::vector<T>> promise(futures.front().home());
+  Promise<std::vector<T>> promise(detail::home_of(futures));
   auto result = promise.future();
   for (std::size_t i = 0; i < futures.size(); ++i) {
     futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {

@@ -274,7 +274,7 @@ int claim_rank(c10d::Store& store, std::optional<int> given, int world_size, con
               "file://" + path + ": more processes came than the world size " + std::to_string(world_size) + remedy);
 }
 
-Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name) {
+Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline) {
   const std::string path = url.host + url.path;
   if (path.empty()) throw Error(Blame::Caller, "file:// needs a path: file:///tmp/job");
   Rendezvous result;
@@ -288,6 +288,7 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
   }
   try {
     result.store = c10::make_intrusive<c10d::FileStore>(path, result.world_size);
+    result.store->setTimeout(limit_for_c10d(deadline));
     result.store = under_name(result.store, group_name);
     const bool numbered = wanted.rank.has_value();
     result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
@@ -351,7 +352,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   }
   const bool shared = !options.group_name.empty();
   if (url.scheme == "file") {
-    result = join_file(url, wanted, options.group_name);
+    result = join_file(url, wanted, options.group_name, deadline);
   } else if (url.scheme == "env") {
     result = join_env(wanted, options.group_name, environment, deadline);
   } else if (url.scheme == "tcp") {

@@ -119,7 +119,7 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what, std::vec
   };
   auto gathered = std::make_shared<Gathered>(std::move(what));
   gathered->missing = asked.size();
-  Promise<void> promise(asked.front().home());
+  Promise<void> promise(weft::detail::home_of(asked));
   for (std::size_t i = 0; i < asked.size(); ++i) {
     asked[i].on_done_light([gathered, promise, worker = owners[i].worker](const Future<T>& one) {
       std::unique_lock lock(gathered->mutex);
@@ -137,12 +137,24 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what, std::vec
   return promise.future();
 }
 
+// What cannot even be asked fails alone: the others are asked all the same.
+template <class F>
+auto attempt(const F& ask) -> decltype(ask()) {
+  try {
+    return ask();
+  } catch (...) {
+    return decltype(ask())::failed(std::current_exception());
+  }
+}
+
 template <auto F, class... A>
 auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   // The users' context is none of the optimizers'.
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<decltype(owners.front().optimizer.template async<F>(arguments...))> asked;
-  for (const Owner& owner : owners) asked.push_back(owner.optimizer.template async<F>(arguments...));
+  for (const Owner& owner : owners) {
+    asked.push_back(attempt([&] { return owner.optimizer.template async<F>(arguments...); }));
+  }
   return asked;
 }
 
@@ -160,7 +172,7 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, autograd:
   for (const Owner& owner : owners) {
     const bool takes_part = names.size() <= internal::kMostPasses &&
                             std::ranges::all_of(passes, [&](const auto& pass) { return pass->reached(owner.worker.rank); });
-    asked.push_back(takes_part ? owner.optimizer.async<&internal::step_behind>(context, names)
+    asked.push_back(takes_part ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context, names); })
                                : ended.then([=](const Future<void>& how) {
                                    if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
                                    const weft::detail::AmbientScope still_outside(nullptr);

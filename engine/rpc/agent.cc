@@ -38,9 +38,7 @@ weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
-  auto timer = std::make_shared<EventLoop::Registration>();
-  auto shared = std::make_shared<Task>(std::move(task));
-  *timer = core.loop()->at(Deadline::in(pause), Task([timer, shared] { (*shared)(); }));
+  core.after(pause, std::move(task));
 }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {

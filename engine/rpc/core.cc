@@ -133,7 +133,7 @@ void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool ca
 
 void AgentCore::require_open() const {
   if (closed_) {
-    throw Error(Blame::Caller, "agent " + describe(parts_.self) + " is not initialised any more: it has shut down or left");
+    throw Error(Blame::Caller, "agent " + describe(parts_.self) + " is not initialized any more: it has shut down or left, and is used after deletion");
   }
 }
 
@@ -203,7 +203,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
     message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
                                                  worker->worker(), issue.back ? Way::Back : Way::Call));
     try {
-      lane = worker->lane(routes_, issue.deadline());
+      lane = worker->lane(routes_);
     } catch (const Error& error) {
       throw error.within(in_words(&issue.function, describe(worker->worker())));
     }
@@ -279,12 +279,29 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   }
   if (faults.drop.contains(kind)) return true;
   if (const auto found = faults.delay.find(kind); found != faults.delay.end()) {
-    auto timer = std::make_shared<EventLoop::Registration>();
-    *timer = loop_->at(Deadline::in(found->second), Task([timer, send = std::move(send)] { send(); }));
+    after(found->second, Task(std::move(send)));
     return true;
   }
   send();
   return true;
+}
+
+void AgentCore::after(std::chrono::milliseconds pause, Task task) {
+  auto shared = std::make_shared<Task>(std::move(task));  // dropped outside the lock
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  const std::uint64_t number = next_pause_++;
+  pauses_.emplace(number, loop_->at(Deadline::in(pause), Task([weak = weak_from_this(), number, shared] {
+                    const auto core = weak.lock();
+                    if (!core) return;
+                    EventLoop::Registration over;
+                    {
+                      std::lock_guard map_lock(core->mutex_);
+                      over = std::move(core->pauses_[number]);
+                      core->pauses_.erase(number);
+                    }
+                    (*shared)();
+                  })));
 }
 
 void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first,
@@ -349,8 +366,6 @@ void AgentCore::look_after(int rank) {
   }
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
-    // Whoever is there takes a connection sooner than it may have time to answer.
-    peer(rank)->lane(routes_, Deadline::in(std::chrono::seconds(5)));
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
         .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
           if (!answered.failed() || self->closed_) return;
@@ -387,12 +402,14 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
 
 void AgentCore::leave() noexcept {
   if (closed_.exchange(true)) return;
+  crew_->recall();  // who waits in shutdown() for others
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
   std::map<int, Promise<Verdict>> shutting_down;
   std::vector<Early> early;
   std::map<std::uint64_t, WaitingCall> late;
+  std::map<std::uint64_t, EventLoop::Registration> pauses;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);
@@ -401,6 +418,7 @@ void AgentCore::leave() noexcept {
     early.swap(early_);
     shutting_down.swap(shutting_down_);
     late.swap(late_);
+    pauses.swap(pauses_);
     timer = std::move(timer_);
   }
   routes_.close();

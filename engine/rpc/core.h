@@ -115,7 +115,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void complete_here(std::uint64_t id, const std::function<void(PendingCall&)>& how);
 
   // --- what connections tell
-  void reply_came(const WorkerInfo& worker, Message message, const Error* lacking);
+  void reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking);
   void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
   void inbound_ended(Inbound& inbound, const Error& why);
 
@@ -124,6 +124,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Outgoing address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const;
   // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
   bool send_frame(MessageKind kind, std::function<void()> send);
+
+  // Runs the task on the loop, unless the agent leaves before: then it is dropped.
+  void after(std::chrono::milliseconds pause, Task task);
 
   // --- calls served here
   void count_served() { ++served_; }
@@ -223,6 +226,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::map<int, Promise<Verdict>> shutting_down_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
+  std::map<std::uint64_t, EventLoop::Registration> pauses_;  // of after(); they may refer to this
+  std::uint64_t next_pause_ = 0;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;

@@ -112,7 +112,11 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   const std::string taken =
       "the name '" + self_.name + "' is not unique: another worker of this job has it; names must differ";
   if (!size_) {
-    if (!fresh) throw Error(Blame::Caller, taken);
+    if (!fresh) {
+      store_->erase("rank/" + std::to_string(self_.rank));
+      throw Error(Blame::Caller, taken);
+    }
+    published_ = true;
     store_->set(slot(self_.rank), written(record));
     const long index = store_->add("joined", 1);
     store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
@@ -176,7 +180,7 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
 }
 
 void Directory::leave() noexcept {
-  if (size_) return;
+  if (!published_) return;
   try {
     store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
     store_->erase("name/" + self_.name);

@@ -70,6 +70,7 @@ class Directory {
   const std::optional<int> size_;
   const bool has_secret_;
   const WorkerDevices devices_;
+  bool published_ = false;  // by join()
   mutable std::mutex mutex_;
   std::map<int, Entry> entries_;
 };

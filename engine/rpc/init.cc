@@ -1,3 +1,7 @@
+#include <map>
+#include <mutex>
+#include <sstream>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/config.h>
@@ -45,6 +49,52 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
   return meeting;
 }
 
+// This process's agents by how they meet others, while they live: a second one of the same rank would wait for a peer that
+// does not come, or take the first one's place.
+class Life {
+ public:
+  Life(std::string name, std::string key) : key_(std::move(key)) {
+    std::lock_guard lock(all().mutex);
+    if (const auto [known, fresh] = all().names.emplace(key_, name); !fresh) {
+      throw Error(Blame::Caller, "worker '" + name + "': an agent of this rank, '" + known->second +
+                                     "', is already initialized in this process; let it leave() or shutdown() before, or "
+                                     "give each an own rank, or rpc::Options::group_name");
+    }
+  }
+  ~Life() {
+    std::lock_guard lock(all().mutex);
+    all().names.erase(key_);
+  }
+  Life(const Life&) = delete;
+  Life& operator=(const Life&) = delete;
+
+ private:
+  struct All {
+    std::mutex mutex;
+    std::map<std::string, std::string> names;
+  };
+  static All& all() {
+    static auto* all = new All;  // agents may outlive what is static
+    return *all;
+  }
+  const std::string key_;
+};
+
+// Null where the rank is not known before the others are met.
+std::shared_ptr<const Life> life_of(const std::string& name, const ProcessGroupOptions& meeting) {
+  const auto url = group::Url::parse(meeting.init_method);
+  const bool by_environment = !meeting.store && url.scheme == "env";
+  if (!meeting.rank && !by_environment && !url.number("rank")) return nullptr;
+  std::ostringstream key;
+  if (meeting.store) {
+    key << "store " << meeting.store.get();
+  } else {
+    key << meeting.init_method;
+  }
+  key << '\n' << meeting.group_name << '\n' << meeting.rank.value_or(-1);
+  return std::make_shared<const Life>(name, key.str());
+}
+
 }  // namespace
 
 Agent init(const std::string& name, Options options) {
@@ -68,7 +118,9 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const bool open = is_open(options, environment);
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;
   const Deadline deadline = Deadline::in(limit);
-  const auto place = group::rendezvous(meeting(options, open, environment), environment, deadline);
+  const auto wanted = meeting(options, open, environment);
+  const auto life = life_of(name, wanted);
+  const auto place = group::rendezvous(wanted, environment, deadline);
 
   AgentCore::Parts parts;
   parts.self = {name, place.rank};
@@ -84,7 +136,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto kept = parts.kept;
   const instruments::Participant participant{place.rank, open ? 0 : place.world_size, timeline};
   auto core = AgentCore::make(std::move(parts), address, deadline);
-  core->keep_until_left(instruments::start(participant, store, kept, deadline));
+  using Kept = std::pair<std::shared_ptr<const Life>, std::shared_ptr<const void>>;
+  core->keep_until_left(std::make_shared<Kept>(life, instruments::start(participant, store, kept, deadline)));
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);
 }

@@ -12,6 +12,9 @@ namespace weft::rpc {
 
 namespace {
 
+// What a connection may take at least, however short the time limit of calls is: whoever is there accepts it by itself.
+constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
+
 // The body of a Hello.
 struct HelloRecord {
   std::uint32_t version = kWireVersion;
@@ -91,7 +94,7 @@ std::string explain_unknown(const Identity& id) {
 
 }  // namespace
 
-Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
+Peer::Lane Peer::lane(const transport::Routes& routes) {
   const auto core = core_.lock();
   std::lock_guard lock(mutex_);
   if (closed_ || !core) throw Error(Blame::Cancelled, "the agent has left");
@@ -99,7 +102,7 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
   check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
   Lane made;
   if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
-  made.connection = connect(*core, routes, deadline);
+  made.connection = connect(*core, routes);
   made.number = ++lanes_;
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
@@ -121,8 +124,10 @@ Peer::Lane Peer::lane(const transport::Routes& routes, Deadline deadline) {
 }
 
 // One that carries device memory where a map says that there will be some.
-std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes,
-                                                     Deadline deadline) const {
+std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes) const {
+  // Not the limit of the call that connects: others will wait for the same connection.
+  const auto limit = core.timeout();
+  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(std::max(limit, kConnecting));
   const transport::ConnectOptions options{.loop = core.loop(), .deadline = deadline, .has_listened = true};
   if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options);
   if (entry_.device_offers.empty()) {
@@ -170,10 +175,10 @@ void Peer::arrived(std::uint64_t number, transport::Connection& connection, cons
   if (!core) return;
   receive_message(
       connection, arrival, {core->receive_pool(), core->gpus()}, &core->devices(),
-      [core, self = shared_from_this()](Message message, const Error* lacking) {
+      [core, self = shared_from_this(), number](Message message, const Error* lacking) {
         const auto kind = message.head.kind;
         if (kind == FrameKind::Reply || kind == FrameKind::Failure)
-          core->reply_came(self->worker(), std::move(message), lacking);
+          core->reply_came(self->worker(), number, std::move(message), lacking);
       },
       [&](const Error& why) {
         connection.close(why);
@@ -351,9 +356,14 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
   if (!core) return;
-  rref::ForkWriter forks(*core, worker().rank);
+  const int caller = worker().rank;
+  const auto forks = std::make_shared<rref::ForkWriter>(*core, caller);
+  const auto undo = [core, context, forks, message = autograd::MessageId{caller, call, /*reply=*/true}] {
+    forks->undo();
+    if (context) context->forget(message);
+  };
   try {
-    codec::Writer writer(&forks);
+    codec::Writer writer(forks.get());
     const bool records = context && !context->released() && c10::GradMode::is_enabled();
     if (records) writer.tensors().record_gradients();
     auto message = writer.write(pack);
@@ -361,7 +371,6 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
                             ? Outgoing(std::move(message))
                             : core->address(std::move(message), *map_of_results(*core), worker(), Way::Reply);
     // Before the reply goes: its gradient may be fast.
-    const int caller = worker().rank;
     if (records) context->sent({caller, call, /*reply=*/true}, caller, writer.tensors().take_recorded());
     forget(call, bytes_of(outgoing.message));
     core->count_served();
@@ -370,15 +379,15 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     head.call = call;
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
-    core->send_frame(kind, [self = shared_from_this(), head, shared] {
+    core->send_frame(kind, [self = shared_from_this(), head, shared, undo] {
       const Op op = send_message(*self->connection_, head, std::move(*shared));
-      if (!op.ended() || op.error()) self->watch(op, head.call);
+      if (!op.ended() || op.error()) self->watch(op, head.call, undo);
     });
   } catch (const Error& error) {
-    forks.undo();
+    undo();
     fail(call, kind, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
   } catch (const std::exception& error) {
-    forks.undo();
+    undo();
     fail(call, kind, Failure::Refused,
          Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + tensor::text_of(error)));
   }
@@ -399,7 +408,12 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
   head.call = call;
   auto shared = std::make_shared<codec::Encoded>(
       encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
-  core.send_frame(kind, [connection = connection_, head, shared] { send_message(*connection, head, std::move(*shared)); });
+  core.send_frame(kind, [connection = connection_, head, shared] {
+    const Op op = send_message(*connection, head, std::move(*shared));
+    // Its caller would wait for ever.
+    if (op.ended() && op.error() && is_of_message(*op.error()))
+      connection->close(op.error()->within("not even the failure of a call could be sent"));
+  });
 }
 
 std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
@@ -416,10 +430,11 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
 }
 
 // A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its caller is told.
-void Inbound::watch(const Op& op, std::uint64_t call) {
-  op.on_ended([weak = weak_from_this(), op, call] {
+void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
+  op.on_ended([weak = weak_from_this(), op, call, undo] {
     const auto error = op.error();
     if (!error || !is_of_message(*error)) return;
+    undo();
     const auto self = weak.lock();
     const auto core = self ? self->core_.lock() : nullptr;
     if (core)

@@ -46,7 +46,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
       send();
     }
   };
-  Lane lane(const transport::Routes& routes, Deadline deadline);
+  Lane lane(const transport::Routes& routes);
   const WorkerInfo& worker() const { return entry_.worker; }
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
   const DeviceMap& map() const { return map_; }
@@ -55,7 +55,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void close(const Error& why) noexcept;
 
  private:
-  std::shared_ptr<transport::Connection> connect(AgentCore& core, const transport::Routes& routes, Deadline deadline) const;
+  std::shared_ptr<transport::Connection> connect(AgentCore& core, const transport::Routes& routes) const;
   void greet(AgentCore& core, transport::Connection& connection);
   void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
   void answered(std::uint64_t number, transport::Connection& connection, Gate& gate, const transport::Arrival& arrival);
@@ -96,7 +96,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
   void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
-  void watch(const Op& op, std::uint64_t call);
+  // `undo`: what was recorded of it, if it has not gone.
+  void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
   // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.
   std::shared_ptr<const DeviceMap> map_of_results(AgentCore& core);

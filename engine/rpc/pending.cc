@@ -10,13 +10,22 @@ void PendingCalls::add(std::uint64_t id, WaitingCall call) {
   calls_.emplace(id, std::move(call));
 }
 
-WaitingCall PendingCalls::take(std::uint64_t id) {
+template <class F>
+WaitingCall PendingCalls::take_where(std::uint64_t id, F wanted) {
   std::lock_guard lock(mutex_);
   const auto found = calls_.find(id);
-  if (found == calls_.end()) return {};
+  if (found == calls_.end() || !wanted(found->second)) return {};
   WaitingCall call = std::move(found->second);
   calls_.erase(found);
   return call;
+}
+
+WaitingCall PendingCalls::take(std::uint64_t id) {
+  return take_where(id, [](const WaitingCall&) { return true; });
+}
+
+WaitingCall PendingCalls::take_of(std::uint64_t id, int rank, std::uint64_t lane) {
+  return take_where(id, [&](const WaitingCall& call) { return call.to == rank && call.lane == lane; });
 }
 
 template <class F>

@@ -76,6 +76,8 @@ class PendingCalls {
   void add(std::uint64_t id, WaitingCall call);
   // The call, which is this caller's to complete from now on; without `pending` if it is gone.
   WaitingCall take(std::uint64_t id);
+  // The same; gone as well if it did not go to that worker by that connection.
+  WaitingCall take_of(std::uint64_t id, int rank, std::uint64_t lane);
   struct Taken {
     std::uint64_t id = 0;
     WaitingCall call;
@@ -88,6 +90,8 @@ class PendingCalls {
   std::size_t size() const;
 
  private:
+  template <class F>
+  WaitingCall take_where(std::uint64_t id, F wanted);
   template <class F>
   std::vector<Taken> take_if(F wanted);
   mutable std::mutex mutex_;

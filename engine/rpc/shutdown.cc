@@ -126,10 +126,11 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
   const auto all_have_come = [&] {
     std::lock_guard lock(mutex_);
-    return shutting_down_.size() == others || !lost_.empty();
+    return closed_ || shutting_down_.size() == others || !lost_.empty();
   };
   for (int rank = 1; rank <= static_cast<int>(others); ++rank) look_after(rank);  // who is gone will not come
   crew_->drive(all_have_come, deadline);
+  if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
   {
     std::lock_guard lock(mutex_);
     if (!lost_.empty()) {

@@ -88,13 +88,13 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
   return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit));
 }
 
-void AgentCore::reply_came(const WorkerInfo& worker, Message message, const Error* lacking) {
-  WaitingCall call = calls_.take(message.head.call);
+void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking) {
+  WaitingCall call = calls_.take_of(message.head.call, worker.rank, lane);
   if (!call.pending) {  // its time was over, or the peer made it up
     {
       std::lock_guard lock(mutex_);
       const auto found = late_.find(message.head.call);
-      if (found == late_.end() || found->second.to != worker.rank) return;
+      if (found == late_.end() || found->second.to != worker.rank || found->second.lane != lane) return;
       call = std::move(found->second);
       late_.erase(found);
     }
@@ -195,7 +195,7 @@ void AgentCore::expire() {
     head.kind = FrameKind::Cancel;
     head.call = id;
     try {
-      const auto lane = peer(call.to)->lane(routes_, Deadline::in(std::chrono::seconds(1)));
+      const auto lane = peer(call.to)->lane(routes_);
       if (lane.number == call.lane)
         lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
     } catch (const Error&) {

@@ -103,7 +103,9 @@ void References::wrong_type(Id id, const std::type_info& wanted, const std::type
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   std::unique_lock lock(mutex_);
-  if (buried_.contains(id) && !entries_.contains(id)) {  // a call that was faster than its references' end, and came later
+  const auto known = entries_.find(id);
+  // A call that was faster than its references' end, and came later; or one by a reference whose value will not come.
+  if (known == entries_.end() ? buried_.contains(id) : known->second.given_up && !known->second.owned) {
     lock.unlock();
     const auto gone = make();
     gone->fail(std::make_exception_ptr(
@@ -112,12 +114,16 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   }
   Entry& entry = entries_[id];
   if (!entry.owned) entry.owned = make();
-  if (!entry.arrived && !entry.expiry) {
-    entry.expiry = core_.loop()->at(Deadline::in(kExpect), Task([weak = core_.weak_from_this(), id] {
-                                      if (const auto core = weak.lock()) core->references().expire(id);
-                                    }));
-  }
+  expect(id, entry);
   return entry.owned;
+}
+
+// With the mutex held. Unless its creation has come, it does not stay for ever.
+void References::expect(Id id, Entry& entry) {
+  if (entry.arrived || entry.expiry) return;
+  entry.expiry = core_.loop()->at(Deadline::in(kExpect), Task([weak = core_.weak_from_this(), id] {
+                                    if (const auto core = weak.lock()) core->references().expire(id);
+                                  }));
 }
 
 // Nothing came for it: the creator is gone, or its message was lost.
@@ -149,7 +155,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
   entry.expiry.reset();
   if (!buried_.contains(fork)) entry.forks.emplace(fork, holder);
   const auto owned = entry.owned;
-  if (entry.forks.empty() && entry.here == 0) {
+  if (!entry.is_kept()) {
     entries_.erase(id);
     bury(id);
   }
@@ -164,8 +170,10 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
   if (owned) {
     entry.owned = owned;
     entry.arrived = true;
+    entry.expiry.reset();
   }
   entry.forks.emplace(fork, holder);
+  expect(id, entry);
 }
 
 // Of a fork, or of a value: their ids are never the same.
@@ -182,7 +190,7 @@ void References::bury(std::uint64_t ended) {
 // With the mutex held. What it gives is destroyed outside of that: a value may hold references.
 References::Entry References::take_if_unused(Id id) {
   const auto found = entries_.find(id);
-  if (found == entries_.end() || !found->second.forks.empty() || found->second.here > 0) return {};
+  if (found == entries_.end() || found->second.is_kept()) return {};
   Entry unused = std::move(found->second);
   entries_.erase(found);
   bury(id);
@@ -206,7 +214,7 @@ void References::release_here(Id id) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
   --found->second.here;
-  if (found->second.arrived) ended = take_if_unused(id);
+  ended = take_if_unused(id);
 }
 
 void References::remove_fork(Id id, ForkId fork) {
@@ -222,8 +230,10 @@ void References::remove_fork(Id id, ForkId fork) {
     const bool known = found->second.forks.erase(fork) > 0;
     if (!found->second.arrived) {
       // Forks of others are known before they end. The creator's own is not, until its creation comes.
-      if (known || again) return;
-      given_up = found->second.owned;
+      if (!known && !again) {
+        found->second.given_up = true;
+        given_up = found->second.owned;
+      }
     }
     ended = take_if_unused(id);
   }
@@ -302,7 +312,7 @@ void References::worker_lost(int rank) {
         ++forks;
         return true;
       });
-      if (held.empty() && it->second.here == 0 && it->second.arrived) {
+      if (!it->second.is_kept()) {
         ended.push_back(std::move(it->second));
         bury(it->first);
         it = entries_.erase(it);

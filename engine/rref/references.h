@@ -204,7 +204,9 @@ class References {
     std::map<ForkId, int> forks;     // and who holds it
     int here = 0;                    // handles of the owner's own
     bool arrived = false;            // the creation has come, or the value was made here
+    bool given_up = false;           // by its creator: no creation will come
     EventLoop::Registration expiry;  // until then
+    bool is_kept() const { return !forks.empty() || here > 0 || !(arrived || given_up); }
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
   std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
@@ -213,6 +215,7 @@ class References {
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
   void bury(ForkId fork);
   Entry take_if_unused(Id id);
+  void expect(Id id, Entry& entry);
   void expire(Id id);
 
   rpc::AgentCore& core_;

@@ -388,6 +388,64 @@ TEST(Coroutine, ErrorsAndExceptionsReachItsFuture) {
   EXPECT_THROW(throws(Future<int>::ready(1)).get(), std::out_of_range);
 }
 
+Future<std::pair<int, std::string>> both() { co_return {1, "a"}; }
+
+TEST(Coroutine, ReturnsBracedValues) { EXPECT_EQ(both().get(), std::pair(1, std::string("a"))); }
+
+TEST(OnDone, TakesTheValueWhereThereIsOne) {
+  int seen = 0;
+  Future<int>::ready(3).on_done([&](int value) { seen += value; });
+  Future<int>::failed(failure("none")).on_done([&](int value) { seen += value; });
+  EXPECT_EQ(seen, 3);
+}
+
+TEST(OnDone, RE012_AnEmptyFunctionIsRefused) {
+  const Promise<int> promise;
+  EXPECT_THROW(promise.future().then(std::function<int(int)>()), Error);
+  EXPECT_THROW(promise.future().on_done(std::function<void()>()), Error);
+  EXPECT_THROW(promise.future().then(static_cast<int (*)(int)>(nullptr)), Error);
+}
+
+struct OwnError : Error {
+  OwnError() : Error(Blame::Caller, "own") {}
+};
+
+TEST(Promise, KeepsTheTypeOfItsError) {
+  Promise<int> promise;
+  promise.set_error(OwnError());
+  EXPECT_THROW(promise.future().get(), OwnError);
+}
+
+TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto sum = add_one(promise.future());
+  home->in_a_turn([&] { promise.set(1); });
+  home->drop();
+  ASSERT_TRUE(sum.done());
+  EXPECT_EQ(text_of([&] { sum.get(); }), "the promise was dropped without a value");
+}
+
+// A loop's turn must not be blocked by what waits for a future of which only a part comes from there.
+TEST(OnDone, NothingRunsInATurnBehindAFutureWithoutAHome) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto ready = Future<int>::ready(1);
+  const auto inside = [home](const auto&) { return home->inside(); };
+  const std::vector<Future<bool>> behind = {
+      ready.then([&](int) { return promise.future(); }).then(inside),
+      when_all({ready, promise.future()}).then(inside),
+      when_all(ready, promise.future()).then(inside),
+  };
+  home->in_a_turn([&] { promise.set(2); });
+  while (home->next()) {
+  }
+  for (const auto& one : behind) {
+    ASSERT_TRUE(one.done());
+    EXPECT_FALSE(one.get());
+  }
+}
+
 TEST(Future, ManyThreadsSetAndContinue) {
   constexpr int kCount = 2000;
   std::vector<Promise<int>> promises(kCount);

@@ -279,17 +279,27 @@ TEST(AgentNames, RE025_AllOfOneNameAreRefusedToo) {
   });
 }
 
-TEST(AgentLife, RE026_ASecondInitMakesAnAgentOfItsOwnAndTheFirstGoesOn) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const rpc::Options options{.rank = 0, .world_size = 1, .store = store, .transports = {"inproc"}};
+TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
+  const rpc::Options options{
+      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {"inproc"}};
   rpc::Agent first = rpc::init("first", options);
-  rpc::Agent second = rpc::init("second", options);
-  EXPECT_EQ(first.workers(), (std::vector<rpc::WorkerInfo>{{"first", 0}}));
-  EXPECT_EQ(second.workers(), (std::vector<rpc::WorkerInfo>{{"second", 0}}));
+  for (const std::string name : {"first", "second"}) {
+    const auto error = error_of([&] { rpc::init(name, options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("already initialized"), std::string::npos) << error.text();
+  }
   EXPECT_EQ(first.sync<&wrong::plus>(0, 1, 2), 3);
-  second.shutdown();
+  // Another job, of the same store and of another.
+  auto other = options;
+  other.group_name = "other";
+  rpc::Agent beside = rpc::init("first", other);
+  EXPECT_EQ(beside.sync<&wrong::plus>(0, 1, 2), 3);
+  other.store = c10::make_intrusive<c10d::HashStore>();
+  rpc::init("first", other).shutdown();
+  beside.shutdown();
   EXPECT_EQ(first.sync<&wrong::plus>(0, 1, 2), 3);
   first.shutdown();
+  rpc::init("again", options).shutdown();
 }
 
 TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
