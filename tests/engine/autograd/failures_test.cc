@@ -248,6 +248,40 @@ bool is_gone(rpc::Agent& agent, int rank) {
   }
 }
 
+// What an outcome's bytes say is another worker's.
+TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
+  for (const int blame : {99, 1 << 30}) EXPECT_EQ(autograd::error_of({blame, "made up"}).blame(), Blame::Remote);
+  EXPECT_EQ(autograd::error_of({static_cast<int>(Blame::Timeout), "late"}).blame(), Blame::Timeout);
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    AutogradContext context(agent);
+    agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
+    const autograd::PassName name{.context = context.id(), .pass = 7};
+    EXPECT_EQ(error_of([&] { agent.sync<&autograd::internal::pass_failed>(1, name, autograd::Outcome()); }).blame(),
+              Blame::Remote);
+  });
+}
+
+// Else a connection to it would be tried again and again while the context lives.
+TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
+  static std::atomic<bool> called;
+  called = false;
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank == 1) {
+      EXPECT_TRUE(comes_true([] { return called.load(); }));
+      return agent.leave();
+    }
+    AutogradContext context(agent);
+    const auto y = agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
+    auto& contexts = rpc::detail::CoreCalls::of(agent)->contexts();
+    EXPECT_TRUE(contexts.concerns(1));
+    called = true;
+    EXPECT_TRUE(comes_true([&] { return !contexts.concerns(1); }));
+    EXPECT_EQ(error_of([&] { context.backward({y.sum()}); }).blame(), Blame::PeerLost);
+    agent.leave();
+  });
+}
+
 TEST(FailingBackwardProcesses, DF005_ALostWorkerEndsThePass) {
   for (const std::string transport : {"shm", "tcp"}) {
     Processes processes(4, [&](int rank) {

@@ -322,6 +322,13 @@ TEST(File, ServesOneJobAfterTheOther) {
   }
 }
 
+TEST(File, CC001_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
+  const Folder folder;
+  auto group = init_process_group(
+      {.init_method = folder.url(), .rank = 0, .world_size = 1, .timeout = std::chrono::milliseconds(300)});
+  EXPECT_ANY_THROW(group.store()->get("missing"));
+}
+
 TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
   const Folder folder;
   // A job of two whose processes have ended without leaving.

@@ -21,6 +21,12 @@ std::string joined(std::string a, std::vector<std::string> more) {
   return a;
 }
 void nothing() {}
+std::vector<at::Tensor> scalars(int count) {
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < count; ++i) all.push_back(at::full({1}, i, at::kInt));
+  return all;
+}
+int number_of(std::vector<at::Tensor> tensors) { return static_cast<int>(tensors.size()); }
 at::Tensor nonzero(at::Tensor a) { return a.nonzero(); }
 rpc::WorkerInfo same(rpc::WorkerInfo worker) { return worker; }
 std::map<std::string, std::vector<at::Tensor>> nested(std::map<std::string, std::vector<at::Tensor>> tensors) {
@@ -103,6 +109,7 @@ namespace weft {
 namespace {
 
 using harness::As;
+using harness::error_of;
 using harness::run_workers;
 using harness::Setting;
 
@@ -301,6 +308,18 @@ TEST_P(Calls, LargeTensorsAndLargeValuesArriveWhole) {
     EXPECT_TRUE(at::equal(agent.sync<&calls::twice>(to, large), large * 2));
     const std::string text(3 << 20, 'x');
     EXPECT_EQ(agent.sync<&calls::joined>(to, text, std::vector<std::string>{"y"}), text + "y");
+  });
+}
+
+TEST_P(Calls, CarryAsManyTensorsAsOneMessageHolds) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    constexpr int kMost = 4095;
+    const std::vector<at::Tensor> many = agent.sync<&calls::scalars>(1, kMost);
+    ASSERT_EQ(many.size(), kMost);
+    EXPECT_EQ(many.back().item<int>(), kMost - 1);
+    EXPECT_EQ(agent.sync<&calls::number_of>(1, many), kMost);
+    EXPECT_EQ(error_of([&] { agent.sync<&calls::scalars>(1, kMost + 1); }).blame(), Blame::Caller);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <weft/engine/codec/values.h>
 #include <weft/engine/rpc/message.h>
+#include <weft/engine/rpc/pending.h>
 #include <weft/transport/routes.h>
 
 namespace weft::rpc {
@@ -18,6 +19,22 @@ codec::Encoded encoded(const std::vector<at::Tensor>& tensors, const std::string
     packer.pack(text);
     packer.pack(tensors);
   });
+}
+
+// A number is one connection's: nobody else answers a call.
+TEST(PendingCalls, AreTakenByTheWorkerAndTheConnectionThatTheyWentTo) {
+  PendingCalls calls;
+  Promise<int> promise;
+  WaitingCall call;
+  call.pending = std::make_unique<PendingResult<int>>(promise);
+  call.to = 1;
+  call.lane = 2;
+  calls.add(7, std::move(call));
+  EXPECT_EQ(calls.take_of(7, 2, 2).pending, nullptr);
+  EXPECT_EQ(calls.take_of(7, 1, 1).pending, nullptr);
+  EXPECT_EQ(calls.size(), 1U);
+  EXPECT_NE(calls.take_of(7, 1, 2).pending, nullptr);
+  EXPECT_EQ(calls.size(), 0U);
 }
 
 // Both ends of a lane in this process.

@@ -54,6 +54,7 @@ inline int number_behind(int value, std::string gate) {
   opened.wait(lock, [&] { return open_gates.contains(gate); });
   return value;
 }
+inline int fetch_behind(RRef<int> a, std::string gate) { return number_behind(0, std::move(gate)) + a.to_here(); }
 inline std::vector<std::uint64_t> counters() {
   const auto now = rpc::this_agent().debug_info();
   return {now.owner_rrefs, now.forks, now.pending_users};

@@ -110,6 +110,25 @@ TEST(CreationFaults, AFetchThatComesWhenItsValueHasEndedHoldsNobodyUp) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}, {rpc::MessageKind::Fetch, 100ms}}}});
 }
 
+// Who was given it before that may come when its creator has given it up.
+TEST(CreationFaults, AFetchOfWhatItsCreatorGaveUpFails) {
+  run_one(
+      [](rpc::Agent& agent) {
+        Future<int> fetched;
+        {
+          const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(200ms), 4);
+          fetched = agent.async<&refs::fetch_behind>(2, lost, std::string("given up"));
+          EXPECT_EQ(error_of([&] { lost.created().get(); }).blame(), Blame::Timeout);
+        }
+        std::this_thread::sleep_for(50ms);  // for the owner to hear of it
+        agent.sync<&refs::open_gate>(2, std::string("given up"));
+        const auto error = error_of([&] { fetched.get(); });
+        EXPECT_NE(error.text().find("its creator gave it up"), std::string::npos) << error.text();
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
 TEST(CreationFaults, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
   run_one(
       [](rpc::Agent& agent) {

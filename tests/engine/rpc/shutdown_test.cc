@@ -1,5 +1,6 @@
 // The end of agents: group RS of the behaviours.
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -50,6 +51,7 @@ Future<void> never() {
   come = true;
   return promise.future();
 }
+int number(int value) { return value; }
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 }  // namespace ends
@@ -295,6 +297,55 @@ TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
   }
   EXPECT_EQ(error_of([&] { first.sync<&ends::pause>("worker1", 0); }).blame(), Blame::Caller);
   first.shutdown();
+}
+
+TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](const std::string& name, int rank) {
+    return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join("a", 0);
+  for (const int rank : {1, 2}) {
+    const auto error = error_of([&] { join("a", rank); });
+    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.text();
+  }
+  rpc::Agent second = join("b", 1);  // the rank is free again
+  second.sync<&ends::pause>("a", 0);
+  second.shutdown();
+  first.shutdown();
+}
+
+TEST(ShutdownLimits, LeavingEndsIt) {
+  std::promise<void> ended;
+  run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (agent.self().rank == 1) return ended.get_future().wait();
+    std::thread leaver([&] {
+      std::this_thread::sleep_for(50ms);
+      agent.leave();
+    });
+    EXPECT_EQ(error_of([&] { agent.shutdown({.timeout = 0ms}); }).blame(), Blame::Cancelled);
+    leaver.join();
+    ended.set_value();
+  });
+}
+
+// The message that ends its reference finds nobody, and is to be sent again when the agent has left.
+TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1);
+  auto reference = first.remote<&ends::number>(1, 4);
+  EXPECT_EQ(reference.to_here(), 4);
+  second.leave();
+  reference = {};
+  const std::weak_ptr<rpc::AgentCore> core = rpc::detail::CoreCalls::of(first);
+  first.leave();
+  first = {};
+  for (int i = 0; i < 500 && !core.expired(); ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(core.expired());
 }
 
 TEST(AgentLife, RE032_033_OpenJobsNeedARankAndTakeNoFixedWorkers) {
