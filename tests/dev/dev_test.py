@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Loads a copy of ./dev in a folder of its own, where it can start no other program unless a test lets it."""
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import shutil
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+SCRIPT = Path(__file__).resolve().parents[2] / "dev"
+COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
+            "results", "clean"]
+
+
+def load(path):
+    loader = importlib.machinery.SourceFileLoader("dev", str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    with mock.patch.object(sys, "dont_write_bytecode", True):
+        loader.exec_module(module)
+    return module
+
+
+class DevTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve()
+        shutil.copy2(SCRIPT, self.root / "dev")
+        (self.root / "build" / "dev").mkdir(parents=True)
+        self.dev = load(self.root / "dev")
+
+    def call(self, *words):
+        """(exit code, what was printed) of ./dev WORDS; starting a program is an error."""
+        printed = io.StringIO()
+        refused = AssertionError("a program was started")
+        with contextlib.ExitStack() as stack:
+            for name in ("subprocess.run", "subprocess.Popen", "os.execv", "os.execve"):
+                stack.enter_context(mock.patch(name, side_effect=refused))
+            stack.enter_context(mock.patch.object(sys, "argv", ["dev", *words]))
+            stack.enter_context(contextlib.redirect_stdout(printed))
+            stack.enter_context(contextlib.redirect_stderr(printed))
+            try:
+                self.dev.main()
+                code = 0
+            except SystemExit as end:
+                code = end.code
+            except self.dev.Stop as stop:
+                print(stop)
+                code = 1
+        return code, printed.getvalue()
+
+
+class Arguments(DevTest):
+    def test_help_of_a_command_is_printed_and_nothing_is_done(self):
+        for command in COMMANDS:
+            with self.subTest(command):
+                code, printed = self.call(command, "--help")
+                self.assertEqual(code, 0, printed)
+                self.assertIn(f"usage: ./dev {command}", printed)
+        self.assertTrue((self.root / "build" / "dev").exists())
+
+    def test_all_commands_are_in_the_help(self):
+        for command in COMMANDS:
+            self.assertRegex(self.dev.HELP, rf"(?m)^  {command} ")
+
+    def test_what_a_command_does_not_know_is_an_error(self):
+        for words in ["clean --al", "results now", "setup --nvcc x", "format --chek", "format --jobs 2", "build --al", "test x",
+                      "fuzz --preset asan", "fuzz --cuda pip", "bench --runs", "run --nproc 2 digits"]:
+            with self.subTest(words):
+                code, printed = self.call(*words.split())
+                self.assertEqual(code, 2, printed)
+                self.assertIn(f"usage: ./dev {words.split()[0]} [", printed)
+
+    def started(self, *words):
+        """What ./dev WORDS replaces itself with, where every program is built."""
+        with mock.patch.object(self.dev, "build"), mock.patch.object(self.dev, "program", lambda options, name: Path(name)):
+            with mock.patch("os.execv") as started, mock.patch.object(sys, "argv", ["dev", *words]):
+                self.dev.main()
+        return started.call_args.args[1]
+
+    def test_options_behind_a_program_are_the_programs(self):
+        self.assertEqual(self.started("run", "weft-run", "--nproc-per-node", "2", "./x", "--jobs", "3"),
+                         ["weft-run", "--nproc-per-node", "2", "./x", "--jobs", "3"])
+        self.assertEqual(self.started("run", "--jobs", "3", "--nproc-per-node", "2", "digits", "--help"),
+                         ["weft-run", "--nproc-per-node", "2", "digits", "--help"])
+        self.assertEqual(self.started("train", "--epochs", "1", "--nproc-per-node", "3", "--cuda", "off"),
+                         ["weft-run", "--no-prefix", "--nproc-per-node", "3", "digits", "--epochs", "1"])
+
+
+if __name__ == "__main__":
+    unittest.main()
