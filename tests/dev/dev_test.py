@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import io
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -90,6 +91,28 @@ class Arguments(DevTest):
                          ["weft-run", "--nproc-per-node", "2", "digits", "--help"])
         self.assertEqual(self.started("train", "--epochs", "1", "--nproc-per-node", "3", "--cuda", "off"),
                          ["weft-run", "--no-prefix", "--nproc-per-node", "3", "digits", "--epochs", "1"])
+
+
+class Sources(DevTest):
+    def test_no_repository_is_said_and_nothing_is_formatted(self):
+        with self.assertRaisesRegex(self.dev.Stop, r"git names no \*.h in (?!.*the list is empty)"):
+            self.dev.sources("*.h")
+
+    def test_an_empty_list_is_said(self):
+        self.assertEqual(subprocess.run(["git", "init", "-q", self.root]).returncode, 0)
+        with self.assertRaisesRegex(self.dev.Stop, "the list is empty"):
+            self.dev.sources("*.h")
+        (self.root / "a.h").touch()
+        self.assertEqual(self.dev.sources("*.h"), ["a.h"])
+
+    def test_the_format_is_that_of_one_version(self):
+        (self.root / "a.h").touch()
+        with mock.patch.object(self.dev, "install_system_packages"), mock.patch.object(self.dev, "sources", return_value=["a.h"]):
+            with mock.patch.object(self.dev, "install_venv") as installed, mock.patch.object(self.dev, "run") as ran:
+                self.dev.command_format(["--check"])
+        requirements = SCRIPT.parent / "cmake" / "requirements" / installed.call_args.args[1].name
+        self.assertRegex(requirements.read_text(), r"(?m)^clang-format==[0-9.]+$")
+        self.assertEqual(ran.call_args.args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
 
 
 if __name__ == "__main__":
