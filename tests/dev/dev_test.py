@@ -115,5 +115,33 @@ class Sources(DevTest):
         self.assertEqual(ran.call_args.args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
 
 
+class Venv(DevTest):
+    def test_a_venv_that_does_not_start_is_made_anew(self):
+        requirements = self.root / "pip.txt"
+        requirements.write_text("# none\n")
+        programs = self.dev.VENV / "bin"
+        made = []
+
+        def run(command):
+            made.append(command)
+            if "venv" in command:
+                programs.mkdir(parents=True)
+                for name in ("python", "pip"):
+                    (programs / name).write_text("#!/bin/sh\n")
+                    (programs / name).chmod(0o755)
+
+        with mock.patch.object(self.dev, "run", run), mock.patch.object(self.dev, "say"):
+            for broken in ("python", "pip"):
+                self.dev.install_venv("base", requirements)
+                made.clear()
+                (self.dev.VENV / ".weft-cuda-0").touch()
+                self.dev.install_venv("base", requirements)
+                self.assertEqual(made, [])
+                (programs / broken).write_text("#!/moved/python\n")
+                self.dev.install_venv("base", requirements)
+                self.assertEqual(len(made), 2)  # the venv, and what goes into it
+                self.assertFalse((self.dev.VENV / ".weft-cuda-0").exists())
+
+
 if __name__ == "__main__":
     unittest.main()
