@@ -5,6 +5,7 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,20 @@ class Venv(DevTest):
                 self.dev.install_venv("base", requirements)
                 self.assertEqual(len(made), 2)  # the venv, and what goes into it
                 self.assertFalse((self.dev.VENV / ".weft-cuda-0").exists())
+
+
+class Lock(DevTest):
+    def test_a_build_folder_of_another_user_is_said(self):
+        (self.root / "build").chmod(0o555)
+        self.addCleanup((self.root / "build").chmod, 0o755)
+        self.root.chmod(0o755)
+        owner = self.dev.user_name(os.getuid())
+        if os.getuid() == 0:  # whom permissions do not bind
+            os.seteuid(65534)
+            self.addCleanup(os.seteuid, 0)
+        with self.assertRaisesRegex(self.dev.Stop, rf"build belongs to {owner}: sudo chown -R \S+ {self.root}/build, or go on with sudo"):
+            with self.dev.lock("setup"):
+                pass
 
 
 if __name__ == "__main__":
