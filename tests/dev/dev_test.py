@@ -5,6 +5,7 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -156,6 +157,29 @@ class Lock(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, rf"build belongs to {owner}: sudo chown -R \S+ {self.root}/build, or go on with sudo"):
             with self.dev.lock("setup"):
                 pass
+
+
+class Spaces(DevTest):
+    def test_sanitizers_find_their_files_in_a_folder_with_a_space(self):
+        folder = self.root / "a b"
+        folder.mkdir()
+        shutil.copy2(SCRIPT, folder)
+        self.assertIn(f"suppressions='{folder}/tests/harness/tsan.supp':", load(folder / "dev").SANITIZERS["TSAN_OPTIONS"])
+        presets = json.loads((SCRIPT.parent / "CMakePresets.json").read_text())["testPresets"]
+        tsan = next(preset for preset in presets if preset["name"] == "tsan")["environment"]["TSAN_OPTIONS"]
+        self.assertIn("suppressions='${sourceDir}/tests/harness/tsan.supp':", tsan)
+
+    def test_libraries_in_a_folder_with_a_space_are_packed(self):
+        def listing(text):
+            return mock.patch("subprocess.run", return_value=subprocess.CompletedProcess([], 0, text, ""))
+
+        with listing("\tlinux-vdso.so.1 (0x00007ffd)\n\tlibtorch.so => /a b/lib/libtorch.so (0x00007f01)\n"
+                     "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f02)\n"):
+            self.assertEqual(list(self.dev.needed_libraries("x")), [("libtorch.so", Path("/a b/lib/libtorch.so"))])
+        with listing("\tlibtorch.so => not found\n"), self.assertRaisesRegex(self.dev.Stop, "libtorch.so, which is not"):
+            list(self.dev.needed_libraries("x"))
+        with listing("2.11.0+cu130\n/a b/torch/lib\n"):
+            self.assertEqual(self.dev.torch_libraries("python3"), ["/a b/torch/lib"])
 
 
 if __name__ == "__main__":
