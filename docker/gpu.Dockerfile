@@ -3,7 +3,8 @@
 #   docker build -f docker/gpu.Dockerfile -t weft-gpu .
 #   docker run --rm --gpus all --ipc=host --ulimit memlock=-1 --ulimit stack=67108864 weft-gpu
 #   docker run … --device /dev/infiniband --cap-add IPC_LOCK weft-gpu            with RDMA
-#   docker build -f docker/gpu.Dockerfile --target test -t weft-gpu-test . && docker run --rm --gpus all --ipc=host weft-gpu-test
+#   docker build -f docker/gpu.Dockerfile --target test --build-arg COMMIT="$(git describe --always --dirty)" -t weft-gpu-test .
+#   docker run --rm --gpus all --ipc=host weft-gpu-test
 #
 # What containers with GPUs need, and why:
 #   --ipc=host (or --shm-size=1g)   NCCL keeps its buffers in /dev/shm, of which a container gets 64 MiB (Weft's shm does not)
@@ -29,6 +30,9 @@ RUN ./dev build --preset release --cuda pip ${JOBS:+--jobs ${JOBS}}
 
 # Needs a GPU when it is run, not when it is built.
 FROM build AS test
+# What the results are said to be of: the image has no .git.
+ARG COMMIT=unknown
+RUN echo "${COMMIT}" > COMMIT
 CMD ["./dev", "gpu", "--preset", "release", "--cuda", "pip"]
 
 FROM build AS gather

@@ -182,5 +182,42 @@ class Spaces(DevTest):
             self.assertEqual(self.dev.torch_libraries("python3"), ["/a b/torch/lib"])
 
 
+class Gpu(DevTest):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.root / "weft-gpu"
+        self.folder.mkdir()
+        (self.folder / "tests.txt").write_text("a_gpu_test\n")
+        (self.folder / "COMMIT").write_text("abc1234\n")
+        self.file = self.root / "weft-gpu.tar.xz"
+        subprocess.run(["tar", "-C", self.root, "-cJf", self.file, "weft-gpu"], check=True)
+
+    def test_a_pack_may_be_the_file_or_the_folder_in_it(self):
+        self.assertEqual(self.dev.unpacked(self.folder), self.folder)
+        self.assertEqual((self.dev.unpacked(self.file) / "tests.txt").read_text(), "a_gpu_test\n")
+        with self.assertRaisesRegex(self.dev.Stop, "is not what ./dev gpu-pack makes"):
+            self.dev.unpacked(self.root)
+
+    def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
+        printed = io.StringIO()
+        device = {"name": "NVIDIA H200"}
+        with mock.patch.multiple(self.dev, describe_gpu=lambda: [device], torch_libraries=lambda python: [],
+                                 run_gpu_program=lambda *_: (0, "")), mock.patch("shutil.which", return_value=None):
+            with contextlib.redirect_stdout(printed):
+                self.dev.command_gpu(["--pack", str(self.file), "--output", str(self.root / "results")])
+        self.assertIn("no compute-sanitizer", printed.getvalue())
+        result = json.loads(next((self.root / "results").glob("gpu-nvidia-h200-*.json")).read_text())
+        self.assertEqual(result["commit"], "abc1234")
+        self.assertEqual(self.dev.commit(), "unknown")
+
+    def test_the_image_with_the_tests_knows_its_commit(self):
+        image = (SCRIPT.parent / "docker" / "gpu.Dockerfile").read_text()
+        self.assertRegex(image, r"AS test\n(#.*\n)?ARG COMMIT=unknown\nRUN echo .* > COMMIT\n")
+
+    def test_a_figure_without_a_bench_is_not_one_that_was_not_measured(self):
+        self.assertEqual(self.dev.gpu_figure([], None), "no bench yet")
+        self.assertEqual(self.dev.gpu_figure([], ("kernels", "pack", "bandwidth")), "not measured")
+
+
 if __name__ == "__main__":
     unittest.main()
