@@ -219,5 +219,24 @@ class Gpu(DevTest):
         self.assertEqual(self.dev.gpu_figure([], ("kernels", "pack", "bandwidth")), "not measured")
 
 
+class Results(DevTest):
+    def test_rows_of_a_bench_become_a_table(self):
+        results = self.root / "profiling" / "results"
+        results.mkdir(parents=True)
+        page = self.root / "docs" / "benchmarks.md"
+        page.parent.mkdir()
+        page.write_text("# Benchmarks\n")
+        row = {"bench": "rpc", "case": "8 B", "bytes": 8, "metric": "time", "unit": "us", "p99": 9.0, "runs": 3}
+        rows = [{**row, "peer": "weft", "p50": 2.94}, {**row, "peer": "gRPC", "p50": 114.0}, {**row, "case": "64 B", "peer": "gRPC", "p50": 115.0}]
+        (results / "cpu-epyc.json").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        for _ in range(2):
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.dev.command_results([])
+            table = ("### rpc, `cpu-epyc.json`\n\n| case | bytes | p50 of | weft | gRPC |\n|---|---|---|---|---|\n"
+                     "| 8 B | 8 | time, us | 2.94 | 114 |\n| 64 B | 8 | time, us |  | 115 |\n")
+            self.assertEqual(page.read_text().count(table), 1)
+            self.assertIn("No run of `./dev gpu`", page.read_text())
+
+
 if __name__ == "__main__":
     unittest.main()
