@@ -2,6 +2,7 @@
 #include <limits>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 #include <weft/base/error.h>
@@ -165,8 +166,12 @@ Loaded load(const std::string& path) {
   Loaded loaded{{}, read_file(path)};
   const Json& json = loaded.json;
   loaded.dump = reading(path, [&] {
-    return Dump{path, text_of(json, "host"), integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
-                integer_of(json, "wall_clock", 0, kMostTime), text_of(json, "reason")};
+    return Dump{path,
+                text_of(json, "host"),
+                integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
+                integer_of(json, "wall_clock", 0, kMostTime),
+                text_of(json, "reason"),
+                text_or_none(json, "process")};
   });
   return loaded;
 }
@@ -174,10 +179,10 @@ Loaded load(const std::string& path) {
 }  // namespace
 
 Dumps read_dumps(const std::vector<std::string>& files) {
-  std::map<std::pair<std::string, std::int64_t>, Loaded> newest;
+  std::map<std::tuple<std::string, std::int64_t, std::string>, Loaded> newest;
   for (const std::string& path : files) {
     Loaded loaded = load(path);
-    auto& place = newest[{loaded.dump.host, loaded.dump.pid}];
+    auto& place = newest[{loaded.dump.host, loaded.dump.pid, loaded.dump.process}];
     if (place.json.is_null() || place.dump.time < loaded.dump.time) place = std::move(loaded);
   }
   Dumps dumps;

@@ -39,6 +39,7 @@ struct Dump {
   std::int64_t pid = 0;
   std::int64_t time = 0;  // nanoseconds since 1970
   std::string reason;
+  std::string process;  // tells those of one pid apart
 };
 
 struct Group {

@@ -1,10 +1,13 @@
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cinttypes>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include <fcntl.h>
@@ -113,6 +116,20 @@ std::int64_t wall_clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+std::atomic<std::uint64_t> drawn{0};  // 0: not yet
+
+// Names this process: its pid is also that of others, in other PID namespaces and on other machines.
+std::string process_identity() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
+  static_cast<void>(registered);
+  std::random_device random;
+  std::uint64_t none = 0;
+  drawn.compare_exchange_strong(none, (std::uint64_t{random()} << 32) | random() | 1);
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, drawn.load());
+  return text.data();
+}
+
 std::mutex writing;  // of the two below
 std::string folder;
 int written = 0;
@@ -165,6 +182,7 @@ std::string dump(const std::string& reason) {
   json.key("reason").text(reason);
   json.key("host").text(timeline::host_identity());
   json.key("pid").number(::getpid());
+  json.key("process").text(process_identity());
   json.key("time").number(now());
   json.key("wall_clock").number(wall_clock());
   std::map<std::pair<const Party*, std::uint32_t>, int> numbers;
@@ -213,7 +231,8 @@ std::string dump_now(const std::string& reason) noexcept {
   if (!last_dump.compare_exchange_strong(before, time)) return "";
   try {
     std::lock_guard lock(writing);
-    const std::string path = folder + "/dump-" + std::to_string(::getpid()) + "-" + std::to_string(++written) + ".json";
+    const std::string path = folder + "/dump-" + std::to_string(::getpid()) + "-" + process_identity() + "-" +
+                             std::to_string(++written) + ".json";
     write_file(path, dump(reason));
     log::info("flight recorder written to " + path + ": " + reason);
     return path;

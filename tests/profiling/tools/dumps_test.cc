@@ -1,4 +1,5 @@
 // Genuine dumps, of one job and of two, whole and damaged.
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -6,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +27,8 @@ using trace::Kind;
 using trace::Member;
 using trace::Operation;
 using trace::Party;
+
+constexpr int kNoNamespace = 77;
 
 std::vector<int> ranks_to(int size) {
   std::vector<int> ranks;
@@ -117,6 +121,48 @@ TEST_F(DumpFiles, OfOneJobArePutTogether) {
   EXPECT_EQ(dumps.groups[0].views.size(), 2u);
   EXPECT_EQ(dumps.agents.size(), 2u);
   EXPECT_EQ(dumps.groups[0].views.at(1).records.at(1).error, "too \"late\"");
+}
+
+// Ranks in two containers of a machine may have one pid.
+TEST_F(DumpFiles, OfProcessesInPidNamespacesOfTheirOwnAreAllKept) {
+  for (int rank = 0; rank < 2; ++rank) {
+    const pid_t outer = ::fork();
+    if (outer == 0) {
+      if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(kNoNamespace);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        work(Member::join(in_group(rank, 2)));
+        trace::dump_to(folder_.path());
+        trace::dump_now("asked");
+        ::_exit(0);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      ::_exit(status == 0 ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(outer, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNoNamespace) GTEST_SKIP() << "no PID namespace may be made here";
+    ASSERT_EQ(status, 0);
+  }
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) files.push_back(entry.path());
+  ASSERT_EQ(files.size(), 2u);
+  const Dumps dumps = read_dumps(files);
+  EXPECT_EQ(dumps.groups.at(0).views.size(), 2u);
+  for (const Dump& dump : dumps.dumps) EXPECT_EQ(dump.pid, 1);
+}
+
+TEST_F(DumpFiles, OfTwoProcessesWithOnePidAreBothRead) {
+  const auto files = job("job", 2);
+  for (const std::string& file : files) {
+    Json json = Json::parse(read(file));
+    json["pid"] = 7;
+    std::ofstream(file) << json;
+  }
+  const Dumps dumps = read_dumps(files);
+  EXPECT_EQ(dumps.groups.at(0).views.size(), 2u);
+  EXPECT_EQ(dumps.agents.size(), 2u);
 }
 
 TEST_F(DumpFiles, OfTwoJobsAreRefused) {
