@@ -30,6 +30,7 @@ std::string escaped(const std::string& text) {
 }
 
 std::string number(double value, int digits = 2) {
+  if (std::isnan(value)) return "–";  // of what was not recorded
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;
@@ -72,13 +73,14 @@ std::string step_bars(const Summary& summary) {
     for (const auto& [rank, times] : summary.steps[i].ranks) {
       const double scale = (kWidth - kLeft) / longest;
       const double whole = std::min(times.total, longest) * scale;  // the first step may be far longer
-      const double compute = times.total > 0 ? whole * times.compute / times.total : 0;
+      const bool is_split = times.total > 0 && !std::isnan(times.compute);
+      const double compute = is_split ? whole * times.compute / times.total : 0;
       const std::string shown = "step " + std::to_string(summary.steps[i].number) + ", rank " + std::to_string(rank) +
                                 ": " + number(times.total / 1e3) + " ms, compute " + number(times.compute / 1e3) +
                                 " ms, exposed " + number(times.exposed / 1e3) + " ms, waiting " +
                                 number(times.waiting / 1e3) + " ms";
       body += rectangle(kLeft, y, compute, kBar, "#64748b", shown) +
-              rectangle(kLeft + compute, y, whole - compute, kBar, "#dc2626", shown);
+              rectangle(kLeft + compute, y, whole - compute, kBar, is_split ? "#dc2626" : "#9ca3af", shown);
       y += kBar + 1;
     }
     y += 3;
@@ -169,10 +171,10 @@ std::string table(const Summary& summary) {
   for (const auto& [rank, times] : summary.ranks) {
     text += "<tr><td>" + std::to_string(rank) + "</td>";
     for (const double time : {times.total, times.compute, times.communication, times.exposed})
-      text += "<td>" + number(time / 1e3, 3) + " ms</td>";
-    text += "<td>" + number(times.total > 0 ? 100 * times.exposed / times.total : 0, 1) + " %</td><td>" +
-            number(times.waiting / 1e3, 3) + " ms</td><td>" +
-            std::to_string(summary.last.contains(rank) ? summary.last.at(rank) : 0) + " of " +
+      text += "<td>" + (std::isnan(time) ? "–" : number(time / 1e3, 3) + " ms") + "</td>";
+    const double share = times.total > 0 ? 100 * times.exposed / times.total : 0;
+    text += "<td>" + (std::isnan(share) ? "–" : number(share, 1) + " %") + "</td><td>" + number(times.waiting / 1e3, 3) +
+            " ms</td><td>" + std::to_string(summary.last.contains(rank) ? summary.last.at(rank) : 0) + " of " +
             std::to_string(summary.collectives) + "</td></tr>\n";
   }
   return text + "</table>\n";

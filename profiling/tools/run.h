@@ -33,6 +33,7 @@ struct RankRun {
   std::map<int, std::string> rows;
   double end = 0;
   double clock_error = 0;  // microseconds
+  bool has_ranges = true;  // else its program was built with WEFT_TRACE=OFF
 };
 
 struct Run {

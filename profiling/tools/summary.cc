@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 #include <tuple>
 
 #include <nlohmann/json.hpp>
@@ -110,7 +112,7 @@ class Counting {
         Times times;
         times.total = end - begin;
         times.communication = within(lines.communication, begin, end);
-        times.exposed = within(lines.exposed, begin, end);
+        times.exposed = events.has_ranges ? within(lines.exposed, begin, end) : std::numeric_limits<double>::quiet_NaN();
         times.waiting = within(lines.waiting, begin, end);
         times.compute = times.total - times.exposed;
         counted.push_back(times);
@@ -192,11 +194,28 @@ class Counting {
 
 double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
+constexpr const char* kNotRecorded = "not recorded";
+
 template <class... A>
-std::string line(const char* format, A... values) {
+std::string formatted(const char* format, A... values) {
   char text[256];
   std::snprintf(text, sizeof text, format, values...);
-  return std::string(text) + "\n";
+  return text;
+}
+
+template <class... A>
+std::string line(const char* format, A... values) {
+  return formatted(format, values...) + "\n";
+}
+
+std::string milliseconds(double microseconds) {
+  return std::isnan(microseconds) ? "-" : formatted("%.3f", microseconds / 1e3);
+}
+
+// "0.100 (10.0%)"
+std::string share(const Times& times) {
+  if (std::isnan(times.exposed)) return kNotRecorded;
+  return formatted("%10.3f (%4.1f%%)", times.exposed / 1e3, percent(times.exposed, times.total));
 }
 
 std::string counted(std::size_t count, const std::string& what) {
@@ -244,16 +263,21 @@ std::string to_text(const Run& run, const Summary& summary) {
   if (run.lost > 0)
     text += line("%llu events are missing: there was no room for them", static_cast<unsigned long long>(run.lost));
   for (const int rank : run.cut) text += line("rank %d did not end in good order; its last moments are missing", rank);
+  for (const auto& [rank, events] : run.ranks) {
+    if (!events.has_ranges)
+      text += line("rank %d: compute and exposed are %s (built with WEFT_TRACE=OFF)", rank, kNotRecorded);
+  }
   text += line("\n%-6s %12s %12s %16s %18s %12s", "rank", summary.marked ? "mean step ms" : "run ms", "compute ms",
                "communication ms", "exposed ms (share)", "waiting ms");
   for (const auto& [rank, times] : summary.ranks) {
-    text += line("%-6d %12.3f %12.3f %16.3f %10.3f (%4.1f%%) %12.3f", rank, times.total / 1e3, times.compute / 1e3,
-                 times.communication / 1e3, times.exposed / 1e3, percent(times.exposed, times.total), times.waiting / 1e3);
+    text += line("%-6d %12.3f %12s %16.3f %18s %12.3f", rank, times.total / 1e3, milliseconds(times.compute).c_str(),
+                 times.communication / 1e3, share(times).c_str(), times.waiting / 1e3);
   }
   for (const auto& [rank, times] : summary.whole) {
     if (!summary.marked) break;
-    text +=
-        line("all steps of rank %d: %.3f ms, exposed %.1f%%", rank, times.total / 1e3, percent(times.exposed, times.total));
+    const double exposed = percent(times.exposed, times.total);
+    text += line("all steps of rank %d: %.3f ms, exposed %s", rank, times.total / 1e3,
+                 std::isnan(exposed) ? kNotRecorded : formatted("%.1f%%", exposed).c_str());
   }
   if (summary.slowest_rank) {
     const int rank = *summary.slowest_rank;

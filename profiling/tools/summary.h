@@ -2,7 +2,7 @@
 //
 //   communication  operations between ranks were under way (the union of their times)
 //   exposed        the host waited for one (Work::wait of CPU tensors, synchronize, futures); what CUDA streams wait is not
-//                  seen
+//                  seen. Not recorded, and NaN, where the program was built with WEFT_TRACE=OFF; compute is as well
 //   compute        the rest of the step: step - exposed
 //   waiting        collectives had begun here and not yet on the last rank: what others cost this one
 //

@@ -243,6 +243,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
                      {"pid", info.pid},
                      {"clock_error_ns", info.clock_error},
                      {"events_lost", info.lost},
+                     {"ranges", info.ranges},
                      {"ended_in_order", info.ended}});
   }
   for (const auto& [rank, where] : processes) {

@@ -14,6 +14,12 @@ namespace weft::trace::timeline {
 
 namespace {
 
+#if WEFT_TRACE_ENABLED
+constexpr const char* kRanges = "true";
+#else
+constexpr const char* kRanges = "false";
+#endif
+
 std::string machine() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
@@ -72,8 +78,8 @@ Part::Part(const std::string& folder, const Place& place) {
   append_quoted(line_, host_identity());
   line_ += ",\"machine\":";
   append_quoted(line_, machine());
-  line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"offset\":" + std::to_string(place.clock.offset) +
-           ",\"error\":" + std::to_string(place.clock.error) + "}";
+  line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"ranges\":" + kRanges +
+           ",\"offset\":" + std::to_string(place.clock.offset) + ",\"error\":" + std::to_string(place.clock.error) + "}";
   write_line();
   flush();
 }

@@ -1,7 +1,8 @@
 // The file that one process writes for the timeline: a line of JSON for each thing, the header first. Its writer holds a
 // lock on it as long as it lives, whatever ends it. Internal to profiling/trace; read by merge.cc.
 //
-//   {"weft":"timeline part 1","job":"…","rank":0,"ranks":2,"host":"…","machine":"…","pid":1,"offset":0,"error":0}
+//   {"weft":"timeline part 1","job":"…","rank":0,"ranks":2,"host":"…","machine":"…","pid":1,"ranges":true,
+//    "offset":0,"error":0}   ranges: whether trace::Range writes any (WEFT_TRACE)
 //   {"thread":1,"name":"main"}          {"party":1,"kind":"group","name":"default","rank":0,"ranks":[0,1],"generation":0}
 //   ["B",thread,time,"name","layer",bytes,rank]   a range begins      ["E",thread,time]   and ends
 //   ["M",thread,time,"name","layer",bytes,rank]   a mark

@@ -50,6 +50,7 @@ class PartReader {
       info.machine = json.at("machine");
       info.pid = json.at("pid");
       info.clock_error = json.at("error");
+      info.ranges = json.value("ranges", true);
       offset_ = json.at("offset");
       into_.job_ranks = std::max(into_.job_ranks, json.at("ranks").get<int>());
     } else if (json.contains("thread")) {

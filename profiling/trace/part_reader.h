@@ -74,6 +74,7 @@ struct RankInfo {
   std::int64_t pid = 0;
   std::int64_t clock_error = 0;
   std::uint64_t lost = 0;
+  bool ranges = true;  // were recorded
   bool ended = false;
 };
 

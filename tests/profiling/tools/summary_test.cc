@@ -121,6 +121,24 @@ TEST(Summary, TextAndJsonSayTheSame) {
   EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_share\": 0.1"));
 }
 
+// Of a build with WEFT_TRACE=OFF.
+TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
+  auto run = steps();
+  run.ranks[1].has_ranges = false;
+  run.ranks[1].ranges.clear();
+  const Summary summary = summarize(run);
+  const std::string text = to_text(run, summary);
+  EXPECT_THAT(text, HasSubstr("rank 1: compute and exposed are not recorded (built with WEFT_TRACE=OFF)"));
+  EXPECT_THAT(text, HasSubstr("all steps of rank 1: 4.000 ms, exposed not recorded"));
+  EXPECT_THAT(text, HasSubstr("0.100 (10.0%)")) << "rank 0's is known";
+  EXPECT_EQ(text.find(" 0.0%"), std::string::npos) << text;
+  EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_us\": null"));
+  const std::string page = to_html(run, summary, middle_steps(run), "run.json");
+  EXPECT_THAT(page, HasSubstr("rank 1: compute and exposed are not recorded"));
+  EXPECT_THAT(page, HasSubstr("<td>–</td>"));
+  EXPECT_EQ(page.find("nan"), std::string::npos);
+}
+
 TEST(Summary, SaysWhatItsTimesAre) {
   auto run = steps();
   EXPECT_THAT(to_text(run, summarize(run)),
@@ -235,7 +253,7 @@ TEST(Run, ADamagedFileIsReadOrRefusedByName) {
 {"ph":"X","name":"all_reduce","cat":"collective","pid":0,"tid":3,"ts":15,"dur":3,"args":{"rank":0,"group":"g","state":"done","sequence":1,"bytes":8}},
 {"ph":"X","name":"all_reduce","cat":"collective","pid":1,"tid":3,"ts":16,"dur":3,"args":{"rank":1,"group":"g","state":"done","sequence":1,"bytes":8}}
 ],"otherData":{"weft":"timeline 1","job_ranks":2,"ranks":[
-{"rank":0,"clock_error_ns":0,"events_lost":0,"ended_in_order":true},{"rank":1,"clock_error_ns":7,"events_lost":1,"ended_in_order":false}]}})";
+{"rank":0,"clock_error_ns":0,"events_lost":0,"ended_in_order":true},{"rank":1,"clock_error_ns":7,"events_lost":1,"ranges":false,"ended_in_order":false}]}})";
   std::mt19937 random(7);
   for (int round = 0; round < 3000; ++round) {
     std::string damaged = whole;
@@ -243,6 +261,10 @@ TEST(Run, ADamagedFileIsReadOrRefusedByName) {
     std::ofstream(file) << damaged;
     try {
       const auto run = read_run(file);
+      if (round == 0) {
+        EXPECT_TRUE(run.ranks.at(0).has_ranges) << "older timelines do not say";
+        EXPECT_FALSE(run.ranks.at(1).has_ranges);
+      }
       const Summary summary = summarize(run);
       to_text(run, summary);
       to_json(summary);

@@ -318,6 +318,18 @@ TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
   }
 }
 
+TEST_F(Timeline, SaysOfWhichRanksNoRangesWereRecorded) {
+  run(0, 2, [] {});
+  std::ofstream(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9")
+      << R"({"weft":"timeline part 1","job":"","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"ranges":false,)"
+         R"("offset":0,"error":0})"
+         "\n";
+  timeline::merge(file_);
+  const Json ranks = read().at("otherData").at("ranks");
+  EXPECT_TRUE(ranks[0].at("ranges").get<bool>());
+  EXPECT_FALSE(ranks[1].at("ranges").get<bool>());
+}
+
 TEST_F(Timeline, APartThatIsEndedByItselfIsLeftAsItIs) {
   run(0, 1, [] {
     { const Range range(outer); }
