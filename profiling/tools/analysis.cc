@@ -305,13 +305,25 @@ class Analysis {
     if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
     if (call.state == "open" && is_old_to_both(call, from, callee->second)) add_wait(caller, call.peer, describe(call));
     for (const Record& served : callee->second.records) {
-      if (served.kind != "served" || served.peer != caller || served.sequence != call.sequence) continue;
+      if (served.kind != "served" || served.peer != caller || !is_of(served, call, from, callee->second)) continue;
       if (served.state == "open") return "it runs there since " + duration_text(now_of(callee->second) - served.begun);
       return "it was answered there after " + duration_text(served.ended - served.begun) +
              "; the reply did not come, or too late";
     }
     if (now_of(callee->second) < call.begun) return "the dump of rank " + std::to_string(call.peer) + " is older than it";
     return "it has never come there";
+  }
+
+  // Each agent of a process counts its calls from 1: what was served is of the newest call of its number by then.
+  bool is_of(const Record& served, const Record& call, const View& from, const View& to) const {
+    constexpr std::int64_t kCalendars = 1'000'000'000;  // that of machines may differ by so much
+    if (served.sequence != call.sequence) return false;
+    const std::int64_t error = dumps_.dumps[from.dump].host == dumps_.dumps[to.dump].host ? 0 : kCalendars;
+    if (served.begun < call.begun - error) return false;
+    return std::none_of(from.records.begin(), from.records.end(), [&](const Record& later) {
+      return later.kind == "call" && later.peer == call.peer && later.sequence == call.sequence &&
+             later.begun > call.begun && later.begun <= served.begun - error;
+    });
   }
 
   void add_wait(int who, int whom, std::string in) {

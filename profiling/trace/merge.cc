@@ -153,21 +153,40 @@ class Drawing {
   std::uint64_t flows_ = 0;
 };
 
-void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
+// What of one number may have been sent, by its beginning: each agent of a process counts its calls and messages anew.
+using Sent = std::vector<const Span*>;
+
+// The newest that had begun when it came, as far as the clocks can tell: those of two machines drift. Or null.
+const Span* origin_of(const Span& came, const Sent& sent, const std::map<int, RankInfo>& ranks) {
+  const auto error_of = [&](const Span& span) {
+    const auto found = ranks.find(span.owner.job_rank);
+    return found == ranks.end() ? 0 : found->second.clock_error;
+  };
+  if (sent.empty()) return nullptr;
+  const std::int64_t error = error_of(*sent.front()) + error_of(came);
+  const auto later = std::find_if(sent.begin(), sent.end(), [&](const Span* one) {
+    return one->begin > came.begin && one->begin - came.begin > error;
+  });
+  if (later != sent.begin()) return *(later - 1);
+  return error > 0 ? sent.front() : nullptr;
+}
+
+void draw_flows(Drawing& drawing, const Timeline& timeline) {
+  const std::vector<Span>& spans = timeline.spans;
   using MessageKey =
       std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
   using CallKey = std::tuple<int, int, std::uint64_t>;             // caller, callee, id
   std::map<MessageKey, const Span*> sends;
-  std::map<CallKey, const Span*> calls;
+  std::map<CallKey, Sent> calls;
   std::map<std::tuple<std::string, int, std::uint64_t>, std::vector<const Span*>> collectives;
   // A retained graph sends the same gradient in each of its passes, whose numbers are the tags.
-  std::map<std::tuple<int, int, std::uint64_t, int>, const Span*> gradients;  // from, to, message, pass
+  std::map<std::tuple<int, int, std::uint64_t, int>, Sent> gradients;  // from, to, message, pass
   for (const Span& span : spans) {
     const Owner& owner = span.owner;
     if (span.kind == "gradient" && span.name == "send gradient")
-      gradients[{owner.rank, span.peer, span.sequence, span.tag}] = &span;
+      gradients[{owner.rank, span.peer, span.sequence, span.tag}].push_back(&span);
     if (span.kind == "send") sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
-    if (span.kind == "call") calls[{owner.rank, span.peer, span.sequence}] = &span;
+    if (span.kind == "call") calls[{owner.rank, span.peer, span.sequence}].push_back(&span);
     if (span.kind == "collective") collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
   }
   for (const Span& span : spans) {
@@ -176,14 +195,13 @@ void draw_flows(Drawing& drawing, const std::vector<Span>& spans) {
       const auto sent = sends.find({owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
       if (sent != sends.end()) drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
     } else if (span.kind == "gradient" && span.name != "send gradient") {
-      const auto sent = gradients.find({span.peer, owner.rank, span.sequence, span.tag});
-      if (sent != gradients.end()) drawing.flow("gradient", *sent->second, sent->second->begin, span, span.begin);
+      const Span* sent = origin_of(span, gradients[{span.peer, owner.rank, span.sequence, span.tag}], timeline.ranks);
+      if (sent != nullptr) drawing.flow("gradient", *sent, sent->begin, span, span.begin);
     } else if (span.kind == "served") {
-      const auto call = calls.find({span.peer, owner.rank, span.sequence});
-      if (call == calls.end()) continue;
-      drawing.flow("call", *call->second, call->second->begin, span, span.begin);
-      if (span.state == "done" && call->second->state == "done")
-        drawing.flow("reply", span, span.end, *call->second, call->second->end);
+      const Span* call = origin_of(span, calls[{span.peer, owner.rank, span.sequence}], timeline.ranks);
+      if (call == nullptr) continue;
+      drawing.flow("call", *call, call->begin, span, span.begin);
+      if (span.state == "done" && call->state == "done") drawing.flow("reply", span, span.end, *call, call->end);
     }
   }
   for (const auto& [key, ranks] : collectives) {
@@ -267,7 +285,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
     drawing.meta("thread_sort_index", row.rank, tid, {{"sort_index", row.name == "main" ? 0 : tid}});
     drawing.thread(row, tid);
   }
-  draw_flows(drawing, timeline.spans);
+  draw_flows(drawing, timeline);
   draw_arrows(drawing, timeline);
   drawing.finish({{"weft", "timeline 1"}, {"job_ranks", timeline.job_ranks}, {"ranks", ranks}});
 }

@@ -204,6 +204,37 @@ TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
   EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never come there"));
 }
 
+// Each agent of a process counts its calls from 1.
+TEST(Analysis, ACallOfAnEarlierAgentIsNotTakenForOneOfTheSameNumber) {
+  Dumps dumps = job(2);
+  Record early = call("served", 0, 7, "done");
+  early.begun -= kSecond / 2;
+  early.ended -= kSecond / 2;
+  dumps.agents[0].records = {call("call", 1, 7, "open")};
+  dumps.agents[1].records = {early};
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+  dumps.agents[1].records.push_back(call("served", 0, 7, "open"));
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it runs there since 9.0 s"));
+  // And what a later one has called does not make up for it.
+  Record later = call("call", 1, 7, "done");
+  later.begun += kSecond;
+  later.ended += kSecond;
+  dumps.agents[0].records.push_back(later);
+  dumps.agents[1].records = {call("served", 0, 7, "done")};
+  dumps.agents[1].records[0].begun += 2 * kSecond;
+  dumps.agents[1].records[0].ended += 2 * kSecond;
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+}
+
+TEST(Analysis, CalendarsOfTwoMachinesMayDifferByASecond) {
+  Dumps dumps = job(2);
+  dumps.dumps[1].host = "other";
+  dumps.agents[0].records = {call("call", 1, 7, "open")};
+  dumps.agents[1].records = {call("served", 0, 7, "open")};
+  dumps.agents[1].records[0].begun -= kSecond / 2;
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it runs there since"));
+}
+
 TEST(Analysis, NamesTheRankThatOthersWaitForThoughNothingIsStuck) {
   Dumps dumps = job(3);
   for (auto& [rank, view] : dumps.groups[0].views) {

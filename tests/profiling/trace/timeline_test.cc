@@ -230,6 +230,51 @@ TEST_F(Timeline, DrawsAnArrowFromAGradientThatIsSentToWhereItArrives) {
   }
 }
 
+// Each agent of a process counts its calls and messages anew.
+TEST_F(Timeline, DrawsNoArrowsBetweenAnAgentAndThePredecessorOfAnother) {
+  const auto call = [](const char* name, Kind kind, std::uint64_t sequence, int rank) {
+    const Member me = Member::join({"agent", "worker" + std::to_string(rank), rank, {}});
+    Operation::begin(me, kind, {.name = name, .sequence = sequence, .peer = 1 - rank}).end();
+  };
+  const auto first = [&](int rank) {
+    call("first", rank == 0 ? Kind::Call : Kind::Served, 5, rank);
+    call(rank == 0 ? "send gradient" : "gradient", Kind::Gradient, 8, rank);
+  };
+  int came[2];
+  int went[2];
+  ASSERT_EQ(::pipe(came), 0);
+  ASSERT_EQ(::pipe(went), 0);
+  const pid_t other = ::fork();
+  char byte = 0;
+  if (other == 0) {
+    timeline::join(file_, {kJob, 1, 2, {}});
+    [[maybe_unused]] const auto count = ::read(went[0], &byte, 1);
+    first(1);
+    [[maybe_unused]] const auto written = ::write(came[1], "x", 1);
+    timeline::finish();
+    ::_exit(0);
+  }
+  run(0, 2, [&] {
+    first(0);
+    ASSERT_EQ(::write(went[1], "x", 1), 1);
+    ASSERT_EQ(::read(came[0], &byte, 1), 1);
+    call("second", Kind::Call, 5, 0);  // lost
+    call("send gradient", Kind::Gradient, 8, 0);
+  });
+  int status = 0;
+  ::waitpid(other, &status, 0);
+  EXPECT_EQ(status, 0);
+  const Json json = read();
+  double second = 0;
+  for (const Json& span : events(json, "X")) {
+    if (span.at("name") == "second") second = span.at("ts");
+  }
+  EXPECT_GT(second, 0);
+  const auto arrows = events(json, "s");
+  EXPECT_EQ(arrows.size(), 3u) << "call, reply and gradient";
+  for (const Json& arrow : arrows) EXPECT_LT(arrow.at("ts"), second) << arrow;
+}
+
 // A device that has done two things.
 class TwoSpans final : public timeline::Source {
  public:
