@@ -322,10 +322,15 @@ class Job {
   int write_failure_ = 0;  // errno of the first
 };
 
-// The last rank merges the timeline's parts; where that one was killed, this is who is left.
+// The last rank merges the timeline's parts; where that one was killed, this is who is left. The job's exit code stays.
 void merge_timeline() {
   const char* const file = ::getenv("WEFT_TIMELINE");
-  if (file != nullptr && *file != '\0') trace::timeline::merge_if_last(file);
+  if (file == nullptr || *file == '\0') return;
+  try {
+    trace::timeline::merge_if_last(file);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft-run: the timeline was not written: %s\n", error.what());
+  }
 }
 
 Options parse(int argc, char** argv) {

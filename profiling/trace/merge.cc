@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -320,12 +321,18 @@ class FileLock {
   bool held_ = false;
 };
 
+void write(const Timeline& timeline, const std::string& path) {
+  std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })> out(std::fopen(path.c_str(), "w"));
+  if (!out) throw system_error(Blame::Caller, "'" + path + "' cannot be written", errno);
+  draw(timeline, out.get());
+  const bool is_whole = std::ferror(out.get()) == 0;
+  if (std::fclose(out.release()) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + path + "'", errno);
+}
+
 void put_in_place(const std::string& file, const std::string& fresh) {
   std::error_code failure;
   std::filesystem::rename(fresh, file, failure);
   if (!failure) return;
-  std::error_code ignored;
-  std::filesystem::remove(fresh, ignored);
   throw Error(Blame::Caller, "the timeline cannot be put at '" + file + "': " + failure.message() +
                                  "; its parts stay in '" + folder_of_parts(file) + "'");
 }
@@ -342,12 +349,14 @@ Merged merge(const std::string& file) {
   }
   choose_rows(timeline.spans);
   const std::string fresh = file + ".new";
-  std::FILE* out = std::fopen(fresh.c_str(), "w");
-  if (out == nullptr) throw system_error(Blame::Caller, "'" + fresh + "' cannot be written", errno);
-  draw(timeline, out);
-  const bool is_whole = std::ferror(out) == 0;
-  if (std::fclose(out) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
-  put_in_place(file, fresh);
+  try {
+    write(timeline, fresh);
+    put_in_place(file, fresh);
+  } catch (const std::exception&) {
+    std::error_code ignored;
+    std::filesystem::remove(fresh, ignored);
+    throw;
+  }
   std::size_t ended = 0;
   for (const auto& [rank, info] : timeline.ranks) ended += info.ended ? 1 : 0;
   merged.complete = ended >= static_cast<std::size_t>(timeline.job_ranks);

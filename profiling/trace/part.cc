@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/profiling/trace/part.h>
 
 namespace weft::trace::timeline {
@@ -84,7 +85,10 @@ Part::Part(const std::string& folder, const Place& place) {
   flush();
 }
 
-Part::~Part() { std::fclose(file_); }
+Part::~Part() {
+  flush();
+  std::fclose(file_);
+}
 
 void Part::text(const char* text) {
   line_ += ',';
@@ -98,11 +102,15 @@ void Part::number(std::int64_t value) {
 
 void Part::write_line() {
   line_ += '\n';
-  std::fwrite(line_.data(), 1, line_.size(), file_);
+  if (!failed_) std::fwrite(line_.data(), 1, line_.size(), file_);
   line_.clear();
 }
 
-void Part::flush() { std::fflush(file_); }
+void Part::flush() {
+  if ((std::fflush(file_) == 0 && std::ferror(file_) == 0) || failed_) return;
+  failed_ = true;
+  log::warn(system_error(Blame::Caller, "the timeline's part '" + path_ + "' is not whole: writing it", errno).text());
+}
 
 void Part::add_thread(const Lane& lane) {
   line_ = "{\"thread\":" + std::to_string(lane.number()) + ",\"name\":";

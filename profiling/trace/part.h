@@ -36,7 +36,7 @@ class Part {
   void add(const DeviceSpan& span);
   void add_lost(std::uint64_t events);
   void add_end();
-  void flush();
+  void flush();  // the first failure to write is a warning
 
  private:
   int party(const Member& member);
@@ -47,6 +47,7 @@ class Part {
   std::string path_;
   std::FILE* file_ = nullptr;
   std::string line_;
+  bool failed_ = false;
   std::map<std::pair<const Party*, std::uint32_t>, int> parties_;
 };
 

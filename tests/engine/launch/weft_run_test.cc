@@ -173,6 +173,19 @@ TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
   EXPECT_TRUE(without.lines().empty());
 }
 
+TEST(WeftRun, ATimelineThatCannotBeMergedDoesNotChangeTheExitCode) {
+  const std::string header =
+      R"({"weft":"timeline part 1","job":"j","rank":0,"ranks":1,"host":"h","machine":"m","pid":1,"offset":0,"error":0})";
+  for (const int code : {0, 3}) {
+    const auto outcome = run("d=$(mktemp -d); mkdir $d/run.json $d/run.json.parts; echo '" + header +
+                             "' > $d/run.json.parts/j.0.1; WEFT_TIMELINE=$d/run.json " + path_of("weft-run") +
+                             " sh -c 'exit " + std::to_string(code) + "'; code=$?; ls $d; rm -r $d; exit $code");
+    EXPECT_EQ(outcome.code, code);
+    EXPECT_THAT(outcome.err, HasSubstr("weft-run: the timeline was not written: "));
+    EXPECT_THAT(outcome.lines(), ElementsAre("run.json", "run.json.parts"));
+  }
+}
+
 TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
   const auto outcome =
       run(path_of("weft-run") + " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");

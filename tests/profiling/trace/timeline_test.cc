@@ -12,7 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
+#include <weft/profiling/trace/part.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/harness/folder.h>
@@ -454,6 +456,30 @@ TEST_F(Timeline, PartsThatCannotBePutTogetherAreKeptAndNothingElseIs) {
   }
   EXPECT_FALSE(std::filesystem::exists(file_ + ".new"));
   EXPECT_FALSE(std::filesystem::is_empty(timeline::folder_of_parts(file_)));
+}
+
+TEST_F(Timeline, WhatCouldNotBeWrittenWholeIsRemoved) {
+  run(0, 2, [] {});
+  std::filesystem::remove(file_);
+  std::filesystem::create_symlink("/dev/full", file_ + ".new");
+  EXPECT_THROW(timeline::merge(file_), Error);
+  EXPECT_FALSE(std::filesystem::is_symlink(file_ + ".new"));
+  EXPECT_FALSE(std::filesystem::exists(file_));
+}
+
+TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
+  std::filesystem::create_symlink("/dev/full", folder_ + "/" + kJob + ".0." + std::to_string(::getpid()));
+  std::vector<std::string> warnings;
+  const log::Capture capture([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
+  {
+    timeline::Part part(folder_, {kJob, 0, 1, {}});
+    for (int i = 0; i < 10; ++i) {
+      part.add_end();
+      part.flush();
+    }
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("is not whole: writing it: No space left on device"), std::string::npos) << warnings[0];
 }
 
 TEST_F(Timeline, ManyThreadsLoseNothing) {
