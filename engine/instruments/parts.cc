@@ -49,25 +49,12 @@ Bytes read_some(std::FILE* file, std::uint64_t most) {
   return bytes;
 }
 
-// What fits: up to the end of a line.
-std::uint64_t bytes_to_send(const std::string& path) {
-  const std::uint64_t bytes = std::filesystem::file_size(path);
-  if (bytes <= kMostPart) return bytes;
-  log::warn("this rank's part of the timeline has " + std::to_string(bytes) + " bytes; rank 0 gets the first " +
-            std::to_string(kMostPart) + " of them");
-  const File file = open(path, "rb");
-  std::fseek(file.get(), static_cast<long>(kMostPart - kPiece), SEEK_SET);
-  const Bytes last = read_some(file.get(), kPiece);
-  const auto line = std::find(last.rbegin(), last.rend(), std::byte{'\n'});
-  return kMostPart - kPiece + static_cast<std::uint64_t>(last.rend() - line);
-}
-
 std::uint64_t pieces(std::uint64_t bytes) { return (bytes + kPiece - 1) / kPiece; }
 
 void take_part(transport::Bootstrap& store, int rank, const std::string& path, std::chrono::milliseconds patience) {
   const std::string head = group::to_text(store.get(key(rank, "bytes"), Deadline::in(patience)));
   store.erase(key(rank, "bytes"));
-  const std::uint64_t bytes = number(head, kMostPart, "size of a part of the timeline");
+  const std::uint64_t bytes = number(head, trace::timeline::kMostPart, "size of a part of the timeline");
   const std::string fresh = path + ".new";
   {
     const File file = open(fresh, "wb");
@@ -110,7 +97,7 @@ bool is_away(transport::Bootstrap& store, int rank, const std::string& file, Dea
 
 void send_part(transport::Bootstrap& store, int rank, const std::string& path) {
   const File file = open(path, "rb");
-  const std::uint64_t bytes = bytes_to_send(path);
+  const std::uint64_t bytes = std::filesystem::file_size(path);
   store.set(key(rank, "bytes"), group::to_bytes(std::to_string(bytes)));
   const auto wait_until_taken = [&](std::uint64_t piece) {
     const std::string taken = key(rank, "taken/" + std::to_string(piece));

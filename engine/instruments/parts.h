@@ -2,8 +2,8 @@
 // the end they travel to it over the job's store, in pieces, a few at a time. Each rank finds out by itself whether it sees
 // the part of rank 0.
 //
-// Bounded: a part of more than kMostPart bytes is cut at the end of a line and says so; no rank waits for another for more
-// than kPatience, or three times that while rank 0 is busy with others.
+// Bounded: a part has at most kMostPart bytes; no rank waits for another for more than kPatience, or three times that while
+// rank 0 is busy with others.
 #pragma once
 
 #include <chrono>
@@ -15,10 +15,9 @@
 
 namespace weft::instruments {
 
-constexpr std::uint64_t kMostPart = std::uint64_t{256} << 20;  // bytes
-constexpr std::size_t kPiece = std::size_t{1} << 20;           // bytes
-constexpr int kPiecesAhead = 8;                                // that lie in the store and have not been taken
-constexpr auto kPatience = std::chrono::seconds(20);           // without news
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // bytes
+constexpr int kPiecesAhead = 8;                       // that lie in the store and have not been taken
+constexpr auto kPatience = std::chrono::seconds(20);  // without news
 
 // By rank 0, once it writes its part, whose path that is.
 void show_part(transport::Bootstrap& store, const std::string& path);

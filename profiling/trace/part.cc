@@ -15,6 +15,8 @@ namespace weft::trace::timeline {
 
 namespace {
 
+constexpr std::uint64_t kEnd = 128;  // bytes that add_end() may need
+
 #if WEFT_TRACE_ENABLED
 constexpr const char* kRanges = "true";
 #else
@@ -65,7 +67,7 @@ void append_quoted(std::string& to, std::string_view text) {
   to += '"';
 }
 
-Part::Part(const std::string& folder, const Place& place) {
+Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes) : most_bytes_(most_bytes) {
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   path_ = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
@@ -101,7 +103,16 @@ void Part::number(std::int64_t value) {
 }
 
 void Part::write_line() {
+  if (lost_ == 0 && bytes_ + line_.size() + kEnd < most_bytes_) return put_line();
+  line_.clear();
+  if (++lost_ > 1) return;
+  log::warn("this rank's part of the timeline has reached " + std::to_string(most_bytes_ >> 20) +
+            " MiB; what happens from now on is not in it");
+}
+
+void Part::put_line() {
   line_ += '\n';
+  bytes_ += line_.size();
   if (!failed_) std::fwrite(line_.data(), 1, line_.size(), file_);
   line_.clear();
 }
@@ -213,14 +224,13 @@ void Part::add(const DeviceSpan& span) {
   write_line();
 }
 
-void Part::add_lost(std::uint64_t events) {
-  line_ = "{\"lost\":" + std::to_string(events) + "}";
-  write_line();
-}
-
-void Part::add_end() {
+void Part::add_end(std::uint64_t lost) {
+  if (lost += lost_; lost > 0) {
+    line_ = "{\"lost\":" + std::to_string(lost) + "}";
+    put_line();
+  }
   line_ = "{\"end\":" + std::to_string(now()) + "}";
-  write_line();
+  put_line();
 }
 
 }  // namespace weft::trace::timeline

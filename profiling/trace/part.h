@@ -25,7 +25,7 @@ namespace weft::trace::timeline {
 class Part {
  public:
   // Throws Caller where the file cannot be made.
-  Part(const std::string& folder, const Place& place);
+  Part(const std::string& folder, const Place& place, std::uint64_t most_bytes = kMostPart);
   ~Part();
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
@@ -34,19 +34,22 @@ class Part {
   void add_thread(const Lane& lane);
   void add(const Lane& lane, const Event& event);
   void add(const DeviceSpan& span);
-  void add_lost(std::uint64_t events);
-  void add_end();
-  void flush();  // the first failure to write is a warning
+  void add_end(std::uint64_t lost);  // events that never came here
+  void flush();                      // the first failure to write is a warning
 
  private:
   int party(const Member& member);
   void text(const char* text);  // quoted
   void number(std::int64_t value);
-  void write_line();
+  void write_line();  // if there is room for it
+  void put_line();
 
   std::string path_;
   std::FILE* file_ = nullptr;
   std::string line_;
+  const std::uint64_t most_bytes_;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t lost_ = 0;  // from the first line on that there was no room for
   bool failed_ = false;
   std::map<std::pair<const Party*, std::uint32_t>, int> parties_;
 };

@@ -70,8 +70,7 @@ class Collector {
     changed_.notify_all();
     thread_.join();
     drain();
-    if (lost_ > 0) part_->add_lost(lost_);
-    part_->add_end();
+    part_->add_end(lost_);
     part_.reset();  // and with it the lock
   }
 

@@ -97,6 +97,9 @@ std::string own_part();
 // merged. Returns it; "" where there is none. Throws what writing throws.
 std::string end_part();
 
+// Of a part; events beyond are lost, and counted.
+constexpr std::uint64_t kMostPart = std::uint64_t{256} << 20;  // bytes
+
 // Where the parts of a timeline lie until they are merged.
 inline std::string folder_of_parts(const std::string& file) { return file + ".parts"; }
 

@@ -88,7 +88,7 @@ TEST_F(Parts, ThatAreNoneAreWarningsThatNameTheRank) {
   };
   store_.add("weft/timeline/parts/away", 3);
   put("away/1", "1");
-  put("1/bytes", std::to_string(kMostPart + 1));
+  put("1/bytes", std::to_string(trace::timeline::kMostPart + 1));
   put("away/2", "2");
   put("2/bytes", "10");
   put("2/0", "eleven bytes");

@@ -474,12 +474,34 @@ TEST_F(Timeline, APartThatCannotBeWrittenIsOneWarning) {
   {
     timeline::Part part(folder_, {kJob, 0, 1, {}});
     for (int i = 0; i < 10; ++i) {
-      part.add_end();
+      part.add_end(0);
       part.flush();
     }
   }
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("is not whole: writing it: No space left on device"), std::string::npos) << warnings[0];
+}
+
+TEST_F(Timeline, APartEndsWhereItIsFullAndCountsWhatIsLost) {
+  constexpr std::uint64_t kBytes = 4096;
+  constexpr std::uint64_t kEvents = 100;
+  std::vector<std::string> warnings;
+  const log::Capture capture([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
+  std::string path;
+  {
+    timeline::Part part(timeline::folder_of_parts(file_), {kJob, 0, 1, {}}, kBytes);
+    path = part.path();
+    for (std::uint64_t i = 0; i < kEvents; ++i) part.add({0, 1, {"pack", Layer::Kernels, 64, 0}, 1, 2, 0, 0});
+    part.add_end(7);
+  }
+  EXPECT_LE(std::filesystem::file_size(path), kBytes);
+  EXPECT_EQ(warnings.size(), 1u);
+  EXPECT_TRUE(timeline::merge(file_).complete) << "it ended in good order nevertheless";
+  const Json json = read();
+  const auto kept = events(json, "X").size();
+  EXPECT_GT(kept, 10u);
+  EXPECT_LT(kept, kEvents);
+  EXPECT_EQ(json.at("otherData").at("ranks")[0].at("events_lost"), kEvents - kept + 7);
 }
 
 TEST_F(Timeline, ManyThreadsLoseNothing) {
