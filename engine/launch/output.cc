@@ -2,6 +2,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <unistd.h>
 
@@ -11,7 +12,8 @@ namespace weft::launch {
 
 namespace {
 
-constexpr std::size_t kKept = 20;
+constexpr std::size_t kKept = 20;                       // lines
+constexpr std::size_t kLongest = std::size_t{1} << 16;  // bytes of a line that are held until it ends
 
 // "weft 12:34:56.789 W …" (base/log.h).
 bool is_log(const std::string& line) {
@@ -30,34 +32,51 @@ bool Output::forward() {
   const auto count = ::read(from_, buffer, sizeof buffer);
   if (count < 0 && errno == EINTR) return true;
   if (count <= 0) {
-    if (!partial_.empty()) write_line(partial_ + "\n");
-    partial_.clear();
+    if (!partial_.empty() || is_inside_) end_line("\n");
     close();
     return false;
   }
-  partial_.append(buffer, static_cast<std::size_t>(count));
-  std::size_t begin = 0;
-  for (std::size_t end = partial_.find('\n'); end != std::string::npos; end = partial_.find('\n', begin)) {
-    write_line(partial_.substr(begin, end + 1 - begin));
-    begin = end + 1;
-  }
-  partial_.erase(0, begin);
+  const std::string_view bytes(buffer, static_cast<std::size_t>(count));
+  if (!prefix_) write_all(bytes);
+  take(bytes);
   return true;
 }
 
-void Output::write_line(const std::string& line) {
+void Output::take(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (std::exchange(was_return_, false) && bytes.front() == '\n') {
+      bytes.remove_prefix(1);
+      continue;
+    }
+    const std::size_t end = bytes.find_first_of("\r\n");
+    partial_ += bytes.substr(0, end);
+    if (end == std::string_view::npos) break;
+    was_return_ = bytes[end] == '\r';
+    // What a progress bar begins with is no line.
+    if (!was_return_ || !partial_.empty() || is_inside_) end_line("\n");
+    bytes.remove_prefix(end + 1);
+  }
+  if (partial_.size() > kLongest) end_line("");
+}
+
+// With `ending` "" the line goes on.
+void Output::end_line(const char* ending) {
   if (to_ == STDERR_FILENO) {
-    last_.push_back(line);
+    last_.push_back(partial_ + "\n");
     if (last_.size() > kKept) last_.pop_front();
   }
-  const std::string text = prefix_ ? "[rank " + std::to_string(rank_) + "] " + line : line;
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const auto count = ::write(to_, text.data() + done, text.size() - done);
+  if (prefix_) write_all((is_inside_ ? "" : "[rank " + std::to_string(rank_) + "] ") + partial_ + ending);
+  is_inside_ = *ending == '\0';
+  partial_.clear();
+}
+
+void Output::write_all(std::string_view text) {
+  while (!text.empty()) {
+    const auto count = ::write(to_, text.data(), text.size());
     if (count < 0 && errno == EINTR) return;  // the job is being ended, and its reader may read no more
     if (count < 0 && failure_ == 0) failure_ = errno;
     if (count <= 0) return;
-    done += static_cast<std::size_t>(count);
+    text.remove_prefix(static_cast<std::size_t>(count));
   }
 }
 

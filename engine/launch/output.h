@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <deque>
 #include <string>
+#include <string_view>
 
 namespace weft::launch {
 
-// Lines are prefixed and written whole, so that ranks do not mix inside a line.
+// With a prefix lines are written whole, so that ranks do not mix inside one, but for lines of more than 64 KiB; a carriage
+// return ends a line as well, as under torchrun: each state of a progress bar is a line. Without, all passes at once and as
+// it is.
 class Output {
  public:
   // From a pipe's reading end, which it closes, to one of this process's descriptors.
@@ -31,7 +34,9 @@ class Output {
   bool tells_of_a_lost_rank() const;
 
  private:
-  void write_line(const std::string& line);
+  void take(std::string_view bytes);
+  void end_line(const char* ending);
+  void write_all(std::string_view text);
   void close();
 
   const int rank_;
@@ -39,7 +44,9 @@ class Output {
   const int to_;
   const bool prefix_;
   int failure_ = 0;
-  std::string partial_;
+  std::string partial_;      // of the line that has not ended
+  bool is_inside_ = false;   // the beginning of that line has been written
+  bool was_return_ = false;  // the last byte ended a line, and a newline after it is of the same end
   std::deque<std::string> last_;
 };
 

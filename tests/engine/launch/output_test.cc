@@ -1,0 +1,103 @@
+#include <string>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <weft/engine/launch/output.h>
+
+namespace weft::launch {
+namespace {
+
+struct Pipe {
+  int read = -1;
+  int write = -1;
+  Pipe() {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::pipe(ends), 0);
+    read = ends[0];
+    write = ends[1];
+  }
+};
+
+// A rank's output, and what has come of it.
+class Forwarded {
+ public:
+  explicit Forwarded(bool prefix) : output_(3, in_.read, out_.write, prefix) {
+    ::fcntl(out_.read, F_SETFL, O_NONBLOCK);
+    ::fcntl(out_.write, F_SETPIPE_SZ, 1 << 20);
+  }
+  ~Forwarded() {
+    end();
+    ::close(out_.write);
+    ::close(out_.read);
+  }
+  Forwarded(const Forwarded&) = delete;
+  Forwarded& operator=(const Forwarded&) = delete;
+
+  // What is forwarded once that was written.
+  std::string after(const std::string& text) {
+    constexpr std::size_t kPiece = 1000;
+    for (std::size_t at = 0; at < text.size(); at += kPiece) {
+      const std::string piece = text.substr(at, kPiece);
+      EXPECT_EQ(::write(in_.write, piece.data(), piece.size()), static_cast<ssize_t>(piece.size()));
+      EXPECT_TRUE(output_.forward());
+    }
+    return take();
+  }
+  std::string at_the_end() {
+    end();
+    EXPECT_FALSE(output_.forward());
+    return take();
+  }
+
+ private:
+  void end() {
+    if (in_.write >= 0) ::close(in_.write);
+    in_.write = -1;
+  }
+  std::string take() const {
+    std::string text;
+    char buffer[4096];
+    for (ssize_t count = 0; (count = ::read(out_.read, buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(count));
+    return text;
+  }
+
+  Pipe in_;
+  const Pipe out_;
+  Output output_;  // closes in_.read
+};
+
+TEST(Output, WithoutPrefixPassesAtOnceAndAsItIs) {
+  Forwarded rank(/*prefix=*/false);
+  EXPECT_EQ(rank.after("half"), "half");
+  EXPECT_EQ(rank.after("\r 10%\r 20%"), "\r 10%\r 20%");
+  EXPECT_EQ(rank.after("\r\n\n"), "\r\n\n");
+  EXPECT_EQ(rank.after("unended"), "unended");
+  EXPECT_EQ(rank.at_the_end(), "");
+}
+
+TEST(Output, WithAPrefixEachStateOfAProgressBarIsALine) {
+  Forwarded rank(/*prefix=*/true);
+  EXPECT_EQ(rank.after("10%\r20%\r"), "[rank 3] 10%\n[rank 3] 20%\n");
+  EXPECT_EQ(rank.after("\r30%"), "");
+  EXPECT_EQ(rank.after("\r"), "[rank 3] 30%\n");
+  EXPECT_EQ(rank.after("\n\n"), "[rank 3] \n") << "the first belongs to the return";
+  EXPECT_EQ(rank.after("of another system\r\n"), "[rank 3] of another system\n");
+  EXPECT_EQ(rank.after("unended"), "");
+  EXPECT_EQ(rank.at_the_end(), "[rank 3] unended\n");
+}
+
+TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
+  Forwarded rank(/*prefix=*/true);
+  const std::string half(100'000, 'x');
+  std::string text = rank.after(half);
+  EXPECT_GT(text.size(), 64'000u);
+  text += rank.after(half + "\nnext");
+  text += rank.at_the_end();
+  EXPECT_EQ(text, "[rank 3] " + half + half + "\n[rank 3] next\n");
+}
+
+}  // namespace
+}  // namespace weft::launch
