@@ -330,9 +330,8 @@ Environment process_environment() {
   return [](const char* name) { return std::getenv(name); };
 }
 
-int local_rank(const Environment& environment) {
-  return first_number(environment, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
-      .value_or(0);
+std::optional<int> local_rank(const Environment& environment) {
+  return first_number(environment, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
 }
 
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline) {
@@ -368,7 +367,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
     if (!options.store || shared) result.store = under_name(result.store, options.group_name);
     result.store = next_life(result.store, std::to_string(result.rank));
   }
-  result.local_rank = local_rank(environment);
+  result.local_rank = local_rank(environment).value_or(0);
   return result;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <weft/base/deadline.h>
@@ -28,7 +29,7 @@ struct Rendezvous {
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline);
 
-// LOCAL_RANK, or what mpirun and srun set in its place; 0 without any.
-int local_rank(const Environment& environment);
+// LOCAL_RANK, or what mpirun and srun set in its place.
+std::optional<int> local_rank(const Environment& environment);
 
 }  // namespace weft::group

@@ -14,6 +14,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
@@ -175,8 +176,7 @@ Service* service = nullptr;
 void serve_metrics(const std::string& text, int rank) {
   std::lock_guard lock(serving);
   if (service != nullptr) return;
-  const char* local = std::getenv("LOCAL_RANK");  // as the rendezvous reads it
-  const std::string address = metrics_address(text, local == nullptr ? rank : std::atoi(local));
+  const std::string address = metrics_address(text, group::local_rank(group::process_environment()).value_or(rank));
   try {
     service = new Service(address, rank);
   } catch (const std::exception& error) {

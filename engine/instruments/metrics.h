@@ -1,5 +1,5 @@
 // WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. Several ranks of one machine
-// each need a port of their own: ":9400+" means 9400 plus LOCAL_RANK.
+// each need a port of their own: ":9400+" means 9400 plus LOCAL_RANK, or what stands for it.
 //
 //   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame}, weft_in_flight{kind},
 //   weft_operation_seconds{kind} (a histogram), weft_steps_total, weft_calls_in_flight{peer}, weft_queued_handlers{agent},

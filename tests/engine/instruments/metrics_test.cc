@@ -67,24 +67,51 @@ int serve() {
   return served_at;
 }
 
-TEST(Metrics, APortThatIsTakenIsAnErrorThatNamesIt) {
-  const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  ASSERT_EQ(::bind(taken, reinterpret_cast<const sockaddr*>(&address), bytes), 0);
-  ASSERT_EQ(::listen(taken, 1), 0);
-  ASSERT_EQ(::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
-  const std::string where = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+class TakenPort {
+ public:
+  TakenPort() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    EXPECT_EQ(::bind(socket_, reinterpret_cast<const sockaddr*>(&address), bytes), 0);
+    EXPECT_EQ(::listen(socket_, 1), 0);
+    EXPECT_EQ(::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+    number_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { ::close(socket_); }
+  TakenPort(const TakenPort&) = delete;
+  TakenPort& operator=(const TakenPort&) = delete;
+  int number() const { return number_; }
+
+ private:
+  const int socket_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int number_ = 0;
+};
+
+void expect_taken(const std::string& wanted, const TakenPort& taken) {
   try {
-    serve_metrics(where, 0);
+    serve_metrics(wanted, 0);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_THAT(error.text(), HasSubstr(where));
+    EXPECT_THAT(error.text(), HasSubstr("127.0.0.1:" + std::to_string(taken.number())));
   }
-  ::close(taken);
+}
+
+TEST(Metrics, APortThatIsTakenIsAnErrorThatNamesIt) {
+  const TakenPort taken;
+  expect_taken("127.0.0.1:" + std::to_string(taken.number()), taken);
+}
+
+TEST(Metrics, APortIsCountedByTheLocalRankOfWhateverLauncher) {
+  ASSERT_EQ(std::getenv("LOCAL_RANK"), nullptr);
+  const TakenPort taken;
+  for (const char* variable : {"SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"}) {
+    ::setenv(variable, "3", 1);
+    expect_taken("127.0.0.1:" + std::to_string(taken.number() - 3) + "+", taken);
+    ::unsetenv(variable);
+  }
 }
 
 TEST(Metrics, CountOperationsBytesErrorsAndTimes) {
