@@ -255,8 +255,9 @@ void draw(const Timeline& timeline, std::FILE* file) {
   for (const ThreadRow& row : timeline.threads) processes[row.rank];
   Json ranks = Json::array();
   for (const auto& [rank, info] : timeline.ranks) {
-    processes[rank] = " on " + info.machine +
-                      (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs" : "");
+    processes[rank] =
+        " on " + info.machine +
+        (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs at the start" : "");
     ranks.push_back({{"rank", rank},
                      {"machine", info.machine},
                      {"pid", info.pid},
@@ -288,7 +289,10 @@ void draw(const Timeline& timeline, std::FILE* file) {
   }
   draw_flows(drawing, timeline);
   draw_arrows(drawing, timeline);
-  drawing.finish({{"weft", "timeline 1"}, {"job_ranks", timeline.job_ranks}, {"ranks", ranks}});
+  drawing.finish({{"weft", "timeline 1"},
+                  {"job_ranks", timeline.job_ranks},
+                  {"clock_error_is_of", "the job's start"},  // clocks drift
+                  {"ranks", ranks}});
 }
 
 // --- files -----------------------------------------------------------------------------------------------------------

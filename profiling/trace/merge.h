@@ -4,7 +4,8 @@
 // from a range to the operations begun in it and to what it has a GPU do, and from the rank that came last to a collective
 // to the others.
 //
-// Times are the job's; how far each rank's clock may be off stands in otherData and beside the rank's name.
+// Times are the job's; how far each rank's clock may have been off at the job's start stands in otherData and beside the
+// rank's name.
 #pragma once
 
 #include <string>

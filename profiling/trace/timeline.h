@@ -67,7 +67,8 @@ class Source {
 // From now on, also by a timeline that begins later.
 void ask(std::shared_ptr<Source> source);
 
-// How this process's clock relates to that of the job: job time = now() + offset, wrong by at most `error`. Nanoseconds.
+// How this process's clock relates to that of the job: job time = now() + offset, wrong by at most `error` when it was
+// measured, at the start. Nanoseconds.
 struct Clock {
   std::int64_t offset = 0;
   std::int64_t error = 0;

@@ -162,11 +162,13 @@ TEST_F(Timeline, ClocksAreShiftedAndTheirErrorIsStated) {
   for (const Json& span : events(json, "X")) begins[span.at("pid")] = span.at("ts");
   EXPECT_GE(begins[1] - begins[0], kHour / 1000.0);
   EXPECT_EQ(json.at("otherData").at("ranks")[1].at("clock_error_ns"), 1'500'000);
+  EXPECT_EQ(json.at("otherData").at("clock_error_is_of"), "the job's start");
   std::set<std::string> names;
   for (const Json& meta : events(json, "M")) {
     if (meta.at("name") == "process_name") names.insert(meta.at("args").at("name").get<std::string>());
   }
-  EXPECT_TRUE(std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("clock ± 1500 µs"); }));
+  EXPECT_TRUE(std::any_of(names.begin(), names.end(),
+                          [](const auto& name) { return name.ends_with("clock ± 1500 µs at the start"); }));
 }
 
 TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
