@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -117,11 +118,24 @@ bool Reducer::finds_unused() const { return options_.find_unused_parameters && !
 void Reducer::on_backward_start() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
+  if (!accumulates()) return;
   if (!expecting_) return;
   begin_pass();
   queue_finish();
   if (options_.static_graph && !counted_) return;
   mark_unused();
+}
+
+// Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its results to the caller, and a
+// rank may call it as often as it likes (gradient penalties, adversarial examples).
+bool Reducer::accumulates() const {
+  if (autograd::Pass::current() != nullptr) return true;
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) return true;  // backward() without a list of inputs
+  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
+    const auto found = wanted->find(accumulator.get());
+    return found != wanted->end() && found->second.needed_;
+  });
 }
 
 // Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has its own.

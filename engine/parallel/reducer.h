@@ -89,6 +89,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   static at::Tensor& gradient_of(const at::Tensor& parameter);
   bool gradients_are_views() const;
+  bool accumulates() const;
   void on_gradient(std::size_t parameter);
   void begin_pass();
   void mark_unused();

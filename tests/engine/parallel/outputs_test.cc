@@ -104,6 +104,70 @@ TEST(Graphs, AnOutputThatIsIgnoredCompletelyDoesNoHarm) {
   });
 }
 
+// The options under which a forward's outputs are looked at.
+const std::vector<DdpOptions> kLooking{
+    {}, {.find_unused_parameters = true}, {.static_graph = true}, {.find_unused_parameters = true, .static_graph = true}};
+
+torch::Tensor grad_of(const torch::Tensor& output, const torch::Tensor& input, bool create_graph = false) {
+  return torch::autograd::grad({output}, {input}, {}, create_graph, create_graph)[0];
+}
+
+TEST(Grad, AGradientPenaltyThroughAnOutputIsNoPassOfItsOwn) {
+  const auto loss_of = [](auto& model, const torch::Tensor& batch) {
+    const auto x = batch.clone().requires_grad_();
+    const auto y = model(x);
+    return y.pow(2).sum() + grad_of(y.sum(), x, /*create_graph=*/true).pow(2).sum();
+  };
+  for (const auto& options : kLooking) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      Mlp net;
+      Mlp plain;
+      fill(net);
+      fill(plain);
+      DistributedDataParallel ddp(net, group, options);
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        plain->zero_grad();
+        const auto batch = random({4, 6}, 50 + step);
+        loss_of(ddp, part(batch, group.rank(), 2)).backward();
+        (loss_of(plain, batch) / 2).backward();
+        EXPECT_LT(difference(gradients(*net), gradients(*plain)), 1e-10) << "step " << step;
+      }
+      EXPECT_EQ(ddp.stats().passes, 3u);
+    });
+  }
+}
+
+// As adversarial training does.
+TEST(Grad, RanksMayCallItUnequallyOften) {
+  for (const auto& options : kLooking) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      Mlp net;
+      fill(net);
+      DistributedDataParallel ddp(net, group, options);
+      const auto attacked = [](auto& model, torch::Tensor x, int times) {
+        for (int i = 0; i < times; ++i) {
+          x = x.detach().requires_grad_();
+          x = x + 0.1 * grad_of(model(x).sum(), x).sign();
+        }
+        return x.detach();
+      };
+      for (int step = 0; step < 3; ++step) {
+        Mlp plain;
+        fill(plain);
+        for (int rank = 0; rank < 2; ++rank) {
+          const auto x = attacked(plain, random({2, 6}, static_cast<std::uint64_t>(60 + rank)), rank + step);
+          (plain(x).pow(2).sum() / 2).backward();
+        }
+        net->zero_grad();
+        const auto x = random({2, 6}, static_cast<std::uint64_t>(60 + group.rank()));
+        ddp(attacked(ddp, x, group.rank() + step)).pow(2).sum().backward();
+        EXPECT_LT(difference(gradients(*net), gradients(*plain)), 1e-10) << "step " << step;
+      }
+    });
+  }
+}
+
 struct Pair {
   torch::Tensor left;
   std::optional<torch::Tensor> right;
