@@ -25,7 +25,7 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, const ProcessGr
                          options) {}
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
-  epoch_ = epoch;
+  *epoch_ = epoch;
   deal();
 }
 
@@ -34,7 +34,7 @@ void DistributedSampler::deal() {
   indices_.clear();
   std::vector<std::int64_t> order(dataset_size_);
   if (options_.shuffle) {
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + epoch_);
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + *epoch_);
     const at::Tensor shuffled = at::randperm(static_cast<std::int64_t>(dataset_size_), generator);
     const auto* data = shuffled.data_ptr<std::int64_t>();
     order.assign(data, data + dataset_size_);
@@ -61,7 +61,7 @@ std::optional<std::vector<std::size_t>> DistributedSampler::next(std::size_t bat
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   archive.write("position", c10::IValue(static_cast<std::int64_t>(position_)));
-  archive.write("epoch", c10::IValue(static_cast<std::int64_t>(epoch_)));
+  archive.write("epoch", c10::IValue(static_cast<std::int64_t>(epoch_->load())));
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {

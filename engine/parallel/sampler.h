@@ -1,8 +1,10 @@
 // Which examples each rank sees.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -28,7 +30,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(std::size_t dataset_size, std::size_t ranks, std::size_t rank, SamplerOptions options = {});
   DistributedSampler(std::size_t dataset_size, const ProcessGroup& group, SamplerOptions options = {});
 
-  // Another order for another epoch; all ranks give the same. Takes effect at once.
+  // Another order for another epoch; all ranks give the same. Takes effect at once, and in copies when they are reset: a
+  // data loader's at the begin of its epoch.
   void set_epoch(std::size_t epoch);
   // This rank's examples in this epoch, in order.
   const std::vector<std::int64_t>& indices() const { return indices_; }
@@ -47,7 +50,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::size_t ranks_;
   std::size_t rank_;
   SamplerOptions options_;
-  std::size_t epoch_ = 0;
+  std::shared_ptr<std::atomic<std::size_t>> epoch_ = std::make_shared<std::atomic<std::size_t>>(0);  // of all copies
   std::size_t position_ = 0;
   std::vector<std::int64_t> indices_;
 };
