@@ -138,13 +138,11 @@ void Reducer::mirror_pass() {
   next_bucket_ = 0;
   used_.zero_();
   unused_.clear();
-  // Which parameters the others use, their counts say, where they count.
+  // Which parameters the others use, their counts say, where they count. The rest have no gradient, as on a rank that
+  // zeroes its gradients before each step.
   if (counts_usage() || usage_sum_.defined()) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor& gradient = parameters_[i].tensor.grad();
-      kept_[i] = gradient.defined() ? gradient.clone() : at::Tensor();
-      unused_.push_back(i);
-    }
+    std::fill(kept_.begin(), kept_.end(), at::Tensor());
+    for (std::size_t i = 0; i < parameters_.size(); ++i) unused_.push_back(i);
   }
   for (Bucket& bucket : buckets_) {
     if (bucket.flat.defined()) bucket.flat.zero_();

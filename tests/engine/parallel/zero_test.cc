@@ -456,5 +456,39 @@ TEST_P(Zero, InJoinARankThatHasRunOutGoesOnSteppingItsOwnParameters) {
   }
 }
 
+// Step i of each rank uses parameter i % 2.
+struct TakingTurnsImpl : torch::nn::Module {
+  TakingTurnsImpl() {
+    for (const char* name : {"even", "odd"}) turns.push_back(register_parameter(name, torch::ones({3}, torch::kDouble)));
+  }
+  torch::Tensor forward(int step) { return turns[static_cast<std::size_t>(step % 2)] * (step + 1.0); }
+  std::vector<torch::Tensor> turns;
+};
+
+TEST_P(Zero, InJoinARankThatHasRunOutLeavesParametersThatAStepDoesNotUse) {
+  harness::run_ranks(GetParam(), 2, [&](ProcessGroup group) {
+    auto net = std::make_shared<TakingTurnsImpl>();
+    auto plain = std::make_shared<TakingTurnsImpl>();
+    DistributedDataParallel<TakingTurnsImpl> ddp(net, group, {.find_unused_parameters = true});
+    const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, options);
+    torch::optim::SGD plain_optimizer(plain->parameters(), options);
+    const int steps_of_rank[] = {1, 6};
+    join({&ddp, &zero}, [&] {
+      for (int step = 0; step < steps_of_rank[group.rank()]; ++step) {
+        zero.zero_grad();
+        ddp(step).pow(2).sum().backward();
+        zero.step();
+      }
+    });
+    for (int step = 0; step < 6; ++step) {
+      plain_optimizer.zero_grad();
+      (plain->forward(step).pow(2).sum() / (step < steps_of_rank[0] ? 1 : 2)).backward();
+      plain_optimizer.step();
+    }
+    EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-12);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
