@@ -100,7 +100,7 @@ void Replica::before_forward() {
   state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->group.size());
   if (!synchronizing_) return;
   state_->reducer->prepare_forward();
-  if (state_->module->is_training()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
+  if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
@@ -123,9 +123,11 @@ DdpStats Replica::stats() const { return state_->reducer->stats(); }
 
 ProcessGroup& Replica::join_group() { return state_->group; }
 
-void Replica::mirror_step(int first_rank, bool synchronizes) {
-  if (!synchronizes) return;
-  if (state_->module->is_training()) state_->sync_buffers(first_rank);
+bool Replica::trains() const { return state_->module->is_training(); }
+
+void Replica::mirror_step(const JoinStep& step) {
+  if (!step.synchronizes) return;
+  if (step.trains) state_->sync_buffers(step.first_rank);
   state_->reducer->set_divisor(join_scope_->divisor());
   state_->reducer->mirror_pass();
 }

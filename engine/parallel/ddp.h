@@ -66,7 +66,8 @@ class Replica : public Joinable {
   bool tracks_outputs() const;
 
   ProcessGroup& join_group() override;
-  void mirror_step(int first_rank, bool synchronizes) override;
+  bool trains() const override;
+  void mirror_step(const JoinStep& step) override;
   void take_over(int last_rank) override;
 
  private:

@@ -22,13 +22,20 @@ JoinScope::~JoinScope() {
   for (Joinable* joinable : joinables_) joinable->join_scope_ = nullptr;
 }
 
-// One number for each rank, and how many of the active synchronise.
+// One number for each rank, how many of the active synchronise, and how many train each joinable (a rank that has run out
+// may have switched its own to evaluation).
 JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
   const auto ranks = static_cast<std::int64_t>(group_.size());
   const auto device = group::Core::of(group_).carries(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
-  at::Tensor counts = at::zeros({ranks + 1}, at::TensorOptions(at::kInt));
-  counts[group_.rank()] = active ? 1 : 0;
-  counts[ranks] = active && synchronizes ? 1 : 0;
+  const auto joinables = static_cast<std::int64_t>(joinables_.size());
+  at::Tensor counts = at::zeros({ranks + 1 + joinables}, at::TensorOptions(at::kInt));
+  if (active) {
+    counts[group_.rank()] = 1;
+    counts[ranks] = synchronizes ? 1 : 0;
+    for (std::int64_t i = 0; i < joinables; ++i) {
+      counts[ranks + 1 + i] = joinables_[static_cast<std::size_t>(i)]->trains() ? 1 : 0;
+    }
+  }
   counts = counts.to(device);
   group_.all_reduce(counts).wait();
   counts = counts.to(at::kCPU);
@@ -40,6 +47,7 @@ JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
     round.first = rank;
   }
   round.synchronizes = data[ranks] > 0;
+  for (std::int64_t i = 0; i < joinables; ++i) round.trains.push_back(data[ranks + 1 + i] > 0);
   return round;
 }
 
@@ -68,7 +76,9 @@ void JoinScope::run_out() {
     if (round.active == 0) break;
     last_rank = round.first;
     active_ = round.active;
-    for (Joinable* joinable : joinables_) joinable->mirror_step(round.first, round.synchronizes);
+    for (std::size_t i = 0; i < joinables_.size(); ++i) {
+      joinables_[i]->mirror_step({round.first, round.synchronizes, round.trains[i]});
+    }
   }
   for (Joinable* joinable : joinables_) joinable->take_over(last_rank);
 }

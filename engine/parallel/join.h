@@ -28,6 +28,13 @@ namespace parallel {
 class JoinScope;
 }
 
+// What the active ranks do in a step.
+struct JoinStep {
+  int first_rank = 0;         // the lowest of them
+  bool synchronizes = false;  // false inside no_sync
+  bool trains = false;        // as their object says
+};
+
 // An object that communicates in every step and can do so without contributing.
 class Joinable {
  public:
@@ -36,9 +43,10 @@ class Joinable {
  protected:
   friend class parallel::JoinScope;
   virtual ProcessGroup& join_group() = 0;
-  // The communication of one step of the others. `first_rank` is the lowest that is active; `synchronizes` is false for a
-  // step inside no_sync.
-  virtual void mirror_step(int first_rank, bool synchronizes) = 0;
+  // Whether it is in training mode, where that changes what it communicates.
+  virtual bool trains() const { return false; }
+  // The communication of one step of the others.
+  virtual void mirror_step(const JoinStep& step) = 0;
   // All ranks have run out; all take over what `last_rank` holds.
   virtual void take_over(int last_rank) = 0;
 
@@ -68,6 +76,7 @@ class JoinScope {
     int active = 0;
     int first = 0;
     bool synchronizes = false;
+    std::vector<bool> trains;  // by joinable
   };
   Round exchange(bool active, bool synchronizes);
 

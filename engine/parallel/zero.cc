@@ -228,8 +228,8 @@ at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
   return is_mine(shard) ? flatten(shard.parameters) : empty_flat(shard.parameters);
 }
 
-void ShardedOptimizer::mirror_step(int, bool synchronizes) {
-  if (synchronizes) step_shards();
+void ShardedOptimizer::mirror_step(const JoinStep& step) {
+  if (step.synchronizes) step_shards();
 }
 
 // Every rank has the same parameters after every step.

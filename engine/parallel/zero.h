@@ -73,7 +73,7 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
 
   ProcessGroup& join_group() override { return group_; }
-  void mirror_step(int first_rank, bool synchronizes) override;
+  void mirror_step(const JoinStep& step) override;
   void take_over(int last_rank) override;
 
  private:

@@ -120,6 +120,50 @@ TEST(Join, SparseGradientsAndBuffersAreMirroredToo) {
   });
 }
 
+struct NormedImpl : torch::nn::Module {
+  NormedImpl()
+      : linear(register_module("linear", torch::nn::Linear(3, 3))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(3))) {
+    to(torch::kDouble);
+  }
+  torch::Tensor forward(torch::Tensor x) { return norm(linear(x)); }
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d norm;
+};
+
+// As one that validates when its inputs have run out; and the other way round.
+TEST(Join, AFinishedRanksOwnModeDoesNotMatter) {
+  for (const bool others_train : {true, false}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      auto net = std::make_shared<NormedImpl>();
+      auto fixed = std::make_shared<NormedImpl>();
+      DistributedDataParallel<NormedImpl> ddp(net, group);
+      DistributedDataParallel<NormedImpl> second(fixed, group);
+      net->train(others_train);
+      fixed->train(!others_train);
+      join({&ddp, &second}, [&] {
+        for (int step = 0; step < (group.rank() == 0 ? 1 : 4); ++step) {
+          net->zero_grad();
+          fixed->zero_grad();
+          const auto x = random({4, 3}, static_cast<std::uint64_t>(step));
+          ddp(x).pow(3).sum().backward();
+          second(x).pow(3).sum().backward();
+        }
+        if (group.rank() == 0) {
+          net->train(!others_train);
+          fixed->train(others_train);
+        }
+      });
+      for (const auto& part : {net, fixed}) {
+        EXPECT_EQ(part->norm->num_batches_tracked.item<std::int64_t>(), (part == net) == others_train ? 4 : 0);
+        std::vector<torch::Tensor> all{torch::zeros({3}, torch::kDouble), torch::zeros({3}, torch::kDouble)};
+        group.all_gather(all, part->norm->running_mean).wait();
+        EXPECT_TRUE(torch::equal(all[0], all[1]));
+      }
+    });
+  }
+}
+
 TEST(Join, ARankThatOnlyMirroredTheFirstPassOfAStaticGraphTrainsLater) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
