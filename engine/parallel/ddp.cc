@@ -1,5 +1,6 @@
 #include <unordered_set>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
@@ -31,7 +32,9 @@ struct Replica::State {
     return tensors;
   }
 
+  // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
   void sync_buffers(int root) const {
+    const at::AutoDispatchBelowADInplaceOrView untracked;
     if (options.broadcast_buffers) broadcast_values(group_handle(), buffers(), root);
   }
   ProcessGroup& group_handle() const { return const_cast<ProcessGroup&>(group); }

@@ -352,6 +352,29 @@ TEST(Ddp, BuffersFollowRankZeroBeforeEachTrainingForward) {
   }
 }
 
+// DD-023
+TEST(Ddp, TwoForwardsThroughABatchNormHaveOneBackward) {
+  struct NetImpl : torch::nn::Module {
+    NetImpl() : norm(register_module("norm", torch::nn::BatchNorm1d(4))) { to(torch::kDouble); }
+    torch::Tensor forward(torch::Tensor x) { return norm(x); }
+    torch::nn::BatchNorm1d norm;
+  };
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<NetImpl>();
+    auto plain = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      plain->zero_grad();
+      const auto loss = [&](auto& model) { return (model(random({5, 4}, 1)) * model(random({5, 4}, 2))).pow(2).sum(); };
+      loss(ddp).backward();
+      loss(plain->norm).backward();
+      EXPECT_LT(difference(gradients(*net), gradients(*plain)), 1e-12) << "step " << step;
+      EXPECT_LT(difference(net->buffers(), plain->buffers()), 1e-12) << "step " << step;
+    }
+  });
+}
+
 // DD-020
 TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
   for (const bool as_view : {true, false}) {
