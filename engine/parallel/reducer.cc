@@ -76,6 +76,7 @@ void Reducer::set_comm_hook(CommHook hook) {
 void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
   std::fill(left_out_.begin(), left_out_.end(), false);
+  outputs_again_ = false;
 }
 
 void Reducer::set_divisor(int ranks) {
@@ -106,6 +107,7 @@ void Reducer::prepare_forward() {
 void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
   std::lock_guard lock(mutex_);
   expecting_ = true;
+  outputs_again_ = outputs.empty();  // what is not shown may be part of any backward
   unused_.clear();
   // A forward that shows no tensors, as it returns void or a type that does not say what it holds: then what has not come
   // at the end of the backward is unused.
@@ -119,7 +121,13 @@ void Reducer::on_backward_start() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   if (!accumulates()) return;
-  if (!expecting_) return;
+  if (!expecting_) {
+    outputs_again_ = true;
+    return at_end_of_backward([](Reducer& self) {
+      std::lock_guard again(self.mutex_);
+      self.outputs_again_ = false;
+    });
+  }
   begin_pass();
   queue_finish();
   if (options_.static_graph && !counted_) return;
@@ -156,7 +164,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (is_defined) used_[static_cast<std::int64_t>(parameter)] = 1;
   if (!expecting_) {
-    if (!left_out_[parameter]) return;
+    if (!left_out_[parameter] || !std::exchange(outputs_again_, false)) return;
     throw Error(Blame::Caller, "a second backward of one forward brings a gradient for " + names_of({parameter}) +
                                    ", which the first one left out and which was reduced as unused then; add the losses up "
                                    "and call backward once, or switch find_unused_parameters and static_graph off");
@@ -364,11 +372,15 @@ Work Reducer::reduce_usage() {
 void Reducer::queue_finish() {
   if (finish_queued_) return;
   finish_queued_ = true;
-  const auto finish = [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->finish();
+  at_end_of_backward([](Reducer& self) { self.finish(); });
+}
+
+void Reducer::at_end_of_backward(void (*call)(Reducer&)) {
+  const auto callback = [weak = weak_from_this(), call] {
+    if (const auto self = weak.lock()) call(*self);
   };
-  if (auto* pass = autograd::Pass::current()) return pass->at_end(finish);
-  torch::autograd::Engine::get_default_engine().queue_callback(finish);
+  if (auto* pass = autograd::Pass::current()) return pass->at_end(callback);
+  torch::autograd::Engine::get_default_engine().queue_callback(callback);
 }
 
 void Reducer::finish() {

@@ -108,6 +108,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Work reduce_usage();
   c10::Device usage_device() const;
   void queue_finish();
+  void at_end_of_backward(void (*call)(Reducer&));
   void finish();
   void collect(Bucket& bucket);
   void collect_sparse(Bucket& bucket);
@@ -142,6 +143,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> ready_;
   std::vector<std::size_t> unused_;  // by this pass's outputs
   std::vector<bool> left_out_;       // counted as unused by the last pass, although the forward used them
+  bool outputs_again_ = false;       // a backward runs in which the outputs of a forward take part that has had its pass
   std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
   at::Tensor used_;                  // int32: whether this rank used each parameter since the last synchronisation
   at::Tensor usage_sum_;             // over the ranks

@@ -56,6 +56,27 @@ TEST(Graphs, AnOutputLeftOutOfTheLossLeavesItsGradientsAsTheyWere) {
   }
 }
 
+TEST(Graphs, TheInnerModuleMayUseWhatTheLastPassLeftOut) {
+  for (const auto& options : {DdpOptions{.find_unused_parameters = true}, DdpOptions{.static_graph = true}}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      auto net = std::make_shared<TwoHeadsImpl>();
+      DistributedDataParallel<TwoHeadsImpl> ddp(net, group, options);
+      const auto x = torch::full({1, 2}, group.rank() + 1.0, torch::kDouble);
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        auto outputs = ddp(x);
+        outputs["a"].sum().backward({}, /*retain_graph=*/true);
+        outputs["a"].sum().backward({}, /*retain_graph=*/true);  // brings nothing that was left out
+        net->forward(x)["b"].sum().backward();
+        EXPECT_EQ(net->b->weight.grad()[0][0].item<double>(), group.rank() + 1.0) << "step " << step << ", this rank's";
+        EXPECT_EQ(harness::error_of([&] { outputs["b"].sum().backward(); }).blame(), Blame::Caller);
+        net->zero_grad();
+        net->forward(x)["b"].sum().backward();  // after an error, too
+      }
+    });
+  }
+}
+
 struct Report {  // of a type that does not say what it holds
   torch::Tensor left;
   int count = 0;
