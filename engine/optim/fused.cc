@@ -141,6 +141,10 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
       const Dtype dtype = tensor::dtype_of(where.second);
       where.first < 0 ? kernels::adamw_step(tensors, dtype, dtype, how) : cuda_->adamw(where.first, tensors, dtype, how);
     }
+    // Written behind autograd's back: what a graph has saved of them is not valid any more. libtorch's SGD hides that.
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) parameter.unsafeGetTensorImpl()->bump_version();
+    }
   }
   return loss;
 }

@@ -157,6 +157,28 @@ TEST(FusedOptimizers, AClosureIsCalledOnceAndItsValueReturned) {
   EXPECT_EQ(x.item<float>(), -0.5F);
 }
 
+// A graph saved the parameter that the step then changes.
+template <class Optimizer, class Options>
+bool notices_a_step(const Options& options) {
+  auto parameter = torch::ones({3}, torch::requires_grad());
+  const auto saved = parameter.pow(2).sum();
+  parameter.mutable_grad() = torch::ones({3});
+  Optimizer({parameter}, options).step();
+  try {
+    saved.backward();
+    return false;
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("modified by an inplace operation"));
+    return true;
+  }
+}
+
+TEST(FusedOptimizers, AGraphFromBeforeAStepIsAsValidAsWithLibtorchs) {
+  EXPECT_EQ(notices_a_step<FusedSGD>(SGDOptions(0.1)), notices_a_step<torch::optim::SGD>(SGDOptions(0.1)));
+  EXPECT_EQ(notices_a_step<FusedAdamW>(AdamWOptions(0.1)), notices_a_step<torch::optim::AdamW>(AdamWOptions(0.1)));
+  EXPECT_TRUE(notices_a_step<FusedAdamW>(AdamWOptions(0.1)));
+}
+
 TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   const auto refuse = [](torch::Tensor other, const torch::Tensor& gradient, const std::string& why) {
     auto first = torch::ones({1}).requires_grad_();
