@@ -117,6 +117,7 @@ void Reducer::launch_sparse(Bucket& bucket) {
     bucket.reduced = hook_(shown);
     return;
   }
+  if (divisor_ != 1) gradient = gradient.div(divisor_);  // before the sum, which may be too large for fp16
   bucket.sparse_sum = group::SparseSum(group_, gradient);
 }
 
@@ -128,7 +129,6 @@ void Reducer::collect_sparse(Bucket& bucket) {
     return;
   }
   target = std::exchange(bucket.sparse_sum, {}).finish();
-  target._values().div_(divisor_);
 }
 
 void Reducer::mirror_pass() {

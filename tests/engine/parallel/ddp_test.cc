@@ -414,6 +414,24 @@ TEST(Ddp, SparseEmbeddingGradientsAreAveraged) {
   }
 }
 
+// DD-019, DD-020
+TEST(Ddp, SparseHalfPrecisionGradientsAreDividedBeforeTheSum) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    struct NetImpl : torch::nn::Module {
+      NetImpl() : table(register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(3, 2).sparse(true)))) {
+        to(torch::kHalf);
+      }
+      torch::Tensor forward(torch::Tensor x) { return table(x); }
+      torch::nn::Embedding table;
+    };
+    auto net = std::make_shared<NetImpl>();
+    DistributedDataParallel<NetImpl> ddp(net, group);
+    ddp(torch::tensor({1})).backward(torch::full({1, 2}, 32768.0, torch::kHalf));
+    const auto gradient = net->table->weight.grad().to_dense();
+    EXPECT_TRUE(gradient[1].eq(32768.0).all().item<bool>()) << gradient;
+  });
+}
+
 // DD-026
 TEST(Ddp, ACheckpointContinuesExactlyLikeTheUninterruptedRun) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
