@@ -122,10 +122,16 @@ void Reducer::launch_sparse(Bucket& bucket) {
 }
 
 void Reducer::collect_sparse(Bucket& bucket) {
-  at::Tensor& target = gradient_of(parameters_[bucket.parameters.front()].tensor);
+  const at::Tensor& parameter = parameters_[bucket.parameters.front()].tensor;
+  at::Tensor& target = gradient_of(parameter);
   bucket.sparse_gradient = at::Tensor();
   if (hook_) {
-    target = std::exchange(bucket.reduced, {}).get();
+    at::Tensor result = std::exchange(bucket.reduced, {}).get();
+    if (!result.defined() || result.sizes() != parameter.sizes()) {
+      throw Error(Blame::Caller, "a comm hook returned " + (result.defined() ? c10::str(result.sizes()) : "nothing") +
+                                     " for a sparse gradient of " + c10::str(parameter.sizes()));
+    }
+    target = std::move(result);
     return;
   }
   target = std::exchange(bucket.sparse_sum, {}).finish();

@@ -109,6 +109,19 @@ TEST(CommHooks, MisuseIsACallerError) {
   });
 }
 
+TEST(CommHooks, AResultOfAnotherShapeForASparseGradientIsACallerError) {
+  for (const torch::Tensor& result : {torch::Tensor(), torch::ones({1}), torch::ones({2, 5})}) {
+    harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
+      torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+      DistributedDataParallel ddp(net, group);
+      ddp.register_comm_hook([&](GradBucket&) { return Future<at::Tensor>::ready(result); });
+      const auto error = harness::error_of([&] { ddp(torch::tensor({1})).sum().backward(); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), ::testing::HasSubstr("a comm hook returned"));
+    });
+  }
+}
+
 TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
