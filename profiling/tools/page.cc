@@ -30,11 +30,13 @@ std::string escaped(const std::string& text) {
 }
 
 std::string number(double value, int digits = 2) {
-  if (std::isnan(value)) return "–";  // of what was not recorded
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;
 }
+
+// Of microseconds; "–" for what was not recorded.
+std::string milliseconds(double time, int digits) { return std::isnan(time) ? "–" : number(time / 1e3, digits) + " ms"; }
 
 const char* color_of(const std::string& kind) {
   static const std::map<std::string, const char*> colors{
@@ -76,9 +78,9 @@ std::string step_bars(const Summary& summary) {
       const bool is_split = times.total > 0 && !std::isnan(times.compute);
       const double compute = is_split ? whole * times.compute / times.total : 0;
       const std::string shown = "step " + std::to_string(summary.steps[i].number) + ", rank " + std::to_string(rank) +
-                                ": " + number(times.total / 1e3) + " ms, compute " + number(times.compute / 1e3) +
-                                " ms, exposed " + number(times.exposed / 1e3) + " ms, waiting " +
-                                number(times.waiting / 1e3) + " ms";
+                                ": " + milliseconds(times.total, 2) + ", compute " + milliseconds(times.compute, 2) +
+                                ", exposed " + milliseconds(times.exposed, 2) + ", waiting " +
+                                milliseconds(times.waiting, 2);
       body += rectangle(kLeft, y, compute, kBar, "#64748b", shown) +
               rectangle(kLeft + compute, y, whole - compute, kBar, is_split ? "#dc2626" : "#9ca3af", shown);
       y += kBar + 1;
@@ -171,7 +173,7 @@ std::string table(const Summary& summary) {
   for (const auto& [rank, times] : summary.ranks) {
     text += "<tr><td>" + std::to_string(rank) + "</td>";
     for (const double time : {times.total, times.compute, times.communication, times.exposed})
-      text += "<td>" + (std::isnan(time) ? "–" : number(time / 1e3, 3) + " ms") + "</td>";
+      text += "<td>" + milliseconds(time, 3) + "</td>";
     const double share = times.total > 0 ? 100 * times.exposed / times.total : 0;
     text += "<td>" + (std::isnan(share) ? "–" : number(share, 1) + " %") + "</td><td>" + number(times.waiting / 1e3, 3) +
             " ms</td><td>" + std::to_string(summary.last.contains(rank) ? summary.last.at(rank) : 0) + " of " +
