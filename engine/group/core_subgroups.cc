@@ -118,12 +118,18 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
     throw Error(Blame::Caller, "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
   }
   timeout = std::min(timeout, kLongestTimeout);
+  for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
   const std::string base = "monitored/" + std::to_string(bootstrap->add("monitored/closed", 0) + 1) + "/";
   if (options.rank == 0) {
     lead_monitored_barrier(base, timeout);
   } else {
     follow_monitored_barrier(base, timeout);
   }
+  // This round passed: everybody came to it, and so has left those before; nobody reads their keys any more.
+  const auto mine = std::partition(monitored_keys_.begin(), monitored_keys_.end(),
+                                   [&](const std::string& key) { return !key.starts_with(base); });
+  monitored_stale_.assign(monitored_keys_.begin(), mine);
+  monitored_keys_.erase(monitored_keys_.begin(), mine);
 }
 
 // Waits until every rank has come, and claims what they came with. Gives those that are missing at the deadline.
@@ -150,6 +156,7 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 }
 
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
+  for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
   bootstrap->set(base + "0", {});
   const std::set<int> absent = count_in(base, Deadline::in(timeout));
   std::string missing;
@@ -177,6 +184,7 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   const std::string own = base + std::to_string(options.rank);
   const std::string came = "rank " + std::to_string(options.rank) + " came to the monitored barrier " + place() + ", but ";
   const std::string attempt = std::to_string(next_number("monitored barrier"));
+  for (const std::string& key : {own, own + "/" + attempt, own + "/read"}) monitored_keys_.push_back(key);
   bootstrap->set(own, to_bytes(attempt));
   std::optional<std::string> verdict;
   const auto listen = [&](Deadline deadline) {

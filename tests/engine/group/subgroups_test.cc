@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/group.h>
@@ -173,6 +174,28 @@ TEST_P(Subgroups, ARankThatLeftOutAMonitoredBarrierIsInStepInTheNext) {
     }
     group.barrier().wait();
     for (int i = 0; i < 3; ++i) group.monitored_barrier(std::chrono::seconds(20));
+  });
+}
+
+TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    std::vector<std::int64_t> keys;
+    for (int round = 0; round < 6; ++round) {
+      // One that fails on each rank, and one that passes.
+      for (const int alone : {0, 1}) {
+        if (rank == alone) {
+          EXPECT_EQ(error_of([&] { group.monitored_barrier(std::chrono::milliseconds(10)); }).blame(), Blame::Timeout);
+        }
+        group.barrier().wait();
+      }
+      group.monitored_barrier(std::chrono::seconds(20));
+      group.barrier().wait();
+      keys.push_back(store->getNumKeys());
+      group.barrier().wait();
+    }
+    EXPECT_EQ(keys[5], keys[2]) << "from " << keys[0];
   });
 }
 

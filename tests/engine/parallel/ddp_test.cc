@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
@@ -157,6 +159,22 @@ TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2));
     if (group.rank() == 1) net->push_back(torch::nn::Linear(2, 2));
     EXPECT_THROW(DistributedDataParallel<torch::nn::SequentialImpl>(net, group), Error);
+  });
+}
+
+TEST(Ddp, ComparingModelsLeavesNoMoreInTheStoreEachTime) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    Mlp net;
+    std::vector<std::int64_t> keys;
+    for (int i = 0; i < 6; ++i) {
+      DistributedDataParallel ddp(net, group);
+      group.barrier().wait();
+      keys.push_back(store->getNumKeys());
+      group.barrier().wait();
+    }
+    EXPECT_EQ(keys[5], keys[2]) << "from " << keys[0];
   });
 }
 
