@@ -323,9 +323,7 @@ class Future {
   detail::DeviceWorkRef device_work() const { return state().device_work(); }
 
   bool await_ready() const { return done(); }
-  void await_suspend(std::coroutine_handle<> handle) const {
-    state().on_done(detail::Resumption(handle));
-  }
+  void await_suspend(std::coroutine_handle<> handle) const { state().on_done(detail::Resumption(handle)); }
   T await_resume() const { return get(); }
 
   std::exception_ptr error() const { return state().error(); }

@@ -334,7 +334,7 @@ std::optional<int> local_rank(const Environment& environment) {
   return first_number(environment, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
 }
 
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline) {
+Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline, bool open) {
   Rendezvous result;
   Wanted wanted{options.rank, options.world_size};
   const Url url = options.store ? Url() : Url::parse(options.init_method);
@@ -365,7 +365,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
     // A store that is given stays as it is; others get what Python's init_process_group puts before its keys, so that
     // Python ranks and C++ ranks meet.
     if (!options.store || shared) result.store = under_name(result.store, options.group_name);
-    result.store = next_life(result.store, std::to_string(result.rank));
+    if (!open) result.store = next_life(result.store, std::to_string(result.rank));
   }
   result.local_rank = local_rank(environment).value_or(0);
   return result;

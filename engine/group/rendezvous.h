@@ -27,7 +27,9 @@ struct Rendezvous {
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
-Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline);
+// `open`: members come and go, and a rank that comes again finds those that are there.
+Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline,
+                      bool open = false);
 
 // LOCAL_RANK, or what mpirun and srun set in its place.
 std::optional<int> local_rank(const Environment& environment);

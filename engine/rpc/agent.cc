@@ -37,9 +37,7 @@ weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
   return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
-void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
-  core.after(pause, std::move(task));
-}
+void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) { core.after(pause, std::move(task)); }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {
   return std::make_shared<rref::Handle>(core, id, core->self(), std::move(owned));

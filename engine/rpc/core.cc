@@ -133,7 +133,8 @@ void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool ca
 
 void AgentCore::require_open() const {
   if (closed_) {
-    throw Error(Blame::Caller, "agent " + describe(parts_.self) + " is not initialized any more: it has shut down or left, and is used after deletion");
+    throw Error(Blame::Caller, "agent " + describe(parts_.self) +
+                                   " is not initialized any more: it has shut down or left, and is used after deletion");
   }
 }
 
@@ -287,21 +288,20 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
 }
 
 void AgentCore::after(std::chrono::milliseconds pause, Task task) {
-  auto shared = std::make_shared<Task>(std::move(task));  // dropped outside the lock
   std::lock_guard lock(mutex_);
   if (closed_) return;
   const std::uint64_t number = next_pause_++;
-  pauses_.emplace(number, loop_->at(Deadline::in(pause), Task([weak = weak_from_this(), number, shared] {
-                    const auto core = weak.lock();
-                    if (!core) return;
-                    EventLoop::Registration over;
-                    {
-                      std::lock_guard map_lock(core->mutex_);
-                      over = std::move(core->pauses_[number]);
-                      core->pauses_.erase(number);
-                    }
-                    (*shared)();
-                  })));
+  pauses_[number] = {std::move(task), loop_->at(Deadline::in(pause), Task([weak = weak_from_this(), number] {
+                                                  const auto core = weak.lock();
+                                                  if (!core) return;
+                                                  Pause over;
+                                                  {
+                                                    std::lock_guard map_lock(core->mutex_);
+                                                    over = std::move(core->pauses_[number]);
+                                                    core->pauses_.erase(number);
+                                                  }
+                                                  if (over.task) over.task();
+                                                }))};
 }
 
 void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first,
@@ -409,7 +409,7 @@ void AgentCore::leave() noexcept {
   std::map<int, Promise<Verdict>> shutting_down;
   std::vector<Early> early;
   std::map<std::uint64_t, WaitingCall> late;
-  std::map<std::uint64_t, EventLoop::Registration> pauses;
+  std::map<std::uint64_t, Pause> pauses;
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);

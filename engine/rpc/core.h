@@ -226,7 +226,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::map<int, Promise<Verdict>> shutting_down_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
-  std::map<std::uint64_t, EventLoop::Registration> pauses_;  // of after(); they may refer to this
+  struct Pause {
+    Task task;  // may refer to this: a timer's own would live as long as the loop
+    EventLoop::Registration timer;
+  };
+  std::map<std::uint64_t, Pause> pauses_;  // of after()
   std::uint64_t next_pause_ = 0;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on

@@ -184,6 +184,7 @@ void Directory::leave() noexcept {
   try {
     store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
     store_->erase("name/" + self_.name);
+    store_->erase("rank/" + std::to_string(self_.rank));
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
   }

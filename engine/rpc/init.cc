@@ -120,7 +120,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const Deadline deadline = Deadline::in(limit);
   const auto wanted = meeting(options, open, environment);
   const auto life = life_of(name, wanted);
-  const auto place = group::rendezvous(wanted, environment, deadline);
+  const auto place = group::rendezvous(wanted, environment, deadline, open);
 
   AgentCore::Parts parts;
   parts.self = {name, place.rank};

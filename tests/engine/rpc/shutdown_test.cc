@@ -309,9 +309,11 @@ TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
     const auto error = error_of([&] { join("a", rank); });
     EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.text();
   }
-  rpc::Agent second = join("b", 1);  // the rank is free again
-  second.sync<&ends::pause>("a", 0);
-  second.shutdown();
+  for (const std::string name : {"b", "c"}) {  // the rank is free again, and again when its worker has left
+    rpc::Agent second = join(name, 1);
+    second.sync<&ends::pause>("a", 0);
+    second.shutdown();
+  }
   first.shutdown();
 }
 
