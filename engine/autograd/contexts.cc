@@ -8,7 +8,7 @@ namespace weft::autograd {
 Contexts::~Contexts() = default;
 
 std::uint64_t Contexts::next_id() {
-  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | next_++;
+  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | (core_.first_id() + next_++);
 }
 
 PassId Contexts::next_pass() { return next_id(); }

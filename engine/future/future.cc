@@ -2,6 +2,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/future/thread_home.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::detail {
@@ -100,8 +101,9 @@ bool FutureCore::wait_until(Deadline deadline) const {
     const auto ready = [this] { return done_.load(); };
     deadline.is_never() ? changed_.wait(lock, ready) : void(changed_.wait_until(lock, deadline.point(), ready));
   };
-  const auto threads = ambient_home();
-  threads ? threads->block(wait) : wait();
+  const auto ambient = ambient_home();
+  Home* const threads = ambient ? ambient.get() : thread_home();
+  threads != nullptr ? threads->block(wait) : wait();
   return done();
 }
 

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <weft/engine/future/home.h>
+#include <weft/engine/future/thread_home.h>
 
 namespace weft::detail {
 
@@ -9,6 +10,11 @@ namespace {
 thread_local AmbientRef current;
 
 }  // namespace
+
+Home*& thread_home() {
+  static thread_local Home* home = nullptr;
+  return home;
+}
 
 const AmbientRef& ambient() { return current; }
 

@@ -274,7 +274,7 @@ int claim_rank(c10d::Store& store, std::optional<int> given, int world_size, con
               "file://" + path + ": more processes came than the world size " + std::to_string(world_size) + remedy);
 }
 
-Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline) {
+Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline, bool open) {
   const std::string path = url.host + url.path;
   if (path.empty()) throw Error(Blame::Caller, "file:// needs a path: file:///tmp/job");
   Rendezvous result;
@@ -291,8 +291,12 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
     result.store->setTimeout(limit_for_c10d(deadline));
     result.store = under_name(result.store, group_name);
     const bool numbered = wanted.rank.has_value();
-    result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
-    result.rank = claim_rank(*result.store, wanted.rank, result.world_size, path);
+    if (open && numbered) {
+      result.rank = *wanted.rank;  // whose it is, its members settle
+    } else {
+      result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
+      result.rank = claim_rank(*result.store, wanted.rank, result.world_size, path);
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -351,7 +355,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   }
   const bool shared = !options.group_name.empty();
   if (url.scheme == "file") {
-    result = join_file(url, wanted, options.group_name, deadline);
+    result = join_file(url, wanted, options.group_name, deadline, open);
   } else if (url.scheme == "env") {
     result = join_env(wanted, options.group_name, environment, deadline);
   } else if (url.scheme == "tcp") {

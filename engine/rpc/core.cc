@@ -216,7 +216,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.kind = FrameKind::Call;
   head.flags = issue.on_loop ? kOnLoop : 0;
   head.message = static_cast<std::uint8_t>(issue.kind);
-  head.call = next_call_++;
+  head.call = next_call();
   if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
@@ -231,8 +231,11 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
       const bool is_behind_streams = message->ready.source() != nullptr;
       const Op op = send_message(*connection, head, std::move(*message));
       if (is_behind_streams && !op.ended()) {  // the GPU may fail it yet
-        return op.on_ended([self, op, call = head.call] {
-          if (const auto error = op.error(); error && is_of_message(*error)) self->fail_here(call, *error);
+        return op.on_ended([self, op, call = head.call, forks] {
+          const auto error = op.error();
+          if (!error || !is_of_message(*error)) return;
+          forks->undo();
+          self->fail_here(call, *error);
         });
       }
       if (!op.ended() || !op.error()) return;
@@ -287,6 +290,8 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   return true;
 }
 
+std::uint64_t AgentCore::next_call() { return first_id() + next_call_++; }
+
 void AgentCore::after(std::chrono::milliseconds pause, Task task) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
@@ -311,7 +316,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   state->caller = parts_.self;
   state->context = context_of(issue);
   state->streams = tensor::CudaDevices::current_streams(gpus_);
-  const std::uint64_t id = next_call_++;
+  const std::uint64_t id = next_call();
   add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context);
   state->deadline = issue.deadline();  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
@@ -397,6 +402,7 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
     inbound_.erase(found);
   }
   log::debug(describe(parts_.self) + ": the connection from " + describe(ended->worker()) + " has ended: " + why.text());
+  directory_.forget(ended->worker().rank);
   look_after(ended->worker().rank);
 }
 

@@ -97,6 +97,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::string& token() const { return token_; }
   const std::string& secret() const { return parts_.options.secret; }
 
+  // What this worker numbers begins above it: where a rank comes again, nobody takes its things for its predecessor's.
+  std::uint64_t first_id() const { return std::uint64_t{directory_.life()} << 32; }
+
   // --- calls from here
   // Throws Caller for a destination that is not there, and after shutdown.
   int rank_of(const Destination& destination);
@@ -160,6 +163,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   };
   void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
                    std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
+  std::uint64_t next_call();
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
   // Gives the call back, ended.

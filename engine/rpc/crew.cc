@@ -6,6 +6,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/engine/future/thread_home.h>
 #include <weft/engine/rpc/crew.h>
 
 namespace weft::rpc {
@@ -105,6 +106,7 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
 
 void Crew::work() {
   member = this;
+  weft::detail::thread_home() = this;
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
   log::set_thread_label(name_);
   std::unique_lock lock(mutex_);

@@ -90,7 +90,8 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
                      Deadline deadline) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
-  if (store_->exists(other)) {
+  counted_ = true;
+  if (store_->add(other, 0) > 0) {
     throw Error(Blame::Caller,
                 "workers that were given a world size and workers that were not cannot be in one job: give all of them "
                 "Options::world_size, or none");
@@ -117,6 +118,7 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
       throw Error(Blame::Caller, taken);
     }
     published_ = true;
+    life_ = static_cast<std::uint16_t>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
     store_->set(slot(self_.rank), written(record));
     const long index = store_->add("joined", 1);
     store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
@@ -180,11 +182,14 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
 }
 
 void Directory::leave() noexcept {
-  if (!published_) return;
+  if (size_ || !counted_) return;
   try {
-    store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
-    store_->erase("name/" + self_.name);
-    store_->erase("rank/" + std::to_string(self_.rank));
+    if (published_) {
+      store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
+      store_->erase("name/" + self_.name);
+      store_->erase("rank/" + std::to_string(self_.rank));
+    }
+    store_->add("kind/open", -1);
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
   }

@@ -44,6 +44,8 @@ class Directory {
   // who is missing.
   void join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
             Deadline deadline);
+  // How many workers had this rank before, where they come and go.
+  std::uint16_t life() const { return life_; }
   // Takes it out again, where workers come and go.
   void leave() noexcept;
 
@@ -70,7 +72,9 @@ class Directory {
   const std::optional<int> size_;
   const bool has_secret_;
   const WorkerDevices devices_;
-  bool published_ = false;  // by join()
+  std::uint16_t life_ = 0;
+  bool counted_ = false;    // by join()
+  bool published_ = false;  // by it, too
   mutable std::mutex mutex_;
   std::map<int, Entry> entries_;
 };

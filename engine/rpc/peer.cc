@@ -14,6 +14,9 @@ namespace {
 
 // What a connection may take at least, however short the time limit of calls is: whoever is there accepts it by itself.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
+constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
+constexpr auto kFailureAgain =
+    std::chrono::milliseconds(20);  // after which a failure that found the lane full is sent again
 
 // The body of a Hello.
 struct HelloRecord {
@@ -127,7 +130,7 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
 std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes) const {
   // Not the limit of the call that connects: others will wait for the same connection.
   const auto limit = core.timeout();
-  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(std::max(limit, kConnecting));
+  const Deadline deadline = Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
   const transport::ConnectOptions options{.loop = core.loop(), .deadline = deadline, .has_listened = true};
   if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options);
   if (entry_.device_offers.empty()) {
@@ -406,14 +409,21 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;
-  auto shared = std::make_shared<codec::Encoded>(
-      encoded(FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()}));
-  core.send_frame(kind, [connection = connection_, head, shared] {
-    const Op op = send_message(*connection, head, std::move(*shared));
-    // Its caller would wait for ever.
-    if (op.ended() && op.error() && is_of_message(*op.error()))
-      connection->close(op.error()->within("not even the failure of a call could be sent"));
-  });
+  const auto record = std::make_shared<const FailureRecord>(
+      FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()});
+  core.send_frame(kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+}
+
+// Its caller would wait for ever if it did not go: again, while the lane is full.
+void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record) {
+  const Op op = send_message(*connection_, head, encoded(*record));
+  if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
+  const auto core = core_.lock();
+  if (core && op.error()->blame() == Blame::Busy) {
+    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] { self->send_failure_of(head, record); }));
+  } else {
+    connection_->close(op.error()->within("not even the failure of a call could be sent"));
+  }
 }
 
 std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {

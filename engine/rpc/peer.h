@@ -72,6 +72,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool closed_ = false;
 };
 
+struct FailureRecord;
+
 class Inbound : public std::enable_shared_from_this<Inbound> {
  public:
   Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection)
@@ -96,6 +98,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void ended(const Error& why);
   void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
+  void send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record);
   // `undo`: what was recorded of it, if it has not gone.
   void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);

@@ -91,7 +91,7 @@ std::string describe(const Handle& handle) {
 }
 
 std::uint64_t References::next_id() {
-  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | next_++;
+  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | (core_.first_id() + next_++);
 }
 
 std::shared_ptr<weft::detail::Home> References::home() const { return core_.crew(); }

@@ -221,6 +221,24 @@ TEST_P(Waiting, RE012_013_AContinuationsErrorIsItsOwn) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Waiting, testing::ValuesIn(harness::settings()), harness::name_of);
 
+// It blocks the only thread that there is for tasks, and on a future that knows nothing of the agent.
+TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
+  rpc::Options options;
+  options.worker_threads = 1;
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const Promise<int> seen(nullptr);
+        agent.async<&waiting::plus>(1, 1, 2).on_done([&] {
+          const auto other = Future<int>::ready(1).then([&](int) { return agent.async<&waiting::plus>(1, 2, 3); });
+          seen.set(other.get());
+        });
+        EXPECT_EQ(seen.future().get(), 5);
+      },
+      options);
+}
+
 TEST(WaitingLimits, RE011_WaitAllThrowsTheTimeoutOfACall) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
