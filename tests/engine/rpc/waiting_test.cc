@@ -230,7 +230,7 @@ TEST(WaitingLimits, AContinuationMayWaitForAFutureOfNobodys) {
       [](rpc::Agent& agent) {
         if (agent.self().rank != 0) return;
         const Promise<int> seen(nullptr);
-        agent.async<&waiting::plus>(1, 1, 2).on_done([&] {
+        agent.async<&waiting::plus>(1, 1, 2).on_done([&agent, seen] {
           const auto other = Future<int>::ready(1).then([&](int) { return agent.async<&waiting::plus>(1, 2, 3); });
           seen.set(other.get());
         });
