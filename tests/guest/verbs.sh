@@ -42,6 +42,7 @@ done
 /bin/tc qdisc add dev vb root netem loss 1%
 # Lost packets are asked for after a quarter of a second, not after the second that suits a cluster.
 export WEFT_IB_TIMEOUT=16 WEFT_TEST_INTERFACE=10.9.0.2
+export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
 some='*.CarriesAMessageEachWay/verbs:*.PayloadsLand*/verbs:*.SizesThatWrap*/verbs:*.CarriesALotBothWaysAtOnce/verbs'
 some="$some:*.WhatWasSentArrives*/verbs:*.CarriesMessagesOfAllSizes*/verbs:*.AKilledPeerEndsALaneThatIsIdle/verbs"
 some="$some:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
