@@ -1,5 +1,6 @@
 # Runs in the guest, see guest.py. First one device that reaches itself, with all claims; then two devices joined by a cable
 # that loses one packet in a hundred each way.
+export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
 failed=0
 check() { # check TITLE COMMAND…
   title=$1; shift
@@ -42,7 +43,6 @@ done
 /bin/tc qdisc add dev vb root netem loss 1%
 # Lost packets are asked for after a quarter of a second, not after the second that suits a cluster.
 export WEFT_IB_TIMEOUT=16 WEFT_TEST_INTERFACE=10.9.0.2
-export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
 some='*.CarriesAMessageEachWay/verbs:*.PayloadsLand*/verbs:*.SizesThatWrap*/verbs:*.CarriesALotBothWaysAtOnce/verbs'
 some="$some:*.WhatWasSentArrives*/verbs:*.CarriesMessagesOfAllSizes*/verbs:*.AKilledPeerEndsALaneThatIsIdle/verbs"
 some="$some:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
