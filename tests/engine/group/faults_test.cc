@@ -197,6 +197,9 @@ TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
     const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
+    // Not before both have been told.
+    group.store()->set("told " + std::to_string(rank), std::vector<std::uint8_t>());
+    group.store()->wait({"told 0", "told 1"});
     group.abort("rank 2 hangs");  // or leaving would wait for it
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
