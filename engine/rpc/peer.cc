@@ -15,8 +15,8 @@ namespace {
 // What a connection may take at least, however short the time limit of calls is: whoever is there accepts it by itself.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
 constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
-constexpr auto kFailureAgain =
-    std::chrono::milliseconds(20);  // after which a failure that found the lane full is sent again
+// After which a failure that found the lane full is sent again.
+constexpr auto kFailureAgain = std::chrono::milliseconds(20);
 
 // The body of a Hello.
 struct HelloRecord {
