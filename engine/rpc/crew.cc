@@ -20,15 +20,15 @@ constexpr auto kAlert = std::chrono::milliseconds(10);  // how long the lookout 
 constexpr auto kIdle = std::chrono::seconds(5);         // then threads beyond the limit go
 constexpr int kMostThreads = 4096;
 
-thread_local const Crew* member = nullptr;  // whose thread this is
-thread_local bool running = false;          // and whether it runs a task
+using weft::detail::thread_home;
+thread_local bool running = false;  // whether this thread of a crew's runs a task
 
 }  // namespace
 
 // This thread stops counting while it blocks.
 class Crew::Blocked {
  public:
-  explicit Blocked(Crew& crew) : crew_(crew), counts_(member == &crew && running) {
+  explicit Blocked(Crew& crew) : crew_(crew), counts_(thread_home() == &crew && running) {
     if (!counts_) return;
     std::unique_lock lock(crew_.mutex_);
     ++crew_.blocked_;
@@ -80,7 +80,7 @@ void Crew::run(Task task) {
   note();
   // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody,
   // unless the task must wait for those that run.
-  if (member == this && !running && loop_->inside()) return;
+  if (thread_home() == this && !running && loop_->inside()) return;
   if (may_run() || (!serving_ && !looking_)) call_another(lock);
 }
 
@@ -105,8 +105,7 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
 }
 
 void Crew::work() {
-  member = this;
-  weft::detail::thread_home() = this;
+  thread_home() = this;
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
   log::set_thread_label(name_);
   std::unique_lock lock(mutex_);
@@ -193,7 +192,7 @@ void Crew::stop() {
   dropped.clear();  // outside the lock: tasks own things
   loop_->recall();
   lock.lock();
-  const int own = member == this ? 1 : 0;
+  const int own = thread_home() == this ? 1 : 0;
   ended_.wait(lock, [&] { return threads_ <= own; });
 }
 
