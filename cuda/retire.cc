@@ -42,14 +42,18 @@ std::size_t Retirement::reclaim() {
 }
 
 bool Retirement::reclaim_all(Deadline deadline) {
-  std::vector<Fence> fences;
-  {
-    std::lock_guard lock(mutex_);
-    for (const Item& item : items_) fences.push_back(item.last_use);
+  // Freeing one may retire others.
+  for (;;) {
+    std::vector<Fence> fences;
+    {
+      std::lock_guard lock(mutex_);
+      for (const Item& item : items_) fences.push_back(item.last_use);
+    }
+    if (fences.empty()) return true;
+    const bool passed = std::all_of(fences.begin(), fences.end(), [&](const Fence& f) { return f.synchronize(deadline); });
+    reclaim();
+    if (!passed || deadline.passed()) return passed && pending() == 0;
   }
-  const bool passed = std::all_of(fences.begin(), fences.end(), [&](const Fence& f) { return f.synchronize(deadline); });
-  reclaim();
-  return passed;
 }
 
 std::size_t Retirement::pending() const {

@@ -23,7 +23,7 @@ class Retirement {
   // Runs the tasks whose fences have passed; returns how many. May block until everything on the device has finished, so
   // call it where no stream waits for this thread: between steps, at shutdown, before a memory budget is exceeded.
   std::size_t reclaim();
-  // The same for all of them, waiting for their fences; false if the deadline came first.
+  // The same for all of them, and what they retire, waiting for their fences; false if the deadline came first.
   [[nodiscard]] bool reclaim_all(Deadline deadline);
 
   // How many tasks wait here.

@@ -35,7 +35,7 @@ void run_anywhere(const Operation& operation, std::size_t elements, T*... arrays
 }
 
 #if defined(__x86_64__)
-inline const bool has_avx2 = __builtin_cpu_supports("avx2");  // and with it F16C: no processor has one alone
+inline const bool kHasAvx2 = __builtin_cpu_supports("avx2");  // and with it F16C: no processor has one alone
 
 // The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and after.
 template <class T>
@@ -123,7 +123,7 @@ template <class Operation, class... Arrays, std::size_t... I>
 void run_on_host(const Operation& operation, ArrayList<Arrays...> list, std::index_sequence<I...> indices,
                  std::size_t elements, void* const* arrays) {
 #if defined(__x86_64__)
-  if (has_avx2) {
+  if (kHasAvx2) {
     return run_with_avx2(operation, list, indices, elements, static_cast<typename Arrays::Element*>(arrays[I])...);
   }
 #endif

@@ -123,10 +123,10 @@ Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const s
   const auto whole = promise.future();
   started.on_done_light([promise](const Future<std::shared_ptr<Pass>>& one) {
     if (const auto error = one.error()) return promise.set_error(error);
-    const auto pass = one.value();
+    const auto& pass = one.value();
     pass->ended().on_done_light([promise, pass](const Future<Outcome>& ended) {
       if (const auto error = ended.error()) return promise.set_error(error);
-      const Outcome outcome = ended.value();
+      const Outcome& outcome = ended.value();
       if (!outcome.failed()) return promise.set();
       pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(error_of(outcome)); });
     });

@@ -62,6 +62,9 @@ TEST_F(Retired, TasksMayRetireMore) {
   EXPECT_EQ(device->retirement().pending(), 1u);
   device->retirement().reclaim();
   EXPECT_EQ(freed, 1);
+  device->retirement().retire(Fence(), [&] { device->retirement().retire(Fence(), [&] { ++freed; }); });
+  EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(30))));
+  EXPECT_EQ(freed, 2) << "all of them";
 }
 
 }  // namespace
