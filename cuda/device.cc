@@ -102,8 +102,8 @@ bool Device::probe() noexcept {
   if (is_lost()) return false;
   try {
     DeviceGuard guard(*this);
-    const CUresult result = driver_->event_query(never_recorded_);
-    if (!is_of_capture(result)) check(result, "cuEventQuery");
+    RelaxedCapture relaxed(*driver_);
+    check(driver_->event_query(never_recorded_), "cuEventQuery");
     return true;
   } catch (const Error& error) {
     lose(static_cast<CUresult>(error.native_code()));

@@ -22,7 +22,7 @@ Blame blame_of(CUresult result) {
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: return Blame::Unsupported;
-    default: return Blame::Device;
+    default: return is_of_capture(result) ? Blame::Caller : Blame::Device;
   }
 }
 
@@ -87,8 +87,8 @@ Error error_of(const Driver& driver, CUresult result, std::string_view what, Pla
 }
 
 bool is_of_capture(CUresult result) {
-  return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-         result == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD || result == CUDA_ERROR_CAPTURED_EVENT;
+  return (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_CAPTURED_EVENT) ||
+         result == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
 bool is_sticky(CUresult result) {

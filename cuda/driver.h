@@ -49,8 +49,10 @@ namespace weft::cuda {
                       function(stream_batch_mem_op, cuStreamBatchMemOp) function(event_create, cuEventCreate) function(    \
                           event_destroy, cuEventDestroy) function(event_record, cuEventRecord)                             \
                           function(event_query, cuEventQuery) function(event_elapsed_time, cuEventElapsedTime) function(   \
-                              stream_is_capturing, cuStreamIsCapturing) function(launch_kernel, cuLaunchKernel)            \
-                              function(launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)        \
+                              stream_is_capturing, cuStreamIsCapturing) function(thread_exchange_stream_capture_mode,      \
+                                                                                 cuThreadExchangeStreamCaptureMode)        \
+                              function(launch_kernel, cuLaunchKernel) function(                                            \
+                                  launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)             \
                                   function(mem_free_host, cuMemFreeHost) function(                                         \
                                       mem_host_get_device_pointer, cuMemHostGetDevicePointer) function(mem_alloc_async,    \
                                                                                                        cuMemAllocAsync)    \
@@ -93,7 +95,24 @@ inline void check(const Driver& driver, CUresult result, std::string_view what, 
 
 // Whether this error ends the context: every later call on the device returns it again.
 bool is_sticky(CUresult result);
-// Whether the call is not allowed while a stream of this process is captured into a graph. That passes; nothing is lost.
+// Whether the call is not allowed because a stream is being captured into a graph: the program's mistake, as no device
+// fails by it.
 bool is_of_capture(CUresult result);
+
+// While it lives, what this thread does breaks no capture into a graph. Without it, asking an event that has nothing to do
+// with the capture, or allocating, ends the capture of whichever thread is at it (cuThreadExchangeStreamCaptureMode).
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& driver) noexcept : driver_(driver) { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() noexcept { driver_.thread_exchange_stream_capture_mode(&mode_); }
+
+  const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then the one that it was
+};
 
 }  // namespace weft::cuda

@@ -16,13 +16,21 @@ void EventRef::record(const StreamRef& stream) const {
 
 void EventRef::wait(const StreamRef& stream) const {
   DeviceGuard guard(stream.device());
-  stream.device().check(stream.driver().stream_wait_event(stream.native(), native_, CU_EVENT_WAIT_DEFAULT),
-                        "cuStreamWaitEvent");
+  const CUresult result = stream.driver().stream_wait_event(stream.native(), native_, CU_EVENT_WAIT_DEFAULT);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION) {
+    throw Error(
+        Blame::Caller,
+        "a stream that is captured into a CUDA graph cannot wait for what was enqueued before the capture and has not "
+        "run yet; synchronize the device before the capture begins",
+        result);
+  }
+  stream.device().check(result, "cuStreamWaitEvent");
 }
 
 bool EventRef::query() const noexcept {
   try {
     DeviceGuard guard(*device_);
+    RelaxedCapture relaxed(device_->driver());
     const CUresult result = device_->driver().event_query(native_);
     if (result == CUDA_ERROR_NOT_READY || is_of_capture(result)) return false;
     if (result != CUDA_SUCCESS) device_->lose(result);

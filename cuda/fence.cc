@@ -7,8 +7,15 @@ namespace weft::cuda {
 
 Fence record(const StreamRef& stream) { return Fence(std::make_shared<EventFence>(stream)); }
 
+bool is_captured(const Fence& fence) noexcept {
+  const auto* const event = dynamic_cast<const EventFence*>(fence.source().get());
+  return event != nullptr && event->is_captured();
+}
+
 EventFence::EventFence(const StreamRef& stream)
-    : device_(stream.device().shared_from_this()), event_(device_->events().acquire()) {
+    : device_(stream.device().shared_from_this()),
+      captured_(stream.is_capturing() ? std::optional(stream) : std::nullopt),
+      event_(device_->events().acquire()) {
   event_.record(stream);
 }
 
@@ -16,7 +23,7 @@ EventFence::~EventFence() { device_->events().release(std::move(event_)); }
 
 bool EventFence::query() const noexcept {
   if (passed_.load(std::memory_order_acquire)) return true;
-  if (!event_.query()) return false;
+  if (captured_ ? captured_->is_capturing() : !event_.query()) return false;
   passed_.store(true, std::memory_order_release);
   return true;
 }

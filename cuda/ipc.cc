@@ -63,6 +63,7 @@ bool can_read(Device& reader, const Uuid& uuid) {
 ShareableMemory::ShareableMemory(Device& device, std::size_t bytes) : device_(device.shared_from_this()), bytes_(bytes) {
   if (bytes == 0) return;
   DeviceGuard guard(device);
+  RelaxedCapture relaxed(device.driver());
   device.check(device.driver().mem_alloc(&address_, bytes), "cuMemAlloc of " + std::to_string(bytes) + " bytes");
 }
 
@@ -71,6 +72,7 @@ ShareableMemory::~ShareableMemory() {
   device_->retirement().retire(Fence(), [&device = *device_, address = address_] {
     if (device.is_lost()) return;
     DeviceGuard guard(device);
+    RelaxedCapture relaxed(device.driver());
     device.check(device.driver().mem_free(address), "cuMemFree");
   });
 }

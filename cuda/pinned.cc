@@ -27,6 +27,7 @@ PinnedSlab::PinnedSlab(Device& device, std::size_t bytes) : device_(device), byt
   trace::Range range(pinning, {.bytes = bytes, .device = device.index()});
   DeviceGuard guard(device_);
   const Driver& driver = device_.driver();
+  RelaxedCapture relaxed(driver);
   void* data = nullptr;
   device_.check(driver.mem_host_alloc(&data, bytes_, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
                 "cuMemHostAlloc of " + std::to_string(bytes_) + " bytes");
@@ -44,6 +45,7 @@ PinnedSlab::~PinnedSlab() {
   device_.retirement().retire(Fence(), [&device = device_, data = data_] {
     if (device.is_lost()) return;  // nothing of it can be freed
     DeviceGuard guard(device);
+    RelaxedCapture relaxed(device.driver());
     device.check(device.driver().mem_free_host(data), "cuMemFreeHost");
   });
 }

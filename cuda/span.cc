@@ -29,13 +29,6 @@ class OfDevice final : public trace::timeline::Source {
   const std::weak_ptr<Device> device_;
 };
 
-bool is_captured(const StreamRef& stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  DeviceGuard guard(stream.device());
-  const CUresult result = stream.driver().stream_is_capturing(stream.native(), &status);
-  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 }  // namespace
 
 struct Span::Begun {
@@ -55,7 +48,7 @@ Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] cons
   if (!trace::timeline::on()) return made;
   try {
     Device& device = stream.device();
-    if (device.is_lost() || is_captured(stream)) return made;
+    if (device.is_lost() || stream.is_capturing()) return made;
     Spans& spans = device.spans();
     auto base = spans.base_for(stream);
     auto begun = std::make_shared<Begun>(std::move(base), spans.events_.acquire(), spans.events_.acquire());

@@ -7,10 +7,21 @@ namespace weft::cuda {
 
 bool StreamRef::query() const {
   DeviceGuard guard(*device_);
+  RelaxedCapture relaxed(driver());
   const CUresult result = driver().stream_query(native_);
   if (result == CUDA_ERROR_NOT_READY) return false;
   device_->check(result, "cuStreamQuery");
   return true;
+}
+
+bool StreamRef::is_capturing() const noexcept {
+  try {
+    DeviceGuard guard(*device_);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return driver().stream_is_capturing(native_, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+  } catch (const Error&) {
+    return false;  // the context has ended
+  }
 }
 
 Stream::Stream(Device& device, Priority priority) : StreamRef(device, nullptr), owner_(device.shared_from_this()) {

@@ -22,6 +22,8 @@ class StreamRef {
 
   // Whether everything that was enqueued has run. Throws Device if the context has ended.
   bool query() const;
+  // Whether what is enqueued goes into a graph at present (cuStreamBeginCapture) and nothing runs.
+  bool is_capturing() const noexcept;
 
   friend bool operator==(const StreamRef&, const StreamRef&) = default;
 

@@ -196,6 +196,13 @@ class StagedCommunicator final : public Communicator,
   void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const HostCall& call) noexcept;
   void land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
             const Fence& ready, const std::string& name) noexcept;
+  // A launch of the graph would copy to the host, where nobody would send it.
+  Op refuse_capture(const std::string& name) const noexcept {
+    return Op::failed(
+        Error(Blame::Unsupported, name + ": backend '" + std::string(backend()) +
+                                      "' works on the host and cannot be captured into a CUDA graph; make the "
+                                      "group with backend 'nccl'"));
+  }
   // Nothing of the operation reaches the other ranks any more, so the group ends here.
   Op give_up(const std::string& name, const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
 
@@ -247,6 +254,7 @@ std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, P
 
 Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept {
   trace::Range range(staging, {.rank = rank(), .ranks = size()});
+  if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
   std::shared_ptr<cuda::MappedFlag> landed;
   try {
@@ -298,6 +306,7 @@ void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::sha
 Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
   trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
   const std::string name = "send to rank " + std::to_string(to);
+  if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
   try {
     if (const auto lost = device_->lost()) throw *lost;
@@ -326,6 +335,7 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
 Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
   trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
   const std::string name = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
+  if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
   try {
     if (const auto lost = device_->lost()) throw *lost;

@@ -1,9 +1,11 @@
 #include <array>
 #include <span>
+#include <thread>
 
 #include <gmock/gmock.h>
 
 #include <weft/base/op.h>
+#include <weft/cuda/ipc.h>
 #include <weft/cuda/library.h>
 #include <weft/cuda/stream_memops.h>
 #include <weft/tests/cuda/driver_claims.h>
@@ -267,6 +269,82 @@ TEST_P(DriverClaims, DestructorsBehindAClosedGateDoNotBlock) {
     EXPECT_FALSE(fence.query());
   }
   flag->raise();
+}
+
+// --- graphs ------------------------------------------------------------------------------------------------------------
+
+TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
+  Stream stream(*device), other(*device);
+  const DeviceMemory memory(stream, kBytes);
+  fill(stream, memory.slice(), 0x11);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  ASSERT_EQ(graphs->begin(stream), CUDA_SUCCESS);
+  fill(stream, memory.slice(), 0x55);
+  const Fence filled = record(stream);
+  EXPECT_TRUE(is_captured(filled));
+  filled.wait(other);  // which becomes a part of the capture
+  EXPECT_TRUE(other.is_capturing());
+  copy(other, host.slice(), memory.slice());
+  const Fence copied = record(other);
+  copied.wait(stream);
+  fill(stream, memory.slice(), 0x66);
+  EXPECT_FALSE(copied.query());
+  ASSERT_EQ(graphs->end(stream), CUDA_SUCCESS);
+  EXPECT_FALSE(other.is_capturing());
+  EXPECT_TRUE(filled.query()) << "nothing of it will run but by launches, for which the host does not wait";
+  EXPECT_TRUE(copied.query());
+  EXPECT_THAT(words(), Each(0u)) << "nothing has run";
+  for (int launch = 0; launch < 3; ++launch) {
+    std::memset(host.slice().data, 0, kBytes);
+    ASSERT_EQ(graphs->launch(stream), CUDA_SUCCESS);
+    ASSERT_TRUE(record(stream).synchronize(soon()));
+    EXPECT_THAT(words(), Each(0x55555555u)) << launch;
+  }
+}
+
+TEST_P(DriverClaims, WhatTheHostAsksAndAllocatesMeanwhileBreaksNoCapture) {
+  Stream stream(*device), other(*device);
+  const auto closed = gate(other);
+  const Fence later = record(other);
+  ASSERT_EQ(graphs->begin(stream), CUDA_SUCCESS);
+  const auto query = [&] {
+    EXPECT_FALSE(later.query());
+    EXPECT_FALSE(other.query());
+    EXPECT_TRUE(device->probe());
+  };
+  query();
+  std::thread(query).join();
+  closed->raise();
+  ASSERT_TRUE(later.synchronize(soon()));
+  const auto allocate = [&] {
+    const ShareableMemory shared(*device, kBytes);
+    PinnedPool another(*device);
+    EXPECT_EQ(another.allocate(4 * kBytes).slice().bytes, 4 * kBytes);
+  };
+  allocate();
+  std::thread(allocate).join();
+  EXPECT_TRUE(stream.is_capturing());
+  EXPECT_EQ(graphs->end(stream), CUDA_SUCCESS);
+}
+
+TEST_P(DriverClaims, ACapturedStreamCannotWaitForWhatWasEnqueuedOutsideAndHasNotRun) {
+  Stream stream(*device), other(*device);
+  const auto closed = gate(other);
+  const Fence outside = record(other);
+  ASSERT_EQ(graphs->begin(stream), CUDA_SUCCESS);
+  try {
+    outside.wait(stream);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("synchronize the device before the capture"));
+  }
+  EXPECT_NE(graphs->end(stream), CUDA_SUCCESS);
+  closed->raise();
+  ASSERT_TRUE(outside.synchronize(soon()));
+  ASSERT_EQ(graphs->begin(stream), CUDA_SUCCESS);
+  outside.wait(stream);  // it has run
+  EXPECT_EQ(graphs->end(stream), CUDA_SUCCESS);
 }
 
 }  // namespace

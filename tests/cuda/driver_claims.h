@@ -24,10 +24,21 @@ namespace weft::cuda {
 inline constexpr std::size_t kWords = 1 << 16;
 inline constexpr std::size_t kBytes = kWords * sizeof(std::uint32_t);
 
+// What a program calls around Weft to capture and launch graphs.
+class Graphs {
+ public:
+  virtual ~Graphs() = default;
+  virtual CUresult begin(const StreamRef& stream) = 0;  // in the driver's default mode, the strictest
+  // Ends the capture, which becomes the graph that launch() launches.
+  virtual CUresult end(const StreamRef& stream) = 0;
+  virtual CUresult launch(const StreamRef& stream) = 0;
+};
+
 // The driver to be tested. The error of open() is the reason to skip.
 struct DriverSource {
   const char* name;
   Result<std::shared_ptr<const Driver>> (*open)();
+  std::unique_ptr<Graphs> (*graphs)();  // of what open() gave last
   friend std::ostream& operator<<(std::ostream& out, const DriverSource& source) { return out << source.name; }
 };
 
@@ -37,6 +48,7 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
     auto opened = GetParam().open();
     if (!opened.ok()) GTEST_SKIP() << "no GPU: " << opened.error().text();
     driver = opened.value();
+    graphs = GetParam().graphs();
     device = Device::open(driver, 0);
     pool = std::make_unique<PinnedPool>(*device);
     flags = std::make_unique<FlagPool>(*device);
@@ -47,6 +59,7 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
 
   void TearDown() override {
     if (!device) return;
+    graphs.reset();
     host = PinnedMemory();
     pool.reset();
     flags.reset();
@@ -75,6 +88,7 @@ class DriverClaims : public testing::TestWithParam<DriverSource> {
   std::span<const std::uint32_t> words() const { return {static_cast<const std::uint32_t*>(host.slice().data), kWords}; }
 
   std::shared_ptr<const Driver> driver;
+  std::unique_ptr<Graphs> graphs;
   std::shared_ptr<Device> device;
   std::unique_ptr<PinnedPool> pool;
   std::unique_ptr<FlagPool> flags;

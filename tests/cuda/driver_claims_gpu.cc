@@ -1,3 +1,5 @@
+#include <dlfcn.h>
+
 #include <weft/tests/cuda/driver_claims.h>
 
 namespace weft::cuda {
@@ -5,7 +7,41 @@ namespace {
 
 Result<std::shared_ptr<const Driver>> open_real() { return Driver::open(); }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, DriverClaims, testing::Values(DriverSource{"libcuda", &open_real}));
+class RealGraphs final : public Graphs {
+ public:
+  ~RealGraphs() override {
+    if (launchable_ != nullptr) call(&cuGraphExecDestroy, "cuGraphExecDestroy", launchable_);
+  }
+  CUresult begin(const StreamRef& stream) override {
+    return call(&cuStreamBeginCapture, "cuStreamBeginCapture_v2", stream.native(), CU_STREAM_CAPTURE_MODE_GLOBAL);
+  }
+  CUresult end(const StreamRef& stream) override {
+    CUgraph graph = nullptr;
+    CUresult result = call(&cuStreamEndCapture, "cuStreamEndCapture", stream.native(), &graph);
+    if (result == CUDA_SUCCESS)
+      result = call(&cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", &launchable_, graph, 0ull);
+    if (graph != nullptr) call(&cuGraphDestroy, "cuGraphDestroy", graph);
+    return result;
+  }
+  CUresult launch(const StreamRef& stream) override {
+    return call(&cuGraphLaunch, "cuGraphLaunch", launchable_, stream.native());
+  }
+
+ private:
+  // A function of cuda.h by its name in the library, which the program is not linked with.
+  template <class... Parameters, class... Arguments>
+  static CUresult call(CUresult (*)(Parameters...), const char* symbol, Arguments... arguments) {
+    static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    auto* const function = reinterpret_cast<CUresult (*)(Parameters...)>(dlsym(library, symbol));
+    return function == nullptr ? CUDA_ERROR_NOT_FOUND : function(arguments...);
+  }
+
+  CUgraphExec launchable_ = nullptr;
+};
+
+std::unique_ptr<Graphs> real_graphs() { return std::make_unique<RealGraphs>(); }
+
+INSTANTIATE_TEST_SUITE_P(Gpu, DriverClaims, testing::Values(DriverSource{"libcuda", &open_real, &real_graphs}));
 
 }  // namespace
 }  // namespace weft::cuda

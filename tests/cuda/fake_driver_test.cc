@@ -335,5 +335,79 @@ TEST_F(ThreadedFake, SynchronizingWaitsForTheThreads) {
   EXPECT_EQ(ran, 50);
 }
 
+TEST_F(Fake, ACaptureMustJoinItsStreamsAgain) {
+  Stream stream(*device), other(*device);
+  DeviceMemory memory(stream, 16);
+  fake.run();
+  harness::FakeDriver::Graph graph;
+  ASSERT_EQ(fake.begin_capture(stream), CUDA_SUCCESS);
+  record(stream).wait(other);
+  fill(other, memory.slice(), 1);
+  EXPECT_EQ(fake.end_capture(stream, graph), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+  EXPECT_FALSE(graph);
+  EXPECT_THAT(fake.take_complaints(), ElementsAre(HasSubstr("had waited for the others")));
+  EXPECT_EQ(fake.pending(), 0u) << "nothing of it runs";
+}
+
+TEST_F(Fake, ACaptureIsBrokenByWhatNoLaunchWouldRepeat) {
+  Stream stream(*device);
+  Event outside(*device), inside(*device);
+  harness::FakeDriver::Graph graph;
+  const auto breaks = [&](auto call) {
+    EXPECT_EQ(fake.begin_capture(stream), CUDA_SUCCESS);
+    inside.record(stream);
+    call();
+    EXPECT_EQ(fake.end_capture(stream, graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EXPECT_FALSE(fake.take_complaints().empty());
+  };
+  breaks([&] { EXPECT_EQ(driver.event_query(outside.native()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); });
+  breaks([&] {
+    std::thread([&] {
+      DeviceGuard here(*device);
+      EXPECT_EQ(driver.event_query(outside.native()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }).join();
+  });
+  breaks([&] {
+    CUdeviceptr address = 0;
+    EXPECT_EQ(driver.mem_alloc(&address, 16), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  });
+  // This one also with the mode that spares captures.
+  breaks([&] {
+    const RelaxedCapture relaxed(driver);
+    EXPECT_EQ(driver.event_query(inside.native()), CUDA_ERROR_CAPTURED_EVENT);
+  });
+  EXPECT_EQ(fake.begin_capture(stream), CUDA_SUCCESS);
+  {
+    const RelaxedCapture relaxed(driver);
+    EXPECT_EQ(driver.event_query(outside.native()), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(fake.end_capture(stream, graph), CUDA_SUCCESS);
+}
+
+TEST_F(Fake, BranchesOfAGraphRunAtOnceAndMeetWhereTheyWaited) {
+  Stream stream(*device), other(*device);
+  std::vector<int> order;
+  harness::FakeDriver::Graph graph;
+  const auto mark = [&](Stream& on, int number) {
+    fake.enqueue(on.native(), "mark", [&order, number] { order.push_back(number); });
+  };
+  ASSERT_EQ(fake.begin_capture(stream), CUDA_SUCCESS);
+  mark(stream, 1);
+  const Fence first = record(stream);
+  first.wait(other);
+  mark(other, 2);
+  mark(stream, 3);
+  record(other).wait(stream);
+  mark(stream, 4);
+  ASSERT_EQ(fake.end_capture(stream, graph), CUDA_SUCCESS);
+  fake.run();
+  EXPECT_THAT(order, IsEmpty());
+  ASSERT_EQ(fake.launch(graph, stream), CUDA_SUCCESS);
+  fake.run(stream);
+  EXPECT_THAT(order, ElementsAre(1, 3)) << "the branch has not run, and the stream waits for it";
+  fake.run();
+  EXPECT_THAT(order, ElementsAre(1, 3, 2, 4));
+}
+
 }  // namespace
 }  // namespace weft::cuda

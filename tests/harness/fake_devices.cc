@@ -78,7 +78,7 @@ CUresult FakeState::enter(Function function) {
     failures.erase(failure);
     return result;
   }
-  return CUDA_SUCCESS;
+  return check_captures(function);
 }
 
 CUresult FakeState::refuse(CUresult result, const std::string& why) {

@@ -149,6 +149,21 @@ CUresult FakeDriver::enqueue(CUstream stream, const std::string& text, std::func
   return state_->enqueue(*found, {Function::launch_kernel, text, body, std::move(ready)});
 }
 
+CUresult FakeDriver::begin_capture(const cuda::StreamRef& stream, CUstreamCaptureMode mode) {
+  std::lock_guard lock(state_->mutex);
+  return state_->begin_capture(stream_of(*state_, stream), mode);
+}
+
+CUresult FakeDriver::end_capture(const cuda::StreamRef& stream, Graph& graph) {
+  std::lock_guard lock(state_->mutex);
+  return state_->end_capture(stream_of(*state_, stream), graph);
+}
+
+CUresult FakeDriver::launch(const Graph& graph, const cuda::StreamRef& stream) {
+  std::lock_guard lock(state_->mutex);
+  return state_->launch(*graph, stream_of(*state_, stream));
+}
+
 void FakeDriver::define_kernel(const std::string& kernel, std::vector<std::size_t> parameter_sizes,
                                std::function<void(const Launch&)> body) {
   std::lock_guard lock(state_->mutex);

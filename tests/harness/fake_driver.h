@@ -34,6 +34,7 @@
 namespace weft::harness {
 
 class FakeState;
+struct FakeGraph;
 
 class FakeDriver {
  public:
@@ -104,6 +105,15 @@ class FakeDriver {
   // (asked under the driver's lock; null: always) is true. Held back and delayed together with launch_kernel.
   CUresult enqueue(CUstream stream, const std::string& name, std::function<void()> run,
                    std::function<bool()> ready = nullptr);
+
+  // --- graphs ---------------------------------------------------------------------------------------------------------
+
+  // What a program does, or libtorch for it: cuStreamBeginCapture, cuStreamEndCapture, cuGraphLaunch. Work and events can
+  // be captured; memory cannot. Branches of a graph run on streams of their own.
+  using Graph = std::shared_ptr<FakeGraph>;
+  CUresult begin_capture(const cuda::StreamRef& stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL);
+  CUresult end_capture(const cuda::StreamRef& stream, Graph& graph);
+  CUresult launch(const Graph& graph, const cuda::StreamRef& stream);
 
   // --- kernels ----------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 // The fake driver's sharing between processes. There is one process only, which may be allowed to play both.
 #include <cstring>
 
+#include <unistd.h>
+
 #include <weft/tests/harness/fake_state.h>
 
 namespace weft::harness {
@@ -26,6 +28,8 @@ std::pair<std::uint64_t, std::uint64_t> get(const Handle& handle) {
 CUresult FakeState::device_get_uuid(CUuuid* uuid, CUdevice device) {
   std::memset(uuid, 0, sizeof *uuid);
   uuid->bytes[0] = static_cast<char>(device + 1);
+  const pid_t process = getpid();  // the devices of another process's driver are others
+  std::memcpy(uuid->bytes + 4, &process, sizeof process);
   return CUDA_SUCCESS;
 }
 

@@ -137,6 +137,7 @@ CUresult FakeState::allocate_async(CUdeviceptr* address, std::size_t bytes, CUst
   const FakeStream* const found = find(stream, error);
   if (found == nullptr) return error;
   if (!options.memory_pools) return CUDA_ERROR_NOT_SUPPORTED;
+  if (found->capture) return refuse(CUDA_ERROR_NOT_SUPPORTED, "the fake driver captures no allocations");
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   std::size_t taken = 0;
   for (const auto& [base, other] : allocations) {
@@ -171,7 +172,9 @@ CUresult FakeState::mem_alloc_from_pool_async(CUdeviceptr* address, std::size_t 
 
 CUresult FakeState::mem_free_async(CUdeviceptr address, CUstream stream) {
   CUresult error = CUDA_SUCCESS;
-  if (find(stream, error) == nullptr) return error;
+  const FakeStream* const on = find(stream, error);
+  if (on == nullptr) return error;
+  if (on->capture) return refuse(CUDA_ERROR_NOT_SUPPORTED, "the fake driver captures no freeing of memory");
   Allocation* const found = allocation_of(address);
   if (found == nullptr || found->base != address || found->kind != Allocation::Kind::Device ||
       found->state == Allocation::State::Freed || found->freeing) {

@@ -24,6 +24,13 @@ enum class Call : std::size_t {
 constexpr auto kCalls = static_cast<std::size_t>(Call::Count);
 static_assert(sizeof(Library) == kCalls * sizeof(void*), "FakeNccl::index_of counts pointers");
 
+// Which of its operations a rank has come to, in the order in which its stream does: a graph brings the same ones again.
+struct Counters {
+  std::mutex mutex;
+  std::size_t collectives = 0;
+  std::map<std::pair<bool, int>, std::size_t> messages;  // sent to, or received from, a peer
+};
+
 struct FakeComm {
   std::shared_ptr<FakeWorld> world;
   std::size_t world_number = 0;
@@ -35,8 +42,7 @@ struct FakeComm {
   bool initialising = false;
   int polls = 0;                                         // until it has settled
   std::vector<std::pair<FakeCall, cudaStream_t>> begun;  // what goes onto the stream then
-  std::size_t collectives = 0;
-  std::map<std::pair<bool, int>, std::size_t> messages;  // sent to, or received from, a peer
+  std::shared_ptr<Counters> counters = std::make_shared<Counters>();
 };
 
 // What streams complain about, which may outlive the FakeNccl.
@@ -104,16 +110,20 @@ class FakeNcclState {
     comm.in_progress = false;
     const auto begun = std::exchange(comm.begun, {});
     if (begun.empty()) return ncclSuccess;
-    std::vector<Placed> placed;
+    const auto placed = std::make_shared<std::vector<Placed>>();
     std::string text;
     for (const auto& [call, stream] : begun) {
-      const bool is_message = call.kind == Kind::Send || call.kind == Kind::Recv;
-      auto& counter = is_message ? comm.messages[{call.kind == Kind::Send, call.root}] : comm.collectives;
-      placed.push_back({call, counter++});
+      placed->push_back({call, 0});
       text += (text.empty() ? "" : "+") + std::string(name(call.kind));
     }
-    const auto arrive = [complaining = late, world = comm.world, rank = comm.rank, placed] {
-      for (const Placed& one : placed) {
+    const auto arrive = [complaining = late, counters = comm.counters, world = comm.world, rank = comm.rank, placed] {
+      for (Placed& one : *placed) {
+        {
+          const bool is_send = one.call.kind == Kind::Send;
+          std::lock_guard lock(counters->mutex);
+          const bool is_message = is_send || one.call.kind == Kind::Recv;
+          one.number = (is_message ? counters->messages[{is_send, one.call.root}] : counters->collectives)++;
+        }
         const std::string disagreement = world->arrive(rank, one);
         if (disagreement.empty()) continue;
         std::lock_guard lock(complaining->mutex);
@@ -122,13 +132,13 @@ class FakeNcclState {
     };
     const auto is_complete = [world = comm.world, rank = comm.rank, placed, aborted = comm.aborted] {
       if (*aborted) return true;
-      for (const Placed& one : placed) {
+      for (const Placed& one : *placed) {
         if (!world->complete(rank, one)) return false;
       }
       return true;
     };
     const auto finish = [world = comm.world, rank = comm.rank, placed, aborted = comm.aborted] {
-      for (const Placed& one : placed) {
+      for (const Placed& one : *placed) {
         if (world->complete(rank, one)) world->finish(rank, one);
       }
     };

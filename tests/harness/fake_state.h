@@ -38,8 +38,6 @@ struct FakeContext {
   CUresult lost = CUDA_SUCCESS;
 };
 
-struct FakeStream;
-
 // One entry of a stream's queue. `ready` is asked under the lock; `run` is called without it.
 struct Operation {
   Function function;
@@ -49,9 +47,35 @@ struct Operation {
   Clock::time_point not_before = {};
 };
 
+struct FakeStream;
+struct Record;
+
+// How much of each stream of a capture something comes behind.
+using Reach = std::map<const FakeStream*, std::size_t>;
+
+// A sequence from cuStreamBeginCapture to cuStreamEndCapture, and then the graph.
+struct FakeGraph {
+  enum class Kind { Work, Record, Wait };
+  struct Node {
+    Kind kind;
+    FakeStream* stream;
+    Operation operation;             // of Work
+    std::shared_ptr<Record> record;  // which it passes, or waits for; each launch has its own
+  };
+  FakeStream* origin = nullptr;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::thread::id thread;
+  bool ended = false;
+  bool invalidated = false;
+  std::vector<Node> nodes;
+  std::map<FakeStream*, Reach> reaches;         // of the streams in it
+  std::map<FakeStream*, FakeStream*> branches;  // where a launch runs what was not captured from the origin
+};
+
 struct FakeStream {
   FakeContext* context = nullptr;
-  int number = 0;  // for messages
+  std::shared_ptr<FakeGraph> capture;  // that it is in
+  int number = 0;                      // for messages
   std::deque<Operation> queue;
   std::uint64_t enqueued = 0;
   std::uint64_t finished = 0;
@@ -66,6 +90,8 @@ struct Record {
   std::atomic<bool> done{false};
   Clock::time_point passed;  // before done
   FakeContext* context = nullptr;
+  std::shared_ptr<FakeGraph> capture;  // of a record in a capture, which is never done
+  Reach reach;                         // of it
 };
 
 struct FakeEvent {
@@ -157,6 +183,7 @@ class FakeState {
   CUresult event_query(CUevent event);
   CUresult event_elapsed_time(float* milliseconds, CUevent from, CUevent to);
   CUresult stream_is_capturing(CUstream stream, CUstreamCaptureStatus* status);
+  CUresult thread_exchange_stream_capture_mode(CUstreamCaptureMode* mode);
   CUresult event_synchronize(CUevent event);
   CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                          unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
@@ -208,6 +235,15 @@ class FakeState {
   FakeStream* find(CUstream handle, CUresult& error);
   FakeEvent* find(CUevent handle, CUresult& error);
   FakeLibrary* find(CUlibrary handle, CUresult& error);
+
+  // Graphs. A call that ends captures: those of this thread, and of others, that the thread's mode does not spare.
+  CUresult begin_capture(FakeStream& stream, CUstreamCaptureMode mode);
+  CUresult end_capture(FakeStream& stream, std::shared_ptr<FakeGraph>& graph);
+  CUresult launch(FakeGraph& graph, FakeStream& stream);
+  CUresult check_captures(Function function);
+  CUresult break_capture(FakeGraph& capture, CUresult result, const std::string& why);
+  void record_captured(FakeStream& stream, FakeEvent& event);
+  CUresult wait_captured(FakeStream& stream, const std::shared_ptr<Record>& record);
 
   CUresult enqueue(CUstream handle, Operation operation);
   CUresult enqueue(FakeStream& stream, Operation operation);
@@ -265,6 +301,7 @@ class FakeState {
   std::vector<std::unique_ptr<FakeStream>> streams;
   std::map<FakeContext*, FakeStream*> legacy_streams;
   std::vector<std::unique_ptr<FakeEvent>> events;
+  std::vector<std::shared_ptr<FakeGraph>> captures;  // that have not ended
   std::map<std::uintptr_t, Allocation> allocations;  // by base
   std::uint64_t allocated = 0;
   std::vector<std::unique_ptr<FakePool>> pools;

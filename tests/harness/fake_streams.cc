@@ -52,6 +52,12 @@ CUresult FakeState::enqueue(CUstream handle, Operation operation) {
 }
 
 CUresult FakeState::enqueue(FakeStream& stream, Operation operation) {
+  if (const auto capture = stream.capture) {
+    if (capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    ++capture->reaches[&stream][&stream];
+    capture->nodes.push_back({FakeGraph::Kind::Work, &stream, std::move(operation), nullptr});
+    return CUDA_SUCCESS;
+  }
   const auto delay = delays[static_cast<std::size_t>(operation.function)];
   if (delay.count() > 0) operation.not_before = Clock::now() + delay;
   enqueued.push_back(operation.text);
@@ -260,6 +266,10 @@ CUresult FakeState::event_record(CUevent handle, CUstream stream_handle) {
   }
   event->last = std::make_shared<Record>();
   event->last->context = stream->context;
+  if (stream->capture) {
+    record_captured(*stream, *event);
+    return stream->capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  }
   return enqueue(stream_handle, {Function::event_record, name(Function::event_record), [record = event->last] {
                                    record->passed = Clock::now();
                                    record->done = true;
@@ -274,6 +284,10 @@ CUresult FakeState::event_query(CUevent handle) {
   if (event == nullptr) return error;
   if (event->context->lost != CUDA_SUCCESS) return event->context->lost;
   if (event->original != nullptr) event = event->original;
+  if (event->last && event->last->capture) {
+    return break_capture(*event->last->capture, CUDA_ERROR_CAPTURED_EVENT,
+                         "an event was asked that was recorded in a capture");
+  }
   return !event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -294,29 +308,27 @@ CUresult FakeState::event_elapsed_time(float* milliseconds, CUevent from_handle,
   return CUDA_SUCCESS;
 }
 
-CUresult FakeState::stream_is_capturing(CUstream handle, CUstreamCaptureStatus* status) {
-  CUresult error = CUDA_SUCCESS;
-  if (find(handle, error) == nullptr) return error;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // it has no graphs
-  return CUDA_SUCCESS;
-}
-
 CUresult FakeState::event_synchronize(CUevent handle) {
   CUresult error = CUDA_SUCCESS;
   if (current(error) == nullptr) return error;
   const FakeEvent* const event = find(handle, error);
   if (event == nullptr) return error;
+  if (event->last && event->last->capture) {
+    return break_capture(*event->last->capture, CUDA_ERROR_CAPTURED_EVENT, "the host waits for an event of a capture");
+  }
   return block_until([record = event->last] { return !record || record->done; }, *event->context,
                      Function::event_synchronize);
 }
 
 CUresult FakeState::stream_wait_event(CUstream stream, CUevent handle, unsigned) {
   CUresult error = CUDA_SUCCESS;
-  if (find(stream, error) == nullptr) return error;
+  FakeStream* const found = find(stream, error);
+  if (found == nullptr) return error;
   const FakeEvent* event = find(handle, error);
   if (event == nullptr) return error;
   if (event->original != nullptr) event = event->original;
   if (!event->last) return CUDA_SUCCESS;  // an empty set of work
+  if (found->capture || event->last->capture) return wait_captured(*found, event->last);
   return enqueue(stream, {Function::stream_wait_event, name(Function::stream_wait_event), nullptr,
                           [record = event->last] { return record->done || record->context->lost != CUDA_SUCCESS; }});
 }

@@ -10,7 +10,10 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <weft/cuda/event.h>
+#include <weft/cuda/fence.h>
+#include <weft/cuda/ipc.h>
 #include <weft/cuda/memory.h>
+#include <weft/cuda/retire.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
 
 namespace weft::harness {
@@ -30,6 +33,11 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
       devices_.push_back(cuda::Device::open(fake.driver(), i));
     }
     current_streams.clear();
+  }
+  ~Guard() override {
+    for (const auto& device : devices_) {
+      static_cast<void>(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20))));
+    }
   }
 
   cuda::Device& device(c10::DeviceIndex index) const { return *devices_.at(static_cast<std::size_t>(index)); }
@@ -96,23 +104,44 @@ class FakeTorchCuda::Guard final : public c10::impl::DeviceGuardImplInterface {
 // would do with it later. Use on other streams must be over by then, recorded or not.
 class FakeTorchCuda::Allocator final : public c10::Allocator {
  public:
-  explicit Allocator(std::shared_ptr<Guard> guard) : guard_(std::move(guard)) {}
+  Allocator(std::shared_ptr<Guard> guard, Memory kind) : guard_(std::move(guard)), kind_(kind) {}
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device device = guard_->getDevice();
-    if (bytes == 0) return {nullptr, nullptr, &release, device};
-    auto memory = std::make_unique<cuda::DeviceMemory>(guard_->view(guard_->getStream(device)), bytes);
+    if (bytes == 0) return {nullptr, nullptr, [](void*) {}, device};
+    return on(guard_->getStream(device), bytes);
+  }
+  // For that stream.
+  c10::DataPtr on(const c10::Stream& stream, std::size_t bytes) {
+    const cuda::StreamRef view = guard_->view(stream);
+    if (kind_ == Memory::Shareable) {
+      auto memory = std::unique_ptr<Shared>(new Shared{view, {view.device(), bytes}});
+      void* const address = memory->memory.slice().data;
+      return {address, memory.release(), &release_shared, stream.device()};
+    }
+    auto memory = std::make_unique<cuda::DeviceMemory>(view, bytes);
     void* const address = memory->slice().data;
-    return {address, memory.release(), &release, device};
+    return {address, memory.release(), &release, stream.device()};
   }
   void copy_data(void*, const void*, std::size_t) const override { throw std::logic_error("nobody copies so"); }
 
  private:
+  struct Shared {
+    cuda::StreamRef stream;
+    cuda::ShareableMemory memory;
+  };
   static void release(void* memory) { delete static_cast<cuda::DeviceMemory*>(memory); }
+  static void release_shared(void* held) {
+    std::shared_ptr<Shared> memory(static_cast<Shared*>(held));
+    const cuda::StreamRef stream = memory->stream;
+    stream.device().retirement().retire(cuda::record(stream), [memory] {});
+  }
+
   std::shared_ptr<Guard> guard_;
+  const Memory kind_;
 };
 
-FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver)
-    : guard_(std::make_shared<Guard>(driver)), allocator_(std::make_shared<Allocator>(guard_)) {
+FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver, Memory memory)
+    : guard_(std::make_shared<Guard>(driver)), allocator_(std::make_shared<Allocator>(guard_, memory)) {
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
   c10::SetAllocator(c10::kCUDA, allocator_.get());
 }
@@ -125,11 +154,7 @@ FakeTorchCuda::~FakeTorchCuda() {
 at::Tensor FakeTorchCuda::empty(at::IntArrayRef sizes, at::ScalarType type, int device) {
   std::size_t bytes = c10::elementSize(type);
   for (const std::int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
-  const cuda::StreamRef stream = guard_->view(current(device));
-  auto memory = std::make_unique<cuda::DeviceMemory>(stream, std::max<std::size_t>(bytes, 1));
-  void* address = memory->slice().data;
-  c10::DataPtr data(address, memory.release(), [](void* held) { delete static_cast<cuda::DeviceMemory*>(held); },
-                    {c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
+  c10::DataPtr data = allocator_->on(current(device), std::max<std::size_t>(bytes, 1));
   c10::Storage storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<std::int64_t>(bytes)), std::move(data),
                        nullptr, false);
   const c10::DispatchKeySet keys(

@@ -18,7 +18,10 @@ namespace weft::harness {
 
 class FakeTorchCuda {
  public:
-  explicit FakeTorchCuda(const FakeDriver& driver);
+  // Pooled memory is freed in its stream's order, and the driver shares none of it. Shareable memory is what libtorch's
+  // allocator takes, which other processes may open.
+  enum class Memory { Pooled, Shareable };
+  explicit FakeTorchCuda(const FakeDriver& driver, Memory memory = Memory::Pooled);
   ~FakeTorchCuda();
   FakeTorchCuda(const FakeTorchCuda&) = delete;
   FakeTorchCuda& operator=(const FakeTorchCuda&) = delete;

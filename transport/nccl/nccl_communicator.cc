@@ -78,6 +78,11 @@ class NcclCommunicator::Launch final : public Fence::Source {
     on_stream_ = std::move(on_stream);
   }
 
+  // Moves the line on until this operation is enqueued; false if the deadline comes first.
+  bool see_through(Deadline deadline) const noexcept {
+    return cuda::poll_until([this] { return arrived().has_value(); }, deadline);
+  }
+
   bool query() const noexcept override {
     const auto on_stream = arrived();
     return on_stream && on_stream->query();
@@ -89,7 +94,7 @@ class NcclCommunicator::Launch final : public Fence::Source {
   // stream could wait for instead would have the device blocked while NCCL allocates and loads, which may wait for the
   // device.)
   void wait(const cuda::StreamRef& stream) const override {
-    cuda::poll_until([this] { return arrived().has_value(); }, Deadline::never());
+    static_cast<void>(see_through(Deadline::never()));
     arrived()->wait(stream);
   }
   bool on_passed(Task&) const override { return false; }
@@ -254,7 +259,9 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
   trace::Range range(enqueuing, {.rank = rank_, .ranks = size_});
   std::unique_lock lock(mutex_);
   if (broken_) return Op::failed(broken_->within(name));
-  Request request{name, std::move(call), ready, std::make_shared<Launch>(weak_from_this())};
+  const auto launch = std::make_shared<Launch>(weak_from_this());
+  Request request{name, std::move(call), ready, launch};
+  const bool is_captured = cuda::is_captured(ready);
   const bool is_first = line_.empty();
   Fence done(request.launch);
   std::optional<Error> failed;
@@ -269,12 +276,24 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
     failed = to_error(std::current_exception(), Blame::Device).within(name + " " + place_);
   }
   // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
-  const bool in_line = done.source() == request.launch;
+  const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done}, shared_from_this());
+  in_flight_.add({name, completion, std::move(pin), std::move(ready), done}, shared_from_this());
   if (in_line) line_.push_back(std::move(request));
-  if (failed) fail(std::move(lock), *failed);
+  if (failed) {
+    fail(std::move(lock), *failed);
+  } else if (in_line && is_captured) {
+    lock.unlock();
+    see_through_capture(*launch, name);
+  }
   return completion.op();
+}
+
+// A capture ends when its thread says so, and what waited in line then would be missing in the graph.
+void NcclCommunicator::see_through_capture(const Launch& launch, const std::string& name) noexcept {
+  if (launch.see_through(Deadline::in(timeout_))) return;
+  abort(Error(Blame::Timeout, name + " " + place_ + ": NCCL did not enqueue it within " + describe(timeout_) +
+                                  " while its stream was captured"));
 }
 
 Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept {

@@ -6,6 +6,11 @@
 // Messages have no tags: the n-th send to a rank meets its n-th recv. A recv occupies the stream until its send has come,
 // so ranks that send and receive at the same time use all_to_all, or messages below NCCL's buffers (about 1 MiB).
 //
+// A stream that is captured into a CUDA graph takes its operations with it: they are enqueued before the call returns, and
+// run whenever the graph is launched. Their Ops end when the capture does, and nobody on the host hears of the launches:
+// what hangs or fails there has no deadline. All ranks capture and launch alike; meanwhile nothing else may use the
+// communicator.
+//
 // After the first error the communicator is aborted as a whole: its operations fail, what runs on the device stops, and
 // with it every fence passes.
 #pragma once
@@ -69,6 +74,7 @@ class NcclCommunicator final : public Communicator,
   void warm_up(Deadline deadline);
   std::optional<Reduction> reduction_for(Dtype dtype, ReduceOp op) const;
   Op issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept;
+  void see_through_capture(const Launch& launch, const std::string& name) noexcept;
   // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
   Op refuse(Blame blame, const std::string& text) const noexcept;
   void start(Request& request);

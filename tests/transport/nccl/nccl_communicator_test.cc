@@ -368,5 +368,125 @@ TEST_F(NcclTest, ACommunicatorIsClosedInOrderWhenItsDeviceIsReclaimed) {
   EXPECT_EQ(nccl.aborted(), 0);
 }
 
+// --- captured into a CUDA graph -----------------------------------------------------------------------------------------
+
+class NcclGraphTest : public NcclTest {
+ protected:
+  // The rank's stream captures one all_reduce of the number, to which it waits.
+  Op capture(Communicator& rank, cuda::Stream& on, const std::shared_ptr<cuda::DeviceMemory>& memory,
+             harness::FakeDriver::Graph& graph) {
+    EXPECT_EQ(fake.begin_capture(on), CUDA_SUCCESS);
+    const Op op = rank.all_reduce(floats(*memory), ReduceOp::Sum, memory, cuda::record(on));
+    op.done().wait(on);
+    EXPECT_EQ(fake.end_capture(on, graph), CUDA_SUCCESS);
+    return op;
+  }
+  static void set(const cuda::DeviceMemory& memory, float value) { std::memcpy(memory.slice().data, &value, sizeof value); }
+
+  cuda::Stream streams[2] = {cuda::Stream(*device), cuda::Stream(*device)};
+};
+
+TEST_F(NcclGraphTest, CN007_ACapturedOperationRunsAtEachLaunchAndItsOpEndsWithTheCapture) {
+  auto ranks = join(2);
+  const std::shared_ptr<cuda::DeviceMemory> memory[2] = {number(1), number(2)};
+  harness::FakeDriver::Graph graphs[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Op op = capture(*ranks[i], streams[i], memory[i], graphs[i]);
+    EXPECT_TRUE(op.done().synchronize(soon()));
+    EXPECT_TRUE(loop->drive([&] { return op.ended(); }, soon()));
+    EXPECT_FALSE(op.error());
+  }
+  EXPECT_EQ(value_of(*memory[0]), 1) << "nothing has run";
+  for (const float value : {10.0f, 20.0f, 30.0f}) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      set(*memory[i], value + static_cast<float>(i));
+      ASSERT_EQ(fake.launch(graphs[i], streams[i]), CUDA_SUCCESS);
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      ASSERT_TRUE(cuda::record(streams[i]).synchronize(soon()));
+      EXPECT_EQ(value_of(*memory[i]), 2 * value + 1);
+    }
+  }
+  // What comes afterwards is not captured.
+  const Op first = ranks[0]->all_reduce(floats(*memory[0]), ReduceOp::Sum, memory[0], cuda::record(streams[0]));
+  const Op second = ranks[1]->all_reduce(floats(*memory[1]), ReduceOp::Sum, memory[1], cuda::record(streams[1]));
+  EXPECT_TRUE(first.done().synchronize(soon()));
+  EXPECT_TRUE(second.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*memory[0]), 122);
+}
+
+TEST_F(NcclGraphTest, CN007_WhatIsUnderWayElsewhereIsWatchedWithoutBreakingTheCapture) {
+  auto ranks = join(2);
+  store = std::make_shared<harness::MemoryBootstrap>();
+  auto others = join(2);  // another group, with an operation that its peer does not enter yet
+  const auto a = number(1), b = number(2), c = number(3), d = number(4);
+  const Op waiting = others[0]->all_reduce(floats(*c), ReduceOp::Sum, c, Fence());
+  for (int round = 0; round < 10; ++round) {
+    harness::FakeDriver::Graph graph;
+    ASSERT_EQ(fake.begin_capture(streams[0]), CUDA_SUCCESS);
+    const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
+    op.done().wait(streams[0]);
+    const int asked = fake.calls(&cuda::Driver::event_query);
+    EXPECT_TRUE(loop->drive([&] { return fake.calls(&cuda::Driver::event_query) > asked; }, soon()));
+    EXPECT_FALSE(op.ended());
+    EXPECT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
+  }
+  const Op coming = others[1]->all_reduce(floats(*d), ReduceOp::Sum, d, Fence());
+  EXPECT_TRUE(waiting.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*c), 7);
+  EXPECT_TRUE(coming.done().synchronize(soon()));
+}
+
+TEST_F(NcclGraphTest, WhatMustConnectFirstIsSeenThroughBeforeTheCaptureCanEnd) {
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  harness::FakeDriver::Graph graph;
+  nccl.hold(0);
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    nccl.release(0);
+  });
+  capture(*ranks[0], streams[0], a, graph);
+  releases.join();
+  ASSERT_TRUE(graph);
+  ASSERT_EQ(fake.launch(graph, streams[0]), CUDA_SUCCESS);
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence());
+  EXPECT_TRUE(second.done().synchronize(soon()));
+  EXPECT_EQ(value_of(*b), 3);
+  ASSERT_TRUE(cuda::record(streams[0]).synchronize(soon()));
+  EXPECT_EQ(value_of(*a), 3);
+}
+
+TEST_F(NcclGraphTest, WhatNcclDoesNotEnqueueInTimeFailsAndTheCaptureGoesOnWithoutIt) {
+  timeout = std::chrono::milliseconds(100);
+  auto ranks = join(2);
+  const auto a = number(1);
+  nccl.hold(0);
+  ASSERT_EQ(fake.begin_capture(streams[0]), CUDA_SUCCESS);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
+  ASSERT_TRUE(op.error());
+  EXPECT_EQ(op.error()->blame(), Blame::Timeout);
+  EXPECT_THAT(op.error()->text(), HasSubstr("while its stream was captured"));
+  harness::FakeDriver::Graph graph;
+  fake.end_capture(streams[0], graph);
+  nccl.release(0);
+  fake.take_complaints();
+}
+
+TEST_F(NcclGraphTest, ThePinIsHeldWhileTheCaptureGoesOn) {
+  auto ranks = join(2);
+  auto a = number(1);
+  const std::weak_ptr<cuda::DeviceMemory> watched = a;
+  harness::FakeDriver::Graph graph;
+  ASSERT_EQ(fake.begin_capture(streams[0]), CUDA_SUCCESS);
+  const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, cuda::record(streams[0]));
+  op.done().wait(streams[0]);
+  a.reset();
+  EXPECT_FALSE(loop->drive([&] { return watched.expired(); }, Deadline::in(std::chrono::milliseconds(20))))
+      << "what is captured next could be given its memory";
+  ASSERT_EQ(fake.end_capture(streams[0], graph), CUDA_SUCCESS);
+  EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
+}
+
 }  // namespace
 }  // namespace weft::transport::nccl
