@@ -174,6 +174,7 @@ struct WorkState {
   std::string what;  // "all_reduce #3"
   c10::Device device = c10::Device(c10::kCPU);
   bool host_waits = true;
+  bool is_captured = false;  // into a CUDA graph
   std::vector<Op> ops;
   std::atomic<bool> seen{false};
 

@@ -84,6 +84,7 @@ Work Core::issue(Operation operation, const Call& call) {
                     std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
   if (!skip) {
     const Fence ready = options.job->devices->ready(operation.device);
+    state->is_captured = tensor::CudaDevices::is_captured(ready);
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
   if (operation.on_all) {  // which all ranks have made by now, or none
@@ -104,6 +105,7 @@ Work Core::issue(Operation operation, const Call& call) {
   }
   // Of several Ops the last one ends the collective; if any has failed, with the error of one that did.
   struct Ends {
+    explicit Ends(std::size_t operations) : left(operations) {}
     std::atomic<std::size_t> left;
     std::atomic<bool> failed{false};
   };
@@ -153,7 +155,9 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   shown.peer = peer;
   shown.tag = tag;
   auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
-  const Op op = call(*messages, tensor::pin(tensor), options.job->devices->ready(tensor.device()));
+  const Fence ready = options.job->devices->ready(tensor.device());
+  state->is_captured = tensor::CudaDevices::is_captured(ready);
+  const Op op = call(*messages, tensor::pin(tensor), ready);
   state->ops.push_back(op);
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (is_send) unfinished_.push_back({name, op});

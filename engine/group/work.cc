@@ -73,6 +73,12 @@ void Work::wait(c10::Stream stream) {
 void Work::synchronize(std::chrono::milliseconds timeout) {
   if (!state_) return;
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
+  if (state_->is_captured && !state_->done()) {
+    throw Error(Blame::Caller,
+                state_->what + " " + state_->core->place() +
+                    " was captured into a CUDA graph, and the host cannot wait for it: nothing runs before the "
+                    "graph is launched. Make the stream wait with Work::wait(), and leave barriers outside");
+  }
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout);
   for (const Op& op : state_->ops) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});

@@ -41,8 +41,13 @@ CudaSteps::CudaSteps() : CudaSteps(std::make_shared<tensor::CudaDevices>()) {}
 CudaSteps::CudaSteps(std::shared_ptr<tensor::CudaDevices> devices) : devices_(std::move(devices)) {}
 CudaSteps::~CudaSteps() = default;
 
-void CudaSteps::prepare(int device) {
+void CudaSteps::prepare(int device, const char* optimizer, const char* why_once) {
   auto& on = on_[device];
+  if (!on || why_once != nullptr) {
+    const c10::Device name(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+    const char* const why = why_once != nullptr ? why_once : "its kernels are not loaded; step once before the capture";
+    devices_->refuse_capture(name, optimizer, why);
+  }
   if (!on) on = std::make_unique<OnDevice>(*devices_, device);
 }
 

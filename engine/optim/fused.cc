@@ -36,17 +36,22 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
   if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
+// `why_once(group, parameter)` says why the next step is not to be repeated as it is; null where it may be.
+template <class WhyOnce>
 void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups,
-                   std::shared_ptr<optim::CudaSteps>& cuda) {
+                   std::shared_ptr<optim::CudaSteps>& cuda, const WhyOnce& why_once) {
+  std::map<int, const char*> gpus;  // and why_once of a parameter there
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       check_fits(name, plain, parameter);
       if (!parameter.is_cuda()) continue;
-      if (!cuda) cuda = std::make_shared<optim::CudaSteps>();
-      cuda->prepare(parameter.get_device());
+      const char*& why = gpus[static_cast<int>(parameter.get_device())];
+      if (why == nullptr) why = why_once(group, parameter);
     }
   }
+  if (!gpus.empty() && !cuda) cuda = std::make_shared<optim::CudaSteps>();
+  for (const auto& [gpu, why] : gpus) cuda->prepare(gpu, name, why);
 }
 
 // What one launch steps: tensors of one device (-1: the CPU) and type.
@@ -74,7 +79,14 @@ at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
 at::Tensor FusedSGD::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
-  check_all_fit("FusedSGD", "SGD", param_groups_, cuda_);
+  const auto why_once = [this](const OptimizerParamGroup& group, const at::Tensor& parameter) -> const char* {
+    if (static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() == 0) return nullptr;
+    const auto state = state_.find(parameter.unsafeGetTensorImpl());
+    if (state != state_.end() && static_cast<torch::optim::SGDParamState&>(*state->second).momentum_buffer().defined())
+      return nullptr;
+    return "its first step makes the momentum; step once before the capture";
+  };
+  check_all_fit("FusedSGD", "SGD", param_groups_, cuda_, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     Calls<kernels::SgdTensor> calls;
@@ -109,7 +121,12 @@ at::Tensor FusedSGD::step(LossClosure closure) {
 at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
-  check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_);
+  const auto why_once = [](const OptimizerParamGroup&, const at::Tensor&) {
+    return "it counts its steps on the host, and every launch would repeat the same one; capture forward and backward, and "
+           "step "
+           "outside";
+  };
+  check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
     Calls<kernels::AdamWTensor> calls;

@@ -11,10 +11,12 @@ CudaSteps::CudaSteps() : CudaSteps(std::make_shared<tensor::CudaDevices>()) {}
 CudaSteps::CudaSteps(std::shared_ptr<tensor::CudaDevices> devices) : devices_(std::move(devices)) {}
 CudaSteps::~CudaSteps() = default;
 
-void CudaSteps::prepare(int device) { devices_->open(device); }
-void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor>, Dtype, const kernels::SgdOptions&) { prepare(device); }
+void CudaSteps::prepare(int device, const char*, const char*) { devices_->open(device); }
+void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor>, Dtype, const kernels::SgdOptions&) {
+  devices_->open(device);
+}
 void CudaSteps::adamw(int device, std::span<const kernels::AdamWTensor>, Dtype, const kernels::AdamWOptions&) {
-  prepare(device);
+  devices_->open(device);
 }
 
 }  // namespace weft::optim

@@ -89,6 +89,7 @@ void Reducer::prepare_forward() {
   std::lock_guard lock(mutex_);
   drop_failed_pass();
   require_in_step();
+  refuse_capture();
   if (passing_) group::Core::of(group_).throw_if_broken();  // that is why it did not end
   if (passing_ && options_.static_graph && counted_) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
@@ -232,6 +233,16 @@ void Reducer::require_in_step() const {
   throw Error(Blame::Caller, "a distributed backward has failed on rank " + std::to_string(group_.rank()) +
                                  " when some of its gradients had been sent to the other ranks, which are not in step with "
                                  "this one any more; make a new group and a new DistributedDataParallel on all of them");
+}
+
+// A CUDA graph repeats what streams did; these steps do something on the host as well.
+void Reducer::refuse_capture() const {
+  const bool builds = rebuilds() && !stats_.rebuilt;
+  if ((!builds && !counts_usage()) || !group_.device().is_cuda()) return;
+  group::Core::of(group_).options.job->devices->refuse_capture(
+      group_.device(), "this step of DistributedDataParallel",
+      builds ? "the buckets are built anew behind the first one; run two steps before the capture"
+             : "which parameters are used is counted on the host; capture without find_unused_parameters");
 }
 
 // A distributed pass has a time limit, which the others' gradients must keep.

@@ -104,6 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
   void drop_failed_pass();
   void require_in_step() const;
+  void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
   Work reduce_usage();
   c10::Device usage_device() const;

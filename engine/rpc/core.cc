@@ -268,7 +268,13 @@ Outgoing AgentCore::address(codec::Encoded message, const DeviceMap& map, const 
     is_behind_streams = is_behind_streams || from.is_cuda();
     outgoing.to.push_back(tensor::device_of(*mapped));
   }
-  if (is_behind_streams) outgoing.ready = parts_.devices->recorded(tensor::CudaDevices::current_streams(gpus_));
+  if (is_behind_streams) {
+    for (const int gpu : gpus_) {
+      parts_.devices->refuse_capture(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu)),
+                                     "a message with CUDA tensors", "it is sent once, and by no launch of the graph");
+    }
+    outgoing.ready = parts_.devices->recorded(tensor::CudaDevices::current_streams(gpus_));
+  }
   return outgoing;
 }
 

@@ -11,6 +11,7 @@
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/transport/cuda_ipc/cuda_ipc.h>
 #include <weft/transport/staged.h>
 #include <weft/transport/staged_connection.h>
 
@@ -122,6 +123,14 @@ Fence CudaDevices::recorded(const std::vector<c10::Stream>& streams) {
   return recorded(meeting);
 }
 
+void CudaDevices::refuse_capture(const c10::Device& device, std::string_view what, std::string_view why) {
+  if (device.is_cpu() || !view_of(*open(device_of(device).index), current_stream(device)).is_capturing()) return;
+  throw Error(Blame::Caller, std::string(what) + " cannot be captured into a CUDA graph, as the current stream of " +
+                                 device.str() + " is at present: " + std::string(why));
+}
+
+bool CudaDevices::is_captured(const Fence& fence) { return cuda::is_captured(fence); }
+
 void CudaDevices::wait(const Fence& fence, const c10::Stream& stream) {
   fence.wait(view_of(*open(device_of(stream.device()).index), stream));
 }
@@ -165,7 +174,10 @@ void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
 
 std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<transport::Connection> below,
                                                               const std::shared_ptr<EventLoop>& loop) {
-  return transport::staged::over(std::move(below), stage_, loop);
+  const bool fits = transport::cuda_ipc::fits(*below);
+  auto staged = transport::staged::over(std::move(below), stage_, loop);
+  if (!fits) return staged;
+  return transport::cuda_ipc::over(std::move(staged), stage_, loop, here_ ? *here_ : transport::cuda_ipc::Identity::here());
 }
 
 std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator> host, int index,

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -28,6 +29,9 @@ class Device;
 namespace transport::staged {
 class Stage;
 }
+namespace transport::cuda_ipc {
+struct Identity;
+}
 
 namespace tensor {
 
@@ -35,7 +39,10 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
  public:
   // Opens the driver when a GPU is first asked for.
   CudaDevices() = default;
-  explicit CudaDevices(std::shared_ptr<const cuda::Driver> driver) : driver_(std::move(driver)) {}
+  // `here` is what peers are told of this process; null: what it is.
+  explicit CudaDevices(std::shared_ptr<const cuda::Driver> driver,
+                       std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr)
+      : driver_(std::move(driver)), here_(std::move(here)) {}
 
   // Whether this build has CUDA. Then lane_over() works without a GPU as well: it understands lanes of a peer that has one.
   static bool built();
@@ -49,6 +56,10 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   Fence recorded(const c10::Stream& stream);
   // When all of the streams have come so far, which are of one device or several; empty for none.
   Fence recorded(const std::vector<c10::Stream>& streams);
+  // Throws Caller where the device's current stream is being captured into a CUDA graph, which cannot hold `what`; and why.
+  void refuse_capture(const c10::Device& device, std::string_view what, std::string_view why);
+  // Whether it was recorded on a stream that was being captured: for the host it passes when the capture ends.
+  static bool is_captured(const Fence& fence);
   // The stream waits, the host goes on.
   void wait(const Fence& fence, const c10::Stream& stream);
   static c10::Stream current_stream(const c10::Device& device);
@@ -70,7 +81,9 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   // What lanes for memory of these GPUs share; before the first of them, once. Blocks for a moment; throws Busy, Device,
   // Unsupported.
   void prepare_lanes(const std::vector<int>& gpus);
-  // A lane for device memory over one for host memory; see transport/staged_connection.h. Throws Busy, Device.
+  // A lane for device memory over one for host memory: through pinned memory (transport/staged_connection.h), and over shm
+  // by letting the peer's GPU read it where it is, for what can be read so (transport/cuda_ipc). Both ends are made so.
+  // Throws Busy, Device.
   std::shared_ptr<transport::Connection> lane_over(std::shared_ptr<transport::Connection> below,
                                                    const std::shared_ptr<EventLoop>& loop);
 
@@ -87,6 +100,7 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
  private:
   std::mutex mutex_;
   std::shared_ptr<const cuda::Driver> driver_;
+  std::shared_ptr<const transport::cuda_ipc::Identity> here_;
   std::map<int, std::shared_ptr<cuda::Device>> devices_;
   std::shared_ptr<transport::staged::Stage> stage_;  // does not change once there are lanes
 };

@@ -28,6 +28,12 @@ Fence CudaDevices::ready(const c10::Device& device) {
   return {};
 }
 
+void CudaDevices::refuse_capture(const c10::Device& device, std::string_view, std::string_view) {
+  if (!device.is_cpu()) open(device.index());
+}
+
+bool CudaDevices::is_captured(const Fence&) { return false; }
+
 void CudaDevices::wait(const Fence&, const c10::Stream& stream) { open(stream.device_index()); }
 
 detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<Fence>) {

@@ -2,7 +2,7 @@
 """Fails when an include points the wrong way. Rules (docs/architecture.md):
 
   base < profiling/trace < cuda < kernels < transport < engine < examples, tests, profiling/bench
-  a transport backend never includes another backend (transport/mesh is none: it works over any connection)
+  a transport backend never includes another backend (transport/mesh and transport/cuda_ipc are none: they work over connections)
   libtorch appears in engine/, transport/gloo/, examples/, tests/ and profiling/bench/ only
   Weft's own headers are written #include <weft/…>
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 LAYERS = ["base", "profiling/trace", "cuda", "kernels", "transport", "engine"]
 PUBLIC = len(LAYERS)  # include/weft, examples, tests, benches: may include everything
+NO_BACKENDS = ("mesh", "cuda_ipc")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 TORCH = re.compile(r"^(torch|ATen|c10)/|^gloo/")
 TORCH_ALLOWED = ("engine/", "transport/gloo/", "examples/", "tests/", "profiling/bench/", "include/")
@@ -27,7 +28,7 @@ def layer_of(path):
 
 def backend_of(path, root):
     parts = path.split("/")
-    if parts[0] == "transport" and len(parts) > 2 and parts[1] != "mesh" and (root / "transport" / parts[1]).is_dir():
+    if parts[0] == "transport" and len(parts) > 2 and parts[1] not in NO_BACKENDS and (root / "transport" / parts[1]).is_dir():
         return parts[1]
     return None
 

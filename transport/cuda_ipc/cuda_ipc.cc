@@ -1,6 +1,7 @@
 #include <atomic>
 #include <utility>
 
+#include <weft/base/log.h>
 #include <weft/transport/cuda_ipc/cuda_ipc.h>
 #include <weft/transport/cuda_ipc/receiver.h>
 #include <weft/transport/cuda_ipc/sender.h>
@@ -167,6 +168,9 @@ std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   if (!below.sizes.empty()) return Error(Blame::PeerLost, "the peer sent payloads with its reach");
   receiver_->take_introduction();
   phase_ = Phase::Messages;
+  const std::string why = why_not_ ? *why_not_ : reached.value() == 0 ? "it reaches none of our GPUs" : "";
+  log::info("cuda_ipc to " + peer() + ": " +
+            (why.empty() ? "it reads device memory where it is" : "device memory goes by the lane below, because " + why));
   // A peer that we cannot read may not read us: its page is none of ours.
   sender_->meet(
       process_, why_not_ ? 0 : reached.value(),
@@ -213,6 +217,8 @@ struct Holder {
 };
 
 }  // namespace
+
+bool fits(const Connection& below) { return below.transport() == "shm"; }
 
 std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,
                                  const std::shared_ptr<EventLoop>& loop, const Identity& here) {

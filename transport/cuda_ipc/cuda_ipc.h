@@ -30,6 +30,10 @@
 
 namespace weft::transport::cuda_ipc {
 
+// Whether a lane may have one above it: those of shm, whose peers the kernel has shown to be this user's. A stranger must
+// not name processes whose memory is opened here.
+bool fits(const Connection& below);
+
 // The lane is the result's alone from then on; receive() has not been called on it. `loop` is its loop. `here` is what the
 // peer is told of this process. Throws Busy, Device, Unsupported (more than kMaxGpus).
 std::shared_ptr<Connection> over(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage> stage,

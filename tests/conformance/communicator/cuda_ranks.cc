@@ -1,7 +1,9 @@
 #include <cstring>
+#include <optional>
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
+#include <weft/cuda/ipc.h>
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/poll.h>
@@ -34,35 +36,41 @@ struct Bench {
 
 class CudaMemory final : public Memory {
  public:
-  CudaMemory(std::shared_ptr<Bench> bench, std::size_t bytes)
-      : bench_(std::move(bench)), host_(bench_->pinned.allocate(bytes)), device_(bench_->copies, bytes) {
+  CudaMemory(std::shared_ptr<Bench> bench, OnDevice kind, std::size_t bytes)
+      : bench_(std::move(bench)), host_(bench_->pinned.allocate(bytes)) {
+    if (kind == OnDevice::Shareable) {
+      shareable_.emplace(*bench_->device, bytes);
+    } else {
+      pooled_.emplace(bench_->copies, bytes);
+    }
     bench_->finish();  // the communicator's streams may use it from now on
   }
-  Slice slice() const override { return device_.slice(); }
+  Slice slice() const override { return shareable_ ? shareable_->slice() : pooled_->slice(); }
   void write(const void* from) override {
-    if (device_.slice().bytes == 0) return;
-    std::memcpy(host_.slice().data, from, device_.slice().bytes);
-    cuda::copy(bench_->copies, device_.slice(), host_.slice());
+    if (slice().bytes == 0) return;
+    std::memcpy(host_.slice().data, from, slice().bytes);
+    cuda::copy(bench_->copies, slice(), host_.slice());
     bench_->finish();
   }
   void read(void* to) override {
-    if (device_.slice().bytes == 0) return;
-    cuda::copy(bench_->copies, host_.slice(), device_.slice());
+    if (slice().bytes == 0) return;
+    cuda::copy(bench_->copies, host_.slice(), slice());
     bench_->finish();
-    std::memcpy(to, host_.slice().data, device_.slice().bytes);
+    std::memcpy(to, host_.slice().data, slice().bytes);
   }
 
  private:
   std::shared_ptr<Bench> bench_;
   cuda::PinnedMemory host_;
-  cuda::DeviceMemory device_;
+  std::optional<cuda::DeviceMemory> pooled_;
+  std::optional<cuda::ShareableMemory> shareable_;
 };
 
 }  // namespace
 
-void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device) {
+void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device, OnDevice kind) {
   const auto bench = std::make_shared<Bench>(device);
-  rank.allocate = [bench](std::size_t bytes) { return std::make_shared<CudaMemory>(bench, bytes); };
+  rank.allocate = [bench, kind](std::size_t bytes) { return std::make_shared<CudaMemory>(bench, kind, bytes); };
   rank.gate = [bench] {
     const auto flag = bench->flags.make();
     flag->wait(bench->gated);

@@ -6,8 +6,11 @@
 
 namespace weft::conformance {
 
+// Device memory of stream-ordered pools, which stays in the process, or such that others may open.
+enum class OnDevice { Pooled, Shareable };
+
 // Gives the rank memory and gates on the device, and what they need.
-void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device);
+void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device, OnDevice kind = OnDevice::Pooled);
 
 // Frees what the rank has left on the device; fails the test if something still holds on to it.
 void reclaim(std::shared_ptr<cuda::Device> device);

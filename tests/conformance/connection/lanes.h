@@ -32,6 +32,8 @@ std::vector<std::pair<std::string, std::string>> unusable_backends();
 
 // Opens a backend as this program tests it: as it is, or with lanes that carry device memory over it.
 std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend);
+// What its lanes are called then.
+std::string name_for_claims(const std::string& backend);
 
 // An end for as long as a test needs both: `near` connected, `far` was accepted.
 struct Lane {

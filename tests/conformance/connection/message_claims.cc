@@ -230,7 +230,7 @@ TEST_P(ConnectionClaims, SendersOnManyThreadsEachKeepTheirOrder) {
 TEST_P(ConnectionClaims, TellsWhoIsAtTheOtherEndAndWhatItCanDo) {
   const Lane lane = open();
   for (const auto& end : {lane.near, lane.far}) {
-    EXPECT_EQ(end->transport(), GetParam());
+    EXPECT_EQ(end->transport(), name_for_claims(GetParam()));
     EXPECT_FALSE(end->peer().empty());
     EXPECT_GE(end->capabilities().max_header, 1024u);
     EXPECT_GE(end->capabilities().max_payloads, 16u);

@@ -1,4 +1,5 @@
-// A backend whose lanes carry device memory through pinned memory, on a fake GPU or a real one.
+// A backend whose lanes carry device memory through pinned memory, or by name where it can be shared, on a fake GPU or a
+// real one.
 #pragma once
 
 #include <weft/tests/conformance/connection/lanes.h>
@@ -7,10 +8,13 @@
 
 namespace weft::conformance {
 
+// By name: the two ends of a lane take each other for two processes, which a fake driver plays (is_two_processes).
+enum class Way { Pinned, ByName };
+
 class StagedTransport final : public transport::Transport {
  public:
   // `fake` may be null: then the device is a real one's.
-  StagedTransport(const std::string& backend, std::unique_ptr<harness::FakeDriver> fake,
+  StagedTransport(const std::string& backend, Way way, std::unique_ptr<harness::FakeDriver> fake,
                   std::shared_ptr<cuda::Device> device);
   // What lanes retired is reclaimed; the device must be nobody else's by then.
   ~StagedTransport() override;
@@ -31,6 +35,6 @@ class StagedTransport final : public transport::Transport {
   std::unique_ptr<transport::Connector> connector_;
 };
 
-std::shared_ptr<StagedTransport> open_on_fake(const std::string& backend);
+std::shared_ptr<StagedTransport> open_on_fake(const std::string& backend, Way way);
 
 }  // namespace weft::conformance

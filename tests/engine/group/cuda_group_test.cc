@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/cuda/memory.h>
@@ -233,6 +234,25 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
     const Error error = error_of([&] { rank.group.all_reduce(foreign); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos) << error.text();
+  });
+}
+
+TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
+  run([&](Rank& rank) {
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, rank.rank + 1);
+    drain(rank, devices(rank));
+    const c10::StreamGuard current(torch_->new_stream(rank.rank));  // the default stream cannot be captured
+    FakeDriver::Graph graph;
+    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    Work work = rank.group.all_reduce(tensor);
+    const Error refused = error_of([&] { work.wait(); });
+    EXPECT_EQ(refused.blame(), Blame::Unsupported);
+    EXPECT_NE(refused.text().find("make the group with backend 'nccl'"), std::string::npos) << refused.text();
+    ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
+    rank.group.all_reduce(tensor).wait();
+    drain(rank, devices(rank));
+    EXPECT_EQ(byte_of(tensor), 3);
   });
 }
 

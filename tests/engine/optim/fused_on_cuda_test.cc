@@ -146,5 +146,44 @@ TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   EXPECT_TRUE(same_bytes(pair.there[0], before));
 }
 
+// A launch of a graph repeats what was captured: a step that is not like the next one must not be.
+TEST_F(FusedOnCuda, OnlyStepsThatCanBeRepeatedAreCaptured) {
+  const Pair pair = parameters();
+  FusedSGD plain(pair.there, torch::optim::SGDOptions(0.1));
+  FusedSGD momentum(pair.there, torch::optim::SGDOptions(0.1).momentum(0.9));
+  FusedAdamW adamw(pair.there, torch::optim::AdamWOptions(0.1));
+  for (auto* optimizer : {&plain, &momentum}) optimizer->step_by(steps_);
+  adamw.step_by(steps_);
+  const c10::Stream side = torch_->new_stream();
+  const c10::StreamGuard current(side);
+  const auto in_capture = [&](torch::optim::Optimizer& optimizer) -> std::string {
+    FakeDriver::Graph graph;
+    EXPECT_EQ(fake_->begin_capture(torch_->view(side)), CUDA_SUCCESS);
+    std::string refused;
+    try {
+      optimizer.step();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      refused = error.text();
+    }
+    EXPECT_EQ(fake_->end_capture(torch_->view(side), graph), CUDA_SUCCESS);
+    if (refused.empty()) {
+      EXPECT_EQ(fake_->launch(graph, torch_->view(side)), CUDA_SUCCESS);
+    }
+    fake_->run();
+    return refused;
+  };
+  EXPECT_NE(in_capture(plain).find("its kernels are not loaded"), std::string::npos);
+  plain.step();
+  fake_->run();
+  const auto* const data = static_cast<const float*>(pair.there[0].const_data_ptr());
+  const std::vector<float> before(data, data + 33);
+  EXPECT_EQ(in_capture(plain), "");
+  EXPECT_NE(std::vector<float>(data, data + 33), before) << "the launch has stepped";
+  EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos);
+  EXPECT_NE(in_capture(adamw).find("counts its steps on the host"), std::string::npos);
+  EXPECT_TRUE(adamw.state().empty());
+}
+
 }  // namespace
 }  // namespace weft

@@ -21,6 +21,7 @@
 #include <weft/tests/engine/rpc/workers.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/transport/cuda_ipc/wire.h>
 
 namespace weft {
 namespace {
@@ -114,31 +115,37 @@ Future<at::Tensor> pass_and_fill_slowly(rpc::WorkerInfo where, at::Tensor tensor
     return make_slowly(back, byte);
   });
 }
-// Can neither be copied nor sent.
+// Can neither be copied nor sent. Each call runs on streams of its own: what one enqueues the next one waits for.
 class Shelf {
  public:
   explicit Shelf(at::Tensor tensor) : tensor_(std::move(tensor)) {}
   at::Tensor take() {
     std::lock_guard lock(mutex_);
+    devices_->wait(filled_, tensor::CudaDevices::current_stream(tensor_.device()));
     return tensor_;
   }
   void write(int byte) {
     std::lock_guard lock(mutex_);
     fill(tensor_, byte);
+    filled_ = devices_->ready(tensor_.device());
     written_.notify_all();
   }
 
  private:
+  std::shared_ptr<tensor::CudaDevices> devices_ = std::make_shared<tensor::CudaDevices>(fake->driver());
   std::mutex mutex_;
   std::condition_variable written_;
+  Fence filled_;
   at::Tensor tensor_;
 };
 
 // What agents hold of the driver, some of them for a moment after their handles have gone.
 class Lent {
  public:
-  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver) {
-    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver());
+  // `here`: what the agent says its process is; null: this one.
+  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver,
+                                            std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
+    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver(), std::move(here));
     std::lock_guard lock(mutex_);
     lent_.push_back(devices);
     return devices;
@@ -162,8 +169,9 @@ class CudaRpc : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (tensor::cuda_device_count() > 0)
       GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
-    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 4, .threads = true});
-    torch_ = std::make_unique<FakeTorchCuda>(*fake_);
+    fake_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 4, .threads = true, .is_two_processes = is_ipc()});
+    torch_ = std::make_unique<FakeTorchCuda>(*fake_,
+                                             is_ipc() ? FakeTorchCuda::Memory::Shareable : FakeTorchCuda::Memory::Pooled);
     fake = fake_.get();
     torch_cuda = torch_.get();
   }
@@ -171,6 +179,16 @@ class CudaRpc : public testing::TestWithParam<const char*> {
     lent_.wait_until_given_back();
     torch_cuda = nullptr;
     fake = nullptr;
+  }
+
+  static bool is_ipc() { return GetParam() == std::string_view("cuda_ipc"); }
+  static const char* transport() { return is_ipc() ? "shm" : GetParam(); }
+  // Agents that take each other for other processes read each other's memory where it is.
+  static std::shared_ptr<const transport::cuda_ipc::Identity> process_of(int rank) {
+    if (!is_ipc()) return nullptr;
+    auto here = std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());
+    here->started += static_cast<std::uint64_t>(rank);
+    return here;
   }
 
   using Body = std::function<void(rpc::Agent&)>;
@@ -181,9 +199,9 @@ class CudaRpc : public testing::TestWithParam<const char*> {
     harness::run_threads(workers, [&](int rank) {
       rpc::Options options{
           .rank = rank, .world_size = workers, .store = store, .worker_threads = worker_threads, .timeout = 20s};
-      options.transports = {GetParam()};
+      options.transports = {transport()};
       if (rank + 1 < workers && !map.empty()) options.device_maps = {{"worker" + std::to_string(rank + 1), map}};
-      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_, process_of(rank)));
       if (rank == 0) body(agent);
       agent.shutdown({.timeout = 30s});
     });
@@ -209,6 +227,7 @@ TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheI
       }
     });
   }
+  EXPECT_EQ(fake->calls(&cuda::Driver::ipc_open_mem_handle) > 0, is_ipc()) << "whether memory is read where it is";
 }
 
 TEST_P(CudaRpc, CU009_010_FromTheHostToAGpuAndBack) {
@@ -354,6 +373,23 @@ TEST_P(CudaRpc, TheArgumentIsReadBehindTheCallersStreamAndTheCallerDoesNotWaitFo
   });
 }
 
+TEST_P(CudaRpc, ACallInACaptureIsRefusedAndTheNextOneWorks) {
+  run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
+    const at::Tensor tensor = made(gpu(0), 100, 1);
+    const c10::Stream side = torch_cuda->new_stream(0);
+    FakeDriver::Graph graph;
+    {
+      const c10::StreamGuard on(side);
+      ASSERT_EQ(fake->begin_capture(torch_cuda->view(side), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+      const Error refused = error_of([&] { agent.async<&look_at>("worker1", tensor, 1).get(); });
+      EXPECT_EQ(refused.blame(), Blame::Caller);
+      EXPECT_NE(refused.text().find("cannot be captured into a CUDA graph"), std::string::npos) << refused.text();
+      ASSERT_EQ(fake->end_capture(torch_cuda->view(side), graph), CUDA_SUCCESS);
+    }
+    EXPECT_TRUE(agent.sync<&look_at>("worker1", tensor, 1).right);
+  });
+}
+
 TEST_P(CudaRpc, CU023_TheResultIsReadBehindAStreamThatTheFunctionsStreamWaitsFor) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     c10::Stream own = torch_cuda->new_stream(1);
@@ -459,12 +495,13 @@ TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
   run({{gpu(0), gpu(1)}}, [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&plus>("worker1", 1, 2), 3);
     const at::Tensor tensor = made(gpu(0), 64, 1);
-    // From the caller's GPU, to the callee's, from that, to the caller's.
-    const char* places[] = {"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
-    for (int copy = 1; copy <= 4; ++copy) {
-      fake->fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, copy);
+    // From the caller's GPU, to the callee's, from that, to the caller's; or where it is read by who receives it.
+    const std::vector<std::string> places = is_ipc() ? std::vector<std::string>{"cuda:1", "cuda:0"}
+                                                     : std::vector<std::string>{"cuda:0", "cuda:1", "cuda:1", "cuda:0"};
+    for (std::size_t copy = 1; copy <= places.size(); ++copy) {
+      fake->fail(&cuda::Driver::memcpy_async, CUDA_ERROR_INVALID_VALUE, static_cast<int>(copy));
       const Error error = error_of([&] { agent.sync<&pass>("worker1", tensor); });
-      EXPECT_NE(error.text().find(std::string("cuMemcpyAsync on ") + places[copy - 1]), std::string::npos)
+      EXPECT_NE(error.text().find("cuMemcpyAsync on " + places[copy - 1]), std::string::npos)
           << copy << ": " << error.what();
       EXPECT_TRUE(is_all(agent.sync<&pass>("worker1", tensor), 1));
     }
@@ -474,9 +511,9 @@ TEST_P(CudaRpc, ACopyThatTheGpuRefusesFailsItsCallAloneOnEitherSideAndWay) {
 TEST_P(CudaRpc, CU040_AWorkerThatJoinsLaterIsCalledWithGpusTensorsByAMapThatNamedIt) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto joined = [&](int rank, rpc::DeviceMaps maps) {
-    rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {GetParam()}};
+    rpc::Options options{.rank = rank, .store = store, .timeout = 20s, .transports = {transport()}};
     options.device_maps = std::move(maps);
-    return rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_));
+    return rpc::init("worker" + std::to_string(rank), options, lent_.lend(*fake_, process_of(rank)));
   };
   rpc::Agent first = joined(0, {{"worker1", {{gpu(0), gpu(1)}}}, {"worker2", {{gpu(0), gpu(7)}}}});
   rpc::Agent second = joined(1, {});
@@ -522,7 +559,7 @@ TEST_P(CudaRpcOfProcesses, CU012_ArgumentsAndResultsTravelBetweenTheirGpus) {
 INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpcOfProcesses, testing::Values("shm", "tcp"),
                          [](const auto& transport) { return std::string(transport.param); });
 
-INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpc, testing::Values("inproc", "shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Rpc, CudaRpc, testing::Values("inproc", "shm", "tcp", "cuda_ipc"),
                          [](const auto& transport) { return std::string(transport.param); });
 
 }  // namespace

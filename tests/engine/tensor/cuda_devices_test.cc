@@ -169,5 +169,28 @@ TEST_F(CudaDevices, FailedFutureMakesNoStreamWait) {
   EXPECT_EQ(future.device_work(), nullptr);
 }
 
+TEST_F(CudaDevices, WhatCannotBeCapturedIsRefusedWhileTheCurrentStreamIs) {
+  const c10::Stream side = torch_->new_stream();
+  fake_->run();
+  FakeDriver::Graph graph;
+  devices_->refuse_capture(gpu_, "this", "of a reason");
+  ASSERT_EQ(fake_->begin_capture(torch_->view(side)), CUDA_SUCCESS);
+  devices_->refuse_capture(gpu_, "this", "of a reason");  // another stream is
+  const c10::StreamGuard current(side);
+  devices_->refuse_capture(c10::Device(c10::kCPU), "this", "of a reason");
+  try {
+    devices_->refuse_capture(gpu_, "this", "of a reason");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_EQ(error.text(),
+              "this cannot be captured into a CUDA graph, as the current stream of cuda:0 is at present: of a reason");
+  }
+  EXPECT_TRUE(tensor::CudaDevices::is_captured(devices_->ready(gpu_)));
+  ASSERT_EQ(fake_->end_capture(torch_->view(side), graph), CUDA_SUCCESS);
+  devices_->refuse_capture(gpu_, "this", "of a reason");
+  EXPECT_FALSE(tensor::CudaDevices::is_captured(devices_->ready(gpu_)));
+}
+
 }  // namespace
 }  // namespace weft
