@@ -1,6 +1,8 @@
-# Finds libtorch inside a torch wheel or a libtorch archive. Makes one target:
+# Finds libtorch inside a torch wheel or a libtorch archive. Makes these targets:
 #
-#   weft::libtorch   headers, libtorch_cpu and libc10
+#   weft::libtorch        headers, libtorch_cpu and libc10
+#   weft::libtorch_cuda   and libtorch_cuda, where the wheel has it and there is a CUDA toolkit: for programs that use CUDA's
+#                         part of libtorch themselves, tests and benches; no library of Weft links it
 #
 # Not find_package(Torch): that one insists on a whole CUDA toolkit when the wheel was built with CUDA, and links
 # libtorch_cuda into everything, which costs each process 0.2 s and 350 MiB at start. Weft opens libtorch_cuda at run time
@@ -22,7 +24,9 @@ endif()
 get_filename_component(Libtorch_ROOT "${Libtorch_INCLUDE_DIR}" DIRECTORY)
 find_library(Libtorch_CPU_LIBRARY torch_cpu HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
 find_library(Libtorch_C10_LIBRARY c10 HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
-mark_as_advanced(Libtorch_INCLUDE_DIR Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY)
+find_library(Libtorch_CUDA_LIBRARY torch_cuda HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
+find_library(Libtorch_C10_CUDA_LIBRARY c10_cuda HINTS ${Libtorch_ROOT}/lib NO_DEFAULT_PATH)
+mark_as_advanced(Libtorch_INCLUDE_DIR Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY Libtorch_CUDA_LIBRARY Libtorch_C10_CUDA_LIBRARY)
 
 if(Libtorch_INCLUDE_DIR)
   file(STRINGS "${Libtorch_INCLUDE_DIR}/torch/headeronly/version.h" version_lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
@@ -47,4 +51,11 @@ if(Libtorch_FOUND AND NOT TARGET weft::libtorch)
   target_include_directories(weft::libtorch SYSTEM INTERFACE
     "${Libtorch_INCLUDE_DIR}" "${Libtorch_INCLUDE_DIR}/torch/csrc/api/include")
   target_link_libraries(weft::libtorch INTERFACE weft::libtorch_cpu weft::libtorch_c10)
+  if(Libtorch_CUDA_LIBRARY AND Libtorch_C10_CUDA_LIBRARY AND TARGET CUDA::cudart)
+    add_library(weft::libtorch_cuda INTERFACE IMPORTED)
+    # What libtorch_cuda itself needs it finds when it is loaded.
+    target_link_options(weft::libtorch_cuda INTERFACE LINKER:--allow-shlib-undefined)
+    target_link_libraries(weft::libtorch_cuda INTERFACE
+      "${Libtorch_CUDA_LIBRARY}" "${Libtorch_C10_CUDA_LIBRARY}" weft::libtorch CUDA::cudart)
+  endif()
 endif()

@@ -21,6 +21,8 @@ class Gpu {
     bench_pack(elements, Dtype::Float32, Dtype::BFloat16, 0);
     bench_pack(elements, Dtype::Float32, Dtype::BFloat16, 1);
     bench_pack(elements, Dtype::BFloat16, Dtype::BFloat16, 0);
+    bench_unpack(elements, Dtype::Float32, Dtype::Float32);
+    bench_unpack(elements, Dtype::BFloat16, Dtype::Float32);
     bench_reduce(elements, Dtype::Float32);
     bench_reduce(elements, Dtype::BFloat16);
     bench_sgd(elements);
@@ -96,11 +98,21 @@ class Gpu {
             [=, this] { kernels_.pack(tensors, from, flat, to, 0.5, stream_); });
   }
 
+  void bench_unpack(std::size_t elements, Dtype from, Dtype to) {
+    const auto tensors = scattered(allocate(elements * size_of(to)), size_of(to), 0);
+    const Slice flat = allocate(elements * size_of(from));
+    const std::size_t written = total(tensors);
+    const std::string types = std::string(name(from)) + "->" + std::string(name(to));
+    compare(text("unpack " + types, elements), written + written / size_of(to) * size_of(from), [=, this] {
+      kernels_.unpack(flat.part(0, written / size_of(to) * size_of(from)), from, tensors, to, 0.5, stream_);
+    });
+  }
+
   void bench_reduce(std::size_t elements, Dtype dtype) {
     const Slice a = allocate(elements * size_of(dtype));
     const Slice b = allocate(elements * size_of(dtype));
     const Slice out = allocate(elements * size_of(dtype));
-    compare(text("sum", dtype, elements), 3 * out.bytes,
+    compare(text("reduce sum", dtype, elements), 3 * out.bytes,
             [=, this] { kernels_.reduce(out, a, b, dtype, ReduceOp::Sum, stream_); });
   }
 

@@ -4,17 +4,14 @@
 //
 // The program is examples/digits on two ranks, as a user would start it; its settings take turns, so that a noisy machine
 // is noisy for both.
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <stdexcept>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/timelines.h>
 #include <weft/profiling/bench/workers.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/timeline.h>
@@ -22,6 +19,9 @@
 
 namespace {
 
+using weft::bench::beside;
+using weft::bench::exposed_in;
+using weft::bench::new_folder;
 using weft::bench::Report;
 using weft::bench::Samples;
 
@@ -34,47 +34,11 @@ constexpr int kEach = 2000;  // operations between two looks at the clock
   std::exit(2);
 }
 
-std::string beside(const char* program) {
-  const auto path = std::filesystem::path(weft::bench::this_program()).parent_path() / program;
-  if (!std::filesystem::exists(path)) fail("there is no '" + path.string() + "': build it (./dev build " + program + ")");
-  return path;
-}
-
-std::string new_folder() {
-  std::string name = std::filesystem::temp_directory_path() / "weft-bench-XXXXXX";
-  if (::mkdtemp(name.data()) == nullptr) fail("no folder can be made in '" + name + "'");
-  return name;
-}
-
 // The number behind a text that the program prints.
 double number_after(const std::string& printed, const std::string& text) {
   const auto found = printed.find(text);
   if (found == std::string::npos) fail("the digits print no '" + text + "'");
   return std::atof(printed.c_str() + found + text.size());
-}
-
-std::string output_of(const std::string& command) {
-  std::FILE* const pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) fail("'" + command + "' cannot be run");
-  std::string text;
-  std::array<char, 65536> buffer{};
-  for (std::size_t count = 0; (count = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    text.append(buffer.data(), count);
-  if (::pclose(pipe) != 0) fail("'" + command + "' failed");
-  return text;
-}
-
-// Rank 0's share of exposed communication, percent; the last step reaches to the end of the program.
-double exposed_in(const std::string& file) {
-  const auto summary = nlohmann::json::parse(output_of("'" + beside("weft-timeline") + "' summary --json '" + file + "'"));
-  double exposed = 0;
-  double total = 0;
-  const auto& steps = summary.at("steps");
-  for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
-    exposed += steps[i].at("ranks").at("0").at("exposed_us").get<double>();
-    total += steps[i].at("ranks").at("0").at("total_us").get<double>();
-  }
-  return 100 * exposed / total;
 }
 
 struct Run {

@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include <weft/profiling/bench/report.h>
+#include <weft/profiling/bench/transport_on_gpu.h>
 #include <weft/profiling/bench/transport_participants.h>
 #include <weft/profiling/bench/transport_rounds.h>
 #include <weft/profiling/bench/workers.h>
@@ -49,6 +51,10 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   const std::string self = weft::bench::this_program();
   const bool is_shm = wire == "shm";
   std::vector<Setting> settings{{"weft", {self, "--worker", wire, name}}};
+  if (wire == "cuda_ipc") {
+    settings.push_back({"floor: device copy", {self, "--floor", "device copy", name}, 1});
+    return settings;
+  }
   if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
   if (name != "blocked") {
     // These two poll whoever waits.
@@ -145,15 +151,26 @@ int main(int argc, char** argv) {
   if (argc == 4 && words[1] == "--worker") return weft::bench::be_weft(words[2], words[3]);
   if (argc == 4 && words[1] == "--floor") return weft::bench::be_floor(words[2], words[3]);
   Report report("transport", argc, argv, /*default_runs=*/5);
+  if (const auto why = weft::bench::why_no_gpu()) {
+    report.note("no GPU cases: " + *why);
+  } else {
+    // A caller who blocks does so on the host, which has no part in these.
+    for (const std::string name : {"polled", "stream"}) {
+      if (report.wants("cuda_ipc " + name)) measure("cuda_ipc", name, report, "", "");
+    }
+  }
+  weft::bench::measure_costs(report);
+  std::vector<std::pair<std::string, std::string>> cases;
+  for (const std::string wire : {"shm", "tcp"}) {
+    for (const std::string name : {"polled", "blocked", "stream"}) {
+      if (report.wants(wire + " " + name)) cases.emplace_back(wire, name);
+    }
+  }
+  if (cases.empty()) return report.finish();
   const std::string options = " -O2 -std=c++17 -w " TRANSPORT_BENCH_SOURCES "/transport_";
   const std::string mpi = weft::bench::build_peer(report, "mpi", "mpicxx" + options + "mpi.cc -o $OUT");
   const std::string tensorpipe =
       weft::bench::build_peer(report, "tensorpipe", "c++" + options + "tensorpipe.cc -o $OUT -ltensorpipe -lpthread");
-  for (const std::string wire : {"shm", "tcp"}) {
-    for (const std::string name : {"polled", "blocked", "stream"}) {
-      if (report.wants(wire + " " + name)) measure(wire, name, report, mpi, tensorpipe);
-    }
-  }
-  weft::bench::measure_costs(report);
+  for (const auto& [wire, name] : cases) measure(wire, name, report, mpi, tensorpipe);
   return report.finish();
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <weft/base/futex.h>
+#include <weft/profiling/bench/transport_on_gpu.h>
 #include <weft/profiling/bench/transport_participants.h>
 #include <weft/profiling/bench/transport_rounds.h>
 #include <weft/profiling/bench/workers.h>
@@ -244,6 +245,7 @@ int be_floor(const std::string& which, const std::string& name) {
   if (which == "memcpy") return be_memcpy();
   if (which == "two-copy ring") return be_two_copy_ring();
   if (which == "raw socket") return be_raw_socket(name);
+  if (which == "device copy") return measure_case(device_copy(), name);
   return 2;
 }
 

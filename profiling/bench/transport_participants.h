@@ -9,7 +9,8 @@
 namespace weft::bench {
 
 int be_weft(const std::string& backend, const std::string& name);
-// What the machine can do without a library: "spinning flag", "memcpy", "two-copy ring", "raw socket".
+// What the machine can do without a library: "spinning flag", "memcpy", "two-copy ring", "raw socket"; and its
+// GPU: "device copy".
 int be_floor(const std::string& which, const std::string& name);
 
 // What a connection costs over its stream, by itself and in this process.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 
+#include <weft/profiling/bench/transport_on_gpu.h>
 #include <weft/profiling/bench/transport_participants.h>
 #include <weft/profiling/bench/transport_rounds.h>
 #include <weft/profiling/bench/workers.h>
@@ -29,15 +30,20 @@ std::span<const std::byte> header_of(const Wish& wish) { return std::as_bytes(st
 // Memory that payloads come from or go to, touched before it is used. Two pieces in turns, as a program would have them.
 class Buffers {
  public:
+  // Of the GPU where there is one.
+  explicit Buffers(GpuLanes* gpu) : gpu_(gpu) {}
+
   Slice next(std::size_t bytes) {
+    turn_ ^= 1;
+    if (gpu_ != nullptr) return gpu_->memory(this, turn_, bytes);
     if (memory_[0].size() < bytes) {
       for (auto& piece : memory_) piece.assign(bytes, std::byte{1});
     }
-    turn_ ^= 1;
     return {memory_[turn_].data(), bytes, Device::host()};
   }
 
  private:
+  GpuLanes* gpu_;
   std::array<std::vector<std::byte>, 2> memory_;
   std::size_t turn_ = 0;
 };
@@ -45,7 +51,8 @@ class Buffers {
 // Rank 1: answers until the lane ends.
 class Server {
  public:
-  Server(Connection& connection, const std::shared_ptr<EventLoop>& loop) : connection_(connection) {
+  Server(Connection& connection, const std::shared_ptr<EventLoop>& loop, GpuLanes* gpu)
+      : connection_(connection), buffers_(gpu) {
     connection.receive({[this](const Arrival& arrival) { take(arrival); }, [this](const Error&) { ended_ = true; }});
     loop->drive([this] { return ended_; });
   }
@@ -74,8 +81,8 @@ class Server {
 // Rank 0.
 class Client {
  public:
-  Client(std::shared_ptr<Connection> connection, std::shared_ptr<EventLoop> loop, bool is_polled)
-      : connection_(std::move(connection)), loop_(std::move(loop)), is_polled_(is_polled) {
+  Client(std::shared_ptr<Connection> connection, std::shared_ptr<EventLoop> loop, bool is_polled, GpuLanes* gpu)
+      : connection_(std::move(connection)), loop_(std::move(loop)), is_polled_(is_polled), buffers_(gpu) {
     connection_->receive({[this](const Arrival& arrival) { take(arrival); }, [](const Error& why) { give_up(why); }});
   }
 
@@ -171,7 +178,9 @@ int be_weft(const std::string& backend, const std::string& name) {
   const int rank = rank_of_worker();
   pin_to_core_of(rank);
   const auto loop = std::make_shared<EventLoop>("bench");
-  const auto transport = transport::open(backend);
+  const bool is_on_gpu = backend == "cuda_ipc";
+  const auto gpu = is_on_gpu ? GpuLanes::open() : nullptr;
+  const auto transport = transport::open(is_on_gpu ? "shm" : backend);
   if (rank == 1) {
     std::mutex mutex;
     std::shared_ptr<Connection> accepted;
@@ -184,11 +193,13 @@ int be_weft(const std::string& backend, const std::string& name) {
       std::lock_guard lock(mutex);
       return accepted != nullptr;
     });
-    Server(*accepted, loop);
+    if (gpu) accepted = gpu->over(std::move(accepted), loop);
+    const Server until_the_lane_ends(*accepted, loop, gpu.get());
     return 0;
   }
-  const auto connection = transport->connector()->connect(hear_other(), {loop, Deadline::in(std::chrono::seconds(10))});
-  Client client(connection, loop, name != "blocked");
+  auto connection = transport->connector()->connect(hear_other(), {loop, Deadline::in(std::chrono::seconds(10))});
+  if (gpu) connection = gpu->over(std::move(connection), loop);
+  Client client(connection, loop, name != "blocked", gpu.get());
   return measure_case(client.participant(), name);
 }
 

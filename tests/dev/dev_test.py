@@ -182,6 +182,12 @@ class Spaces(DevTest):
             self.assertEqual(self.dev.torch_libraries("python3"), ["/a b/torch/lib"])
 
 
+class Lint(DevTest):
+    def test_clang_is_not_given_what_only_gcc_understands(self):
+        command = "c++ -O2 --param ggc-min-heapsize=1 -Winvalid-pch -include '/a b/cmake_pch.hxx' -o x.o -c x.cc"
+        self.assertEqual(self.dev.clangs_view([{"file": "x.cc", "command": command}]), [{"file": "x.cc", "command": "c++ -O2 -o x.o -c x.cc"}])
+
+
 class Gpu(DevTest):
     def setUp(self):
         super().setUp()
@@ -198,25 +204,72 @@ class Gpu(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "is not what ./dev gpu-pack makes"):
             self.dev.unpacked(self.root)
 
-    def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
-        printed = io.StringIO()
-        device = {"name": "NVIDIA H200"}
-        with mock.patch.multiple(self.dev, describe_gpu=lambda: [device], torch_libraries=lambda python: [],
-                                 run_gpu_program=lambda *_: (0, "")), mock.patch("shutil.which", return_value=None):
+    def run_gpu(self, run, checker=None):
+        """What ./dev gpu prints and writes where `run` stands for its programs; the error that it ends with, or None."""
+        printed, stopped = io.StringIO(), None
+        with mock.patch.multiple(self.dev, describe_gpu=lambda: [{"name": "NVIDIA H200"}], torch_libraries=lambda python: [],
+                                 run_gpu_program=run), mock.patch("shutil.which", return_value=checker):
             with contextlib.redirect_stdout(printed):
-                self.dev.command_gpu(["--pack", str(self.file), "--output", str(self.root / "results")])
-        self.assertIn("no compute-sanitizer", printed.getvalue())
-        result = json.loads(next((self.root / "results").glob("gpu-nvidia-h200-*.json")).read_text())
+                try:
+                    self.dev.command_gpu(["--pack", str(self.file), "--output", str(self.root / "results")])
+                except self.dev.Stop as error:
+                    stopped = str(error)
+        return printed.getvalue(), json.loads(next((self.root / "results").glob("gpu-nvidia-h200-*.json")).read_text()), stopped
+
+    @staticmethod
+    def measured(path, arguments, *_):
+        if "--json" in arguments:
+            row = {"case": arguments[arguments.index("--case") + 1], "peer": "weft", "metric": "time", "unit": "us", "p50": 1, "bytes": 0}
+            Path(arguments[arguments.index("--json") + 1]).write_text(json.dumps(row) + "\n")
+        return 0, ""
+
+    def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
+        printed, result, stopped = self.run_gpu(self.measured)
+        self.assertIn("no compute-sanitizer", printed)
+        self.assertIsNone(stopped)
         self.assertEqual(result["commit"], "abc1234")
+        self.assertEqual([row["case"] for row in result["rows"]], [case for _, case in self.dev.GPU_BENCHES])
         self.assertEqual(self.dev.commit(), "unknown")
+
+    def test_a_bench_that_fails_or_measures_nothing_keeps_the_others_figures_and_fails_the_command(self):
+        def run(path, arguments, *rest):
+            if "training step" in arguments:
+                return 2, "it could not"
+            return (0, "# no GPU cases") if "cuda_ipc" in arguments else self.measured(path, arguments, *rest)
+        printed, result, stopped = self.run_gpu(run)
+        self.assertIn("it could not", printed)
+        self.assertIn("gpu_bench --case 'training step'", stopped)
+        self.assertIn("transport_bench --case 'cuda_ipc', which gave no figure", stopped)
+        self.assertEqual(len(result["rows"]), len(self.dev.GPU_BENCHES) - 2)
+
+    def test_what_the_sanitizer_finds_fails_the_command(self):
+        (self.folder / "tests.txt").write_text(self.dev.SANITIZED + "\n")
+        subprocess.run(["tar", "-C", self.root, "-cJf", self.file, "weft-gpu"], check=True)
+        checked = lambda path, *rest: (9, "") if "compute-sanitizer" in str(path) else self.measured(path, *rest)
+        self.assertIn("under compute-sanitizer", self.run_gpu(checked, "/a b/compute-sanitizer")[2])
 
     def test_the_image_with_the_tests_knows_its_commit(self):
         image = (SCRIPT.parent / "docker" / "gpu.Dockerfile").read_text()
         self.assertRegex(image, r"AS test\n(#.*\n)?ARG COMMIT=unknown\nRUN echo .* > COMMIT\n")
 
-    def test_a_figure_without_a_bench_is_not_one_that_was_not_measured(self):
-        self.assertEqual(self.dev.gpu_figure([], None), "no bench yet")
-        self.assertEqual(self.dev.gpu_figure([], ("kernels", "pack", "bandwidth")), "not measured")
+    def test_figures_are_read_off_the_rows_of_the_largest_case(self):
+        def row(case, peer, metric, p50, size=0, unit="us"):
+            return {"case": case, "peer": peer, "metric": metric, "unit": unit, "p50": p50, "bytes": size}
+        rows = [row("gpu pack a 6Mi", "weft", "bandwidth", 1.0, 6, "GB/s"), row("gpu pack a 6Mi", "device copy", "bandwidth", 2.0, 6, "GB/s"),
+                row("gpu pack a 64Mi", "weft", "bandwidth", 9.0, 64, "GB/s"), row("gpu pack a 64Mi", "device copy", "bandwidth", 10.0, 64, "GB/s"),
+                row("gpu unpack a 64Mi", "weft", "bandwidth", 5.0, 64, "GB/s"),
+                row("nccl all_reduce of one rank", "NCCL", "time", 1.5), row("nccl all_reduce of one rank", "weft communicator", "time", 3.0),
+                row("stream to stream", "weft", "time", 4.0), row("stream to stream", "host function", "time", 20.0),
+                row("training step", "captured", "host time", 50.0), row("training step", "eager", "host time", 500.0),
+                row("training step", "captured", "time", 900.0), row("training step", "eager", "time", 1000.0)]
+        figures = {what: read(rows) for what, _, read in self.dev.GPU_FIGURES}
+        self.assertEqual(figures["bucket pack, share of device-copy bandwidth"], "90 % (9 GB/s at 64 bytes)")
+        self.assertIsNone(figures["bucket unpack, share of device-copy bandwidth"])
+        self.assertEqual(figures["NCCL with one rank, a communicator's call over raw NCCL"], "1.5 us (3 over 1.5)")
+        self.assertEqual(figures["stream to stream, stream memory operations"], "4 us")
+        self.assertEqual(figures["stream to stream, times faster than host callbacks"], "5 (20 against 4 us)")
+        self.assertEqual(figures["captured training step, host time over eager"], "0.1 (50 against 500 us)")
+        self.assertTrue(all(read([]) is None for _, _, read in self.dev.GPU_FIGURES))
 
 
 class Results(DevTest):

@@ -1,0 +1,15 @@
+// What a collective costs its caller over NCCL's own call.
+#pragma once
+
+#include <memory>
+
+#include <weft/cuda/device.h>
+#include <weft/profiling/bench/report.h>
+
+namespace weft::bench {
+
+// The host's time of one all_reduce of 4 B with one rank, where NCCL has nothing to do: NCCL called directly on the stream,
+// the communicator with the stream's wait for it, and ProcessGroup with Work::wait().
+void bench_nccl(Report& report, const std::shared_ptr<cuda::Device>& device);
+
+}  // namespace weft::bench

@@ -1,0 +1,33 @@
+// The GPU's half of transport_bench.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <weft/base/event_loop.h>
+#include <weft/base/slice.h>
+#include <weft/profiling/bench/transport_rounds.h>
+#include <weft/transport/connection.h>
+
+namespace weft::bench {
+
+// Why there is nothing to measure on a GPU here; nothing where there is.
+std::optional<std::string> why_no_gpu();
+
+// A process's end of lanes that carry the first GPU's memory to another process on this machine (transport/cuda_ipc).
+class GpuLanes {
+ public:
+  // Throws what opening the GPU throws.
+  static std::shared_ptr<GpuLanes> open();
+  virtual ~GpuLanes() = default;
+  virtual std::shared_ptr<transport::Connection> over(std::shared_ptr<transport::Connection> below,
+                                                      const std::shared_ptr<EventLoop>& loop) = 0;
+  // One of an owner's pieces of the GPU's memory, of as many bytes at least.
+  virtual Slice memory(const void* owner, std::size_t piece, std::size_t bytes) = 0;
+};
+
+// Copies within the GPU's memory, in one process.
+Participant device_copy();
+
+}  // namespace weft::bench

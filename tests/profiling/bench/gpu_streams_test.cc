@@ -1,0 +1,37 @@
+// The streams of the GPU's bench over the fake driver: that every way across is measured and none waits for ever.
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <unistd.h>
+
+#include <weft/profiling/bench/gpu_streams.h>
+#include <weft/tests/cuda/fake_cuda.h>
+
+namespace weft::bench {
+namespace {
+
+using StreamsBench = cuda::ThreadedCuda;
+
+TEST_F(StreamsBench, MeasuresEveryWayAcrossAndPinsNothingWhileItsStreamsWait) {
+  std::string file = (std::filesystem::temp_directory_path() / ("weft-streams-" + std::to_string(getpid()))).string();
+  std::string options[] = {"gpu_bench", "--json", file, "--runs", "2"};
+  std::array<char*, 5> arguments{};
+  for (std::size_t i = 0; i < arguments.size(); ++i) arguments[i] = options[i].data();
+  Report report("gpu", static_cast<int>(arguments.size()), arguments.data(), 1);
+  bench_streams(report, device);
+  EXPECT_EQ(fake.calls(&cuda::Driver::launch_host_func), 3 * 100) << "a run to warm up and two, of 50 rounds each";
+  EXPECT_EQ(report.finish(), 0);
+  std::ifstream rows(file);
+  const std::string text{std::istreambuf_iterator<char>(rows), {}};
+  for (const char* peer : {"weft", "host function", "event"}) {
+    EXPECT_THAT(text, testing::HasSubstr("\"peer\":\"" + std::string(peer) + "\"")) << peer;
+  }
+  std::filesystem::remove(file);
+  EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(30))));
+}
+
+}  // namespace
+}  // namespace weft::bench
