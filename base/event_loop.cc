@@ -62,6 +62,17 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
+  // An entry has died. What its handler owns may own this loop, so it is not kept until somebody else wakes it.
+  void discard() {
+    bool must_wake = false;
+    {
+      std::lock_guard lock(mutex);
+      garbage = true;
+      must_wake = take_sleeping();
+    }
+    if (must_wake) wake();
+  }
+
   const int wakeup;
   std::atomic<bool> garbage{false};     // an entry died and is still in a table
   std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
@@ -165,7 +176,7 @@ void EventLoop::Registration::reset() noexcept {
   entry_.reset();
   if (!entry || !entry->live.exchange(false)) return;
   if (entry->descriptor >= 0) epoll_ctl(entry->epoll, EPOLL_CTL_DEL, entry->descriptor, nullptr);
-  entry->mailbox->garbage = true;
+  entry->mailbox->discard();
 }
 
 EventLoop::Inner::Inner(std::string given_name)
@@ -522,7 +533,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool
   {
     std::lock_guard lock(mailbox->mutex);
     mailbox->sleeping = false;
-    if (!mailbox->posted.empty() || std::exchange(mailbox->recalled, false)) return nanoseconds(0);
+    if (!mailbox->posted.empty() || mailbox->garbage || std::exchange(mailbox->recalled, false)) return nanoseconds(0);
     all = pollers;
     if (!timers.empty()) until = std::min(until, timers.begin()->first);
     mailbox->sleeping = true;

@@ -25,7 +25,8 @@ class EventLoop {
 
  public:
   // A timer, a watched descriptor or a poller. Destroying it ends it: a handler that runs at that moment on another thread
-  // finishes, so handlers own what they touch, and may own this registration's owner. Never blocks. May outlive the loop.
+  // finishes, so handlers own what they touch, and may own this registration's owner; what they own goes in the loop's next
+  // turn, which comes at once. Never blocks. May outlive the loop.
   class [[nodiscard]] Registration {
    public:
     Registration() = default;

@@ -67,6 +67,26 @@ TEST(EventLoop, ADestroyedTimerDoesNotRunAndReleasesItsTask) {
   EXPECT_FALSE(ran);
 }
 
+// What a handler owns may own the loop, which nobody else will wake then.
+TEST(EventLoop, WhatAHandlerOwnsGoesWithItsRegistrationThoughTheLoopSleeps) {
+  for (const bool inside : {false, true}) {
+    EventLoop loop("test");
+    auto owned = std::make_shared<int>(0);
+    const std::weak_ptr<int> watch = owned;
+    auto timer = loop.at(Deadline::in(seconds(3600)), [owned = std::move(owned)] {});
+    flush(loop);
+    std::this_thread::sleep_for(milliseconds(5));  // so that it sleeps; else this proves less
+    if (inside) {
+      loop.post([&] { timer.reset(); });
+    } else {
+      timer.reset();
+    }
+    const auto deadline = patience();
+    while (!watch.expired() && !deadline.passed()) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_TRUE(watch.expired()) << (inside ? "inside" : "outside");
+  }
+}
+
 TEST(EventLoop, ReportsWhatADescriptorHas) {
   EventLoop loop("test");
   int ends[2];
