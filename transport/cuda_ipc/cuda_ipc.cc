@@ -81,7 +81,7 @@ class CudaIpcConnection final : public Connection, public std::enable_shared_fro
 };
 
 void CudaIpcConnection::start() {
-  sender_->introduce(encode(Hello{here_, sender_->page()->descriptor(), sender_->gpus()}));
+  sender_->introduce(encode(Hello{here_, sender_->page()->name(), sender_->gpus()}));
   below_->receive({[weak = weak_from_this()](const Arrival& below) {
                      if (const auto self = weak.lock()) self->arrived(below);
                    },
@@ -146,14 +146,14 @@ std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
   receiver_->take_introduction();
   phase_ = Phase::Reach;
   const Identity there = hello.value().identity;
-  const std::uint32_t number = hello.value().page;
+  const PageName page = hello.value().page;
   std::uint32_t reached = 0;
   why_not_ = why_unreachable(here_, there);
   try {
     // Of another host it would be some other process.
     if (!why_not_) {
       process_ = std::make_shared<Process>(there.process);
-      reached = receiver_->meet(std::move(hello).value(), Page::open(there.process, number));
+      reached = receiver_->meet(std::move(hello).value(), Page::open(there.process, page));
     }
   } catch (const Error& error) {
     return error;

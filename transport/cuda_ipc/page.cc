@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <random>
 #include <string>
 
 #include <fcntl.h>
@@ -16,7 +17,8 @@ namespace weft::transport::cuda_ipc {
 namespace {
 
 constexpr std::size_t kSpacing = 64;  // a cache line
-constexpr std::size_t kPageBytes = (kMaxGpus * kSlots + 1) * kSpacing;
+constexpr std::size_t kWords = kMaxGpus * kSlots;
+constexpr std::size_t kPageBytes = (kWords + 2) * kSpacing;  // behind the words: closed, and the key
 // Nobody can make it shorter under those who have mapped it.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -37,12 +39,15 @@ std::shared_ptr<Page> Page::make() {
     ::close(descriptor);
     throw system_error(Blame::Busy, "cuda_ipc: no memory to share", number);
   }
-  return std::shared_ptr<Page>(new Page(descriptor, memory));
+  const auto page = std::shared_ptr<Page>(new Page(descriptor, memory));
+  std::random_device random;
+  page->key() = std::uint64_t{random()} << 32 | random();
+  return page;
 }
 
-std::shared_ptr<Page> Page::open(std::uint64_t process, std::uint32_t number) {
-  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(number);
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
+  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);  // whatever it may be by now
   const auto refuse = [&](const std::string& why) {
     if (descriptor >= 0) ::close(descriptor);
     throw Error(Blame::PeerLost, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
@@ -56,7 +61,9 @@ std::shared_ptr<Page> Page::open(std::uint64_t process, std::uint32_t number) {
   }
   void* const memory = map(descriptor);
   if (memory == nullptr) refuse("cannot be mapped");
-  return std::shared_ptr<Page>(new Page(descriptor, memory));
+  const auto page = std::shared_ptr<Page>(new Page(descriptor, memory));
+  if (page->key() == name.key) return page;
+  throw Error(Blame::PeerLost, "cuda_ipc: the page of process " + std::to_string(process) + " is gone");
 }
 
 Page::~Page() {
@@ -69,6 +76,8 @@ std::atomic<std::uint32_t>& Page::word(std::size_t gpu, std::size_t slot) const 
 }
 
 std::atomic<std::uint32_t>& Page::closed() const { return word(kMaxGpus, 0); }
+
+std::uint64_t& Page::key() const { return *reinterpret_cast<std::uint64_t*>(memory_ + (kWords + 1) * kSpacing); }
 
 Process::Process(std::uint64_t number) : descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
   if (descriptor_ < 0 && errno != ESRCH)

@@ -15,18 +15,20 @@ class Page {
  public:
   // Throws Busy.
   static std::shared_ptr<Page> make();
-  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is no such page.
-  static std::shared_ptr<Page> open(std::uint64_t process, std::uint32_t descriptor);
+  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is another one: a
+  // descriptor's number comes back as soon as a lane that was given up has closed it.
+  static std::shared_ptr<Page> open(std::uint64_t process, const PageName& name);
   ~Page();
   Page(const Page&) = delete;
   Page& operator=(const Page&) = delete;
 
   // How others open it.
-  std::uint32_t descriptor() const { return static_cast<std::uint32_t>(descriptor_); }
+  PageName name() const { return {static_cast<std::uint32_t>(descriptor_), key()}; }
   std::atomic<std::uint32_t>& word(std::size_t gpu, std::size_t slot) const;
   std::atomic<std::uint32_t>& closed() const;
 
  private:
+  std::uint64_t& key() const;
   Page(int descriptor, void* memory) : descriptor_(descriptor), memory_(static_cast<std::byte*>(memory)) {}
   int descriptor_;
   std::byte* memory_;

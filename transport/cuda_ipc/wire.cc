@@ -117,7 +117,8 @@ std::vector<std::byte> encode(const Hello& hello) {
   writer.put(hello.identity.processes);
   writer.put(hello.identity.process);
   writer.put(hello.identity.started);
-  writer.put(hello.page);
+  writer.put(hello.page.descriptor);
+  writer.put(hello.page.key);
   writer.put(static_cast<std::uint32_t>(hello.gpus.size()));
   for (const Gpu& gpu : hello.gpus) {
     writer.put_bytes(gpu.uuid);
@@ -138,7 +139,8 @@ Result<Hello> decode_hello(Bytes bytes) {
   hello.identity.processes = reader.text();
   hello.identity.process = reader.get<std::uint64_t>();
   hello.identity.started = reader.get<std::uint64_t>();
-  hello.page = reader.get<std::uint32_t>();
+  hello.page.descriptor = reader.get<std::uint32_t>();
+  hello.page.key = reader.get<std::uint64_t>();
   const auto gpus = reader.get<std::uint32_t>();
   if (gpus > kMaxGpus) return wrong("a hello with " + std::to_string(gpus) + " GPUs");
   for (std::uint32_t i = 0; i < gpus; ++i) {

@@ -45,9 +45,15 @@ struct Gpu {
   std::vector<cuda::IpcHandle> events;  // kSlots of them
 };
 
+// A page of a process.
+struct PageName {
+  std::uint32_t descriptor = 0;
+  std::uint64_t key = 0;  // which the page holds as well
+};
+
 struct Hello {
   Identity identity;
-  std::uint32_t page = 0;  // a descriptor of that process
+  PageName page;
   std::vector<Gpu> gpus;
 };
 std::vector<std::byte> encode(const Hello& hello);

@@ -285,6 +285,10 @@ TEST_P(DeviceClaims, WithoutDestinationsThePayloadsAreThrownAway) {
 }
 
 TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStreamIsThere) {
+  const Op first = lane.near->send(bytes_of("first"), {}, nullptr, {});
+  next();
+  expect_good(lane.far->accept({}, nullptr, {}));
+  expect_good(first);  // so that what follows goes at once
   auto from = on_device(pattern(1, 2 << 20));
   const std::weak_ptr<Memory> watch = from;
   const Slice slice = from->slice();

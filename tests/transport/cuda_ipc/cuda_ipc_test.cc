@@ -1,4 +1,5 @@
 #include <weft/tests/transport/cuda_ipc/lanes.h>
+#include <weft/transport/cuda_ipc/page.h>
 
 namespace weft::transport::cuda_ipc {
 namespace {
@@ -237,13 +238,19 @@ TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
 }
 
 TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
-  const Hello hello{there, 3, {}};
+  const Hello hello{there, {}, {}};
   auto cut = encode(hello), late = encode_plain({});
   cut.pop_back();
   Hello stranger = hello;
-  stranger.identity.process = here.process;  // and its page is no page
+  stranger.identity.process = here.process;
+  stranger.page.descriptor = 0;  // which is no page
+  const auto page = Page::make();
+  Hello reused = stranger;
+  reused.page = page->name();
+  ++reused.page.key;  // another lane has the descriptor by now
   for (const auto& [first, text] : {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"},
-                                    std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"}}) {
+                                    std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"},
+                                    std::pair{encode(reused), "is gone"}}) {
     SCOPED_TRACE(text);
     auto streams = inproc::make_streams(64 << 10);
     const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
@@ -255,6 +262,7 @@ TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
     EXPECT_EQ(why.blame(), Blame::PeerLost);
     EXPECT_THAT(why.text(), HasSubstr(text));
   }
+  EXPECT_EQ(page->closed(), 0u) << "whose lane would take it for the end of its peer";
 }
 
 TEST_F(CudaIpc, AMessageThatIsNoneIsRefused) {
