@@ -23,6 +23,10 @@ constexpr int kCalls = 100;  // between two waits for the device
 
 using transport::nccl::Library;
 
+void wait_for(const cuda::StreamRef& stream) {
+  if (!cuda::record(stream).synchronize()) broken("a fence without a deadline timed out");
+}
+
 // A communicator of one rank, as a program without Weft would have it.
 class RawNccl {
  public:
@@ -40,9 +44,7 @@ class RawNccl {
   void all_reduce(const Slice& word) {
     check(library_->all_reduce(word.data, word.data, 1, ncclFloat32, ncclSum, comm_, stream_.native()), "ncclAllReduce");
   }
-  void wait() {
-    if (!cuda::record(stream_).synchronize()) broken("a fence without a deadline timed out");
-  }
+  void wait() { wait_for(stream_); }
 
  private:
   void check(ncclResult_t result, const char* what) const {
@@ -112,11 +114,8 @@ void bench_nccl(Report& report, const std::shared_ptr<cuda::Device>& device) {
                   communicator->all_reduce({word->slice(), Dtype::Float32}, ReduceOp::Sum, word, cuda::record(stream));
               op.done().wait(stream);
             },
-            [&] {
-              if (!cuda::record(stream).synchronize()) broken("a fence without a deadline timed out");
-            }},
+            [&] { wait_for(stream); }},
            {"weft ProcessGroup", [&] { group.all_reduce(tensor).wait(); }, [&] { group.barrier().wait(); }}});
-  communicator.reset();
 }
 
 }  // namespace weft::bench

@@ -22,7 +22,8 @@ namespace {
 constexpr std::int64_t kWidths[] = {1024, 2048, 2048, 2048, 1024};
 constexpr std::int64_t kBatch = 128;
 constexpr int kWarmUp = 11;  // the buckets are built anew behind the first step, and libraries choose their kernels
-constexpr int kTimes = 30;
+constexpr int kRounds = 3;  // of each way in turn
+constexpr int kTimes = 10;  // in a round
 constexpr int kSteps = 10;  // between two waits for the device
 
 torch::nn::Sequential make_net() {
@@ -41,8 +42,9 @@ void print(const char* what, const std::vector<double>& times) {
   std::fflush(stdout);
 }
 
-std::map<std::string, Samples> train(const std::string& how) {
-  std::map<std::string, Samples> samples;
+using Measured = std::map<std::string, Samples>;  // by what was measured
+
+void train(const std::string& how, Measured& samples) {
   std::istringstream lines(run_workers({this_program(), "--worker", how}, 1).text);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -50,7 +52,6 @@ std::map<std::string, Samples> train(const std::string& how) {
     words >> what;
     for (double time = 0; words >> time;) samples[what].add(time);
   }
-  return samples;
 }
 
 }  // namespace
@@ -100,8 +101,11 @@ int train_on_gpu(const std::string& how) {
 void bench_captured_step(Report& report) {
   const std::string name = "training step";
   if (!report.wants(name)) return;
-  auto captured = train("captured");
-  auto eager = train("eager");
+  Measured captured, eager;
+  for (int round = 0; round < kRounds; ++round) {
+    train("captured", captured);
+    train("eager", eager);
+  }
   for (const auto& [what, metric] : {std::pair{"host", "host time"}, std::pair{"step", "time"}}) {
     for (auto& [peer, samples] : {std::pair<std::string, Samples&>{"captured", captured[what]}, {"eager", eager[what]}}) {
       Row row = time_row(name, peer, 0, samples, 1e6, "us");

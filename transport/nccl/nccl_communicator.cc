@@ -261,7 +261,8 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());
   Request request{name, std::move(call), ready, launch};
-  const bool is_captured = cuda::is_captured(ready);
+  std::optional<std::string> captured;  // its name
+  if (cuda::is_captured(ready)) captured = name;
   const bool is_first = line_.empty();
   Fence done(request.launch);
   std::optional<Error> failed;
@@ -278,13 +279,13 @@ Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call 
   // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
   const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  in_flight_.add({name, completion, std::move(pin), std::move(ready), done}, shared_from_this());
+  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done}, shared_from_this());
   if (in_line) line_.push_back(std::move(request));
   if (failed) {
     fail(std::move(lock), *failed);
-  } else if (in_line && is_captured) {
+  } else if (in_line && captured) {
     lock.unlock();
-    see_through_capture(*launch, name);
+    see_through_capture(*launch, *captured);
   }
   return completion.op();
 }

@@ -7,6 +7,7 @@
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
+#include <weft/cuda/poll.h>
 #include <weft/tests/cuda/fake_cuda.h>
 #include <weft/tests/harness/fake_nccl.h>
 #include <weft/tests/harness/memory_bootstrap.h>
@@ -442,8 +443,10 @@ TEST_F(NcclGraphTest, WhatMustConnectFirstIsSeenThroughBeforeTheCaptureCanEnd) {
   const auto a = number(1), b = number(2);
   harness::FakeDriver::Graph graph;
   nccl.hold(0);
+  const int before = nccl.calls(&Library::all_reduce);
   std::thread releases([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const auto is_called = [&] { return nccl.calls(&Library::all_reduce) > before; };
+    EXPECT_TRUE(cuda::poll_until(is_called, soon()));
     nccl.release(0);
   });
   capture(*ranks[0], streams[0], a, graph);
