@@ -56,8 +56,9 @@ c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const Rece
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory.host.allocate(bytes), /*allocator=*/nullptr,
                         /*resizable=*/false);
   }
-  const auto stream = std::find_if(streams.begin(), streams.end(),
-                                   [&](const c10::Stream& one) { return one.device_index() == entry.device_index; });
+  const auto index = static_cast<c10::DeviceIndex>(entry.device_index);
+  const auto stream =
+      std::find_if(streams.begin(), streams.end(), [&](const c10::Stream& one) { return one.device_index() == index; });
   return tensor::CudaDevices::allocate(bytes, *stream);
 }
 
@@ -123,7 +124,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   if (aside && arrival.sizes[0] > kMostBody)
     return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
 
-  const auto lacks = [&](const Error& lacking) {
+  const auto lacks = [&, &head = head](const Error& lacking) {
     connection.accept({}, nullptr, Fence());
     deliver(Message{head, {}, {}, {}}, &lacking);
   };

@@ -27,6 +27,10 @@ Bootstrap::Bytes bytes_of(const std::string& text) {
   return {bytes, bytes + text.size()};
 }
 
+std::size_t place_of(int peer, Lane lane) {
+  return static_cast<std::size_t>(peer) * kLanes + static_cast<std::size_t>(lane);
+}
+
 }  // namespace
 
 Meeting::Meeting(Connector& connector, const JoinOptions& options, std::shared_ptr<Core> core)
@@ -35,8 +39,8 @@ Meeting::Meeting(Connector& connector, const JoinOptions& options, std::shared_p
       core_(std::move(core)),
       place_("joining " + core_->place),
       over_(std::make_shared<LoopFlag>(options.loop)),
-      lanes_(static_cast<std::size_t>(options.size * kLanes)),
-      missing_(static_cast<std::size_t>((options.size - 1) * kLanes)) {}
+      lanes_(place_of(options.size, Lane())),
+      missing_(place_of(options.size - 1, Lane())) {}
 
 void Meeting::hold(Deadline deadline) {
   if (missing_ == 0) return;
@@ -144,7 +148,7 @@ void Meeting::greet(const GuestPointer& guest, const Arrival& arrival) noexcept 
   guest->peer = static_cast<int>(hello.value().rank);
   guest->lane = hello.value().lane;
   guest->greeted = true;
-  lanes_[static_cast<std::size_t>(guest->peer * kLanes + static_cast<int>(guest->lane))] = true;
+  lanes_[place_of(guest->peer, guest->lane)] = true;
   const bool is_last = --missing_ == 0;
   forget(guest);
   lock.unlock();
@@ -211,8 +215,7 @@ Error Meeting::why_late() {
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank) continue;
     std::unique_lock lock(mutex_);
-    const auto first = static_cast<std::size_t>(peer * kLanes);
-    if (lanes_[first] && lanes_[first + 1]) continue;
+    if (lanes_[place_of(peer, Lane::Collectives)] && lanes_[place_of(peer, Lane::Messages)]) continue;
     lock.unlock();
     bool came = false;
     try {
@@ -235,7 +238,7 @@ std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello
     return "it is not whom we meant: it says rank " + std::to_string(rank);
   }
   if (!guest.is_ours && rank <= options_.rank) return "rank " + std::to_string(rank) + " does not connect here";
-  if (lanes_[static_cast<std::size_t>(rank * kLanes + static_cast<int>(hello.lane))]) {
+  if (lanes_[place_of(rank, hello.lane)]) {
     return "rank " + std::to_string(rank) + " has come already";
   }
   return std::nullopt;
