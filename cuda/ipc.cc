@@ -102,6 +102,7 @@ std::optional<IpcHandle> share_memory(Device& device, CUdeviceptr base) {
 OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle) : device_(device.shared_from_this()) {
   DeviceGuard guard(device);
   const Driver& driver = device.driver();
+  RelaxedCapture relaxed(driver);
   CUdeviceptr opened = 0;
   device.check(driver.ipc_open_mem_handle(&opened, native_of<CUipcMemHandle>(handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
                "cuIpcOpenMemHandle");
@@ -117,6 +118,7 @@ OpenedMemory::~OpenedMemory() {
   device_->retirement().retire(Fence(), [&device = *device_, base = base_] {
     if (device.is_lost()) return;
     DeviceGuard guard(device);
+    RelaxedCapture relaxed(device.driver());
     device.check(device.driver().ipc_close_mem_handle(base), "cuIpcCloseMemHandle");
   });
 }

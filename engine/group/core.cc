@@ -217,6 +217,8 @@ transport::Communicator& Core::communicator(c10::Device device) {
   }
   if (carrier.communicator) return *carrier.communicator;
   throw_broken_while_joining();
+  options.job->devices->refuse_capture(device, "the first operation " + place(),
+                                       "the ranks connect for it; run one collective of the group before the capture");
   transport::JoinOptions join;
   join.rank = options.rank;
   join.size = options.size;

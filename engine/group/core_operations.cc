@@ -61,6 +61,7 @@ Said decode(const std::string& text) {
 
 Work Core::issue(Operation operation, const Call& call) {
   throw_if_broken();
+  if (operation.host_waits) options.job->devices->refuse_capture(operation.device, operation.name, "the host waits for it");
   auto state = std::make_shared<WorkState>();
   state->core = handle_.lock();
   state->device = operation.device;

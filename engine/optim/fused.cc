@@ -122,7 +122,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
   const auto why_once = [](const OptimizerParamGroup&, const at::Tensor&) {
-    return "it counts its steps on the host, and every launch would repeat one; capture without it, and step behind a launch";
+    return "it counts its steps on the host, and every launch would repeat one; capture without it, and step behind a "
+           "launch";
   };
   check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_, why_once);
   for (OptimizerParamGroup& group : param_groups_) {

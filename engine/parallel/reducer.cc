@@ -453,10 +453,11 @@ void Reducer::leave_out_what_is_missing() {
 
 // Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.
 void Reducer::restore_unused() {
-  const at::Tensor sums = usage_sum_.defined() ? usage_sum_.to(at::kCPU) : at::Tensor();
+  // Once: with a static graph every later pass asks again, which may be captured.
+  if (!unused_.empty() && usage_sum_.defined()) usage_sum_ = usage_sum_.to(at::kCPU);
   for (const std::size_t parameter : unused_) {
     const auto i = static_cast<std::int64_t>(parameter);
-    const bool used_elsewhere = sums.defined() ? sums[i].item<int>() > 0 : false;
+    const bool used_elsewhere = usage_sum_.defined() && usage_sum_[i].item<int>() > 0;
     at::Tensor kept = std::exchange(kept_[parameter], {});
     at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     if (used_elsewhere) continue;

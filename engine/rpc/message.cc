@@ -51,7 +51,7 @@ std::optional<Error> why_no_memory(const std::vector<StorageEntry>& table, const
 
 // Memory for one storage, on the device that its entry names.
 c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const ReceiveMemory& memory,
-                      const std::vector<c10::Stream>& streams) {
+                      const std::vector<c10::Stream>& streams, tensor::CudaDevices* devices) {
   if (!is_for_gpu(entry)) {
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory.host.allocate(bytes), /*allocator=*/nullptr,
                         /*resizable=*/false);
@@ -59,7 +59,7 @@ c10::Storage allocate(std::uint64_t bytes, const StorageEntry& entry, const Rece
   const auto index = static_cast<c10::DeviceIndex>(entry.device_index);
   const auto stream =
       std::find_if(streams.begin(), streams.end(), [&](const c10::Stream& one) { return one.device_index() == index; });
-  return tensor::CudaDevices::allocate(bytes, *stream);
+  return devices->allocate(bytes, *stream);
 }
 
 std::uint64_t bytes_of(std::size_t body, const std::vector<codec::Part>& parts) {
@@ -146,7 +146,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
     }
     for (std::size_t i = 0; i < table.size(); ++i) {
       const std::uint64_t size = arrival.sizes[i + (aside ? 1 : 0)];
-      coming->parts.push_back({table[i].begin, size, allocate(size, table[i], memory, coming->streams), 0});
+      coming->parts.push_back({table[i].begin, size, allocate(size, table[i], memory, coming->streams, devices), 0});
       destinations.push_back({coming->parts.back().data(), size, device_of(table[i])});
     }
     // What was there before may still be in use, on that stream.

@@ -162,6 +162,7 @@ c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream)
   // libtorch readies its allocator at its own first tensor.
   if (at::globalContext().hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);
   const c10::StreamGuard current(stream);
+  const cuda::RelaxedCapture relaxed(open(stream.device_index())->driver());
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::kCUDA)->allocate(bytes),
                       /*allocator=*/nullptr, /*resizable=*/false);
 }

@@ -74,9 +74,9 @@ class CudaDevices : public std::enable_shared_from_this<CudaDevices> {
   // For each of the GPUs: a stream of libtorch's pool, or the one that is current on this thread.
   static std::vector<c10::Stream> pool_streams(const std::vector<int>& gpus);
   static std::vector<c10::Stream> current_streams(const std::vector<int>& gpus);
-  // Memory of libtorch's allocator, not cleared, for what is enqueued on the stream. May block as that does; throws
-  // c10::Error where there is none.
-  static c10::Storage allocate(std::size_t bytes, const c10::Stream& stream);
+  // Memory of libtorch's allocator, not cleared, for what is enqueued on the stream. May block as that does, and breaks no
+  // capture of another thread; throws c10::Error where there is none.
+  c10::Storage allocate(std::size_t bytes, const c10::Stream& stream);
 
   // What lanes for memory of these GPUs share; before the first of them, once. Blocks for a moment; throws Busy, Device,
   // Unsupported.

@@ -22,9 +22,9 @@ namespace {
 constexpr std::int64_t kWidths[] = {1024, 2048, 2048, 2048, 1024};
 constexpr std::int64_t kBatch = 128;
 constexpr int kWarmUp = 11;  // the buckets are built anew behind the first step, and libraries choose their kernels
-constexpr int kRounds = 3;  // of each way in turn
-constexpr int kTimes = 10;  // in a round
-constexpr int kSteps = 10;  // between two waits for the device
+constexpr int kRounds = 3;   // of each way in turn
+constexpr int kTimes = 10;   // in a round
+constexpr int kSteps = 10;   // between two waits for the device
 
 torch::nn::Sequential make_net() {
   torch::nn::Sequential net;

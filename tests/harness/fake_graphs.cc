@@ -19,6 +19,8 @@ bool is_unsafe(Function function) {
     case Function::ctx_synchronize:
     case Function::mem_alloc:
     case Function::mem_free:
+    case Function::ipc_open_mem_handle:
+    case Function::ipc_close_mem_handle:
     case Function::mem_host_alloc:
     case Function::mem_free_host: return true;
     default: return false;

@@ -156,7 +156,8 @@ std::optional<Error> CudaIpcConnection::meet(const Arrival& below) {
       reached = receiver_->meet(std::move(hello).value(), Page::open(there.process, page));
     }
   } catch (const Error& error) {
-    return error;
+    if (error.blame() != Blame::Unsupported) return error;
+    why_not_ = error.text();
   }
   sender_->introduce(encode_reach(reached));
   return std::nullopt;

@@ -48,11 +48,15 @@ std::shared_ptr<Page> Page::make() {
 std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);  // whatever it may be by now
-  const auto refuse = [&](const std::string& why) {
+  const auto refuse = [&](const std::string& why, Blame blame = Blame::PeerLost) {
     if (descriptor >= 0) ::close(descriptor);
-    throw Error(Blame::PeerLost, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
+    throw Error(blame, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
   };
-  if (descriptor < 0) refuse("cannot be opened: " + system_error(Blame::PeerLost, path, errno).text());
+  if (descriptor < 0) {
+    const bool may_not = errno == EACCES || errno == EPERM;
+    refuse("cannot be opened: " + system_error(Blame::PeerLost, path, errno).text(),
+           may_not ? Blame::Unsupported : Blame::PeerLost);
+  }
   struct stat about {};
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   if (::fstat(descriptor, &about) != 0 || about.st_size != static_cast<off_t>(kPageBytes) || seals != kSeals ||
@@ -80,8 +84,9 @@ std::atomic<std::uint32_t>& Page::closed() const { return word(kMaxGpus, 0); }
 std::uint64_t& Page::key() const { return *reinterpret_cast<std::uint64_t*>(memory_ + (kWords + 1) * kSpacing); }
 
 Process::Process(std::uint64_t number) : descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
-  if (descriptor_ < 0 && errno != ESRCH)
-    throw system_error(Blame::Busy, "cuda_ipc: cannot watch the peer's process", errno);
+  if (descriptor_ >= 0 || errno == ESRCH) return;
+  const bool may_not = errno == ENOSYS || errno == EPERM || errno == EACCES;
+  throw system_error(may_not ? Blame::Unsupported : Blame::Busy, "cuda_ipc: cannot watch the peer's process", errno);
 }
 
 Process::~Process() {

@@ -15,8 +15,9 @@ class Page {
  public:
   // Throws Busy.
   static std::shared_ptr<Page> make();
-  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is another one: a
-  // descriptor's number comes back as soon as a lane that was given up has closed it.
+  // That of another process of this user, or of this one. Throws PeerLost where it cannot be opened or is another one (a
+  // descriptor's number comes back as soon as a lane that was given up has closed it), Unsupported where this process may
+  // not open what is another's.
   static std::shared_ptr<Page> open(std::uint64_t process, const PageName& name);
   ~Page();
   Page(const Page&) = delete;
@@ -37,6 +38,7 @@ class Page {
 // Whether a process still lives. (Its number alone would not tell: numbers come back.)
 class Process {
  public:
+  // Throws Busy, and Unsupported on a system without pidfd_open.
   explicit Process(std::uint64_t number);
   ~Process();
   Process(const Process&) = delete;

@@ -12,7 +12,8 @@ using staged::Landing;
 
 namespace {
 
-constexpr std::size_t kChunks = 4;  // pinned, for destinations on the host
+constexpr std::size_t kChunks = 4;                 // pinned, for destinations on the host
+constexpr std::size_t kMostAllocations = 1 << 16;  // of a GPU, that a peer may tell of
 
 Slice nothing() { return {nullptr, 0, Device::host()}; }
 
@@ -106,6 +107,7 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
       if (message_.gpu >= sources_.size() || sources_[message_.gpu].stream == nullptr) {
         return Error(Blame::PeerLost, "the peer named memory of a GPU that it was told cannot be read");
       }
+      if (auto wrong = learn()) return wrong;
       header = std::exchange(message_.header, {});
       sizes_.clear();
       for (const Payload& payload : message_.payloads) sizes_.push_back(payload.bytes);
@@ -117,6 +119,25 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
   }
   arrived({header, sizes_, stand == Stand::Plain ? below.in_place : Bytes()});
   return std::nullopt;
+}
+
+// Whatever becomes of the message: the peer says it once.
+std::optional<Error> Receiver::learn() {
+  auto& allocations = sources_[message_.gpu].allocations;
+  for (const Payload& payload : message_.payloads) {
+    if (!payload.named) continue;
+    const Named& named = *payload.named;
+    allocations.erase(named.replaces);  // what is being copied from it has a share
+    if (named.handle) {
+      Allocation& allocation = allocations[named.allocation];
+      if (allocation.handle != *named.handle) allocation = {*named.handle, nullptr};
+    }
+    if (!allocations.contains(named.allocation)) {
+      return Error(Blame::PeerLost, "the peer named memory that it has not told of");
+    }
+  }
+  if (allocations.size() <= kMostAllocations) return std::nullopt;
+  return Error(Blame::PeerLost, "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");
 }
 
 // --- accepting, on any thread -----------------------------------------------------------------------------------------
@@ -160,8 +181,15 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
     copies = copies_to(destinations, source, pins);
     after = event_of(source);
   } catch (const Error& error) {
-    below_->accept({}, nullptr, {});  // the lane goes on
-    return Op::failed(error.within(name()));
+    const Error why = error.within(name());
+    if (error.blame() == Blame::PeerLost) {
+      failure_ = why;
+      streams_.close(why);
+      below_->close(why);
+    } else {
+      below_->accept({}, nullptr, {});  // the lane goes on
+    }
+    return Op::failed(why);
   }
   const Pin held = std::make_shared<std::vector<Pin>>(std::move(pins));
   const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
@@ -204,13 +232,10 @@ std::vector<CopyStream::Copy> Receiver::copies_to(std::span<const Slice> destina
     const Payload& payload = message_.payloads[i];
     if (!payload.named) continue;
     const Named& named = *payload.named;
-    source.opened.erase(named.replaces);  // what is being copied from it has a share
-    if (named.handle) {
-      source.opened[named.allocation] = std::make_shared<cuda::OpenedMemory>(*source.device, *named.handle);
-    }
-    const auto found = source.opened.find(named.allocation);
-    const auto opened = found == source.opened.end() ? nullptr : found->second;
-    if (!opened || named.offset > opened->bytes() || payload.bytes > opened->bytes() - named.offset) {
+    Allocation& allocation = source.allocations.at(named.allocation);
+    if (!allocation.memory) allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle);
+    const auto opened = allocation.memory;
+    if (named.offset > opened->bytes() || payload.bytes > opened->bytes() - named.offset) {
       throw Error(Blame::PeerLost, "the peer named memory that lies in no allocation of its own");
     }
     const Slice from{reinterpret_cast<void*>(opened->base() + named.offset), static_cast<std::size_t>(payload.bytes),
@@ -230,14 +255,7 @@ cuda::EventRef Receiver::event_of(Source& source) {
 // --- to the host, on the loop -----------------------------------------------------------------------------------------
 
 void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
-  if (work->index == work->copies.size()) {
-    {
-      std::lock_guard lock(mutex_);
-      std::erase(to_host_, work);
-    }
-    work->held.reset();
-    return work->landing->end_part(std::nullopt);
-  }
+  if (work->index == work->copies.size()) return finish(work, std::nullopt);
   const auto again = [weak = weak_from_this(), work] {
     if (const auto self = weak.lock()) self->go_on(work);
   };
@@ -251,8 +269,11 @@ void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
   const Slice here = chunk->part(0, part.to.bytes);
   const Op op =
       work->stream->run(name() + " to the host", {{here, part.from}}, work->held, Fence(), shared_from_this(), work->after);
-  op.on_ended([work, op, here, to = part.to, chunk, again] {
-    if (const auto error = op.error()) return work->landing->end_part(error);
+  op.on_ended([weak = weak_from_this(), work, op, here, to = part.to, chunk, again] {
+    if (const auto error = op.error()) {
+      if (const auto self = weak.lock()) self->finish(work, error);
+      return;
+    }
     std::memcpy(to.data, here.data, to.bytes);
     work->offset += to.bytes;
     if (work->offset == work->copies[work->index].to.bytes) {
@@ -261,6 +282,15 @@ void Receiver::go_on(const std::shared_ptr<HostCopies>& work) {
     }
     again();
   });
+}
+
+void Receiver::finish(const std::shared_ptr<HostCopies>& work, const std::optional<Error>& error) {
+  {
+    std::lock_guard lock(mutex_);
+    std::erase(to_host_, work);
+  }
+  work->held.reset();  // and the peer hears that it has been read
+  work->landing->end_part(error);
 }
 
 void Receiver::take_introduction() {

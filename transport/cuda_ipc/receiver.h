@@ -45,12 +45,17 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
+  // What the peer has told of once, and takes for known from then on.
+  struct Allocation {
+    cuda::IpcHandle handle{};
+    std::shared_ptr<cuda::OpenedMemory> memory;  // from when it is first read
+  };
   // One of the peer's GPUs, as we read it.
   struct Source {
     staged::CopyStream* stream = nullptr;  // null: it cannot be read
     cuda::Device* device = nullptr;
     std::vector<std::optional<cuda::SharedEvent>> events;  // opened when first named
-    std::map<std::uint64_t, std::shared_ptr<cuda::OpenedMemory>> opened;
+    std::map<std::uint64_t, Allocation> allocations;       // by the peer's number
   };
   // A message that is being copied to the host, chunk by chunk: what no stream may write (pageable memory) takes the way
   // over a pinned chunk.
@@ -63,12 +68,14 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   std::string name() const { return "accept from " + peer_; }
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
   // Under the mutex.
+  std::optional<Error> learn();
   Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
   std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations, Source& source,
                                                   std::vector<Pin>& pins);
   cuda::EventRef event_of(Source& source);
   // On the loop.
   void go_on(const std::shared_ptr<HostCopies>& copies);
+  void finish(const std::shared_ptr<HostCopies>& copies, const std::optional<Error>& error);
 
   const std::string peer_;
   const std::shared_ptr<staged::Stage> stage_;

@@ -154,7 +154,7 @@ Sender::Went Sender::go(Item& item) {
   }
   if (gpu) return go_shared(item, *gpu, std::move(payloads));
   for (Slice& slice : item.payloads) slice = slice.bytes > 0 ? slice : Slice{nullptr, 0, Device::host()};
-  follow(item.landing, below_->send(encode_plain(item.header), item.payloads, item.pin, item.ready));
+  follow(item.landing, below_->send(encode_plain(item.header), item.payloads, item.pin, item.ready), /*names=*/false);
   item.landing->end_part(std::nullopt);
   return Went::Out;
 }
@@ -190,6 +190,14 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
     if (payloads[i].named) continue;
     others.push_back(payloads[i].bytes > 0 ? item.payloads[i] : Slice{nullptr, 0, Device::host()});
   }
+  const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
+  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value, std::move(payloads),
+                       item.header};
+  const Op told = below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence());
+  if (const auto error = told.ended() ? told.error() : std::nullopt) {  // nobody hears of it
+    source.free.push_back(slot);
+    throw Error(*error);
+  }
   const auto read = std::make_shared<ReadFence>(page_, process_, gpu, slot, value);
   const Completion known(item.pin, Fence(read));
   source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
@@ -201,8 +209,6 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
     const auto self = weak.lock();
     if (self && read->was_read()) self->was_read(gpu, slot);
   });
-  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value, std::move(payloads),
-                       item.header};
   for (auto& [base, allocation] : source.known) {
     const auto is_told = [&, number = allocation.named.allocation](const Payload& payload) {
       return payload.named && payload.named->allocation == number;
@@ -211,8 +217,7 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
     allocation.named.handle.reset();
     allocation.named.replaces = 0;
   }
-  const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
-  follow(item.landing, below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence()));
+  follow(item.landing, told, /*names=*/true);
   item.landing->end_part(std::nullopt);
   return Went::Out;
 }
@@ -235,13 +240,19 @@ std::optional<Named> Sender::name_of(Source& source, const Slice& slice) {
   return named;
 }
 
-void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below) {
+void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bool names) {
   landing->begin_part();
   // Posted: it may have ended already, and the mutex is held.
-  below.on_ended([weak = weak_from_this(), landing, below] {
+  below.on_ended([weak = weak_from_this(), landing, below, names] {
     const auto self = weak.lock();
     auto* const here = self ? self->loop() : nullptr;
-    if (here) here->post([landing, below] { landing->end_part(below.error()); });
+    if (!here) return;
+    here->post([weak, landing, below, names] {
+      const auto error = below.error();
+      landing->end_part(error);
+      const auto sender = names && error ? weak.lock() : nullptr;
+      if (sender) sender->lose(*error);
+    });
   });
 }
 

@@ -83,7 +83,8 @@ class Sender : public std::enable_shared_from_this<Sender> {
   Went go_shared(Item& item, std::size_t gpu, std::vector<Payload> payloads);
   bool stream_waits(Source& source, Item& item);
   std::optional<Named> name_of(Source& source, const Slice& slice);
-  void follow(const std::shared_ptr<staged::Landing>& landing, const Op& below);
+  // `names`: where the message is not sent after all, the lane ends, because the peer will never say that it has read it.
+  void follow(const std::shared_ptr<staged::Landing>& landing, const Op& below, bool names);
   // On the loop.
   void was_read(std::size_t gpu, std::size_t slot);
 

@@ -88,9 +88,7 @@ Identity Identity::here() {
   Identity identity;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity.host);
   struct stat about {};
-  if (identity.host.empty() || ::stat("/proc/self/ns/pid", &about) != 0) {
-    throw Error(Blame::Unsupported, "cuda_ipc: /proc does not say which host and process namespace this is; mount it");
-  }
+  if (::stat("/proc/self/ns/pid", &about) != 0) identity.host.clear();
   identity.processes = std::to_string(about.st_ino);
   identity.process = static_cast<std::uint64_t>(::getpid());
   // The 22nd field; the second is a name in brackets, which may hold anything.
@@ -103,6 +101,11 @@ Identity Identity::here() {
 }
 
 std::optional<std::string> why_unreachable(const Identity& here, const Identity& there) {
+  for (const Identity* one : {&here, &there}) {
+    if (!one->host.empty()) continue;
+    return std::string("/proc does not tell ") + (one == &here ? "us" : "it") +
+           " which host and process namespace this is (is it mounted?)";
+  }
   if (here.host != there.host) return "it is on another host";
   if (here.processes != there.processes) return "it is in another container: the process namespaces differ";
   if (here.process == there.process && here.started == there.started)

@@ -30,7 +30,7 @@ enum class Kind : std::uint8_t { Hello = 1, Reach = 2, Plain = 3, Shared = 4 };
 
 // Tells processes apart, and whether they can open each other's memory.
 struct Identity {
-  std::string host;       // changes when it is booted
+  std::string host;       // changes when it is booted; empty where /proc does not tell
   std::string processes;  // the namespace of process numbers
   std::uint64_t process = 0;
   std::uint64_t started = 0;  // when it was: numbers of processes come back

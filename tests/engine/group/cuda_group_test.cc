@@ -239,16 +239,38 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
 
 TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
   run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).wait();
     const at::Tensor tensor = bytes(rank, 8);
     fill(rank, tensor, rank.rank + 1);
     drain(rank, devices(rank));
     const c10::StreamGuard current(torch_->new_stream(rank.rank));  // the default stream cannot be captured
     FakeDriver::Graph graph;
     ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    const Error waits = error_of([&] { rank.group.barrier(); });
+    EXPECT_EQ(waits.blame(), Blame::Caller);
+    EXPECT_NE(waits.text().find("the host waits for it"), std::string::npos) << waits.text();
     Work work = rank.group.all_reduce(tensor);
     const Error refused = error_of([&] { work.wait(); });
     EXPECT_EQ(refused.blame(), Blame::Unsupported);
     EXPECT_NE(refused.text().find("make the group with backend 'nccl'"), std::string::npos) << refused.text();
+    ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
+    rank.group.all_reduce(tensor).wait();
+    drain(rank, devices(rank));
+    EXPECT_EQ(byte_of(tensor), 3);
+  });
+}
+
+TEST_F(CudaGroup, TheFirstOperationOfAGroupCannotBeCaptured) {
+  run([&](Rank& rank) {
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, rank.rank + 1);
+    drain(rank, devices(rank));
+    const c10::StreamGuard current(torch_->new_stream(rank.rank));
+    FakeDriver::Graph graph;
+    ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    const Error first = error_of([&] { rank.group.all_reduce(tensor); });
+    EXPECT_EQ(first.blame(), Blame::Caller);
+    EXPECT_NE(first.text().find("run one collective of the group before the capture"), std::string::npos) << first.text();
     ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
     rank.group.all_reduce(tensor).wait();
     drain(rank, devices(rank));

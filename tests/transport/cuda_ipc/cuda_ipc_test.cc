@@ -1,3 +1,6 @@
+#include <atomic>
+#include <thread>
+
 #include <weft/tests/transport/cuda_ipc/lanes.h>
 #include <weft/transport/cuda_ipc/page.h>
 
@@ -167,6 +170,137 @@ TEST_F(CudaIpc, WhatIsNotWantedIsLetGo) {
   next();
   expect_good(far->accept({}, nullptr, {}));
   expect_good(sent);
+  // And its allocation is known, of which the peer does not tell again.
+  const auto to = shareable(100);
+  const Op again = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(again);
+  EXPECT_EQ(read(to->slice()), pattern(1, 100));
+}
+
+TEST_F(CudaIpc, WhatCannotBeOpenedAtFirstIsTriedAgain) {
+  open();
+  receive();
+  const auto from = shareable(100, 1), to = shareable(100);
+  fake.fail(&cuda::Driver::ipc_open_mem_handle, CUDA_ERROR_OUT_OF_MEMORY);
+  const Op first = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("cuIpcOpenMemHandle"));
+  expect_good(first);
+  const Op second = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(second);
+  EXPECT_EQ(read(to->slice()), pattern(1, 100));
+}
+
+TEST_F(CudaIpc, ACopyToTheHostThatTheGpuRefusesLeavesTheLaneAsItWas) {
+  open();
+  receive();
+  const auto from = shareable(1000, 1);
+  std::vector<std::byte> to(1000);
+  fake.fail(&cuda::Driver::memcpy_async, CUDA_ERROR_NOT_SUPPORTED);
+  const Op first = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  EXPECT_THAT(failure_of(far->accept(std::array{slice_of(to)}, nullptr, {})).text(), HasSubstr("to the host"));
+  expect_good(first);  // nobody reads it any more
+  for (std::size_t i = 0; i < 2 * kSlots; ++i) {
+    const Op sent = near->send({}, std::array{from->slice()}, from, {});
+    next();
+    expect_good(far->accept(std::array{slice_of(to)}, nullptr, {}));
+    expect_good(sent);
+  }
+  EXPECT_EQ(to, pattern(1, 1000));
+}
+
+// A lane whose next message is refused when it is sent, or is still to fail.
+class Refusing final : public Connection {
+ public:
+  enum class Next { Goes, IsRefused, IsUnderWay };
+  explicit Refusing(std::shared_ptr<Connection> below) : below_(std::move(below)) {}
+
+  std::string_view transport() const override { return below_->transport(); }
+  std::string peer() const override { return below_->peer(); }
+  const Capabilities& capabilities() const override { return below_->capabilities(); }
+  void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+    switch (next.exchange(Next::Goes)) {
+      case Next::Goes: return below_->send(header, payloads, std::move(pin), std::move(ready));
+      case Next::IsRefused: return Op::failed(Error(Blame::Busy, "too much"));
+      case Next::IsUnderWay: return under_way.op();
+    }
+    return {};
+  }
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
+    return below_->accept(destinations, std::move(pin), std::move(ready));
+  }
+  void close(const Error& why) noexcept override { below_->close(why); }
+
+  std::atomic<Next> next{Next::Goes};
+  Completion under_way{Pin(), std::make_shared<HostFlag>()};
+
+ private:
+  std::shared_ptr<Connection> below_;
+};
+
+class CudaIpcOverRefusing : public CudaIpc {
+ protected:
+  void SetUp() override {
+    CudaIpc::SetUp();
+    open([&](std::shared_ptr<Connection> one, const std::shared_ptr<EventLoop>& loop) -> std::shared_ptr<Connection> {
+      if (loop != near_loop) return one;
+      return below = std::make_shared<Refusing>(std::move(one));
+    });
+    receive();
+    near->send(bytes_of("hello"), {}, nullptr, {});
+    next();
+    expect_good(far->accept({}, nullptr, {}));
+  }
+  void TearDown() override {
+    below.reset();
+    CudaIpc::TearDown();
+  }
+  std::shared_ptr<Refusing> below;
+};
+
+TEST_F(CudaIpcOverRefusing, AMessageThatIsRefusedIsAsIfItHadNeverBeenSent) {
+  const auto from = shareable(100, 1), to = shareable(100);
+  for (std::size_t i = 0; i < 2 * kSlots; ++i) {
+    below->next = Refusing::Next::IsRefused;
+    EXPECT_EQ(failure_of(near->send({}, std::array{from->slice()}, from, {})).blame(), Blame::Busy);
+  }
+  const Op sent = near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
+  EXPECT_EQ(read(to->slice()), pattern(1, 100));
+}
+
+TEST_F(CudaIpcOverRefusing, AMessageThatIsLostOnTheWayEndsTheLaneWhoseMemoryWouldBeHeldForEver) {
+  const auto from = shareable(100, 1), to = shareable(100);
+  near->send({}, std::array{from->slice()}, from, {});
+  next();
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  below->next = Refusing::Next::IsUnderWay;
+  const Op lost = near->send({}, std::array{from->slice()}, from, {});
+  const Op behind = near->send({}, std::array{from->slice()}, from, {});
+  below->under_way.fail(Error(Blame::Device, "it could not be copied"));
+  EXPECT_THAT(failure_of(lost).text(), HasSubstr("it could not be copied"));
+  EXPECT_THAT(failure_of(behind).text(), HasSubstr("it could not be copied"));
+}
+
+TEST_F(CudaIpc, MemoryIsOpenedWhileAnotherThreadCaptures) {
+  open();
+  receive();
+  const auto from = shareable(100, 1), to = shareable(100);
+  ASSERT_EQ(fake.begin_capture(stream), CUDA_SUCCESS);
+  near->send({}, std::array{from->slice()}, from, {});
+  next();
+  std::thread([&] { expect_good(far->accept(std::array{to->slice()}, to, {})); }).join();
+  harness::FakeDriver::Graph graph;
+  EXPECT_EQ(fake.end_capture(stream, graph), CUDA_SUCCESS);
+  EXPECT_EQ(read(to->slice()), pattern(1, 100));
 }
 
 TEST_F(CudaIpc, APeerThatGoesFailsWhatItHasNotReadAndPassesItsFence) {
@@ -235,6 +369,8 @@ TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
   there = here;
   there.processes = "4711";
   EXPECT_THAT(refusal(), HasSubstr("in another container"));
+  there.host.clear();
+  EXPECT_THAT(refusal(), HasSubstr("/proc does not tell it"));
 }
 
 TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
@@ -248,9 +384,9 @@ TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
   Hello reused = stranger;
   reused.page = page->name();
   ++reused.page.key;  // another lane has the descriptor by now
-  for (const auto& [first, text] : {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"},
-                                    std::pair{cut, "wrong length"}, std::pair{encode(stranger), "page of process"},
-                                    std::pair{encode(reused), "is gone"}}) {
+  for (const auto& [first, text] :
+       {std::pair{std::vector<std::byte>(), "no hello"}, std::pair{late, "no hello"}, std::pair{cut, "wrong length"},
+        std::pair{encode(stranger), "page of process"}, std::pair{encode(reused), "is gone"}}) {
     SCOPED_TRACE(text);
     auto streams = inproc::make_streams(64 << 10);
     const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
