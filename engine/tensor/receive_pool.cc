@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <new>
 
@@ -13,7 +14,7 @@ namespace {
 
 // The sizes that blocks have: four for each doubling, so that a fourth is given away at most.
 std::size_t size_of_block(std::size_t bytes) {
-  const std::size_t step = std::bit_floor(bytes) / 4;
+  const std::size_t step = std::max<std::size_t>(std::bit_floor(bytes) / 4, 1);
   const std::size_t rounded = (bytes + step - 1) / step * step;
   if (rounded < bytes) throw std::bad_alloc();
   return rounded;

@@ -20,7 +20,7 @@ bool has_driver_and_device() {
 }
 
 // Before main, because libtorch decides at its first question whether it has CUDA, and does not ask again.
-const bool opened = [] {
+const bool kOpened = [] {
   if (!has_driver_and_device()) return false;
   // A stream that waits for a flag holds back every stream that shares its hardware queue. There are 8 unless this says
   // otherwise before the driver starts; a user's own value stays.
@@ -33,7 +33,7 @@ const bool opened = [] {
 }  // namespace
 
 int cuda_device_count() {
-  if (!opened || !c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return 0;
+  if (!kOpened || !c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return 0;
   return c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->deviceCount();
 }
 

@@ -205,8 +205,8 @@ void compare_chains(weft::bench::Report& report, const std::string& self) {
     std::vector<Setting> settings{{"weft tcp", hosts->with_a_host_each({self, "--worker", "chain", chain})}};
     if (const char* python = std::getenv("WEFT_BENCH_PYTHON")) {
       settings.push_back(
-          {"torch.distributed.rpc", hosts->with_a_host_each({python, RPC_BENCH_SOURCES "/rpc_python.py", chain, "8", "1",
-                                                             std::to_string(kChainSamples), "1"})});
+          {"torch.distributed.rpc", hosts->with_a_host_each({python, std::string(RPC_BENCH_SOURCES) + "/rpc_python.py",
+                                                             chain, "8", "1", std::to_string(kChainSamples), "1"})});
     }
     run_rounds(chain, 8, settings, 1 + kChainWorkers, report,
                {{"MASTER_ADDR", weft::bench::DelayedHosts::address(0)},
