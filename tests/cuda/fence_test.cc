@@ -9,7 +9,6 @@ namespace weft::cuda {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::ElementsAre;
 
 using EventFences = FakeCuda;
 
