@@ -58,7 +58,7 @@ TEST_F(Memory, OfNoBytesAsksNothingOfTheDriver) {
 TEST_F(Memory, MovesWithOneOwner) {
   DeviceMemory first(stream, 64);
   DeviceMemory second = std::move(first);
-  EXPECT_FALSE(first);
+  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move)
   first = DeviceMemory(stream, 32);
   first = std::move(second);
   EXPECT_EQ(first.slice().bytes, 64u);

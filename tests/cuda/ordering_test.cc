@@ -14,8 +14,6 @@
 namespace weft::cuda {
 namespace {
 
-using testing::ElementsAre;
-
 // Sends device memory "to a peer", which is another device buffer: device to pinned memory on the stream, a hop by the
 // host, and from pinned memory to the destination, released by a flag.
 class Wire {

@@ -7,8 +7,6 @@
 namespace weft::cuda {
 namespace {
 
-using testing::ElementsAre;
-
 using Pinned = FakeCuda;
 
 TEST_F(Pinned, BlocksHaveTheBytesAskedForAndAnAddress) {

@@ -18,7 +18,6 @@ namespace {
 using harness::bytes_of;
 using harness::expect_good;
 using harness::failure_of;
-using harness::Letter;
 using harness::Mailbox;
 using harness::patience;
 using harness::pattern;

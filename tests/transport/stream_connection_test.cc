@@ -20,7 +20,6 @@ using harness::expect_good;
 using harness::failure_of;
 using harness::Letter;
 using harness::Mailbox;
-using harness::patience;
 using harness::pattern;
 using harness::slice_of;
 

@@ -8,7 +8,6 @@ namespace weft::launch {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr const char* kRank0 = "rank 0 of 2: sum 3, from the left 1";
 constexpr const char* kRank1 = "rank 1 of 2: sum 3, from the left 0";

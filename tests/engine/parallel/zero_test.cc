@@ -324,7 +324,6 @@ TEST(ZeroState, SavingWithoutConsolidationIsACallerErrorThatSaysWhatToDo) {
 
 TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
-    using torch::optim::OptimizerParamGroup;
     const auto option = [](double lr) {
       return std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(lr).momentum(0.5));
     };

@@ -10,7 +10,6 @@ namespace weft {
 namespace {
 
 using harness::after;
-using harness::As;
 using harness::error_of;
 using harness::expect_counters;
 using harness::run_one;

@@ -91,10 +91,8 @@ Future<at::Tensor> update(std::string round, int count, std::string who, at::Ten
 namespace weft {
 namespace {
 
-using harness::after;
 using harness::As;
 using harness::error_of;
-using harness::run_alone;
 using harness::run_workers;
 using harness::Setting;
 using namespace std::chrono_literals;
