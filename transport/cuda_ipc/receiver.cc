@@ -132,9 +132,11 @@ std::optional<Error> Receiver::learn() {
       Allocation& allocation = allocations[named.allocation];
       if (allocation.handle != *named.handle) allocation = {*named.handle, nullptr};
     }
-    if (!allocations.contains(named.allocation)) {
-      return Error(Blame::PeerLost, "the peer named memory that it has not told of");
-    }
+  }
+  // All of them once more: what one names another may have replaced.
+  for (const Payload& payload : message_.payloads) {
+    if (!payload.named || allocations.contains(payload.named->allocation)) continue;
+    return Error(Blame::PeerLost, "the peer named memory that it has not told of");
   }
   if (allocations.size() <= kMostAllocations) return std::nullopt;
   return Error(Blame::PeerLost, "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");

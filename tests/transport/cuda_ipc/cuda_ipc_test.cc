@@ -401,6 +401,31 @@ TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
   EXPECT_EQ(page->closed(), 0u) << "whose lane would take it for the end of its peer";
 }
 
+TEST_F(CudaIpc, APeerThatNamesWhatItHasNotToldOfOrHasReplacedIsLost) {
+  const auto page = Page::make();
+  Gpu gpu;
+  gpu.uuid = cuda::uuid_of(*device);
+  gpu.events.resize(kSlots);
+  const Named told{.allocation = 1, .handle = cuda::IpcHandle{}};
+  const Named successor{.allocation = 2, .replaces = 1, .handle = cuda::IpcHandle{}};
+  for (const auto& names : {std::vector<Named>{{.allocation = 7}}, std::vector<Named>{told, successor}}) {
+    SCOPED_TRACE(names.size());
+    auto streams = inproc::make_streams(64 << 10);
+    const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
+    const auto end =
+        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
+    Mailbox mail(*end, far_loop);
+    raw->send(encode(Hello{there, page->name(), {gpu}}), {}, nullptr, {});
+    raw->send(encode_reach(0), {}, nullptr, {});
+    Shared message;
+    for (const Named& named : names) message.payloads.push_back({100, named});
+    raw->send(encode(message), {}, nullptr, {});
+    const Error why = mail.wait_closed();
+    EXPECT_EQ(why.blame(), Blame::PeerLost);
+    EXPECT_THAT(why.text(), HasSubstr("has not told of"));
+  }
+}
+
 TEST_F(CudaIpc, AMessageThatIsNoneIsRefused) {
   const Capabilities limits = capabilities_over(inproc::capabilities());
   Shared message;
