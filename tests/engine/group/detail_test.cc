@@ -15,12 +15,12 @@ using harness::As;
 using harness::error_of;
 
 // The environment is read once, at the first use of Weft.
-const bool detail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
+const bool kDetail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
 
 // Both ranks see that they disagree, and how.
 void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const std::function<Work(ProcessGroup&)>& on_1,
                          const std::string& text_0, const std::string& text_1) {
-  ASSERT_TRUE(detail);
+  ASSERT_TRUE(kDetail);
   harness::run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
     group.barrier().wait();
     const bool first = group.rank() == 0;

@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // Nothing leaves this machine. (The environment is read once, at the first use of Weft.)
-const bool on_loopback = ::setenv("WEFT_SOCKET_IFNAME", "lo", 1) == 0;
+const bool kOnLoopback = ::setenv("WEFT_SOCKET_IFNAME", "lo", 1) == 0;
 
 // A meeting place that no other test uses at this moment.
 std::string meeting_place(const std::string& address = "239.77.7.7") {
@@ -84,7 +84,7 @@ TEST(Multicast, ReachesFromOneNetworkNamespaceToAnother) {
 }
 
 TEST(Multicast, GivesRanksToProcessesThatHaveNone) {
-  ASSERT_TRUE(on_loopback);
+  ASSERT_TRUE(kOnLoopback);
   const std::string place = meeting_place();
   Processes processes(4, [=](int) {
     for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
