@@ -84,6 +84,7 @@ TEST(EventLoop, WhatAHandlerOwnsGoesWithItsRegistrationThoughTheLoopSleeps) {
     const auto deadline = patience();
     while (!watch.expired() && !deadline.passed()) std::this_thread::sleep_for(milliseconds(1));
     EXPECT_TRUE(watch.expired()) << (inside ? "inside" : "outside");
+    flush(loop);
   }
 }
 
