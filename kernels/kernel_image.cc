@@ -12,8 +12,8 @@ weft_kernel_image_end:
   .popsection
 )");
 
-extern "C" const std::byte weft_kernel_image_begin[];
-extern "C" const std::byte weft_kernel_image_end[];
+extern "C" const std::byte weft_kernel_image_begin[];  // NOLINT(readability-identifier-naming): a symbol
+extern "C" const std::byte weft_kernel_image_end[];    // NOLINT(readability-identifier-naming)
 
 namespace weft::kernels {
 

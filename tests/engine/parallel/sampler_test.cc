@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/data.h>
+
 #include <weft/weft.h>
 
 namespace weft::testing {
