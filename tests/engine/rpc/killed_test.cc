@@ -174,7 +174,7 @@ class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, i
 // Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as well.
 TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
   const auto& [transport, victim] = GetParam();
-  Processes workers(3, [transport = transport, victim = victim](int rank) {
+  Processes workers(3, [transport = transport](int rank) {
     rpc::Agent agent =
         rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
     const auto there = agent.remote<&refs::number>((rank + 1) % 3, 1);
