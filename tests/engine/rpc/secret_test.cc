@@ -124,7 +124,7 @@ TEST(SecretOfOpenJobs, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
 // Somebody who reaches an agent's address and speaks its language, without the secret.
 class Stranger {
  public:
-  Stranger(rpc::Agent& agent, const std::string& transport) : routes_({transport}), agent_(agent) {
+  Stranger(rpc::Agent& agent, const std::string& transport) : routes_({transport}) {
     const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
     connection_ = routes_.connect(offers, {loop_, Deadline::in(20s)});
     connection_->receive({[this](const transport::Arrival& arrival) {
@@ -179,7 +179,6 @@ class Stranger {
 
   std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("stranger");
   transport::Routes routes_;
-  rpc::Agent& agent_;
   std::shared_ptr<transport::Connection> connection_;
   std::mutex mutex_;
   std::deque<std::vector<std::byte>> said_;
