@@ -200,7 +200,6 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
   }
   const auto read = std::make_shared<ReadFence>(page_, process_, gpu, slot, value);
   const Completion known(item.pin, Fence(read));
-  source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
   item.landing->begin_part();
   known.op().on_ended([weak = weak_from_this(), landing = item.landing, op = known.op(), read, gpu, slot] {
     auto error = op.error();
@@ -209,6 +208,9 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
     const auto self = weak.lock();
     if (self && read->was_read()) self->was_read(gpu, slot);
   });
+  // Behind that: the peer may have read it by now, and the loop says so on its own thread, not on this one, which has the
+  // mutex.
+  source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
   for (auto& [base, allocation] : source.known) {
     const auto is_told = [&, number = allocation.named.allocation](const Payload& payload) {
       return payload.named && payload.named->allocation == number;
