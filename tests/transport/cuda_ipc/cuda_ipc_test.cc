@@ -1,4 +1,5 @@
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include <weft/tests/transport/cuda_ipc/lanes.h>
@@ -214,7 +215,7 @@ TEST_F(CudaIpc, ACopyToTheHostThatTheGpuRefusesLeavesTheLaneAsItWas) {
   EXPECT_EQ(to, pattern(1, 1000));
 }
 
-// A lane whose next message is refused when it is sent, or is still to fail.
+// A lane whose next message is refused when it is sent, or is still to fail; or that the peer reads before send() is back.
 class Refusing final : public Connection {
  public:
   enum class Next { Goes, IsRefused, IsUnderWay };
@@ -226,7 +227,11 @@ class Refusing final : public Connection {
   void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
   Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
     switch (next.exchange(Next::Goes)) {
-      case Next::Goes: return below_->send(header, payloads, std::move(pin), std::move(ready));
+      case Next::Goes: {
+        Op sent = below_->send(header, payloads, std::move(pin), std::move(ready));
+        if (once_sent) once_sent();
+        return sent;
+      }
       case Next::IsRefused: return Op::failed(Error(Blame::Busy, "too much"));
       case Next::IsUnderWay: return under_way.op();
     }
@@ -237,6 +242,7 @@ class Refusing final : public Connection {
   }
   void close(const Error& why) noexcept override { below_->close(why); }
 
+  std::function<void()> once_sent;
   std::atomic<Next> next{Next::Goes};
   Completion under_way{Pin(), std::make_shared<HostFlag>()};
 
@@ -288,6 +294,19 @@ TEST_F(CudaIpcOverRefusing, AMessageThatIsLostOnTheWayEndsTheLaneWhoseMemoryWoul
   below->under_way.fail(Error(Blame::Device, "it could not be copied"));
   EXPECT_THAT(failure_of(lost).text(), HasSubstr("it could not be copied"));
   EXPECT_THAT(failure_of(behind).text(), HasSubstr("it could not be copied"));
+}
+
+// The sender's loop may find it read while send() still holds the sender's mutex.
+TEST_F(CudaIpcOverRefusing, AMessageMayBeReadBeforeSendIsBack) {
+  const auto from = shareable(100, 1), to = shareable(100);
+  below->once_sent = [&] {
+    next();
+    expect_good(far->accept(std::array{to->slice()}, to, {}));
+  };
+  for (std::size_t i = 0; i < 20 * kSlots; ++i) {
+    expect_good(near->send({}, std::array{from->slice()}, from, {}));
+    EXPECT_EQ(read(to->slice()), pattern(1, 100));
+  }
 }
 
 TEST_F(CudaIpc, MemoryIsOpenedWhileAnotherThreadCaptures) {
