@@ -18,10 +18,7 @@ Outcome outcome_of(const std::exception_ptr& error) {
   }
 }
 
-Error error_of(const Outcome& failure) {
-  const bool known = failure.blame >= 0 && failure.blame <= static_cast<int>(Blame::Remote);
-  return Error(known ? static_cast<Blame>(failure.blame) : Blame::Remote, failure.text);
-}
+Error error_of(const Outcome& failure) { return Error(rpc::blame_from(failure.blame), failure.text); }
 
 std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
 

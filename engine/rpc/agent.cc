@@ -49,6 +49,14 @@ std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<Agent
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
   return given ? usable_limit(*given, "a time limit") : core.timeout();
 }
+Going CoreCalls::going(AgentCore& core, const Destination& to) {
+  return {core.rank_of(to), core.limit_of(to), MessageKind::Call, false, to.place()};
+}
+std::chrono::milliseconds CoreCalls::time_left() {
+  const Deadline& deadline = current_call("time_left()").call().deadline;
+  if (deadline.is_never()) return 0ms;
+  return std::max(1ms, deadline.remaining());
+}
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
 
@@ -65,7 +73,9 @@ AgentCore& Agent::core() const {
 }
 
 Going Agent::going(const Destination& to, bool on_loop) const {
-  return {core().rank_of(to), core().limit_of(to), MessageKind::Call, on_loop, to.place()};
+  Going going = detail::CoreCalls::going(core(), to);
+  going.on_loop = on_loop;
+  return going;
 }
 
 WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().rank_of(who)).worker; }

@@ -152,9 +152,7 @@ struct MethodBody {
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
   static std::optional<Future<void>> first(AgentCore& core, const Arguments& arguments) {
-    const rref::Target& target = std::get<0>(arguments);
-    target.owned = references_of(core).owned<M>(target.id);
-    return target.owned->created();
+    return rref::wait_for<M>(references_of(core), std::get<0>(arguments));
   }
 
   template <class Done, class Fail>

@@ -49,6 +49,9 @@ struct CoreCalls {
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
                                                    int owner, const Future<void>& created, const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
+  static Going going(AgentCore& core, const Destination& to);
+  // Of the call that this thread runs; 0 = none.
+  static std::chrono::milliseconds time_left();
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> ambient(const char* what);
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);

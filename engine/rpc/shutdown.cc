@@ -78,8 +78,7 @@ void AgentCore::shutdown(const Graceful& options) {
         throw unanswered(error, directory_.find(first).worker,
                          "that all workers are idle: one has not called shutdown(), or calls and functions go on");
       }
-      const bool is_blame = verdict.blame >= 0 && verdict.blame <= static_cast<int>(Blame::Remote);
-      if (is_blame) throw Error(static_cast<Blame>(verdict.blame), verdict.text);
+      if (verdict.blame != -1) throw Error(blame_from(verdict.blame), verdict.text);
     } else {
       wait_until_idle_everywhere(deadline);
     }

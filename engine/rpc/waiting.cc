@@ -131,8 +131,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
           return traced.end();
         }
         const auto record = object.as<FailureRecord>();
-        const bool known = record.blame >= 0 && record.blame <= static_cast<int>(Blame::Remote);
-        const Blame blame = known ? static_cast<Blame>(record.blame) : Blame::Remote;
+        const Blame blame = blame_from(record.blame);
         if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
         if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
         if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);

@@ -14,9 +14,24 @@ void fork(Id id, ForkId fork) {
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
 void user_delete(Id id, ForkId fork) { here("user_delete()").remove_fork(id, fork); }
+void will_not_come(Id id, ForkId fork, int blame, std::string why) {
+  here("will_not_come()").remove_fork(id, fork, std::make_exception_ptr(Error(rpc::blame_from(blame), std::move(why))));
+}
 void alive() {}
 
 }  // namespace internal
+
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
+                                     const Future<void>& sent, const Origin& origin) {
+  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
+  sent.on_done_light([core, owner, id, fork](const Future<void>& ended) {
+    if (!ended.failed() || core->closed()) return;
+    const Error why = to_error(ended.error(), Blame::Remote);
+    control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete,
+                                      {id, fork, static_cast<int>(why.blame()), why.text()});
+  });
+  return std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, sent, origin);
+}
 
 // id, owner's rank, fork, type.
 void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {

@@ -17,6 +17,8 @@ void fork(Id id, ForkId fork);
 void child_accepted(ForkId child);
 // To the owner.
 void user_delete(Id id, ForkId fork);
+// The same, of a value that another worker was to send there, which failed.
+void will_not_come(Id id, ForkId fork, int blame, std::string why);
 // Whether somebody is there.
 void alive();
 
@@ -83,5 +85,10 @@ Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::M
   attempts->send();
   return future;
 }
+
+// A reference to what a third worker sends to `owner`, who is told who will hold it; `sent` is when it has come there.
+// Where that fails, the owner is told that it will not.
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
+                                     const Future<void>& sent, const Origin& origin);
 
 }  // namespace weft::rref

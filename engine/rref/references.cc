@@ -19,7 +19,7 @@ constexpr std::size_t kMostBurials = 1 << 20;
 }  // namespace
 
 std::string to_text(std::uint64_t id) {
-  return "(" + std::to_string(id >> 48) + ", " + std::to_string(id & ((std::uint64_t{1} << 48) - 1)) + ")";
+  return "(" + std::to_string(rank_in(id)) + ", " + std::to_string(id & ((std::uint64_t{1} << 48) - 1)) + ")";
 }
 
 void Owned::fail(const std::exception_ptr& cause) noexcept {
@@ -217,7 +217,7 @@ void References::release_here(Id id) {
   ended = take_if_unused(id);
 }
 
-void References::remove_fork(Id id, ForkId fork) {
+void References::remove_fork(Id id, ForkId fork, const std::exception_ptr& will_not_come) {
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
   Entry ended;
   std::shared_ptr<Owned> given_up;
@@ -226,11 +226,14 @@ void References::remove_fork(Id id, ForkId fork) {
     const bool again = buried_.contains(fork);
     bury(fork);
     const auto found = entries_.find(id);
-    if (found == entries_.end()) return;
+    if (found == entries_.end()) {
+      if (will_not_come) bury(id);
+      return;
+    }
     const bool known = found->second.forks.erase(fork) > 0;
     if (!found->second.arrived) {
       // Forks of others are known before they end. The creator's own is not, until its creation comes.
-      if (!known && !again) {
+      if (will_not_come || (!known && !again)) {
         found->second.given_up = true;
         given_up = found->second.owned;
       }
@@ -238,8 +241,9 @@ void References::remove_fork(Id id, ForkId fork) {
     ended = take_if_unused(id);
   }
   if (given_up) {
-    given_up->fail(
-        std::make_exception_ptr(Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
+    given_up->fail(will_not_come ? will_not_come
+                                 : std::make_exception_ptr(Error(
+                                       Blame::Cancelled, "its creator gave it up before the call came that creates it")));
   }
 }
 

@@ -36,6 +36,7 @@ using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
 std::string to_text(std::uint64_t id);
+inline int rank_in(std::uint64_t id) { return static_cast<int>(id >> 48); }
 
 // How a user's reference came to this worker.
 struct Origin {
@@ -168,7 +169,8 @@ class References {
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
   // known.
   void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
-  void remove_fork(Id id, ForkId fork);
+  // `will_not_come`: nor will its creation, unless it has, and why.
+  void remove_fork(Id id, ForkId fork, const std::exception_ptr& will_not_come = nullptr);
   // An RRef of the owner's own refers to it, too, and no longer.
   void hold_here(Id id, const std::shared_ptr<Owned>& owned);
   void release_here(Id id);
@@ -233,6 +235,13 @@ class References {
   std::unordered_set<ForkId> buried_;
   std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
 };
+
+// Has the target keep its value, which is there when this is done.
+template <class T>
+Future<void> wait_for(References& references, const Target& target) {
+  target.owned = references.owned<T>(target.id);
+  return target.owned->created();
+}
 
 // The references in one message that goes to a worker.
 class ForkWriter {

@@ -11,6 +11,7 @@
 
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/wait_all.h>
+#include <weft/engine/rref/control.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft {
@@ -30,9 +31,7 @@ struct FetchBody {
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
   static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
-    const Target& target = std::get<0>(arguments);
-    target.owned = rpc::detail::references_of(core).owned<T>(target.id);
-    return target.owned->created();
+    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(arguments));
   }
   template <class Done, class Fail>
   static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
@@ -44,6 +43,59 @@ struct FetchBody {
         weft::detail::hand_over_referred(*value);
         done(T(*value), weft::detail::DeviceWorkRef());
       }
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+};
+
+// A copy of a value, at the worker that will own it.
+template <class T>
+struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
+  using Arguments = std::tuple<Id, ForkId, T>;
+  using Result = void;
+  using Signature = void(RRef<T>, T);
+
+  static std::string name() { return "weft::RRef::copy"; }
+  static std::vector<std::byte> value() { return {}; }
+  template <class Done, class Fail>
+  static void run(rpc::AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+    auto& [id, fork, copy] = *arguments;
+    std::shared_ptr<OwnedValue<T>> owned;
+    try {
+      owned = rpc::detail::references_of(core).adopt<T>(id, fork, rank_in(fork));
+    } catch (...) {
+      return fail(std::current_exception());
+    }
+    done(std::monostate(), weft::detail::DeviceWorkRef());  // first: what waits behind the copy is answered after it
+    owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
+  }
+};
+
+// Asked of a value's owner: to send a copy to that worker. Ends when it has come there.
+template <class T>
+struct CopyBody {
+  using Arguments = std::tuple<Target, std::int32_t, Id, ForkId>;
+  using Result = void;
+  using Signature = void(RRef<T>, int);
+
+  static std::string name() { return "weft::RRef::copy_to"; }
+  static std::vector<std::byte> value() { return {}; }
+  static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
+    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(arguments));
+  }
+  template <class Done, class Fail>
+  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+    try {
+      const auto& [target, to, id, fork] = *arguments;
+      const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
+      weft::detail::hand_over_referred(*value);
+      const rpc::Going going{to, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
+      rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going, {id, fork, T(*value)})
+          .on_done_light([done, fail](const Future<void>& ended) {
+            if (const auto error = ended.error()) return fail(error);
+            done(std::monostate(), weft::detail::DeviceWorkRef());
+          });
     } catch (...) {
       fail(std::current_exception());
     }
@@ -168,6 +220,33 @@ class RRef {
         core, handle_,
         rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
+  // A copy of the value as it is once it exists, on another worker, which owns it from then on: it goes there straight from
+  // its owner, one way, and no round trip is waited for; returns at once. Calls there that take the copy wait behind it.
+  // Where the value cannot be copied the copy's uses throw CreationError. Throws Caller for somebody who is not there.
+  template <class U = T>
+  requires std::is_copy_constructible_v<U> RRef copy_to(const rpc::Destination& to)
+  const {
+    const auto core = usable();
+    auto going = rpc::detail::CoreCalls::going(*core, to);
+    rref::References& references = rpc::detail::references_of(*core);
+    const rref::Id id = references.next_id();
+    if (rpc::detail::CoreCalls::is_self(*core, going.to)) {
+      auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core));
+      fetch(going.limit).on_done_light([copy](const Future<T>& fetched) {
+        if (const auto error = fetched.error()) return copy->fail(error);
+        copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
+      });
+      return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
+    }
+    const rref::ForkId fork = references.next_id();
+    const int receiver = std::exchange(going.to, owner().rank);
+    going.kind = rpc::MessageKind::Create;
+    const auto sent = rref::unless_not_created(
+        core, handle_, rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver, id, fork}));
+    sent.on_done_light([kept = handle_](const Future<void>&) {});  // the owner keeps the value meanwhile
+    return RRef(rref::expect_there(core, receiver, id, fork, sent, {"RRef::copy_to", -1, to.place()}));
+  }
+
   // When the value exists, or its creation has failed.
   Future<void> created() const {
     if (handle().get() != nullptr && handle_->created()) return *handle_->created();

@@ -92,7 +92,9 @@ constexpr auto kOneWay = std::chrono::milliseconds(5);
 constexpr int kLinks = 8;
 constexpr int kChainWorkers = 4;  // besides the caller
 constexpr int kChainSamples = 10;
-constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker", "delayed chain of 8, four workers"};
+// In the last each value is sent to the next worker by the one before; in the third the next worker fetches it, as torch's.
+constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one worker", "delayed chain of 8, four workers",
+                                   "delayed chain of 8, four workers, copies"};
 
 weft::Future<std::int64_t> plus(weft::RRef<std::int64_t> held, std::int64_t more) {
   return held.fetch().then([more](std::int64_t value) { return value + more; });
@@ -105,7 +107,10 @@ int work_in_chains(const std::string& name) {
     if (name == kChains[0]) return static_cast<void>(agent.sync<&add>(1, 1, 2));
     const int workers = name == kChains[1] ? 1 : kChainWorkers;
     auto value = agent.remote<&add>(1, 0, 1);
-    for (int i = 1; i < kLinks; ++i) value = agent.remote<&plus>(1 + i % workers, value, 1);
+    for (int i = 1; i < kLinks; ++i) {
+      const int next = 1 + i % workers;
+      value = agent.remote<&plus>(next, name == kChains[3] ? value.copy_to(next) : value, 1);
+    }
     if (value.to_here() != kLinks) std::exit(1);
   };
   if (rank == 0) {

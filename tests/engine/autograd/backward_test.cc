@@ -164,6 +164,22 @@ TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
   });
 }
 
+TEST_P(Backward, CopiesSendTheirGradientsToTheOwnerOfTheValue) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto owner = after(agent, 1);
+    for (int steps = 0; steps < 3; ++steps) {
+      AutogradContext context(agent);
+      const auto there = after(agent, steps);
+      const auto held = agent.remote<&passes::make>(owner, std::vector<std::int64_t>{3});
+      const auto x = leaf({3});
+      const at::Tensor y = agent.sync<&passes::add_held>(there, x, held.copy_to(there));
+      context.backward({(y * 2).sum()});
+      EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2.0, at::kDouble)));
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held), at::full({3}, 2.0, at::kDouble)));
+    }
+  });
+}
+
 TEST_P(Backward, DA019_ManyRoundTripsAndShapes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});

@@ -34,12 +34,14 @@ enum class Point {
   ForkWaited,        // the same, and worker 2 has dropped its own
   FetchAskedFor,     // it waits for the copy of a value
   FetchAsked,        // worker 2 waits for the copy of its value
+  CopyAskedFor,      // it waits for worker 0 to send a copy of a value to worker 2
+  CopyAsked,         // it is to send a copy of its value to worker 0, where worker 2's call waits for that
   Idle,              // it holds a reference and owns a value
   HoldsAll,          // a called function on it holds references of worker 2 and its own
 };
 const char* text(Point point) {
   constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
-                                    "FetchAsked",       "Idle",          "HoldsAll"};
+                                    "FetchAsked",       "CopyAskedFor",  "CopyAsked",       "Idle",       "HoldsAll"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
@@ -64,6 +66,13 @@ class Killed : public testing::TestWithParam<Case> {};
     const auto value = agent.remote<&refs::number_behind>(0, 1, "creation");
     const auto fetched = value.fetch();
     expect_counters(agent, 0, {1, 1, 0});
+    stay(agent);
+  }
+  if (point == Point::CopyAskedFor) {
+    const auto value = agent.remote<&refs::number_behind>(0, 1, "creation");
+    const auto copy = value.copy_to(2);
+    expect_counters(agent, 0, {1, 1, 0});
+    expect_counters(agent, 2, {1, 1, 0});
     stay(agent);
   }
   if (point == Point::ForkUnconfirmed || point == Point::ForkWaited) {
@@ -100,6 +109,16 @@ void survive(rpc::Agent& agent, Point point) {
     Processes::say("ready");
     EXPECT_EQ(error_of([&] { fetched.get(); }).blame(), Blame::PeerLost);
     see_the_end(asked);
+  } else if (point == Point::CopyAsked) {
+    const auto asked = agent.remote<&refs::number_behind>(1, 1, "creation");
+    const auto copy = asked.copy_to(0);
+    const auto used = agent.async<&refs::plus_local>(rpc::to(0).timeout(0ms), copy, 1);
+    expect_counters(agent, 1, {1, 1, 0});
+    Processes::say("ready");
+    const auto error = error_of([&] { used.get(); });
+    EXPECT_EQ(error.blame(), Blame::Remote);
+    EXPECT_NE(error.text().find("worker1"), std::string::npos) << error.text();
+    EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::PeerLost);
   } else if (point == Point::ForkUnconfirmed) {
     const auto value = agent.remote<&refs::number>(0, 1);
     const auto held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), value, "never");
@@ -129,6 +148,7 @@ void survive(rpc::Agent& agent, Point point) {
     EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
     EXPECT_EQ(mine.local_value(), 7);
   } else {
+    if (point == Point::CopyAskedFor) expect_counters(agent, 2, {1, 1, 0});
     expect_counters(agent, 0, {1, 1, 0});  // what worker 1 waits for
     Processes::say("ready");
   }
@@ -166,7 +186,8 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
                          testing::Combine(testing::Values("shm", "tcp"),
                                           testing::Values(Point::CreationAskedFor, Point::CreationAsked,
                                                           Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
-                                                          Point::FetchAsked, Point::Idle, Point::HoldsAll)),
+                                                          Point::FetchAsked, Point::CopyAskedFor, Point::CopyAsked,
+                                                          Point::Idle, Point::HoldsAll)),
                          [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};

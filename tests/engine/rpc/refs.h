@@ -39,6 +39,8 @@ inline int sum_of(std::vector<RRef<int>> all) {
   return sum;
 }
 inline void increase(int& value, int by) { value += by; }
+inline int local_sum(RRef<int> a, RRef<int> b) { return a.local_value() + b.local_value(); }
+inline int plus_local(RRef<int> a, int more) { return a.local_value() + more; }
 
 // Values that are not made before somebody says so.
 inline std::mutex gates;
@@ -53,6 +55,10 @@ inline int number_behind(int value, std::string gate) {
   std::unique_lock lock(gates);
   opened.wait(lock, [&] { return open_gates.contains(gate); });
   return value;
+}
+inline int throws_behind(std::string gate) {
+  number_behind(0, std::move(gate));
+  throw std::runtime_error("no luck behind");
 }
 inline int fetch_behind(RRef<int> a, std::string gate) { return number_behind(0, std::move(gate)) + a.to_here(); }
 inline std::vector<std::uint64_t> counters() {

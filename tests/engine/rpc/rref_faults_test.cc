@@ -20,6 +20,7 @@ void share_and_drop(rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, a, a), 8);
     EXPECT_EQ(agent.sync<&refs::make_on>(1, agent.worker(2), 5).to_here(), 5);
     EXPECT_EQ(agent.sync<&refs::sum_of>(2, agent.sync<&refs::own_three>(1)), 3);
+    EXPECT_EQ(agent.sync<&refs::plus_local>(2, a.copy_to(2), 1), 5);
   }
   for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
 }
@@ -140,6 +141,54 @@ TEST(CreationFaults, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheR
         expect_counters(agent, 1, {0, 0, 0});
       },
       {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+// Whoever was to send it: the function that waits for the copy hears of it.
+TEST(CreationFaults, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
+  run_one(
+      [](rpc::Agent& agent) {
+        for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
+          const auto copy = value.copy_to(rpc::to(2).timeout(50ms));
+          const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
+          EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
+          EXPECT_THROW(copy.to_here(), rpc::CreationError);
+        }
+        for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+TEST(CreationFaults, ACopyThatIsRefusedIsACreationError) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const RRef<int> mine(agent, 1);
+          const auto theirs = agent.sync<&refs::own>(1, 1);
+          for (const auto& value : {mine, theirs}) {
+            const auto copy = value.copy_to(2);
+            EXPECT_THROW(copy.to_here(), rpc::CreationError);
+            EXPECT_THROW(agent.sync<&refs::plus_local>(2, copy, 1), rpc::CreationError);
+          }
+          for (int again = 0; again < 2; ++again) {  // by worker 1
+            EXPECT_THROW(theirs.copy_to(2).to_here(), rpc::CreationError);
+          }
+          EXPECT_EQ(theirs.copy_to(2).to_here(), 1);
+        }
+        for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.fail_first = {{rpc::MessageKind::Create, 2}}}});
+}
+
+TEST(CreationFaults, ACopyThatComesWhenItHasBeenGivenUpIsDropped) {
+  run_one(
+      [](rpc::Agent& agent) {
+        {
+          const auto copy = agent.sync<&refs::own>(1, 1).copy_to(2);
+          EXPECT_EQ(error_of([&] { copy.to_here(10ms); }).blame(), Blame::Timeout);
+        }
+        for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
 }
 
 TEST(CreationFaults, MethodsOfWhatWasNotCreatedFailWhenThatIsKnown) {

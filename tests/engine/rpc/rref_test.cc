@@ -293,6 +293,78 @@ TEST_P(Refs, CanBePassedAndCalledOnBeforeTheirValueExists) {
   });
 }
 
+TEST_P(Refs, CopiesGoFromOwnerToOwner) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::ones({3, 2});
+    for (int from = 0; from < 3; ++from) {
+      for (int to = 0; to < 3; ++to) {
+        const auto value = agent.remote<&refs::add>(after(agent, from), one, one * from);
+        const auto copy = value.copy_to(after(agent, to));
+        EXPECT_EQ(copy.owner(), after(agent, to));
+        EXPECT_EQ(copy.sync<&refs::size_of>(0), 3);
+        EXPECT_TRUE(at::equal(copy.to_here(), one * (1 + from))) << from << " to " << to;
+        copy.created().get();
+        EXPECT_TRUE(at::equal(agent.sync<&refs::fetch>(after(agent, 3), copy), one * (1 + from)));
+      }
+    }
+    EXPECT_EQ(error_of([&] { RRef<int>(agent, 1).copy_to("nobody"); }).blame(), Blame::Caller);
+  });
+}
+
+TEST_P(Refs, ACopyIsOfTheValueAsItWas) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto value = agent.remote<&refs::number>(after(agent, 1), 1);
+    for (int to = 0; to < 3; ++to) {
+      const auto copy = value.copy_to(after(agent, to));
+      copy.created().get();
+      value.sync<&refs::increase>(10);
+      copy.sync<&refs::increase>(3);
+      EXPECT_EQ(copy.to_here(), 4 + 10 * to);
+      EXPECT_EQ(value.to_here(), 11 + 10 * to);
+    }
+  });
+}
+
+TEST_P(Refs, ACopyMayBeUsedBeforeItsValueExists) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const std::string gate = agent.self().name + "/copied";
+    auto value = agent.remote<&refs::number_behind>(after(agent, 1), 1, gate);
+    const auto sum =
+        agent.async<&refs::local_sum>(after(agent, 2), value.copy_to(after(agent, 2)), value.copy_to(after(agent, 2)));
+    for (int link = 2; link < 8; ++link) {  // the references end at once
+      const auto next = after(agent, link);
+      value = agent.remote<&refs::plus_local>(next, value.copy_to(next), 1);
+    }
+    EXPECT_EQ(error_of([&] { value.to_here(5ms); }).blame(), Blame::Timeout);
+    EXPECT_FALSE(sum.done());
+    agent.sync<&refs::open_gate>(after(agent, 1), gate);
+    EXPECT_EQ(value.to_here(), 7);
+    EXPECT_EQ(sum.get(), 2);
+  });
+}
+
+TEST_P(Refs, ACopyOfWhatIsNotCreatedOrCannotTravelIsACreationError) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (int to = 0; to < 3; ++to) {
+      const std::string gate = agent.self().name + "/no copy " + std::to_string(to);
+      const auto there = after(agent, to);
+      const auto failed = agent.remote<&refs::throws_behind>(after(agent, 1), gate);
+      const auto copy = failed.copy_to(there);
+      const auto used = agent.async<&refs::plus_local>(there, copy, 1);
+      agent.sync<&refs::open_gate>(after(agent, 1), gate);
+      EXPECT_NE(error_of([&] { used.get(); }).text().find("no luck behind"), std::string::npos);
+      for (int again = 0; again < 2; ++again) {
+        EXPECT_THROW(copy.to_here(), rpc::CreationError);
+        EXPECT_NE(error_of([&] { copy.to_here(); }).text().find("no luck behind"), std::string::npos);
+      }
+      const auto quantized = agent.remote<&refs::quantized>(after(agent, 1)).copy_to(after(agent, 2));
+      if (after(agent, 1) == after(agent, 2)) continue;
+      EXPECT_THROW(quantized.to_here(), rpc::CreationError);
+      EXPECT_NE(error_of([&] { quantized.to_here(); }).text().find("cannot be sent"), std::string::npos);
+    }
+  });
+}
+
 TEST_P(Refs, StructsMayReferToTheirOwnKind) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     RRef<refs::Node> list;
@@ -367,6 +439,25 @@ TEST(RefCounters, ValuesGoWithTheirLastReference) {
     }
     for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
     EXPECT_EQ(refs::living, 0);
+  });
+}
+
+TEST(RefCounters, CopiesCountWithTheirOwnersAndEndAtZero) {
+  run_one([](rpc::Agent& agent) {
+    {
+      const auto value = agent.remote<&refs::number>(1, 1);
+      const auto copy = value.copy_to(2);
+      EXPECT_EQ(copy.to_here(), 1);
+      expect_counters(agent, 1, {1, 1, 0});
+      expect_counters(agent, 2, {1, 1, 0});
+      const auto here = copy.copy_to(0);
+      EXPECT_EQ(here.local_value(), 1);
+      const auto back = RRef<int>(agent, 5).copy_to(1);
+      EXPECT_EQ(agent.sync<&refs::local_sum>(1, value, back), 6);
+      expect_counters(agent, 1, {2, 2, 0});
+      expect_counters(agent, 0, {0, 0, 0});
+    }
+    for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
   });
 }
 
