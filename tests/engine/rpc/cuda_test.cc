@@ -80,6 +80,7 @@ Seen look_at(at::Tensor tensor, int byte) {
   const bool on_own_stream = tensor.is_cuda() && torch_cuda->current(tensor.device().index()).id() != 0;
   return {tensor.device().str(), is_all(tensor, byte), on_own_stream};
 }
+Seen look_at_value(at::Tensor& value, int byte) { return look_at(value, byte); }
 at::Tensor pass(at::Tensor tensor) { return tensor; }
 at::Tensor make(c10::Device device, std::int64_t bytes, int byte) { return made(device, bytes, byte); }
 // Of bytes 1, 2, ….
@@ -475,6 +476,29 @@ TEST_P(CudaRpc, AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
     EXPECT_TRUE(is_all(fetched.get(), 9));
     slow = nullptr;
   });
+}
+
+TEST_P(CudaRpc, ACopyGoesToTheGpuOfAThirdWorkerByItsOwnersMapBehindTheWorkThatMakesIt) {
+  run(
+      {{gpu(0), gpu(0)}},
+      [](rpc::Agent& agent) {
+        c10::Stream own = torch_cuda->new_stream(0);
+        slow = &own;
+        fake->hold(torch_cuda->view(own));
+        const auto copy = agent.remote<&make_slowly>("worker1", made(gpu(0), 4096, 1), 9).copy_to("worker2");
+        const auto seen = copy.async<&look_at_value>(9);
+        while (fake->pending(torch_cuda->view(own)) == 0) std::this_thread::yield();
+        EXPECT_FALSE(seen.done());
+        fake->release(torch_cuda->view(own));
+        EXPECT_EQ(seen.get().device, "cuda:0");
+        EXPECT_TRUE(seen.get().right);
+        slow = nullptr;
+        const auto unmapped = RRef(agent, made(gpu(0), 64, 1)).copy_to("worker2");
+        EXPECT_THROW(unmapped.created().get(), Error);
+        const Error why = error_of([&] { unmapped.sync<&look_at_value>(1); });
+        EXPECT_NE(why.text().find("device_maps"), std::string::npos) << why.text();
+      },
+      16, 3);
 }
 
 TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {

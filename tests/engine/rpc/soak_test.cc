@@ -128,14 +128,19 @@ class Driver {
   }
   void chain(int start) {
     RRef<int> value = agent_.remote<&refs::number>(someone(), start);
-    for (int i = 0; i < 5; ++i) value = agent_.remote<&soak::plus_held>(someone(), value, 1);
+    for (int i = 0; i < 5; ++i) {
+      const auto next = someone();
+      value = agent_.remote<&soak::plus_held>(next, upto(1) == 0 ? value : value.copy_to(next), 1);
+    }
     EXPECT_EQ(value.to_here(), start + 5);
-    references_ += 12;
+    references_ += 17;
   }
   void failed_creation(const rpc::WorkerInfo& to) {
     const auto broken = agent_.remote<&refs::throws>(to, "on purpose");
+    const auto copy = broken.copy_to(someone());
     EXPECT_THROW(broken.to_here(), rpc::CreationError);
-    ++references_;
+    EXPECT_THROW(copy.to_here(), rpc::CreationError);
+    references_ += 2;
   }
 
   rpc::Agent& agent_;
