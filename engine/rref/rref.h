@@ -67,8 +67,8 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
     } catch (...) {
       return fail(std::current_exception());
     }
-    done(std::monostate(), weft::detail::DeviceWorkRef());  // first: what waits behind the copy is answered after it
     owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
+    done(std::monostate(), weft::detail::DeviceWorkRef());  // behind it: others wait for the value, nobody for the answer
   }
 };
 

@@ -99,6 +99,7 @@ constexpr const char* kChains[] = {"delayed call", "delayed chain of 8, one work
 weft::Future<std::int64_t> plus(weft::RRef<std::int64_t> held, std::int64_t more) {
   return held.fetch().then([more](std::int64_t value) { return value + more; });
 }
+std::int64_t plus_here(std::int64_t& value, std::int64_t more) { return value + more; }
 
 int work_in_chains(const std::string& name) {
   const int rank = weft::bench::rank_of_worker();
@@ -109,7 +110,7 @@ int work_in_chains(const std::string& name) {
     auto value = agent.remote<&add>(1, 0, 1);
     for (int i = 1; i < kLinks; ++i) {
       const int next = 1 + i % workers;
-      value = agent.remote<&plus>(next, name == kChains[3] ? value.copy_to(next) : value, 1);
+      value = name == kChains[3] ? value.copy_to(next).remote<&plus_here>(1) : agent.remote<&plus>(next, value, 1);
     }
     if (value.to_here() != kLinks) std::exit(1);
   };
