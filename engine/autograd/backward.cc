@@ -110,7 +110,7 @@ void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr
   } catch (const Error&) {
     // Who cannot be told ends it by its own time limit.
   }
-  throw error_of(outcome);
+  throw outcome.error();
 }
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
@@ -128,7 +128,7 @@ Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const s
       if (const auto error = ended.error()) return promise.set_error(error);
       const Outcome& outcome = ended.value();
       if (!outcome.failed()) return promise.set();
-      pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(error_of(outcome)); });
+      pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
     });
   });
   context->began({started, whole});

@@ -18,8 +18,6 @@ Outcome outcome_of(const std::exception_ptr& error) {
   }
 }
 
-Error error_of(const Outcome& failure) { return Error(rpc::blame_from(failure.blame), failure.text); }
-
 std::shared_ptr<rpc::AgentCore> Context::core() const { return core_.shared_from_this(); }
 
 void Context::add_worker(int rank) {

@@ -32,8 +32,6 @@ std::string to_text(ContextId id);
 
 // A failure as it travels on: its blame, and what the function said without the names around it.
 Outcome outcome_of(const std::exception_ptr& error);
-// The other way round. A blame that another worker made up is Remote.
-Error error_of(const Outcome& failure);
 
 class Context : public std::enable_shared_from_this<Context> {
  public:

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <weft/engine/codec/values.h>
+#include <weft/engine/rpc/types.h>
 
 namespace weft::autograd {
 
@@ -23,13 +24,8 @@ struct MessageId {
   WEFT_FIELDS(caller, call, reply)
 };
 
-// How a pass ended, as it travels. Every worker of a pass that fails gets the same.
-struct Outcome {
-  int blame = -1;  // of the failure; -1: none
-  std::string text;
-  bool failed() const { return blame >= 0; }
-  WEFT_FIELDS(blame, text)
-};
+// How a pass ended. Every worker of a pass that fails gets the same.
+using rpc::Outcome;
 
 // A pass, as its messages name it.
 struct PassName {

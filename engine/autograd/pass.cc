@@ -191,7 +191,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
         .on_done_light([self = shared_from_this(), where, sent](const Future<Outcome>& answered) mutable {
           if (const auto error = answered.error()) {
             const Outcome why = self->outcome(error, where);
-            sent.fail(error_of(why));
+            sent.fail(why.error());
             // The call has the pass's own limit, and its timer may be the faster one.
             if (why.blame == static_cast<int>(Blame::Timeout)) {
               self->expire();
@@ -206,7 +206,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
         });
   } catch (...) {
     const Outcome why = outcome(std::current_exception(), where);
-    sent.fail(error_of(why));
+    sent.fail(why.error());
     fail(why);
     end_one();
   }
@@ -270,7 +270,7 @@ void Pass::end_one() {
 void Pass::fail(const Outcome& why) {
   if (ended_.exchange(true)) return;
   *failed_ = true;
-  traced_.fail(error_of(why));
+  traced_.fail(why.error());
   const bool news = context_->failed(name_.pass, why);
   EventLoop::Registration timer;
   {

@@ -53,10 +53,11 @@ Going CoreCalls::going(AgentCore& core, const Destination& to) {
   return {core.rank_of(to), core.limit_of(to), MessageKind::Call, false, to.place()};
 }
 std::chrono::milliseconds CoreCalls::time_left() {
-  const Deadline& deadline = current_call("time_left()").call().deadline;
-  if (deadline.is_never()) return 0ms;
-  return std::max(1ms, deadline.remaining());
+  const CallState& call = current_call("time_left()").call();
+  if (call.cancelled || call.deadline.passed()) throw Error(Blame::Cancelled, "nobody waits for it any more");
+  return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
+void CoreCalls::look_after(AgentCore& core, int rank) { core.look_after(rank); }
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
 

@@ -50,8 +50,9 @@ struct CoreCalls {
                                                    int owner, const Future<void>& created, const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
   static Going going(AgentCore& core, const Destination& to);
-  // Of the call that this thread runs; 0 = none.
+  // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.
   static std::chrono::milliseconds time_left();
+  static void look_after(AgentCore& core, int rank);
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> ambient(const char* what);
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);

@@ -418,7 +418,7 @@ void AgentCore::leave() noexcept {
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-  std::map<int, Promise<Verdict>> shutting_down;
+  std::map<int, Promise<Outcome>> shutting_down;
   std::vector<Early> early;
   std::map<std::uint64_t, WaitingCall> late;
   std::map<std::uint64_t, Pause> pauses;

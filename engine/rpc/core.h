@@ -43,13 +43,6 @@ struct Activity {
 // negative one; `what` is whose it is.
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what);
 
-// How a graceful shutdown ended, for the workers that did not decide it.
-struct Verdict {
-  int blame = -1;  // Blame, or -1 where all went well
-  std::string text;
-  WEFT_FIELDS(blame, text)
-};
-
 // A call as it is issued.
 struct Issue {
   const Function& function;
@@ -121,6 +114,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking);
   void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
   void inbound_ended(Inbound& inbound, const Error& why);
+  // Asks the worker for a sign of life, if anything here depends on it.
+  void look_after(int rank);
 
   // The message with the devices that its storages go to, behind what this thread's current streams hold. Throws Caller for
   // a GPU's tensor that has no place in the map.
@@ -140,7 +135,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Activity activity() const;
   void shutdown(const Graceful& options);
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
-  Future<Verdict> join_shutdown(int rank);
+  Future<Outcome> join_shutdown(int rank);
   void leave() noexcept;
   // Dropped when the agent has left, which may wait for what that does.
   void keep_until_left(std::shared_ptr<const void> kept);
@@ -179,7 +174,6 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void arm(Deadline deadline);
   void expire();
   void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message);
-  void look_after(int rank);
   void worker_lost(int rank);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
@@ -227,7 +221,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   };
   std::vector<Early> early_;  // connections that came before this worker had joined
   // The other workers by rank, where this one decides when all is idle.
-  std::map<int, Promise<Verdict>> shutting_down_;
+  std::map<int, Promise<Outcome>> shutting_down_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   struct Pause {

@@ -14,7 +14,7 @@ namespace internal {
 
 Activity activity() { return current_call("activity()").core()->activity(); }
 
-Future<Verdict> join_shutdown() {
+Future<Outcome> join_shutdown() {
   const CallAmbient& here = current_call("join_shutdown()");
   return here.core()->join_shutdown(here.call().caller.rank);
 }
@@ -43,8 +43,8 @@ Activity AgentCore::activity() const {
   return now;
 }
 
-Future<Verdict> AgentCore::join_shutdown(int rank) {
-  Promise<Verdict> promise;
+Future<Outcome> AgentCore::join_shutdown(int rank) {
+  Promise<Outcome> promise;
   {
     std::lock_guard lock(mutex_);
     shutting_down_.insert_or_assign(rank, promise);
@@ -67,29 +67,29 @@ void AgentCore::shutdown(const Graceful& options) {
     } else if (parts_.self.rank != 0) {
       const int first = 0;
       // This thread sleeps meanwhile: if it drove the loop, the calls that still come would have to be handed to others.
-      Promise<Verdict> ended(nullptr);
+      Promise<Outcome> ended(nullptr);
       call<detail::FunctionBody<&internal::join_shutdown>>(shared_from_this(),
                                                            {first, limit, MessageKind::Shutdown, /*on_loop=*/true}, {})
           .forward_to(ended);
-      Verdict verdict;
+      Outcome verdict;
       try {
         verdict = ended.future().get();
       } catch (const Error& error) {
         throw unanswered(error, directory_.find(first).worker,
                          "that all workers are idle: one has not called shutdown(), or calls and functions go on");
       }
-      if (verdict.blame != -1) throw Error(blame_from(verdict.blame), verdict.text);
+      if (verdict.failed()) throw verdict.error();
     } else {
       wait_until_idle_everywhere(deadline);
     }
   } catch (const Error& error) {
-    std::map<int, Promise<Verdict>> others;
+    std::map<int, Promise<Outcome>> others;
     {
       std::lock_guard lock(mutex_);
       others.swap(shutting_down_);
     }
     const Error why = error.within(what);
-    for (const auto& [rank, promise] : others) promise.set(Verdict{static_cast<int>(why.blame()), why.text()});
+    for (const auto& [rank, promise] : others) promise.set(Outcome(why));
     leave();
     throw why;
   }
@@ -172,12 +172,12 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     if (!busy.empty()) pause.wait(deadline);
     before = std::move(now);
   }
-  std::map<int, Promise<Verdict>> waiting;
+  std::map<int, Promise<Outcome>> waiting;
   {
     std::lock_guard lock(mutex_);
     waiting.swap(shutting_down_);
   }
-  for (const auto& [rank, promise] : waiting) promise.set(Verdict());
+  for (const auto& [rank, promise] : waiting) promise.set(Outcome());
 }
 
 }  // namespace weft::rpc

@@ -36,6 +36,23 @@ struct WorkerInfo {
 // "worker1 (rank 1)", for messages.
 std::string describe(const WorkerInfo& worker);
 
+// A Blame as a peer says it; Remote for what is none.
+constexpr Blame blame_from(int said) {
+  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said) : Blame::Remote;
+}
+
+// How something ended, as it travels.
+struct Outcome {
+  Outcome() = default;
+  Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
+  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) {}
+  bool failed() const { return blame != -1; }
+  Error error() const { return Error(blame_from(blame), text); }
+  int blame = -1;  // of the failure; -1: none
+  std::string text;
+  WEFT_FIELDS(blame, text)
+};
+
 // What a message is for. Calls of users' functions are Call and Reply, or Create where the result stays as an RRef.
 enum class MessageKind {
   Call,

@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include <weft/base/error.h>
 #include <weft/base/result.h>
 
 namespace weft::rpc {
@@ -63,10 +62,5 @@ struct ParsedHead {
 };
 // `payloads` is how many slices came with it.
 Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payloads);
-
-// A Blame as a peer says it; Remote for what is none.
-constexpr Blame blame_from(int said) {
-  return said >= 0 && said <= static_cast<int>(Blame::Remote) ? static_cast<Blame>(said) : Blame::Remote;
-}
 
 }  // namespace weft::rpc

@@ -14,23 +14,32 @@ void fork(Id id, ForkId fork) {
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
 void user_delete(Id id, ForkId fork) { here("user_delete()").remove_fork(id, fork); }
-void will_not_come(Id id, ForkId fork, int blame, std::string why) {
-  here("will_not_come()").remove_fork(id, fork, std::make_exception_ptr(Error(rpc::blame_from(blame), std::move(why))));
-}
+void will_not_come(Id id, rpc::Outcome why) { here("will_not_come()").give_up(id, std::make_exception_ptr(why.error())); }
 void alive() {}
 
 }  // namespace internal
 
 std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
-                                     const Future<void>& sent, const Origin& origin) {
+                                     const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
+                                     std::shared_ptr<Handle> original, Place place) {
   const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
-  sent.on_done_light([core, owner, id, fork](const Future<void>& ended) {
-    if (!ended.failed() || core->closed()) return;
-    const Error why = to_error(ended.error(), Blame::Remote);
-    control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete,
-                                      {id, fork, static_cast<int>(why.blame()), why.text()});
+  Promise<void> created(core->crew());
+  const auto future = created.future();
+  made.on_done_light([core, owner, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
+    const auto error = ended.error();
+    const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
+    if (!outcome.failed()) return created.set();
+    created.set_error(std::make_exception_ptr(outcome.error()));
+    if (core->closed()) return;
+    control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, outcome});
   });
-  return std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, sent, origin);
+  // It came after all: its only reference may have ended long ago.
+  asked.on_done_light([core, owner, id, fork, future](const Future<rpc::Outcome>& ended) {
+    if (ended.failed() || ended.value().failed() || !future.failed() || core->closed()) return;
+    control<&internal::user_delete>(core, owner, rpc::MessageKind::UserDelete, {id, fork});
+  });
+  const Origin origin{.place = place};
+  return std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, future, origin);
 }
 
 // id, owner's rank, fork, type.

@@ -17,8 +17,8 @@ void fork(Id id, ForkId fork);
 void child_accepted(ForkId child);
 // To the owner.
 void user_delete(Id id, ForkId fork);
-// The same, of a value that another worker was to send there, which failed.
-void will_not_come(Id id, ForkId fork, int blame, std::string why);
+// To the owner, of a value that another worker was to send there.
+void will_not_come(Id id, rpc::Outcome why);
 // Whether somebody is there.
 void alive();
 
@@ -86,9 +86,11 @@ Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::M
   return future;
 }
 
-// A reference to what a third worker sends to `owner`, who is told who will hold it; `sent` is when it has come there.
-// Where that fails, the owner is told that it will not.
+// A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
+// before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
+// meanwhile.
 std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
-                                     const Future<void>& sent, const Origin& origin);
+                                     const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
+                                     std::shared_ptr<Handle> original, Place place);
 
 }  // namespace weft::rref

@@ -106,10 +106,13 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
   const auto known = entries_.find(id);
   // A call that was faster than its references' end, and came later; or one by a reference whose value will not come.
   if (known == entries_.end() ? buried_.contains(id) : known->second.given_up && !known->second.owned) {
+    const auto why = known == entries_.end() ? nullptr : known->second.given_up;
     lock.unlock();
     const auto gone = make();
-    gone->fail(std::make_exception_ptr(
-        Error(Blame::Cancelled, "its creator gave it up, or its last reference had ended, before this call came")));
+    gone->fail(why ? why
+                   : std::make_exception_ptr(Error(Blame::Cancelled,
+                                                   "its creator gave it up, or its last reference had "
+                                                   "ended, before this call came")));
     return gone;
   }
   Entry& entry = entries_[id];
@@ -133,6 +136,8 @@ void References::expire(Id id) {
     std::lock_guard lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end() || found->second.arrived) return;
+    found->second.expiry.reset();
+    if (found->second.is_announced(id)) return expect(id, found->second);
     owned = std::move(found->second.owned);
     entries_.erase(found);
     bury(id);
@@ -171,6 +176,8 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
     entry.owned = owned;
     entry.arrived = true;
     entry.expiry.reset();
+  } else if (!entry.arrived && buried_.contains(id)) {
+    entry.given_up = std::make_exception_ptr(Error(Blame::Cancelled, "it was given up before this reference was known"));
   }
   entry.forks.emplace(fork, holder);
   expect(id, entry);
@@ -217,34 +224,46 @@ void References::release_here(Id id) {
   ended = take_if_unused(id);
 }
 
-void References::remove_fork(Id id, ForkId fork, const std::exception_ptr& will_not_come) {
+void References::remove_fork(Id id, ForkId fork) {
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
   Entry ended;
-  std::shared_ptr<Owned> given_up;
+  bool is_given_up = false;
   {
     std::lock_guard lock(mutex_);
     const bool again = buried_.contains(fork);
     bury(fork);
     const auto found = entries_.find(id);
-    if (found == entries_.end()) {
-      if (will_not_come) bury(id);
-      return;
-    }
+    if (found == entries_.end()) return;
     const bool known = found->second.forks.erase(fork) > 0;
-    if (!found->second.arrived) {
-      // Forks of others are known before they end. The creator's own is not, until its creation comes.
-      if (will_not_come || (!known && !again)) {
-        found->second.given_up = true;
-        given_up = found->second.owned;
-      }
-    }
+    // Forks of others are known before they end. The creator's own is not, until its creation comes.
+    is_given_up = !found->second.arrived && !known && !again;
+    if (!is_given_up) ended = take_if_unused(id);
+  }
+  if (is_given_up) {
+    give_up(id, std::make_exception_ptr(
+                    Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
+  }
+}
+
+bool References::has_fork(Id id, ForkId fork) const {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  return buried_.contains(fork) || (found != entries_.end() && found->second.forks.contains(fork));
+}
+
+void References::give_up(Id id, const std::exception_ptr& why) {
+  Entry ended;
+  std::shared_ptr<Owned> owned;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(id);
+    if (found == entries_.end()) return bury(id);
+    if (found->second.arrived) return;
+    found->second.given_up = why;
+    owned = found->second.owned;
     ended = take_if_unused(id);
   }
-  if (given_up) {
-    given_up->fail(will_not_come ? will_not_come
-                                 : std::make_exception_ptr(Error(
-                                       Blame::Cancelled, "its creator gave it up before the call came that creates it")));
-  }
+  if (owned) owned->fail(why);
 }
 
 void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver) {
@@ -280,7 +299,7 @@ std::vector<std::string> References::held() const {
     if (origin.from >= 0) {
       text += ", sent by rank " + std::to_string(origin.from);
     } else {
-      text += ", made by remote<" + std::string(origin.function) + ">";
+      text += origin.function.empty() ? ", a copy" : ", made by remote<" + std::string(origin.function) + ">";
       if (origin.place.line > 0) text += " at " + std::string(origin.place.file) + ":" + std::to_string(origin.place.line);
     }
     all.push_back(std::move(text));

@@ -5,6 +5,7 @@
 // owner itself, or a fork that is kept until the owner knows the child.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -40,7 +41,7 @@ inline int rank_in(std::uint64_t id) { return static_cast<int>(id >> 48); }
 
 // How a user's reference came to this worker.
 struct Origin {
-  std::string_view function;  // what remote() was called with; lives as long as the program
+  std::string_view function;  // what remote() was called with; lives as long as the program; "" for copy_to()
   int from = -1;              // or the rank of the worker that sent it
   Place place = {};           // of the call of remote(), where it is known
 };
@@ -169,8 +170,11 @@ class References {
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
   // known.
   void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
-  // `will_not_come`: nor will its creation, unless it has, and why.
-  void remove_fork(Id id, ForkId fork, const std::exception_ptr& will_not_come = nullptr);
+  void remove_fork(Id id, ForkId fork);
+  // Whether the owner knows it already.
+  bool has_fork(Id id, ForkId fork) const;
+  // No creation will come, and why: who waits for the value fails. Changes nothing where one has come.
+  void give_up(Id id, const std::exception_ptr& why);
   // An RRef of the owner's own refers to it, too, and no longer.
   void hold_here(Id id, const std::shared_ptr<Owned>& owned);
   void release_here(Id id);
@@ -206,8 +210,14 @@ class References {
     std::map<ForkId, int> forks;     // and who holds it
     int here = 0;                    // handles of the owner's own
     bool arrived = false;            // the creation has come, or the value was made here
-    bool given_up = false;           // by its creator: no creation will come
+    std::exception_ptr given_up;     // why no creation will come
     EventLoop::Registration expiry;  // until then
+    // What another worker is to send, which may take its time: the creator's own fork is known before.
+    bool is_announced(Id id) const {
+      return std::any_of(forks.begin(), forks.end(), [id](const auto& fork) {
+        return fork.second == rank_in(id) && rank_in(fork.first) == rank_in(id);
+      });
+    }
     bool is_kept() const { return !forks.empty() || here > 0 || !(arrived || given_up); }
   };
   using Make = std::function<std::shared_ptr<Owned>()>;

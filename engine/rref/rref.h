@@ -60,14 +60,22 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
   static std::vector<std::byte> value() { return {}; }
   template <class Done, class Fail>
   static void run(rpc::AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    auto& [id, fork, copy] = *arguments;
     std::shared_ptr<OwnedValue<T>> owned;
     try {
-      owned = rpc::detail::references_of(core).adopt<T>(id, fork, rank_in(fork));
+      auto& [id, fork, copy] = *arguments;
+      const int holder = rank_in(fork);
+      if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
+        throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) + " is nobody's");
+      }
+      References& references = rpc::detail::references_of(core);
+      const bool is_announced = references.has_fork(id, fork);
+      owned = references.adopt<T>(id, fork, holder);
+      if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);  // who may not be there any more to end it
+      owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
     } catch (...) {
+      if (owned) owned->fail(std::current_exception());
       return fail(std::current_exception());
     }
-    owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
     done(std::monostate(), weft::detail::DeviceWorkRef());  // behind it: others wait for the value, nobody for the answer
   }
 };
@@ -76,8 +84,8 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 template <class T>
 struct CopyBody {
   using Arguments = std::tuple<Target, std::int32_t, Id, ForkId>;
-  using Result = void;
-  using Signature = void(RRef<T>, int);
+  using Result = rpc::Outcome;  // an error keeps its blame so
+  using Signature = rpc::Outcome(RRef<T>, int);
 
   static std::string name() { return "weft::RRef::copy_to"; }
   static std::vector<std::byte> value() { return {}; }
@@ -85,19 +93,19 @@ struct CopyBody {
     return wait_for<T>(rpc::detail::references_of(core), std::get<0>(arguments));
   }
   template <class Done, class Fail>
-  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail) {
+    const auto end = [done](const std::exception_ptr& error) {
+      done(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(), weft::detail::DeviceWorkRef());
+    };
     try {
       const auto& [target, to, id, fork] = *arguments;
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
       const rpc::Going going{to, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
       rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going, {id, fork, T(*value)})
-          .on_done_light([done, fail](const Future<void>& ended) {
-            if (const auto error = ended.error()) return fail(error);
-            done(std::monostate(), weft::detail::DeviceWorkRef());
-          });
+          .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
-      fail(std::current_exception());
+      end(std::current_exception());
     }
   }
 };
@@ -220,9 +228,12 @@ class RRef {
         core, handle_,
         rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
-  // A copy of the value as it is once it exists, on another worker, which owns it from then on: it goes there straight from
-  // its owner, one way, and no round trip is waited for; returns at once. Calls there that take the copy wait behind it.
-  // Where the value cannot be copied the copy's uses throw CreationError. Throws Caller for somebody who is not there.
+  // A copy of the value, on another worker, which owns it from then on: its owner sends it there unasked, one way, once it
+  // exists. Returns at once; the copy can be used like any reference, and what needs it waits behind it. What changes the
+  // value meanwhile is in the copy or not, and must not run beside the copying (as with to_here()). On the value's owner
+  // itself the tensors of the copy share their memory with it, as to_here() does there. Where the value cannot be copied,
+  // or `to` cannot be reached, uses of the copy throw CreationError. Throws Caller for somebody who is not there, and
+  // CreationError where it is known that there is no value.
   template <class U = T>
   requires std::is_copy_constructible_v<U> RRef copy_to(const rpc::Destination& to)
   const {
@@ -232,19 +243,22 @@ class RRef {
     const rref::Id id = references.next_id();
     if (rpc::detail::CoreCalls::is_self(*core, going.to)) {
       auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core));
-      fetch(going.limit).on_done_light([copy](const Future<T>& fetched) {
-        if (const auto error = fetched.error()) return copy->fail(error);
-        copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
+      fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
+        try {
+          if (const auto error = fetched.error()) std::rethrow_exception(error);
+          copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
+        } catch (...) {
+          copy->fail(std::current_exception());
+        }
       });
       return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
     }
     const rref::ForkId fork = references.next_id();
     const int receiver = std::exchange(going.to, owner().rank);
     going.kind = rpc::MessageKind::Create;
-    const auto sent = rref::unless_not_created(
-        core, handle_, rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver, id, fork}));
-    sent.on_done_light([kept = handle_](const Future<void>&) {});  // the owner keeps the value meanwhile
-    return RRef(rref::expect_there(core, receiver, id, fork, sent, {"RRef::copy_to", -1, to.place()}));
+    const auto asked = rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver, id, fork});
+    const auto made = rref::unless_not_created(core, handle_, asked);
+    return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
   }
 
   // When the value exists, or its creation has failed.

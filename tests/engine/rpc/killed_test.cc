@@ -36,12 +36,14 @@ enum class Point {
   FetchAsked,        // worker 2 waits for the copy of its value
   CopyAskedFor,      // it waits for worker 0 to send a copy of a value to worker 2
   CopyAsked,         // it is to send a copy of its value to worker 0, where worker 2's call waits for that
+  CopyTaken,         // worker 0 is to send a copy of a value to it
   Idle,              // it holds a reference and owns a value
   HoldsAll,          // a called function on it holds references of worker 2 and its own
 };
 const char* text(Point point) {
-  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
-                                    "FetchAsked",       "CopyAskedFor",  "CopyAsked",       "Idle",       "HoldsAll"};
+  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited",
+                                    "FetchAskedFor",    "FetchAsked",    "CopyAskedFor",    "CopyAsked",
+                                    "CopyTaken",        "Idle",          "HoldsAll"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
@@ -119,6 +121,19 @@ void survive(rpc::Agent& agent, Point point) {
     EXPECT_EQ(error.blame(), Blame::Remote);
     EXPECT_NE(error.text().find("worker1"), std::string::npos) << error.text();
     EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::PeerLost);
+  } else if (point == Point::CopyTaken) {
+    const auto value = agent.remote<&refs::number_behind>(rpc::to(0).timeout(0ms), 1, "copy");
+    const auto copy = value.copy_to(1);
+    const auto used = agent.async<&refs::plus_local>(1, copy, 1);
+    expect_counters(agent, 0, {1, 1, 0});
+    expect_counters(agent, 1, {1, 1, 0});
+    Processes::say("ready");
+    EXPECT_EQ(error_of([&] { used.get(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::PeerLost);
+    agent.sync<&refs::open_gate>(0, "copy");
+    EXPECT_EQ(error_of([&] { copy.created().get(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(value.to_here(), 1);
   } else if (point == Point::ForkUnconfirmed) {
     const auto value = agent.remote<&refs::number>(0, 1);
     const auto held = agent.async<&killed::hold>(rpc::to(1).timeout(0ms), value, "never");
@@ -168,7 +183,7 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
       expect_counters(agent, 2, {0, 0, 0});
       agent.sync<&refs::open_gate>(0, "creation");
       EXPECT_EQ(agent.remote<&refs::number>(0, 3).to_here(), 3) << "the survivors go on";
-      expect_counters(agent, 0, {0, 0, 0});
+      for (const int worker : {0, 2}) expect_counters(agent, worker, {0, 0, 0});
       agent.sync<&refs::finish>(0);
       return;
     }
@@ -187,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
                                           testing::Values(Point::CreationAskedFor, Point::CreationAsked,
                                                           Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
                                                           Point::FetchAsked, Point::CopyAskedFor, Point::CopyAsked,
-                                                          Point::Idle, Point::HoldsAll)),
+                                                          Point::CopyTaken, Point::Idle, Point::HoldsAll)),
                          [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};

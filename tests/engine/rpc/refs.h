@@ -66,6 +66,12 @@ inline std::vector<std::uint64_t> counters() {
   return {now.owner_rrefs, now.forks, now.pending_users};
 }
 
+// Calls that have been answered, and what goes on besides this one.
+inline std::pair<std::size_t, std::size_t> served_and_busy() {
+  const auto now = rpc::this_agent().debug_info();
+  return {now.calls_served, now.calls_waiting + now.handlers_busy - 1};
+}
+
 inline RRef<int> give_back(RRef<int> given) { return given; }
 inline bool is_created(RRef<int> given) {
   given.created().get();

@@ -158,6 +158,61 @@ TEST(CreationFaults, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
+// On the way from owner to owner.
+TEST(CreationFaults, ACopyThatDoesNotArriveFailsWhoWaitsForIt) {
+  harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
+    if (options.rank == 1) options.faults.drop = {rpc::MessageKind::Create};
+    const rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (options.rank == 0) {
+      const auto value = agent.sync<&refs::own>(1, 1);
+      const auto copy = value.copy_to(rpc::to(2).timeout(100ms));
+      const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
+      EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
+      EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::Timeout);
+      EXPECT_EQ(value.to_here(), 1);
+    }
+    if (options.rank == 0) {
+      rpc::Agent own = agent;
+      for (const int worker : {1, 2}) expect_counters(own, worker, {0, 0, 0});
+    }
+    rpc::Agent(agent).shutdown();
+  });
+}
+
+// Who waits behind it elsewhere, too, and hears of it when its own reference is known.
+TEST(CreationFaults, ACopyThatWillNotComeFailsThoseToWhomItWasGiven) {
+  run_one([](rpc::Agent& agent) {
+    {
+      const auto broken = agent.remote<&refs::throws_behind>(1, "given on");
+      const auto copy = broken.copy_to(2);
+      const auto used = agent.async<&refs::fetch_sum>(1, copy, copy);
+      agent.sync<&refs::open_gate>(1, "given on");
+      EXPECT_NE(error_of([&] { used.get(); }).text().find("no luck behind"), std::string::npos);
+      EXPECT_THROW(copy.to_here(), rpc::CreationError);
+    }
+    for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+  });
+}
+
+// Its maker has given up; the value exists much later.
+TEST(CreationFaults, ACopyThatNobodyWaitsForAnyMoreIsNotSent) {
+  run_one([](rpc::Agent& agent) {
+    const auto value = agent.remote<&refs::number_behind>(rpc::to(1).timeout(0ms), 4, "too late");
+    {
+      const auto copy = value.copy_to(rpc::to(2).timeout(20ms));
+      EXPECT_EQ(error_of([&] { copy.created().get(); }).blame(), Blame::Timeout);
+      EXPECT_THROW(copy.to_here(), rpc::CreationError);
+    }
+    expect_counters(agent, 2, {0, 0, 0});
+    const auto [served, busy] = agent.sync<&refs::served_and_busy>(2);
+    agent.sync<&refs::open_gate>(1, "too late");
+    EXPECT_EQ(value.to_here(), 4);
+    while (agent.sync<&refs::served_and_busy>(1).second > 0) std::this_thread::yield();
+    EXPECT_EQ(agent.sync<&refs::served_and_busy>(2).first, served + 1) << "this question's predecessor alone";
+    EXPECT_EQ(value.copy_to(2).to_here(), 4);
+  });
+}
+
 TEST(CreationFaults, ACopyThatIsRefusedIsACreationError) {
   run_one(
       [](rpc::Agent& agent) {
