@@ -11,7 +11,6 @@
 
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/wait_all.h>
-#include <weft/engine/rref/control.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft {
