@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <weft/base/loop_flag.h>
 #include <weft/transport/cuda_ipc/sender.h>
 #include <weft/transport/frame.h>
 
@@ -71,7 +72,8 @@ Op Sender::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
     item.payloads.assign(payloads.begin(), payloads.end());
     item.pin = pin;
     item.ready = std::move(ready);
-    auto flag = stage_->devices().empty() ? std::make_shared<HostFlag>() : stage_->flags().make();
+    // A stream can wait for what concerns its device's memory.
+    auto flag = is_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
     item.landing = std::make_shared<Landing>(staged::ending_of(Completion(std::move(pin), std::move(flag)), name()));
     op = item.landing->op();
     line_.push_back(std::move(item));

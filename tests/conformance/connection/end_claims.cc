@@ -277,8 +277,10 @@ TEST_P(ConnectionClaims, WhoBlocksInsideAHandlerHearsThatItCannotEnd) {
   const auto never = std::make_shared<HostFlag>();
   const Op stuck = lane.near->send({}, {}, nullptr, Fence(never));
   std::promise<bool> result;
-  lane.near_loop->post([&] { result.set_value(stuck.done().synchronize(patience())); });
+  const Deadline limit = patience();
+  lane.near_loop->post([&] { result.set_value(stuck.done().synchronize(limit)); });
   EXPECT_FALSE(result.get_future().get());
+  EXPECT_FALSE(limit.passed()) << "it waited instead";
   never->raise();
   expect_good(stuck);
 }
