@@ -1,5 +1,6 @@
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rref/control.h>
 #include <weft/profiling/trace/dump.h>
 
 namespace weft::rpc {
@@ -57,7 +58,19 @@ std::chrono::milliseconds CoreCalls::time_left() {
   if (call.cancelled || call.deadline.passed()) throw Error(Blame::Cancelled, "nobody waits for it any more");
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
-void CoreCalls::look_after(AgentCore& core, int rank) { core.look_after(rank); }
+// Unlike the core's own, not of a connection that has ended: who is merely slow keeps what it holds.
+void CoreCalls::look_after(AgentCore& core, int rank) {
+  try {
+    const Going going{rank, 10s, MessageKind::Shutdown, /*on_loop=*/true};
+    call<FunctionBody<&rref::internal::alive>>(core.shared_from_this(), going, {})
+        .on_done_light([self = core.shared_from_this(), rank](const Future<void>& answered) {
+          if (!answered.failed() || to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;
+          self->look_after(rank);
+        });
+  } catch (const Error&) {
+    core.references().worker_lost(rank);  // there is no such worker any more
+  }
+}
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
 

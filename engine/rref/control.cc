@@ -24,7 +24,9 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
                                      std::shared_ptr<Handle> original, Place place) {
   const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
   Promise<void> created(core->crew());
-  const auto future = created.future();
+  const Origin origin{.place = place};
+  const auto handle =
+      std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, created.future(), origin);
   made.on_done_light([core, owner, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
     const auto error = ended.error();
     const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
@@ -33,13 +35,9 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
     if (core->closed()) return;
     control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, outcome});
   });
-  // It came after all: its only reference may have ended long ago.
-  asked.on_done_light([core, owner, id, fork, future](const Future<rpc::Outcome>& ended) {
-    if (ended.failed() || ended.value().failed() || !future.failed() || core->closed()) return;
-    control<&internal::user_delete>(core, owner, rpc::MessageKind::UserDelete, {id, fork});
-  });
-  const Origin origin{.place = place};
-  return std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, future, origin);
+  // The fork ends behind what may still come: its owner does not remember for ever that it has ended.
+  asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
+  return handle;
 }
 
 // id, owner's rank, fork, type.

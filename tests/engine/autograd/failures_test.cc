@@ -250,8 +250,8 @@ bool is_gone(rpc::Agent& agent, int rank) {
 
 // What an outcome's bytes say is another worker's.
 TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
-  for (const int blame : {99, 1 << 30}) EXPECT_EQ(autograd::error_of({blame, "made up"}).blame(), Blame::Remote);
-  EXPECT_EQ(autograd::error_of({static_cast<int>(Blame::Timeout), "late"}).blame(), Blame::Timeout);
+  for (const int blame : {99, 1 << 30}) EXPECT_EQ(rpc::Outcome(blame, "made up").error().blame(), Blame::Remote);
+  EXPECT_EQ(rpc::Outcome(static_cast<int>(Blame::Timeout), "late").error().blame(), Blame::Timeout);
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     AutogradContext context(agent);

@@ -148,7 +148,7 @@ TEST(CreationFaults, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
   run_one(
       [](rpc::Agent& agent) {
         for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
-          const auto copy = value.copy_to(rpc::to(2).timeout(50ms));
+          const auto copy = value.copy_to(rpc::to(2).timeout(1s));
           const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
           EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
           EXPECT_THROW(copy.to_here(), rpc::CreationError);
@@ -165,7 +165,7 @@ TEST(CreationFaults, ACopyThatDoesNotArriveFailsWhoWaitsForIt) {
     const rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (options.rank == 0) {
       const auto value = agent.sync<&refs::own>(1, 1);
-      const auto copy = value.copy_to(rpc::to(2).timeout(100ms));
+      const auto copy = value.copy_to(rpc::to(2).timeout(1s));
       const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
       EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
       EXPECT_EQ(error_of([&] { copy.to_here(); }).blame(), Blame::Timeout);
