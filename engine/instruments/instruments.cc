@@ -170,7 +170,7 @@ class Agreement {
     if (store_.add(kAgree, 1) == participant_.ranks) store_.set(kVerdict, {});
     const std::string verdict = text(kVerdict);
     if (verdict.empty()) return;
-    count_told();
+    let_others_read();
     throw Error(Blame::Caller, verdict);
   }
 
@@ -211,16 +211,14 @@ class Agreement {
   [[noreturn]] void refuse(const std::string& what) {
     const std::string why = what + "; WEFT_TIMELINE, or the option timeline, is the same on all ranks";
     store_.set(kVerdict, group::to_bytes(why));
-    if (!participant_.timeline.empty()) count_told();
     let_others_read();
     throw Error(Blame::Caller, why);
   }
 
-  void count_told() { store_.set(told(store_.add(kTold, 1)), {}); }
-
-  // The store may end with this process.
+  // The store may end with this process, or has with another that knows as well.
   void let_others_read() {
     try {
+      if (!participant_.timeline.empty()) store_.set(told(store_.add(kTold, 1)), {});
       store_.get(told(store_.add(kMakers, 0)), Deadline::sooner(deadline_, Deadline::in(kUntilRead)));
     } catch (const Error& error) {
       log::debug("not all ranks have read that their timelines differ: " + error.text());
