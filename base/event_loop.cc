@@ -483,7 +483,10 @@ bool EventLoop::Inner::run_posted() {
     std::lock_guard lock(mailbox->mutex);
     tasks.swap(mailbox->posted);
   }
-  for (Task& task : tasks) task();
+  for (Task& task : tasks) {
+    task();
+    task = Task();  // what a task held is gone when the next one says that it has run
+  }
   return !tasks.empty();
 }
 

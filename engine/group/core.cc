@@ -87,6 +87,7 @@ Core::~Core() {
 // ends what leaving waits for.
 struct Core::Stay {
   std::shared_ptr<Core> core;
+  std::shared_ptr<HostFlag> ended;  // the Core has
   ~Stay() {
     try {
       core->leave();
@@ -96,26 +97,40 @@ struct Core::Stay {
     // The loop may be telling this group of something, and pass it on to other ranks afterwards: that comes first, whatever
     // this process does next. The Core then ends here, not there.
     finish_turn(*core->options.job->loop);
+    // A callback that looks after the group may have it in its hands for a moment, and then the Core ends there. Who drops
+    // a group relies on what it held being given back: a store of a file, a port.
+    core.reset();
+    static_cast<void>(ended->synchronize(Deadline::never()));
   }
 };
 
 ProcessGroup Core::make(const CoreOptions& options) {
   // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
   // leaving waits for those threads.
-  const auto destroy = [loop = std::weak_ptr(options.job->loop)](auto* object) {
-    const auto alive = loop.lock();
-    if ((alive && alive->inside()) || Op::ending()) {
-      std::thread([object] { delete object; }).detach();
+  const auto outside = [loop = std::weak_ptr(options.job->loop)](auto call) {
+    const auto is_inside = [&] {
+      const auto alive = loop.lock();
+      return alive && alive->inside();
+    };
+    if (is_inside() || Op::ending()) {
+      std::thread(std::move(call)).detach();
     } else {
-      delete object;
+      call();
     }
   };
+  const auto ended = std::make_shared<HostFlag>();
   try {
-    const std::shared_ptr<Core> core(new Core(options), destroy);
+    std::shared_ptr<Core> core(new Core(options), [outside, ended](Core* last) {
+      outside([last, ended] {
+        delete last;
+        ended->raise();
+      });
+    });
     core->join();
-    const std::shared_ptr<Stay> stay(new Stay{core}, destroy);
-    const std::shared_ptr<Core> handle(stay, core.get());
-    core->handle_ = handle;
+    const std::shared_ptr<Stay> stay(new Stay{std::move(core), ended},
+                                     [outside](Stay* last) { outside([last] { delete last; }); });
+    const std::shared_ptr<Core> handle(stay, stay->core.get());
+    handle->handle_ = handle;
     return ProcessGroup(handle);
   } catch (const Error& error) {
     // The others would wait for this rank. (Time-outs and losses they notice by themselves.)

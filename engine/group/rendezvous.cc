@@ -6,13 +6,13 @@
 
 #include <unistd.h>
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/job_file.h>
 #include <weft/engine/group/launched.h>
 #include <weft/engine/group/multicast.h>
 #include <weft/engine/group/rendezvous.h>
@@ -287,7 +287,7 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
     throw system_error(Blame::Caller, "file://" + path + ": the folder " + folder + " cannot be written to", errno);
   }
   try {
-    result.store = c10::make_intrusive<c10d::FileStore>(path, result.world_size);
+    result.store = open_job_file(path, result.world_size);
     result.store->setTimeout(limit_for_c10d(deadline));
     result.store = under_name(result.store, group_name);
     const bool numbered = wanted.rank.has_value();

@@ -1,3 +1,4 @@
+#include <barrier>
 #include <filesystem>
 #include <latch>
 #include <mutex>
@@ -324,6 +325,38 @@ TEST(File, ServesOneJobAfterTheOther) {
     });
     EXPECT_FALSE(fs::exists(folder.file()));
   }
+}
+
+// Not what Gloo or the group holds: the stores alone, and they end at the same instant.
+TEST(File, IsRemovedHoweverTheLastRanksLeave) {
+  const Folder folder;
+  for (int job = 1; job <= 300; ++job) {
+    std::barrier together(3);
+    harness::run_threads(3, [&](int rank) {
+      auto place = group::rendezvous({.init_method = folder.url(), .rank = rank, .world_size = 3}, environment({}),
+                                     Deadline::in(seconds(20)));
+      together.arrive_and_wait();
+      place.store.reset();
+    });
+    ASSERT_FALSE(fs::exists(folder.file())) << "after job " << job;
+  }
+}
+
+TEST(File, StaysWhileARankHoldsItOrHasNotCome) {
+  const Folder folder;
+  const auto come = [&](int rank) {
+    return group::rendezvous({.init_method = folder.url(), .rank = rank, .world_size = 2}, environment({}),
+                             Deadline::in(seconds(20)))
+        .store;
+  };
+  come(0).reset();
+  EXPECT_TRUE(fs::exists(folder.file())) << "rank 1 has not come";
+  auto of_group = come(1);
+  auto of_agent = come(1);
+  of_group.reset();
+  EXPECT_TRUE(fs::exists(folder.file())) << "rank 1 has it open";
+  of_agent.reset();
+  EXPECT_FALSE(fs::exists(folder.file()));
 }
 
 TEST(File, CC001_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
