@@ -21,6 +21,8 @@ namespace {
 // Whether this thread belongs to Gloo or to Waiters: ProcessGroupGloo's destructor joins them, so it must run elsewhere.
 thread_local bool on_backend_thread = false;
 
+constexpr auto kUntilBroken = std::chrono::seconds(1);  // what takes milliseconds on machines that are not overloaded
+
 std::optional<at::ScalarType> scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::UInt8: return at::kByte;
@@ -216,6 +218,7 @@ struct GlooCommunicator::Pending {
 
 struct GlooCommunicator::Group {
   std::mutex mutex;  // c10d's object is not thread-safe
+  c10::intrusive_ptr<StoreAdapter> store;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
 
   // Frees Gloo's threads from peers that will never answer. c10d offers no such call, but a receive that times out closes
@@ -255,8 +258,8 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
     gloo->devices.push_back(options.interface_address.empty()
                                 ? c10d::ProcessGroupGloo::createDefaultDevice()
                                 : c10d::ProcessGroupGloo::createDeviceForHostname(options.interface_address));
-    const auto store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
-    group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_, size_, gloo);
+    group_->store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
+    group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(group_->store, rank_, size_, gloo);
   } catch (const Error& error) {
     throw error.within("joining " + pending_->context);
   } catch (const std::exception& error) {
@@ -271,15 +274,29 @@ GlooCommunicator::~GlooCommunicator() {
     busy = !pending_->completions.empty();
   }
   if (busy) abort(Error(Blame::Cancelled, "the group was destroyed"));
-  auto destroy = [group = std::move(group_), waiters = std::move(waiters_)]() mutable {
+  const auto store = group_->store;
+  const auto ended = std::make_shared<HostFlag>();
+  auto destroy = [group = std::move(group_), waiters = std::move(waiters_), ended]() mutable {
     waiters.reset();  // first: its threads may still use the group
     group.reset();
+    ended->raise();
   };
-  if (on_backend_thread || loop_->inside()) {
-    std::thread(std::move(destroy)).detach();
-  } else {
+  const bool may_wait = !on_backend_thread && !loop_->inside();
+  if (may_wait && !was_aborted()) {
     destroy();
+    return;
   }
+  std::thread(std::move(destroy)).detach();
+  // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then waits out the group's
+  // time limit, and is left to do so.
+  if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
+    log::debug("Gloo still waits for a connection that is broken " + pending_->context + "; a thread is left to it");
+  store->release();
+}
+
+bool GlooCommunicator::was_aborted() const {
+  std::lock_guard lock(pending_->mutex);
+  return pending_->aborted.has_value();
 }
 
 bool GlooCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {

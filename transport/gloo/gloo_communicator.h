@@ -57,6 +57,7 @@ class GlooCommunicator final : public Communicator,
 
   // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded, before the fence passes.
   Op collective(std::string name, Pin pin, Fence ready, Start start, std::function<void()> finish = {}) noexcept;
+  bool was_aborted() const;
   Op message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept;
 
   const int rank_;

@@ -2,6 +2,8 @@
 // that ranks which gave c10d their store directly (Python) find the same keys.
 #pragma once
 
+#include <mutex>
+
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <weft/transport/bootstrap.h>
@@ -23,7 +25,13 @@ class StoreAdapter : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
 
+  // The group has ended: what is called from now on throws Cancelled. Its store may count who still holds it.
+  void release();
+
  private:
+  std::shared_ptr<Bootstrap> bootstrap() const;
+
+  mutable std::mutex mutex_;  // of bootstrap_
   std::shared_ptr<Bootstrap> bootstrap_;
 };
 
