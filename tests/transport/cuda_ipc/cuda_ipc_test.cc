@@ -218,7 +218,7 @@ TEST_F(CudaIpc, ACopyToTheHostThatTheGpuRefusesLeavesTheLaneAsItWas) {
 // A lane whose next message is refused when it is sent, or is still to fail; or that the peer reads before send() is back.
 class Refusing final : public Connection {
  public:
-  enum class Next { Goes, IsRefused, IsUnderWay };
+  enum class Next { Goes, IsReadAtOnce, IsRefused, IsUnderWay };
   explicit Refusing(std::shared_ptr<Connection> below) : below_(std::move(below)) {}
 
   std::string_view transport() const override { return below_->transport(); }
@@ -227,9 +227,10 @@ class Refusing final : public Connection {
   void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
   Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
     switch (next.exchange(Next::Goes)) {
-      case Next::Goes: {
+      case Next::Goes: return below_->send(header, payloads, std::move(pin), std::move(ready));
+      case Next::IsReadAtOnce: {
         Op sent = below_->send(header, payloads, std::move(pin), std::move(ready));
-        if (once_sent) once_sent();
+        once_sent();
         return sent;
       }
       case Next::IsRefused: return Op::failed(Error(Blame::Busy, "too much"));
@@ -242,7 +243,7 @@ class Refusing final : public Connection {
   }
   void close(const Error& why) noexcept override { below_->close(why); }
 
-  std::function<void()> once_sent;
+  std::function<void()> once_sent;  // reads the message
   std::atomic<Next> next{Next::Goes};
   Completion under_way{Pin(), std::make_shared<HostFlag>()};
 
@@ -304,6 +305,7 @@ TEST_F(CudaIpcOverRefusing, AMessageMayBeReadBeforeSendIsBack) {
     expect_good(far->accept(std::array{to->slice()}, to, {}));
   };
   for (std::size_t i = 0; i < 20 * kSlots; ++i) {
+    below->next = Refusing::Next::IsReadAtOnce;
     expect_good(near->send({}, std::array{from->slice()}, from, {}));
     EXPECT_EQ(read(to->slice()), pattern(1, 100));
   }
