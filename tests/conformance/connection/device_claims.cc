@@ -340,11 +340,12 @@ TEST_P(DeviceClaims, MemoryOfAnotherDeviceIsTheCallersErrorAndTheLaneGoesOn) {
   const Error refused = failure_of(lane.near->send({}, std::array{elsewhere}, nullptr, {}));
   EXPECT_EQ(refused.blame(), Blame::Caller);
   EXPECT_NE(refused.text().find("cuda:7"), std::string::npos) << refused.what();
-  lane.near->send(bytes_of("good"), std::array{slice_of(payload)}, nullptr, {});
+  const Op sent = lane.near->send(bytes_of("good"), std::array{slice_of(payload)}, nullptr, {});
   EXPECT_EQ(next(), "good");
   EXPECT_EQ(failure_of(lane.far->accept(std::array{elsewhere}, nullptr, {})).blame(), Blame::Caller);
   const auto to = bench.allocate(payload.size());
   expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
   EXPECT_TRUE(same(read(*to), payload));
 }
 
