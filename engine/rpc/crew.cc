@@ -88,12 +88,11 @@ void Crew::run(Task task) {
 void Crew::call_another(std::unique_lock<std::mutex>& lock) {
   if (idle_ > 0 || looking_) {
     changed_.notify_one();
-  } else if (may_grow() && threads_ < kMostThreads) {
-    ++threads_;
+  } else if (may_grow() && threads() < kMostThreads) {
     try {
-      std::thread([self = shared_from_this()] { self->work(); }).detach();
+      std::thread thread([self = shared_from_this()] { self->work(); });
+      threads_.emplace(thread.get_id(), std::move(thread));
     } catch (const std::system_error& error) {
-      --threads_;
       log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
     }
   }
@@ -119,8 +118,11 @@ void Crew::work() {
       break;
     }
   }
-  --threads_;
+  auto own = threads_.extract(std::this_thread::get_id());
+  std::thread before = std::exchange(last_, std::move(own.mapped()));
   ended_.notify_all();
+  lock.unlock();
+  if (before.joinable()) before.join();
 }
 
 void Crew::run_one(std::unique_lock<std::mutex>& lock) {
@@ -164,7 +166,7 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
   --idle_;
-  return woken == std::cv_status::no_timeout || threads_ - blocked_ <= limit_ + 2;
+  return woken == std::cv_status::no_timeout || threads() - blocked_ <= limit_ + 2;
 }
 
 // Until there is something that the others leave undone: a call that could have run, or a loop that nobody has served, for
@@ -193,7 +195,20 @@ void Crew::stop() {
   loop_->recall();
   lock.lock();
   const int own = thread_home() == this ? 1 : 0;
-  ended_.wait(lock, [&] { return threads_ <= own; });
+  ended_.wait(lock, [&] { return threads() <= own; });
+  std::thread last = own == 0 ? std::exchange(last_, std::thread()) : std::thread();
+  lock.unlock();
+  if (last.joinable()) last.join();
+}
+
+Crew::~Crew() {
+  if (!last_.joinable()) return;
+  // One of its own threads has called stop(): the last to leave, which may be what ends it here.
+  if (last_.get_id() == std::this_thread::get_id()) {
+    last_.detach();
+  } else {
+    last_.join();
+  }
 }
 
 std::size_t Crew::active() const {

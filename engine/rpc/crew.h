@@ -14,6 +14,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <unordered_map>
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/future/home.h>
@@ -33,7 +35,11 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // After stop() the task is dropped.
   void run(Task task) override;
 
-  // Ends the threads and waits for those that run tasks, unless one of them calls this. The tasks that wait are dropped.
+  ~Crew() override;
+
+  // Ends the threads and waits until they are gone, their thread-locals' destructors included, so that none runs beside the
+  // end of the process; of its own thread that calls this, only until the others have left. The tasks that wait are
+  // dropped.
   void stop();
   // Tasks that run or wait to.
   std::size_t active() const;
@@ -48,7 +54,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   void look_out(std::unique_lock<std::mutex>& lock);
   void call_another(std::unique_lock<std::mutex>& lock);
   // All with the mutex held.
-  bool may_grow() const { return threads_ - blocked_ < limit_ + 2; }
+  int threads() const { return static_cast<int>(threads_.size()); }
+  bool may_grow() const { return threads() - blocked_ < limit_ + 2; }
   bool may_run() const { return !tasks_.empty() && busy_ - blocked_ < limit_; }
   void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
 
@@ -65,7 +72,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool stopping_ = false;
   bool serving_ = false;  // a thread serves the loop
   bool looking_ = false;  // there is a lookout
-  int threads_ = 0;
+  std::unordered_map<std::thread::id, std::thread> threads_;
+  std::thread last_;          // that has left: it joins the one before
   int idle_ = 0;              // sleep until they are called
   int busy_ = 0;              // run tasks, blocked ones among them
   int blocked_ = 0;           // block on a future inside a task

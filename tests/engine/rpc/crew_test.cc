@@ -1,6 +1,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -153,6 +154,46 @@ TEST(Crew, StopDropsWhatWaitsAndWaitsForWhatRuns) {
   crew->stop();
   EXPECT_TRUE(ended);
   crew->run(Task([] { FAIL() << "after stop"; }));
+}
+
+// What a thread leaves to its end, slow enough to be met.
+struct SlowToLeave {
+  ~SlowToLeave() {
+    if (left == nullptr) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++*left;
+  }
+  std::atomic<int>* left = nullptr;
+};
+thread_local SlowToLeave slow_to_leave;
+
+TEST(Crew, StopWaitsForWhatItsThreadsDoAtTheirEnd) {
+  const auto crew = Crew::make("crew", 2, loop());
+  std::atomic<int> left{0};
+  Promise<void> together(crew);
+  std::atomic<int> come{0};
+  for (int i = 0; i < 2; ++i) {
+    crew->run(Task([&, together] {
+      slow_to_leave.left = &left;
+      if (++come == 2) together.set();
+      while (come < 2) std::this_thread::yield();  // on two threads
+    }));
+  }
+  together.future().wait(std::chrono::seconds(20));
+  crew->stop();
+  EXPECT_EQ(left, 2);
+}
+
+TEST(Crew, OneOfItsOwnThreadsMayStopItAndBeTheLastToHoldIt) {
+  auto crew = Crew::make("crew", 2, loop());
+  const std::weak_ptr<Crew> there = crew;
+  Promise<void> stopped;
+  crew->run(Task([held = std::move(crew), stopped] {
+    held->stop();
+    stopped.set();
+  }));
+  stopped.future().wait(std::chrono::seconds(20));
+  while (!there.expired()) std::this_thread::yield();
 }
 
 }  // namespace
