@@ -11,6 +11,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@ using std::chrono::nanoseconds;
 constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
 constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
+constexpr auto kComputes = std::chrono::milliseconds(10);   // a client, where it was seen
 constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
@@ -44,6 +46,11 @@ struct EventLoop::Mailbox {
   void wake() const noexcept {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(wakeup, &one, sizeof one);  // full means already woken
+  }
+
+  void note_client() noexcept {
+    client.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    client_cpu.store(sched_getcpu(), std::memory_order_release);
   }
 
   // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
@@ -77,6 +84,8 @@ struct EventLoop::Mailbox {
   std::atomic<bool> garbage{false};     // an entry died and is still in a table
   std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
   std::atomic<bool> attended{false};    // a caller turns, and will see what is posted
+  std::atomic<std::thread::id> client;  // that posted last, or drove
+  std::atomic<int> client_cpu{-1};      // where that was; -1: seen
   std::mutex mutex;
   std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
   bool resting = false;            // it has
@@ -132,7 +141,9 @@ struct EventLoop::Inner {
   bool run_timers();
   bool run_pollers();
   bool run_descriptors();
-  nanoseconds time_to_wait(Deadline limit, bool progressed, bool is_caller);
+  enum class Turner { Waits, Leaves, Serves };  // a caller that goes on turning, one that goes, and the loop's thread
+  nanoseconds time_to_wait(Deadline limit, bool progressed, Turner who);
+  bool would_hold_up_a_client(Turner who);
   void sleep(nanoseconds wait) const;
 
   std::mutex turns_mutex;  // of who may turn
@@ -149,6 +160,10 @@ struct EventLoop::Inner {
   std::shared_ptr<const Pollers> polled = pollers;
   Clock::time_point now = Clock::now();  // as of some turns ago
   Clock::time_point last_progress;
+  int served_on = -1;      // the processor
+  std::thread::id client;  // as last seen
+  int client_cpu = -1;
+  Clock::time_point client_until;
   int turns_since_look = 0;
   int turns_since_clock = 0;
 };
@@ -231,7 +246,10 @@ void EventLoop::Inner::stop() {
   mailbox->rested.notify_one();
 }
 
-void EventLoop::post(Task task) { inner_->mailbox->post(std::move(task)); }
+void EventLoop::post(Task task) {
+  if (!inner_->inside()) inner_->mailbox->note_client();
+  inner_->mailbox->post(std::move(task));
+}
 
 EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   auto entry = std::make_shared<Entry>();
@@ -333,6 +351,7 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
     }
   }
   const bool was_last = --callers == 0;
+  mailbox->note_client();
   if (was_last && !turning) {
     callers_left = now;
     hand_over();
@@ -356,7 +375,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
       std::lock_guard guard(turns_mutex);
       turns_changed.notify_all();  // their results may have come
     }
-    sleep(time_to_wait(deadline, progressed, /*is_caller=*/true));
+    sleep(time_to_wait(deadline, progressed, Turner::Waits));
   }
   mailbox->attended = false;
   turner.store(std::thread::id(), std::memory_order_relaxed);
@@ -371,7 +390,7 @@ void EventLoop::Inner::hand_over() {
     if (!mailbox->posted.empty()) mailbox->rested.notify_one();
     return;
   }
-  const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, /*is_caller=*/false);
+  const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, Turner::Leaves);
   if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
 }
 
@@ -427,9 +446,10 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
     const bool progressed = turn();
     if (progressed) last_progress = now;
     gives_way = stopping || callers > 0 || until();
-    if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, /*is_caller=*/false);
+    if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, Turner::Serves);
   }
   turner.store(std::thread::id(), std::memory_order_relaxed);
+  served_on = sched_getcpu();
   {
     std::lock_guard lock(turns_mutex);
     turning = false;
@@ -520,14 +540,27 @@ bool EventLoop::Inner::run_pollers() {
   return progressed;
 }
 
+// Whether the thread that serves spins, or would, on the processor of the one that called the loop: it interrupts that one,
+// which waits until it sleeps again.
+bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
+  if (mailbox->client_cpu.load(std::memory_order_relaxed) >= 0) {
+    client_cpu = mailbox->client_cpu.exchange(-1, std::memory_order_acquire);
+    client = mailbox->client.load(std::memory_order_relaxed);
+    client_until = now + kComputes;
+  }
+  if (now >= client_until) return false;
+  if (who == Turner::Leaves) return client_cpu == served_on;
+  return client_cpu == sched_getcpu() && client != std::this_thread::get_id();
+}
+
 // How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
 // holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
-nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, bool is_caller) {
+nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turner who) {
   if (progressed) {
     last_progress = now;
     return nanoseconds(0);
   }
-  const bool spins = kMaySpin && (is_caller || !polled->empty());
+  const bool spins = kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
   if (spins && now - last_progress < kSpin) return nanoseconds(0);
   now = Clock::now();
   if (spins && now - last_progress < kSpin) return nanoseconds(0);

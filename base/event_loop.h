@@ -65,7 +65,8 @@ class EventLoop {
   // level-triggered. The descriptor stays the caller's and must outlive the registration.
   Registration watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler);
   // Calls the function in every turn while it lives; it returns whether it found something to do. A loop with pollers spins
-  // for 100 µs after there was something to do. Then it asks `park` of each, which arranges that a watched descriptor
+  // for 100 µs after there was something to do, but not on a processor where a thread that has called it lately may
+  // compute. Then it asks `park` of each, which arranges that a watched descriptor
   // becomes readable when something comes, and returns whether nothing has come until then; and sleeps. A poller without
   // `park` is looked at every 50 µs instead.
   Registration poll(std::function<bool()> poller, std::function<bool()> park = {});

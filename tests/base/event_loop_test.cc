@@ -3,6 +3,7 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -248,23 +249,30 @@ TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
 
 // A producer on another thread, and a loop that looks for what it makes: as two processes do through shared memory.
 struct Mailroom {
+  EventLoop& loop;
   std::atomic<int> made{0};
   std::atomic<bool> parked{false};
   const int wakeup = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   std::atomic<int> taken{0};
   std::function<void()> on_taken;  // on the loop
+  std::atomic<int> looks{0};
   std::atomic<int> parks{0};
   EventLoop::Registration poller;
   EventLoop::Registration watch;
 
-  explicit Mailroom(EventLoop& loop) {
+  explicit Mailroom(EventLoop& turned) : loop(turned) {
     poller = loop.poll([this] { return look(); }, [this] { return park(); });
     watch = loop.watch(wakeup, EPOLLIN, [this](std::uint32_t) {
       std::uint64_t ignored = 0;
       EXPECT_EQ(::read(wakeup, &ignored, sizeof ignored), static_cast<ssize_t>(sizeof ignored));
     });
   }
-  ~Mailroom() { ::close(wakeup); }
+  ~Mailroom() {
+    watch.reset();
+    poller.reset();
+    flush(loop);  // a handler may run, and reads it
+    ::close(wakeup);
+  }
 
   void make() {
     ++made;
@@ -273,6 +281,7 @@ struct Mailroom {
     EXPECT_EQ(::write(wakeup, &one, sizeof one), static_cast<ssize_t>(sizeof one));
   }
   bool look() {
+    ++looks;
     parked = false;
     if (taken == made) return false;
     ++taken;
@@ -297,6 +306,36 @@ TEST(EventLoop, AParkedPollerIsWokenForEverythingThatComes) {
   }
   EXPECT_TRUE(loop.drive([&] { return room.taken == 200; }, patience()));
   EXPECT_GE(room.parks, 4);
+}
+
+// This thread, and those that it starts meanwhile, on one processor.
+class OnOneProcessor {
+ public:
+  OnOneProcessor() {
+    EXPECT_EQ(sched_getaffinity(0, sizeof before_, &before_), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    EXPECT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  }
+  ~OnOneProcessor() { EXPECT_EQ(sched_setaffinity(0, sizeof before_, &before_), 0); }
+
+ private:
+  cpu_set_t before_;
+};
+
+TEST(EventLoop, DoesNotSpinOnTheProcessorOfTheOneThatCalledIt) {
+  const OnOneProcessor here;
+  EventLoop loop("test");
+  Mailroom room(loop);
+  for (int round = 0; round < 20; ++round) {
+    while (!room.parked) std::this_thread::yield();  // the loop's thread sleeps, or is about to
+    std::atomic<int> looks{-1};
+    const int parks = room.parks;
+    loop.post([&] { looks = room.looks.load(); });
+    while (looks < 0 || room.parks == parks) std::this_thread::yield();
+    EXPECT_LE(room.looks - looks, 8) << "turns before it slept again";
+  }
 }
 
 TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
