@@ -24,7 +24,7 @@ struct DdpStats {
   std::size_t passes = 0;                 // synchronised backward passes
   std::vector<std::size_t> bucket_bytes;  // of the buckets in use, in launch order
   bool rebuilt = false;                   // buckets follow the observed order of gradients
-  std::chrono::nanoseconds wait{0};       // host time spent in finish(), waiting for sums (CPU tensors)
+  std::chrono::nanoseconds wait{0};       // host time spent waiting for the other ranks (CPU tensors)
   std::chrono::nanoseconds last_wait{0};  // of the last pass
 };
 

@@ -66,7 +66,9 @@ void Reducer::start_rebuild() {
 
 void Reducer::finish_rebuild() {
   if (!rebuild_order_.defined()) return;
+  const auto start = std::chrono::steady_clock::now();
   rebuild_work_.wait();
+  stats_.wait += std::chrono::steady_clock::now() - start;
   const at::Tensor order = rebuild_order_.to(at::kCPU);
   rebuild_order_ = at::Tensor();
   const auto* data = order.data_ptr<std::int64_t>();
