@@ -64,7 +64,7 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
                                     config.debug);
   config.socket_interfaces = list(variable("WEFT_SOCKET_IFNAME"));
   config.ib_devices = list(variable("WEFT_IB_HCA"));
-  config.ib_gid_index = number("WEFT_IB_GID_INDEX", variable("WEFT_IB_GID_INDEX"), 0, 1023);
+  config.ib_gid_index = number("WEFT_IB_GID_INDEX", variable("WEFT_IB_GID_INDEX"), 0, 255);
   config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);
   config.ib_traffic_class = number("WEFT_IB_TC", variable("WEFT_IB_TC"), 0, 255);
   config.ib_timeout = number("WEFT_IB_TIMEOUT", variable("WEFT_IB_TIMEOUT"), 1, 31);

@@ -178,7 +178,10 @@ void Outbox::flush() noexcept {
     if (queue_.empty() && !unheard_) {  // the stream says so once: who sends from now on is to hear of it
       if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
     }
-    if (unheard_) unheard.swap(queue_);
+    if (unheard_ && !queue_.empty()) {
+      stream_.withdraw(*unheard_);  // before the pins go
+      unheard.swap(queue_);
+    }
     if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
   }
   if (next) again_(*next);

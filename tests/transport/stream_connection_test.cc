@@ -130,6 +130,57 @@ TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
   EXPECT_EQ(waiting.now, 0) << "what fails waits no more";
 }
 
+// Takes the preamble and what fits into 10 bytes. Then its peer is gone, but more may be read for ever.
+struct DeafStream final : ByteStream {
+  struct State {
+    std::atomic<bool> is_deaf{false};
+    std::atomic<bool> withdrawn{false};
+    std::function<void()> writable;
+  };
+  explicit DeafStream(std::shared_ptr<State> shared) : state(std::move(shared)) {}
+
+  std::string peer() const override { return "the deaf"; }
+  void start(EventLoop&, std::function<void()>, std::function<void()> writable) override {
+    state->writable = std::move(writable);
+  }
+  void stop() noexcept override {}
+  std::size_t write(std::span<const Bytes> pieces) noexcept override {
+    std::size_t offered = 0;
+    for (const Bytes& piece : pieces) offered += piece.size();
+    return state->is_deaf ? 0 : std::min<std::size_t>(offered, kPreamble + 2);
+  }
+  Bytes peek(std::size_t) noexcept override { return {}; }
+  void consume(std::size_t) noexcept override {}
+  std::size_t read(std::span<std::byte>) noexcept override { return 0; }
+  std::size_t window() const override { return kRing; }
+  void withdraw(const Error&) noexcept override { state->withdrawn = true; }
+  std::optional<Error> end() const noexcept override { return std::nullopt; }
+  std::optional<Error> write_end() const noexcept override {
+    return state->is_deaf ? std::optional(Error(Blame::PeerLost, "it hears nothing")) : std::nullopt;
+  }
+  void finish_writing() noexcept override {}
+
+  const std::shared_ptr<State> state;
+};
+
+TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsPinGoes) {
+  const auto state = std::make_shared<DeafStream::State>();
+  const auto loop = std::make_shared<EventLoop>("near");
+  const auto near = connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
+  flush(*loop);
+  const auto payload = pattern(1, kRing);
+  std::promise<bool> withdrawn_first;
+  Pin pin(&payload, [&](const void*) { withdrawn_first.set_value(state->withdrawn); });
+  const Op sent = near->send({}, std::array{slice_of(payload)}, std::move(pin), {});
+  flush(*loop);
+  EXPECT_FALSE(sent.ended());
+  EXPECT_FALSE(state->withdrawn);
+  state->is_deaf = true;
+  loop->post([&] { state->writable(); });
+  EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
+  EXPECT_TRUE(withdrawn_first.get_future().get());
+}
+
 TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {
   const auto payload = pattern(3, 20);
   // preamble, then head, table of one, header, payload

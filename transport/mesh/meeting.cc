@@ -11,6 +11,8 @@ namespace weft::transport::mesh {
 
 namespace {
 
+constexpr auto kHello = std::chrono::seconds(10);  // for one that has connected to say it
+constexpr std::size_t kStrangers = 256;            // at once, beside the ranks
 constexpr const char* kSecretKey = "mesh/secret";
 std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
 
@@ -47,9 +49,7 @@ void Meeting::hold(Deadline deadline) {
   const auto accepted = [weak = weak_from_this()](std::shared_ptr<Connection> connection) {
     const auto self = weak.lock();
     if (!self) return connection->close(Error(Blame::Cancelled, "nobody listens any more"));
-    auto guest = std::make_shared<Guest>();
-    guest->connection = std::move(connection);
-    self->receive(guest);
+    self->admit(std::move(connection));
   };
   const auto listener =
       connector_.listen({.loop = options_.loop, .interface_address = options_.interface_address, .accepted = accepted});
@@ -109,6 +109,27 @@ void Meeting::say_hello(Connection& connection, Lane lane) {
   hello.ranks = static_cast<std::uint32_t>(options_.size);
   hello.lane = lane;
   connection.send(encode(hello), {}, Pin(), Fence());
+}
+
+void Meeting::admit(std::shared_ptr<Connection> connection) {
+  const auto guest = std::make_shared<Guest>();
+  guest->connection = std::move(connection);
+  guest->patience = options_.loop->at(Deadline::in(kHello), [weak = weak_from_this(), late = std::weak_ptr(guest)] {
+    const auto self = weak.lock();
+    const auto stranger = late.lock();
+    if (self && stranger) self->turn_away(stranger, "it said no hello within " + weft::describe(kHello));
+  });
+  GuestPointer oldest;
+  {
+    std::lock_guard lock(mutex_);
+    if (guests_.size() >= kStrangers + lanes_.size()) {
+      const auto found = std::find_if(guests_.begin(), guests_.end(), [](const auto& one) { return !one->is_ours; });
+      if (found != guests_.end()) oldest = *found;
+    }
+  }
+  // Who has been silent the longest is hardly a rank.
+  if (oldest) turn_away(oldest, "too many connect and say no hello");
+  receive(guest);
 }
 
 void Meeting::receive(const GuestPointer& guest) {
@@ -186,6 +207,7 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
 }
 
 std::shared_ptr<Connection> Meeting::forget(const GuestPointer& guest) {
+  guest->patience.reset();
   std::erase(guests_, guest);
   return std::exchange(guest->connection, nullptr);
 }

@@ -32,11 +32,14 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
     Lane lane = Lane::Collectives;
     bool is_ours = false;  // we have connected
     bool greeted = false;
+    EventLoop::Registration patience;  // with one that has connected to us, until it says hello
   };
   using GuestPointer = std::shared_ptr<Guest>;
 
   void publish(const std::string& address, Deadline deadline);
   void connect(int peer, Deadline deadline);
+  // One that has connected to us. Strangers get neither more time nor more room than ranks need.
+  void admit(std::shared_ptr<Connection> connection);
   void receive(const GuestPointer& guest);
   void greet(const GuestPointer& guest, const Arrival& arrival) noexcept;
   // Why that is nobody of ours.

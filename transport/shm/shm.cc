@@ -44,6 +44,7 @@ class ShmListener final : public Listener {
 
     static void watch(const std::shared_ptr<Inner>& self);
     static void accept(const std::shared_ptr<Inner>& self);
+    static void rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why);
     static void receive(const std::shared_ptr<Inner>& self, int key);
     void close();
 
@@ -54,8 +55,7 @@ class ShmListener final : public Listener {
     std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
     ListeningSocket listening;
     bool closed = false;
-    EventLoop::Registration registration;
-    EventLoop::Registration pause;
+    EventLoop::Registration registration;  // of accepting, or of the rest from it
     std::map<int, Handshake> handshakes;
   };
 
@@ -66,7 +66,17 @@ void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
   std::lock_guard lock(self->mutex);
   const auto loop = self->loop.lock();
   if (self->closed || !loop) return;
-  self->registration = loop->watch(self->listening.socket.get(), EPOLLIN, [self](std::uint32_t) { Inner::accept(self); });
+  try {
+    self->registration = loop->watch(self->listening.socket.get(), EPOLLIN, [self](std::uint32_t) { Inner::accept(self); });
+  } catch (const Error& error) {
+    rest(self, *loop, error);
+  }
+}
+
+// Who knocks stays readable, so that looking at once again would spin.
+void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why) {
+  log::warn(why.what());
+  self->registration = loop.at(Deadline::in(kPause), [self] { watch(self); });
 }
 
 void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
@@ -86,12 +96,15 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
       std::lock_guard guard(self->mutex);
       self->handshakes.erase(key);
     });
-    handshake.watch = loop->watch(key, EPOLLIN, [self, key](std::uint32_t) { receive(self, key); });
+    try {
+      handshake.watch = loop->watch(key, EPOLLIN, [self, key](std::uint32_t) { receive(self, key); });
+    } catch (const Error&) {
+      self->handshakes.erase(key);
+      throw;
+    }
   } catch (const Error& error) {
+    if (error.blame() == Blame::Busy) return rest(self, *loop, error);
     log::warn(error.what());
-    if (error.blame() != Blame::Busy) return;
-    self->registration.reset();
-    self->pause = loop->at(Deadline::in(kPause), [self] { watch(self); });
   }
 }
 
@@ -120,7 +133,6 @@ void ShmListener::Inner::close() {
   std::lock_guard lock(mutex);
   closed = true;
   registration.reset();
-  pause.reset();
   handshakes.clear();
   listening = {};  // who connects from now on is refused at once
 }

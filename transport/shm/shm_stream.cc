@@ -29,6 +29,9 @@ std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces,
 }  // namespace
 
 struct ShmStream::Shared {
+  // What is known of the lane's end: the peer writes no more; it is gone, and nothing can be written either.
+  enum class Ending { None, Closed, Over };
+
   Shared(Segment made, std::string who)
       : segment(std::move(made)),
         peer(std::move(who)),
@@ -53,7 +56,7 @@ struct ShmStream::Shared {
   EventLoop::Registration retry;
   std::optional<Error> not_connected;  // why
   bool parked = false;                 // on the loop
-  bool end_told = false;               // on the loop
+  Ending told_ending = Ending::None;   // on the loop
   std::uint64_t told = 0;              // on the loop: how far readable() was told of
   std::atomic<int> token_socket{-1};   // the socket's number, once it is connected
   std::atomic<bool> stopped{false};
@@ -71,7 +74,10 @@ struct ShmStream::Shared {
   void wake_if_parked() noexcept;
   // Whether there is room that a short write did not see; before the connection is made there is none.
   bool may_write() const noexcept { return token_socket >= 0 && (!has_written || writer.has_more_room()); }
-  bool has_ended() const noexcept { return hung_up || broken || reader.closed(); }
+  Ending ending() const noexcept {
+    if (hung_up || broken) return Ending::Over;
+    return reader.closed() ? Ending::Closed : Ending::None;
+  }
 };
 
 ShmStream::ShmStream(Segment segment, Descriptor socket, std::string peer)
@@ -162,8 +168,8 @@ bool ShmStream::Shared::look() {
     told = head;
     found = true;
     readable();
-  } else if (!end_told && has_ended()) {
-    end_told = true;
+  } else if (const Ending known = ending(); known > told_ending) {
+    told_ending = known;
     found = true;
     readable();
     if (!stopped) writable();
@@ -178,7 +184,7 @@ bool ShmStream::Shared::park() {
   mine.parked.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const bool may_sleep =
-      reader.head() == told && (end_told || !has_ended()) && !(wants_room.load(std::memory_order_relaxed) && may_write());
+      reader.head() == told && ending() <= told_ending && !(wants_room.load(std::memory_order_relaxed) && may_write());
   return may_sleep;
 }
 
@@ -258,7 +264,7 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
 
 std::optional<Error> ShmStream::end() const noexcept {
   Shared& shared = *shared_;
-  if (!shared.stopped && !shared.has_ended()) return std::nullopt;  // asked after every message
+  if (!shared.stopped && shared.ending() == Shared::Ending::None) return std::nullopt;  // asked after every message
   {
     std::lock_guard lock(shared.mutex);
     if (shared.not_connected) return shared.not_connected;

@@ -4,13 +4,16 @@
 
 #include <net/if.h>
 
+#include <weft/base/log.h>
 #include <weft/transport/verbs/device.h>
 
 namespace weft::transport::verbs {
 
 namespace {
 
-constexpr std::size_t kGids = 256;  // of one device; a port has a handful in use
+constexpr std::size_t kFewGids = 256;     // of one device; a port has a handful in use
+constexpr std::size_t kManyGids = 65536;  // more than the table of any device has room for
+constexpr std::uint32_t kMaxGid = 255;    // that the address of a queue pair can name
 
 std::optional<Fabric> fabric_of(const ibv_context& context, const ibv_port_attr& port) {
   if (context.device->transport_type != IBV_TRANSPORT_IB) return std::nullopt;
@@ -71,11 +74,17 @@ PortReport Device::report(int port) const {
   report.lid = attributes.lid;
   report.mtu_bytes = bytes_of(attributes.active_mtu);
   report.max_message = attributes.max_msg_sz;
-  std::vector<ibv_gid_entry> entries(kGids);
-  const auto count = library_->query_gid_table(context_, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
+  std::vector<ibv_gid_entry> entries;
+  ssize_t count = -1;
+  // Too little room is an error, not a part of the table.
+  for (std::size_t room = kFewGids; count < 0 && room <= kManyGids; room *= 4) {
+    entries.resize(room);
+    count = library_->query_gid_table(context_, entries.data(), entries.size(), 0, sizeof(ibv_gid_entry));
+  }
+  if (count < 0) log::warn(name_ + ": its table of GIDs cannot be read: " + std::strerror(static_cast<int>(-count)));
   entries.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
   for (const ibv_gid_entry& entry : entries) {
-    if (entry.port_num != static_cast<std::uint32_t>(port)) continue;
+    if (entry.port_num != static_cast<std::uint32_t>(port) || entry.gid_index > kMaxGid) continue;
     Gid gid;
     gid.index = static_cast<int>(entry.gid_index);
     std::memcpy(gid.bytes.data(), entry.gid.raw, gid.bytes.size());

@@ -140,6 +140,21 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatWaitsToBeSent) {
   EXPECT_EQ(failure_of(behind).blame(), Blame::PeerLost);
 }
 
+// Sends until that fails, which it must. What is sent before the end has been noticed may be taken.
+void expect_sends_to_fail(Connection& near, EventLoop& loop) {
+  const auto payload = pattern(5, 1 << 20);
+  std::optional<Error> why;
+  const Deadline soon = Deadline::in(std::chrono::seconds(20));
+  while (!why && !soon.passed()) {
+    const Op sent = near.send({}, std::array{slice_of(payload)}, nullptr, {});
+    loop.drive([&] { return sent.ended(); }, Deadline::in(std::chrono::seconds(5)));
+    ASSERT_TRUE(sent.ended()) << "it hears nothing";
+    why = sent.error();
+  }
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->blame(), Blame::PeerLost);
+}
+
 TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
   const bool is_started = start([](Far& far) {
     const auto left = pattern(4, 64);
@@ -150,18 +165,23 @@ TEST_P(ConnectionProcessClaims, AKilledPeerFailsWhatIsSentLaterAlsoWhileItsMessa
   if (!is_started) return;
   ASSERT_TRUE(has_come(*near, *loop));
   child->kill();
-  const auto payload = pattern(5, 1 << 20);
-  std::optional<Error> why;
-  const Deadline soon = Deadline::in(std::chrono::seconds(20));
-  while (!why && !soon.passed()) {  // what is sent before the death has been noticed may be taken
-    const Op sent = near->send({}, std::array{slice_of(payload)}, nullptr, {});
-    loop->drive([&] { return sent.ended(); }, Deadline::in(std::chrono::seconds(5)));
-    EXPECT_TRUE(sent.ended()) << "it hears nothing";
-    if (!sent.ended()) return;
-    why = sent.error();
-  }
-  ASSERT_TRUE(why);
-  EXPECT_EQ(why->blame(), Blame::PeerLost);
+  expect_sends_to_fail(*near, *loop);
+}
+
+TEST_P(ConnectionProcessClaims, APeerThatClosedAndEndedFailsWhatIsSentLaterAlsoWhileItsMessageWaits) {
+  const bool is_started = start([](Far& far) {
+    const auto left = pattern(4, 64);
+    expect_good(far.connection->send(bytes_of("never accepted"), std::array{slice_of(left)}, nullptr, {}));
+    far.connection->close(Error(Blame::Cancelled, "the process ends"));
+    far.wait_for_word();
+  });
+  if (!is_started) return;
+  ASSERT_TRUE(has_come(*near, *loop));
+  // That it closed is noticed before it ends.
+  for (int turn = 0; turn < 3; ++turn) flush(*loop);
+  child->say("enough");
+  child->expect_success();
+  expect_sends_to_fail(*near, *loop);
 }
 
 TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {

@@ -77,7 +77,7 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
       strangers.push_back(script.connect());
       strangers.back()->send(encode(hello), {}, Pin(), Fence());
     };
-    strangers.push_back(script.connect());  // says nothing
+    for (int i = 0; i < 300; ++i) strangers.push_back(script.connect());  // and say nothing
     strangers.push_back(script.connect());
     strangers.back()->send(std::vector<std::byte>(5), {}, Pin(), Fence());
     Hello hello = script.hello;
@@ -105,7 +105,8 @@ TEST_F(MeshFaults, StrangersAreTurnedAwayAndLogged) {
   std::lock_guard lock(mutex);
   std::string all;
   for (const std::string& line : lines) all += line + "\n";
-  for (const char* text : {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks", "does not connect here"}) {
+  for (const char* text :
+       {"turned away", "a hello of 5 bytes", "secret", "one of 3 ranks", "does not connect here", "too many connect"}) {
     EXPECT_THAT(all, HasSubstr(text));
   }
 }

@@ -106,10 +106,10 @@ TEST(ShmStream, NoticesThatTheOtherProcessWasKilled) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     sockets.ends[1] = Descriptor();
-    RingWriter writer = made.writer();
+    ShmStream sender(std::move(made), std::move(sockets.ends[0]), "the parent");
     const std::vector<std::byte> bytes(100, std::byte{1});
     const Bytes piece(bytes);
-    writer.write({&piece, 1});
+    sender.write({&piece, 1});
     for (;;) pause();
   }
   sockets.ends[0] = Descriptor();
