@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include <weft/base/config.h>
+#if WEFT_INFO_CUDA
+#include <weft/cuda/driver.h>
+#endif
 #include <weft/engine/launch/command_line.h>
 #include <weft/transport/registry.h>
 
@@ -35,6 +38,24 @@ nlohmann::ordered_json describe_backend(const transport::Backend& backend) {
   return row;
 }
 
+#if WEFT_INFO_CUDA
+// No backend of its own: it takes the device memory from the lanes of shm (transport/cuda_ipc/cuda_ipc.h).
+nlohmann::ordered_json describe_cuda_ipc() {
+  nlohmann::ordered_json row{{"name", "cuda_ipc"}, {"usable", false}};
+  const auto driver = cuda::Driver::open();
+  if (!driver) {
+    row["why_not"] = driver.error().text();
+    return row;
+  }
+  row["usable"] = true;
+  row["host_memory"] = false;
+  row["device_memory"] = true;
+  row["connections"] = true;
+  row["over"] = "shm";
+  return row;
+}
+#endif
+
 void print_row(const nlohmann::ordered_json& row) {
   const auto name = row["name"].get<std::string>();
   if (!row["usable"].get<bool>()) {
@@ -44,7 +65,10 @@ void print_row(const nlohmann::ordered_json& row) {
   const bool on_host = row["host_memory"].get<bool>();
   const bool on_device = row["device_memory"].get<bool>();
   std::string text = on_host && on_device ? "host and device memory" : on_device ? "device memory" : "host memory";
-  if (row["connections"].get<bool>()) {
+  if (row.contains("over")) {
+    text += " of the remote calls that go by " + row["over"].get<std::string>() +
+            ", read where it is; chosen for each pair of processes (WEFT_LOG=info says so)";
+  } else if (row["connections"].get<bool>()) {
     text += "; connections: preference " + std::to_string(row["preference"].get<int>()) + ", inline up to " +
             std::to_string(row["inline_bytes"].get<std::size_t>()) + " bytes" +
             (row["one_sided"].get<bool>() ? ", one-sided" : "");
@@ -59,6 +83,9 @@ void print_row(const nlohmann::ordered_json& row) {
 int show(bool as_json) {
   nlohmann::ordered_json rows = nlohmann::json::array();
   for (const transport::Backend& backend : transport::backends()) rows.push_back(describe_backend(backend));
+#if WEFT_INFO_CUDA
+  rows.push_back(describe_cuda_ipc());
+#endif
   if (as_json) {
     std::printf("%s\n", nlohmann::ordered_json{{"transports", rows}}.dump(2).c_str());
   } else {

@@ -127,7 +127,7 @@ class InprocListener final : public Listener {
 class InprocConnector final : public Connector {
  public:
   Capabilities capabilities() const override { return inproc::capabilities(); }
-  int preference() const override { return 100; }  // nothing is nearer
+  int preference() const override { return 100; }  // shm joins two engines of one process as well
   std::optional<std::string> why_unreachable(const std::string& address) const override {
     const auto parsed = parse(address);
     if (!parsed) return "'" + address + "' is no address of inproc";

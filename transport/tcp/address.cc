@@ -243,7 +243,12 @@ Address Address::parse(const std::string& text) { return Parser(text).parse(); }
 
 std::uint32_t this_machine() {
   std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  errno = 0;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  if (!file && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    throw system_error(Blame::Busy, "tcp: cannot tell which machine this is", errno);
+  }
+  std::getline(file, boot);
   char space[64];
   const auto length = ::readlink("/proc/self/ns/net", space, sizeof space);
   if (length > 0) boot.append(space, static_cast<std::size_t>(length));

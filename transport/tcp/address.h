@@ -54,7 +54,7 @@ struct Address {
 };
 
 // Says that two processes share their loopback interface: the machine's boot and its network namespace, as a number that is
-// not 0.
+// not 0. Throws Busy (no descriptors).
 std::uint32_t this_machine();
 
 // Nothing where the host is a name.

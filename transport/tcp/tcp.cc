@@ -56,6 +56,7 @@ std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
     }
     return first;
   } catch (const Error& error) {
+    if (error.blame() == Blame::Busy) return std::nullopt;  // that is not known now; connecting says what is missing
     return error.text();
   }
 }

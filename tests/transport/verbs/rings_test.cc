@@ -14,6 +14,7 @@ namespace {
 
 using harness::bytes_of;
 using harness::pattern;
+using testing::HasSubstr;
 
 std::size_t write(End& end, std::span<const std::byte> bytes) { return end.writer.write(std::array{Bytes(bytes)}); }
 
@@ -281,6 +282,33 @@ TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);
     EXPECT_THAT(error.text(), testing::HasSubstr("cuda:3"));
+  }
+}
+
+TEST(VerbsErrors, AFailedCompletionSaysInWordsWhoIsToBlame) {
+  Library library;
+  library.wc_status_str = [](ibv_wc_status) { return "the library's words"; };
+  const auto error = [&](ibv_wc_status status) {
+    ibv_wc completion{};
+    completion.status = status;
+    completion.vendor_err = 129;
+    return error_of(library, completion, "192.0.2.1:4711");
+  };
+  const Error retries = error(IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(retries.blame(), Blame::PeerLost);
+  EXPECT_EQ(retries.native_code(), IBV_WC_RETRY_EXC_ERR);
+  for (const char* part :
+       {"192.0.2.1:4711", "the library's words", "status 12", "vendor error 129", "acknowledges nothing"}) {
+    EXPECT_THAT(retries.text(), HasSubstr(part));
+  }
+  const Error not_ready = error(IBV_WC_RNR_RETRY_EXC_ERR);
+  EXPECT_EQ(not_ready.blame(), Blame::PeerLost);
+  EXPECT_THAT(not_ready.text(), HasSubstr("takes nothing in"));
+  for (const auto status : {IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_WR_FLUSH_ERR}) {
+    EXPECT_EQ(error(status).blame(), Blame::PeerLost) << status;
+  }
+  for (const auto status : {IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_FATAL_ERR}) {
+    EXPECT_EQ(error(status).blame(), Blame::Device) << status;
   }
 }
 

@@ -1,0 +1,114 @@
+// Which way to a peer is taken, and what is said where there is none.
+#include <algorithm>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/mail.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/routes.h>
+
+namespace weft::transport {
+namespace {
+
+using harness::bytes_of;
+using harness::Mailbox;
+using testing::HasSubstr;
+
+// A process that listens on some transports, and what it hears.
+struct Host {
+  explicit Host(const std::vector<std::string>& names) : routes(names) {
+    offers = routes.listen({.loop = loop, .interface_address = {}, .accepted = [this](auto connection) {
+                              accepted.push_back(std::move(connection));
+                              mail = std::make_unique<Mailbox>(*accepted.back(), loop);
+                            }});
+  }
+  ~Host() { routes.close(); }
+
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("host");
+  Routes routes;
+  std::vector<Offer> offers;
+  std::vector<std::shared_ptr<Connection>> accepted;
+  std::unique_ptr<Mailbox> mail;
+};
+
+Error refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {Blame::Caller, ""};
+}
+
+std::string chosen(const Routes& routes, const std::vector<Offer>& offers) {
+  const auto loop = std::make_shared<EventLoop>("caller");
+  const auto connection = routes.connect(offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
+  return std::string(connection->transport());
+}
+
+TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
+  Host host({"tcp", "shm"});
+  ASSERT_EQ(host.offers.size(), 2u);
+  const Routes all;
+  EXPECT_EQ(chosen(all, host.offers), "shm");
+  std::reverse(host.offers.begin(), host.offers.end());
+  EXPECT_EQ(chosen(all, host.offers), "shm");
+  EXPECT_EQ(chosen(Routes({"tcp"}), host.offers), "tcp");
+  EXPECT_EQ(chosen(Routes({"tcp", "shm"}), host.offers), "tcp") << "a list is in the caller's order";
+  std::erase_if(host.offers, [](const Offer& offer) { return offer.transport == "shm"; });
+  EXPECT_EQ(chosen(all, host.offers), "tcp");
+}
+
+TEST(Routes, WhatIsSentOverTheChosenOneArrives) {
+  Host host({"shm", "tcp"});
+  const auto loop = std::make_shared<EventLoop>("caller");
+  const auto connection = Routes().connect(host.offers, {.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))});
+  connection->send(bytes_of("hello"), {}, nullptr, {});
+  host.loop->drive([&] { return host.mail != nullptr; }, Deadline::in(std::chrono::seconds(10)));
+  ASSERT_TRUE(host.mail);
+  EXPECT_EQ(host.mail->next().header, "hello");
+}
+
+TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
+  Host host({"shm", "tcp"});
+  for (Offer& offer : host.offers) {
+    if (offer.transport == "shm") offer.address = "another-boot/1/1/3";
+  }
+  EXPECT_EQ(chosen(Routes(), host.offers), "tcp");
+  const Error why = refusal([&] { chosen(Routes({"shm"}), host.offers); });
+  EXPECT_EQ(why.blame(), Blame::Unsupported);
+  EXPECT_THAT(why.text(), HasSubstr("it is on another host"));
+}
+
+TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {
+  const Error why = refusal([] { chosen(Routes({"shm", "tcp"}), {{"tcp", "nonsense"}, {"pigeon", "loft"}}); });
+  EXPECT_EQ(why.blame(), Blame::Unsupported);
+  EXPECT_THAT(why.text(), HasSubstr("shm: the peer does not offer it"));
+  EXPECT_THAT(why.text(), HasSubstr("tcp: "));
+  EXPECT_THAT(why.text(), HasSubstr("here are shm, tcp"));
+}
+
+TEST(Routes, OneThatIsNamedAndCannotBeUsedIsAnErrorWithTheReason) {
+  EXPECT_EQ(refusal([] { Routes({"pigeon"}); }).blame(), Blame::Caller);
+  int unusable = 0;
+  for (const Backend& backend : backends()) {
+    const auto opened = backend.open();
+    const std::string name(backend.name);
+    if (!opened) {
+      ++unusable;
+      const Error why = refusal([&] { Routes({name}); });
+      EXPECT_EQ(why.blame(), Blame::Unsupported) << name;
+      EXPECT_THAT(why.text(), HasSubstr(opened.error().text())) << name;
+    } else if (opened.value()->connector() == nullptr) {
+      const Error why = refusal([&] { Routes({name}); });
+      EXPECT_EQ(why.blame(), Blame::Caller) << name;
+      EXPECT_THAT(why.text(), HasSubstr("collectives only")) << name;
+    }
+  }
+  if (unusable == 0) GTEST_SKIP() << "every backend can be used here";
+}
+
+}  // namespace
+}  // namespace weft::transport
