@@ -15,7 +15,7 @@ check() { # check TITLE COMMAND…
 # Ranks as threads and as processes; every number of them would take minutes more.
 threads='*Claims.*/verbs:*/VerbsThreads2:Rdma*:-*ProcessClaims.*'
 # By themselves: a process that has run others has threads that have not ended yet, and forks in the middle of their work.
-processes='*ProcessClaims.*/verbs:*/VerbsProcesses3'
+processes='*ProcessClaims.*/verbs:*ConnectionFaults.*/verbs:*/VerbsProcesses3'
 check 'weft-info' /mnt/bin/guest_info
 check 'one device, processes' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$processes"
 check 'one device, threads' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$threads"
