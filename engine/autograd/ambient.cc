@@ -1,3 +1,5 @@
+#include <c10/core/GradMode.h>
+
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/served.h>
@@ -19,6 +21,11 @@ std::shared_ptr<Context> current_context() {
     context = call->call().context;
   }
   return context && !context->released() ? context : nullptr;
+}
+
+bool records_calls() {
+  const auto* call = dynamic_cast<const rpc::CallAmbient*>(weft::detail::ambient().get());
+  return c10::GradMode::is_enabled() && (call == nullptr || !call->call().no_grad);
 }
 
 }  // namespace weft::autograd

@@ -26,5 +26,7 @@ class ContextAmbient final : public weft::detail::Ambient {
 
 // This thread's, or that of the call that it runs. Null where there is none, or it has been released.
 std::shared_ptr<Context> current_context();
+// Whether what this thread sends in it is recorded: not under NoGradGuard, nor in a call that was made under one.
+bool records_calls();
 
 }  // namespace weft::autograd

@@ -33,7 +33,7 @@ bool Context::worker_lost(int rank) {
 
 bool Context::concerns(int rank) const {
   std::lock_guard lock(mutex_);
-  return workers_.contains(rank) && !lost_.contains(rank);
+  return !lost_.contains(rank) && (workers_.contains(rank) || rank == owner());
 }
 
 void Context::remove_worker(int rank) {

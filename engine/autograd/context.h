@@ -38,6 +38,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Context(rpc::AgentCore& core, ContextId id) : core_(core), id_(id) {}
   ContextId id() const { return id_; }
   std::shared_ptr<rpc::AgentCore> core() const;
+  // The rank of the worker that made it.
+  int owner() const { return static_cast<int>(id_ >> 48); }
   bool belongs_to(const rpc::AgentCore& core) const { return &core_ == &core; }
 
   // --- recording
@@ -48,7 +50,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> workers() const;
   // It cannot be reached any more, until it is heard of again. Whether it took part.
   bool worker_lost(int rank);
-  // Whether it takes part, as far as this worker knows.
+  // Whether it takes part, as far as this worker knows, or has made it.
   bool concerns(int rank) const;
   // A message with these tensors goes to that worker; nothing where there are none.
   void sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors);

@@ -77,13 +77,21 @@ bool Contexts::concerns(int rank) const {
 }
 
 void Contexts::worker_lost(int rank) {
+  const std::string why = "rank " + std::to_string(rank) + " is lost";
+  std::set<int> owners;  // who would have told that worker, and it us
   for (const auto& context : all()) {
-    if (!context->worker_lost(rank)) continue;
-    const std::string why = "rank " + std::to_string(rank) + " is lost";
-    context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +
-                                                                 " failed on " + describe(core_.self()) + ": " + why});
-    if (static_cast<int>(context->id() >> 48) == rank) release(context->id(), why);
+    const bool took_part = context->worker_lost(rank);
+    if (took_part) {
+      context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +
+                                                                   " failed on " + describe(core_.self()) + ": " + why});
+    }
+    if (context->owner() == rank) {
+      release(context->id(), why);
+    } else if (took_part) {
+      owners.insert(context->owner());
+    }
   }
+  for (const int owner : owners) core_.look_after(owner);
 }
 
 void Contexts::close() {
@@ -93,6 +101,11 @@ void Contexts::close() {
     contexts_.clear();
   }
   for (const auto& context : contexts) context->release("agent " + describe(core_.self()) + " has left");
+}
+
+bool Contexts::has_ended(ContextId id) const {
+  std::lock_guard lock(mutex_);
+  return buried_.contains(id);
 }
 
 Contexts::Counts Contexts::counts() const {

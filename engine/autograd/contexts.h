@@ -33,6 +33,8 @@ class Contexts {
   std::shared_ptr<Context> arrived(ContextId id, int from);
   // Null where it is not known here.
   std::shared_ptr<Context> find(ContextId id) const;
+  // Whether it was known here, or others told of it, and it has ended since.
+  bool has_ended(ContextId id) const;
   // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has ended.
   void release(ContextId id, const std::string& why);
   // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.

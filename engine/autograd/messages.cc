@@ -115,15 +115,13 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
   std::vector<Future<void>> told;
   for (const int rank : context->workers()) {
     if (rank == core->self().rank || core->closed()) continue;
+    // Again, where it does not answer: it may have ended its part well, and must not count what that brought. Who cannot
+    // be reached at all ends the pass by its own time limit.
     Promise<void> answered(core->crew());
-    try {
-      send<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, Deadline::in(std::chrono::seconds(2)),
-                                   {name, why})
-          .on_done_light([answered](const Future<void>&) { answered.set(); });
-      told.push_back(answered.future());
-    } catch (const std::exception&) {
-      // It cannot be reached: its own time limit ends the pass there.
-    }
+    rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why},
+                                          {.on_loop = false, .overdue = {}})
+        .on_done_light([answered](const Future<void>&) { answered.set(); });
+    told.push_back(answered.future());
   }
   return when_all(std::move(told));
 }
@@ -145,11 +143,11 @@ Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::share
 
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {
   const weft::detail::AmbientScope outside(nullptr);
-  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context})
-      .on_done_light([core, to, context](const Future<void>& told) {
-        if (told.failed() && !core->closed())
-          core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
-      });
+  const auto behind = [core, to, context] {
+    if (!core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
+  };
+  rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context},
+                                     {.on_loop = true, .overdue = behind});
 }
 
 }  // namespace messages

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
 #include <weft/base/log.h>
@@ -198,7 +197,8 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   const auto worker = peer(issue.to);
   const auto context = context_of(issue);
   codec::Writer writer(forks.get());
-  if (context && c10::GradMode::is_enabled()) writer.tensors().record_gradients();
+  const bool records = context && autograd::records_calls();
+  if (records) writer.tensors().record_gradients();
   Peer::Lane lane;
   try {
     message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
@@ -219,6 +219,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   head.call = next_call();
   if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
+    if (!records) head.flags |= kNoGrad;
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
   }
   add_waiting(head.call, issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()}, context,
@@ -321,6 +322,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
   state->context = context_of(issue);
+  state->no_grad = !autograd::records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
   const std::uint64_t id = next_call();
   add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context);

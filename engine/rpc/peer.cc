@@ -54,7 +54,7 @@ class RemoteServed final : public Served {
     if (!inbound) return;
     if (state_->cancelled)
       return inbound->fail(call_, answer_, Failure::Refused, Error(Blame::Cancelled, "nobody waits for it"));
-    inbound->reply(call_, answer_, function_, state_->context, pack);
+    inbound->reply(call_, answer_, function_, state_->no_grad ? nullptr : state_->context, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
     const Error thrown(Blame::Remote, text_of(error));
@@ -320,6 +320,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
+  state->no_grad = (head.flags & kNoGrad) != 0;
   try {
     state->streams = message.streams.empty() ? tensor::CudaDevices::pool_streams(core->gpus()) : message.streams;
   } catch (const std::exception& error) {

@@ -31,6 +31,7 @@ struct CallState {
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
+  bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in the context
   std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
   trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
 };

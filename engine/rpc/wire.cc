@@ -35,7 +35,7 @@ Result<ParsedHead> parse_head(std::span<const std::byte> bytes, std::size_t payl
   if (head.kind < FrameKind::Hello || head.kind > FrameKind::Cancel) {
     return foreign("kind " + std::to_string(static_cast<int>(head.kind)));
   }
-  if ((head.flags & ~(kBodyAside | kOnLoop)) != 0 || head.reserved != 0) return foreign("unknown flags");
+  if ((head.flags & ~(kBodyAside | kOnLoop | kNoGrad)) != 0 || head.reserved != 0) return foreign("unknown flags");
   const bool aside = (head.flags & kBodyAside) != 0;
   if (head.storages > kMaxTable || head.storages + (aside ? 1 : 0) != payloads)
     return foreign("its payloads do not fit its table");

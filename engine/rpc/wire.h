@@ -26,6 +26,7 @@ enum class FrameKind : std::uint8_t {
 // Flags of a Head.
 constexpr std::uint8_t kBodyAside = 1;  // the body is payload 0
 constexpr std::uint8_t kOnLoop = 2;     // the function is short: run it on the loop
+constexpr std::uint8_t kNoGrad = 4;     // made under NoGradGuard: in the context, but neither it nor its result is recorded
 
 struct Head {
   FrameKind kind = FrameKind::Hello;

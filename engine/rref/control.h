@@ -1,6 +1,7 @@
 // The control messages of references: calls like any other, which are retried, and do no harm when they come twice.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <tuple>
 
@@ -27,6 +28,12 @@ void alive();
 constexpr int kRetries = 5;
 constexpr auto kFirstPause = std::chrono::milliseconds(20);  // then three times as long, each time
 constexpr auto kControlLimit = std::chrono::seconds(2);      // for one attempt
+constexpr int kTriesUntilOverdue = 3;  // that have failed, some 6 s after the first where nobody answers
+
+struct ControlOptions {
+  bool on_loop = true;            // the function is short
+  std::function<void()> overdue;  // called once, when so many attempts have failed; others follow
+};
 
 namespace detail {
 
@@ -35,11 +42,12 @@ template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
   using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
-  Attempts(std::shared_ptr<rpc::AgentCore> core, int to, rpc::MessageKind kind, Arguments arguments)
+  Attempts(std::shared_ptr<rpc::AgentCore> core, int to, rpc::MessageKind kind, Arguments arguments, ControlOptions options)
       : core_(std::move(core)),
         to_(to),
         kind_(kind),
         arguments_(std::move(arguments)),
+        options_(std::move(options)),
         promise_(rpc::detail::CoreCalls::home(*core_)) {
     rpc::detail::CoreCalls::hold_activity(*core_, +1);
   }
@@ -50,7 +58,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   Future<void> future() const { return promise_.future(); }
   void send() {
     try {
-      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(core_, {to_, kControlLimit, kind_, /*on_loop=*/true}, arguments_);
+      auto sent = rpc::call<rpc::detail::FunctionBody<F>>(core_, {to_, kControlLimit, kind_, options_.on_loop}, arguments_);
       sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) { self->ended(ended.error()); });
     } catch (const std::exception&) {
       ended(std::current_exception());
@@ -60,7 +68,8 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  private:
   void ended(const std::exception_ptr& error) {
     if (!error) return promise_.set();
-    if (++tries_ > kRetries || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    if (++tries_ == kTriesUntilOverdue && options_.overdue) options_.overdue();
+    if (tries_ > kRetries || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
     rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->send(); }));
     pause_ *= 3;
   }
@@ -69,6 +78,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   const int to_;
   const rpc::MessageKind kind_;
   const Arguments arguments_;
+  const ControlOptions options_;
   Promise<void> promise_;
   int tries_ = 0;
   std::chrono::milliseconds pause_ = kFirstPause;
@@ -79,8 +89,8 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 // Done when the message has been answered; fails when all attempts have.
 template <auto F>
 Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
-                     typename rpc::detail::FunctionBody<F>::Arguments arguments) {
-  auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments));
+                     typename rpc::detail::FunctionBody<F>::Arguments arguments, ControlOptions options = {}) {
+  auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments), std::move(options));
   auto future = attempts->future();
   attempts->send();
   return future;

@@ -56,6 +56,7 @@ at::Tensor& weight() {
   return it;
 }
 at::Tensor weighted(at::Tensor a) { return a * weight(); }
+at::Tensor weighted_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&weighted>(rank, a); }
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 
 }  // namespace broken
@@ -200,6 +201,67 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
   });
 }
 
+TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnlyTheSecondTime) {
+  if (GetParam().as == As::Processes)
+    GTEST_SKIP() << "the test looks at another worker's weight through this process's memory";
+  rpc::Options options;
+  options.faults.fail_first[rpc::MessageKind::Backward] = 1;
+  broken::held = broken::go_on = false;
+  broken::came = 0;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        broken::may_fail(1);
+        const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
+        const auto a = leaf({3}), b = leaf({3});
+        AutogradContext context(agent);
+        const at::Tensor loss =
+            agent.sync<&broken::weighted>(1, a).sum() + broken::Holding::apply(broken::Throwing::apply(b)).sum();
+        std::thread thread([&] {
+          const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+          EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
+        });
+        // Worker 1 has ended its part well.
+        EXPECT_TRUE(comes_true([&] { return broken::came == 1 && agent.sync<&broken::passes_here>(1) == 0; }));
+        {
+          std::lock_guard lock(broken::mutex);
+          broken::go_on = true;
+        }
+        broken::changed.notify_all();
+        thread.join();
+        context.backward({loss});
+        EXPECT_TRUE(at::equal(agent.sync<&broken::gradient_of_weight>(1), a.detach()));
+        EXPECT_TRUE(at::equal(context.gradient(a), at::ones({3}, at::kDouble)));
+        broken::weight().remove_hook(hook);
+      },
+      options);
+}
+
+TEST_P(FailingBackward, CallsUnderNoGradGuardAreWaitedForByNoPass) {
+  rpc::Options options;
+  options.timeout = 10s;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const int last = static_cast<int>(agent.workers().size()) - 1;
+        AutogradContext context(agent);
+        const auto a = leaf({3});
+        {
+          const torch::NoGradGuard off;
+          agent.sync<&broken::weighted>(1, a);
+          agent.sync<&broken::weighted_on>(1, a, last);
+          agent.remote<&broken::weighted_on>(1, a, last).to_here();
+          agent.sync<&broken::weighted_on>(0, a, last);
+        }
+        EXPECT_TRUE(context.shared()->sends().empty());
+        context.backward({agent.sync<&broken::weighted>(1, a).sum() + agent.sync<&broken::weighted_on>(1, a, last).sum()});
+        EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 2, at::kDouble)));
+      },
+      options);
+}
+
 TEST_P(FailingBackward, AFailedCallLeavesNothingThatIsWaitedFor) {
   rpc::Options options;
   options.faults.fail_first[rpc::MessageKind::Call] = 1;
@@ -259,6 +321,25 @@ TEST(FailingBackwardMessages, AnOutcomeThatWasMadeUpIsRemote) {
     const autograd::PassName name{.context = context.id(), .pass = 7};
     EXPECT_EQ(error_of([&] { agent.sync<&autograd::internal::pass_failed>(1, name, autograd::Outcome()); }).blame(),
               Blame::Remote);
+  });
+}
+
+// 0 calls 1, which calls 2; then 1 and 0 are gone. Nobody is left who would tell 2, which has never heard of 0 directly.
+TEST(FailingBackwardMessages, AContextEndsWhereItsOwnerAndWhoeverBroughtItAreLost) {
+  static std::atomic<bool> called;
+  called = false;
+  run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
+    std::optional<AutogradContext> context;
+    if (agent.self().rank == 0) {
+      context.emplace(agent);
+      agent.sync<&broken::weighted_on>(1, leaf({3}), 2);
+      called = true;
+    }
+    EXPECT_TRUE(comes_true([] { return called.load(); }));
+    if (agent.self().rank == 2) {
+      EXPECT_TRUE(comes_true([&] { return agent.debug_info().contexts == 0; }));
+    }
+    agent.leave();
   });
 }
 
