@@ -1,3 +1,4 @@
+#include <weft/engine/future/thread_home.h>
 #include <weft/engine/group/core.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/trace.h>
@@ -70,6 +71,21 @@ void Work::wait(c10::Stream stream) {
   state_->wait_on(stream);
 }
 
+namespace {
+
+// An agent's thread that serves a call has another serve the rest meanwhile: this operation may wait for a peer that waits
+// for an answer from here.
+bool await(const Fence& done, Deadline deadline) {
+  const auto ambient = weft::detail::ambient_home();
+  weft::detail::Home* const home = ambient ? ambient.get() : weft::detail::thread_home();
+  if (home == nullptr || done.query()) return done.synchronize(deadline);
+  bool is_done = false;
+  home->block([&] { is_done = done.synchronize(deadline); });
+  return is_done;
+}
+
+}  // namespace
+
 void Work::synchronize(std::chrono::milliseconds timeout) {
   if (!state_) return;
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
@@ -82,7 +98,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout);
   for (const Op& op : state_->ops) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
-    if (!op.done().synchronize(deadline)) {
+    if (!await(op.done(), deadline)) {
       const Error late(Blame::Timeout, state_->what + " " + state_->core->place() + " was not done within " +
                                            describe(timeout) + "; it goes on and may be waited for again");
       trace::dump_after("Work::synchronize", late);

@@ -1,11 +1,13 @@
 // What programs build of calls with deferred replies: barriers, gathering, parameter servers. Rows RB-034 … 052 of the
 // behaviours.
+#include <array>
 #include <map>
 #include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/tests/engine/rpc/workers.h>
@@ -84,6 +86,15 @@ Future<at::Tensor> update(std::string round, int count, std::string who, at::Ten
     for (const auto& [worker, one] : gradients) next -= 0.1 * one;
     return model = next;
   });
+}
+
+// Meets the other worker in a collective, having asked it for something first.
+std::array<ProcessGroup, 2> groups;
+int same(int value) { return value; }
+int meet(int own, bool asks) {
+  if (asks) rpc::this_agent().sync<&same>(1 - own, 1);
+  groups.at(static_cast<std::size_t>(own)).barrier().wait();
+  return own;
 }
 
 }  // namespace together
@@ -196,6 +207,31 @@ TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
       EXPECT_EQ(agent.sync<&together::gather>(0, "late", 3, agent.self().name, 1).size(), 3U);
     }
   });
+}
+
+// The only thread of worker 0 waits for worker 1, which waits for an answer of worker 0.
+TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  rpc::Options options;
+  options.worker_threads = 1;
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [&](rpc::Agent& agent) {
+        const int rank = agent.self().rank;
+        ProcessGroup& group = together::groups.at(static_cast<std::size_t>(rank));
+        group = init_process_group({.backend = "inproc", .rank = rank, .world_size = 2, .store = store, .timeout = 20s});
+        together::barrier(agent, "have groups", {0, 1});
+        if (rank == 1) {
+          EXPECT_EQ(agent.sync<&together::meet>(0, 0, false), 0);
+        } else {
+          const auto end = std::chrono::steady_clock::now() + 10s;
+          while (agent.debug_info().handlers_busy == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          EXPECT_EQ(agent.sync<&together::meet>(1, 1, true), 1);
+        }
+        together::barrier(agent, "have met", {0, 1});
+        group = {};
+      },
+      options);
 }
 
 // A group and agents that meet at one address.
