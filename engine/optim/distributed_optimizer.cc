@@ -19,9 +19,13 @@ namespace weft::optim {
 namespace internal {
 using Shared = std::shared_ptr<LocalOptimizer>;
 constexpr std::size_t kMostPasses = 256;
-// Nothing where this worker knows nothing of the context.
+// Nothing where this worker knows nothing of the context: no pass has come here.
 void step_one(Shared& optimizer, std::uint64_t id) {
-  if (const auto context = rpc::current_call("step()").core()->contexts().find(id)) optimizer->step(*context);
+  const auto core = rpc::current_call("step()").core();
+  if (const auto context = core->contexts().find(id)) return optimizer->step(*context);
+  if (!core->contexts().has_ended(id)) return;
+  throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " + autograd::to_text(id) +
+                                    ", and its gradients with it: it has not stepped");
 }
 // When the passes have ended well here. The caller takes part in them, and has sent gradients of each to this worker.
 Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassName> passes) {

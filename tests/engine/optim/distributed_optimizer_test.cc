@@ -2,6 +2,8 @@
 // Adadelta and Rprop.
 #include <torch/torch.h>
 
+#include <weft/engine/autograd/contexts.h>
+#include <weft/engine/rpc/core.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 
@@ -46,6 +48,11 @@ struct Net : torch::nn::Module {
   torch::nn::Conv2d conv;
   torch::nn::Linear out;
 };
+
+// As when its worker has lost whoever made it.
+void give_up(std::uint64_t context) {
+  rpc::current_call("give_up()").core()->contexts().release(context, "the test says so");
+}
 
 }  // namespace optimized
 
@@ -117,6 +124,26 @@ TEST_P(DistributedSteps, ParametersWithoutGradientAreLeftAsTheyAre) {
     context.release();
     EXPECT_EQ(error_of([&] { optimizer.step(context); }).blame(), Blame::Caller);
   });
+}
+
+TEST_P(DistributedSteps, AStepThatFindsItsGradientsGoneSaysSo) {
+  rpc::Options options;
+  options.faults.drop.insert(rpc::MessageKind::ContextCleanup);  // the trainer's own context stays
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const auto one = at::rand({3, 3});
+        const Two model(agent, one, one);
+        DistributedOptimizer<torch::optim::SGD> optimizer(model.parameters(), torch::optim::SGDOptions(0.05));
+        AutogradContext context(agent);
+        context.backward({model.first.sync<&Layer::forward>(at::rand({2, 3})).sum()});
+        agent.sync<&optimized::give_up>(after(agent, 1), context.id());
+        const auto error = error_of([&] { optimizer.step(context); });
+        EXPECT_NE(error.text().find("it has not stepped"), std::string::npos) << error.text();
+        EXPECT_TRUE(at::equal(model.first.sync<&Layer::value>(), one));
+      },
+      options);
 }
 
 TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
