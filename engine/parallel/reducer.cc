@@ -10,6 +10,9 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <weft/engine/autograd/ambient.h>
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/nodes.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
@@ -26,6 +29,15 @@ constinit trace::Name bucket{trace::Layer::Engine, "bucket"};
 constinit trace::Name gradients{trace::Layer::Engine, "gradients"};  // the backward pass waits for them
 }  // namespace
 }  // namespace traced
+
+namespace {
+
+// Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls backward() or grad() itself.
+bool is_inside_a_pass() {
+  return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+}  // namespace
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, ProcessGroup group,
                                        const DdpOptions& options) {
@@ -138,7 +150,7 @@ void Reducer::on_backward_start() {
 // Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its results to the caller, and a
 // rank may call it as often as it likes (gradient penalties, adversarial examples).
 bool Reducer::accumulates() const {
-  if (autograd::Pass::current() != nullptr) return true;
+  if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) return true;  // backward() without a list of inputs
   return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
@@ -160,6 +172,12 @@ bool Reducer::gradients_are_views() const {
 
 // Called with the gradient already in parameter.grad(), or accumulated there.
 void Reducer::on_gradient(std::size_t parameter) {
+  if (is_inside_a_pass()) {
+    throw Error(Blame::Caller, "a node calls backward() inside of a distributed backward, and brings a gradient for " +
+                                   names_of({parameter}) +
+                                   ", which no AutogradContext would hold; call torch::autograd::grad() there, and return "
+                                   "its results");
+  }
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
@@ -500,10 +518,16 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
     if (!output.defined() || !output.requires_grad()) continue;
     visit(torch::autograd::impl::gradient_edge(output).function.get());
   }
+  const auto context = autograd::current_context();
+  bool goes_on_elsewhere = false;
   while (!open.empty()) {
     torch::autograd::Node* node = open.back();
     open.pop_back();
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
+    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr) continue;
+    goes_on_elsewhere = true;
+    // What another worker computed may depend on anything that was sent in this context.
+    for (const auto& send : context->sends()) visit(send.get());
   }
   std::vector<std::size_t> unreachable;
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
