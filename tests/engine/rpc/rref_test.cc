@@ -17,7 +17,13 @@ using harness::run_workers;
 using harness::Setting;
 using namespace std::chrono_literals;
 
-class Refs : public testing::TestWithParam<Setting> {};
+class Refs : public testing::TestWithParam<Setting> {
+ protected:
+  void SetUp() override {  // one process may run several
+    std::lock_guard lock(refs::gates);
+    refs::open_gates.clear();
+  }
+};
 
 TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
