@@ -68,6 +68,12 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
   config.ib_service_level = number("WEFT_IB_SL", variable("WEFT_IB_SL"), 0, 15);
   config.ib_traffic_class = number("WEFT_IB_TC", variable("WEFT_IB_TC"), 0, 255);
   config.ib_timeout = number("WEFT_IB_TIMEOUT", variable("WEFT_IB_TIMEOUT"), 1, 31);
+  config.gpu_direct = choose<GpuDirect>("WEFT_GPUDIRECT", variable("WEFT_GPUDIRECT"),
+                                        {{"auto", GpuDirect::Auto},
+                                         {"dmabuf", GpuDirect::DmaBuf},
+                                         {"peermem", GpuDirect::PeerMemory},
+                                         {"off", GpuDirect::Off}},
+                                        config.gpu_direct);
   const auto text = [&](const char* name) {
     const char* value = variable(name);
     return std::string(value == nullptr ? "" : value);

@@ -11,6 +11,7 @@ namespace weft {
 
 enum class LogLevel { Off, Error, Warn, Info, Debug };
 enum class DebugLevel { Off, Info, Detail };
+enum class GpuDirect { Auto, DmaBuf, PeerMemory, Off };
 
 struct Config {
   LogLevel log = LogLevel::Warn;               // WEFT_LOG
@@ -21,6 +22,7 @@ struct Config {
   std::optional<int> ib_service_level;         // WEFT_IB_SL
   std::optional<int> ib_traffic_class;         // WEFT_IB_TC
   std::optional<int> ib_timeout;               // WEFT_IB_TIMEOUT
+  GpuDirect gpu_direct = GpuDirect::Auto;      // WEFT_GPUDIRECT
   std::string timeline_file;                   // WEFT_TIMELINE
   std::string dump_folder;                     // WEFT_DUMP_DIR
   std::string metrics_address;                 // WEFT_METRICS

@@ -71,7 +71,15 @@ void Device::read_properties() {
   properties_.multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessors");
   properties_.mem_ops_64_bit = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit memory operations");
   properties_.flush_remote_writes = attribute(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES, "flushing remote writes");
+  properties_.rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, "GPUDirect RDMA");
   properties_.dma_buf = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, "dma-buf");
+  const int order = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, "order of remote writes");
+  const int flushes = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, "flushing of remote writes");
+  if (order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) {
+    properties_.remote_writes = RemoteWrites::Ordered;
+  } else if ((flushes & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) != 0) {
+    properties_.remote_writes = RemoteWrites::Flushed;
+  }
   properties_.virtual_memory = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory");
   properties_.memory_pools = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, "memory pools");
   DeviceGuard guard(*this);

@@ -25,6 +25,9 @@ class Device : public std::enable_shared_from_this<Device> {
   struct Key {};  // only open() makes one
 
  public:
+  // What a network card writes into the GPU's memory (GPUDirect RDMA): whether the GPU sees it in order, once somebody has
+  // flushed it (rdma.h), or not reliably, where the memory must not be written so.
+  enum class RemoteWrites { Ordered, Flushed, Unseen };
   // Read once. The 32-bit stream memory operations need no attribute: every driver that has the functions has them.
   struct Properties {
     std::string name;
@@ -32,10 +35,12 @@ class Device : public std::enable_shared_from_this<Device> {
     int multiprocessors = 0;
     bool mem_ops_64_bit = false;       // cuStreamWaitValue64 and its kin
     bool flush_remote_writes = false;  // a wait may flush what a NIC wrote
+    bool rdma = false;                 // a NIC may read and write the memory
     bool dma_buf = false;              // memory can be exported to a NIC
-    bool virtual_memory = false;       // cuMemCreate and its kin
-    bool memory_pools = false;         // stream-ordered allocation
-    int least_priority = 0;            // of streams; lower numbers run first
+    RemoteWrites remote_writes = RemoteWrites::Unseen;
+    bool virtual_memory = false;  // cuMemCreate and its kin
+    bool memory_pools = false;    // stream-ordered allocation
+    int least_priority = 0;       // of streams; lower numbers run first
     int greatest_priority = 0;
   };
 

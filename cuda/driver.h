@@ -28,6 +28,11 @@ namespace weft::cuda {
   function(ipc_close_mem_handle, cuIpcCloseMemHandle)          \
   function(ipc_get_event_handle, cuIpcGetEventHandle)          \
   function(ipc_open_event_handle, cuIpcOpenEventHandle)
+
+// Memory that a network card reads and writes (rdma.h).
+#define WEFT_CUDA_RDMA_FUNCTIONS(function)                                   \
+  function(mem_get_handle_for_address_range, cuMemGetHandleForAddressRange) \
+  function(flush_gpu_direct_rdma_writes, cuFlushGPUDirectRDMAWrites)
 // clang-format on
 
 // function(member, symbol): cuda.h's macros turn each symbol into the versioned one that its prototype belongs to
@@ -35,6 +40,7 @@ namespace weft::cuda {
 // block the host without a limit: they are for benches and for places that may block, never for a data path.
 #define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
   WEFT_CUDA_IPC_FUNCTIONS(function)                                                                                        \
+  WEFT_CUDA_RDMA_FUNCTIONS(function)                                                                                       \
   function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(                                        \
       get_error_name, cuGetErrorName) function(get_error_string, cuGetErrorString) function(device_get_count,              \
                                                                                             cuDeviceGetCount)              \

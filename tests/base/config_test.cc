@@ -66,5 +66,19 @@ TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {
   }
 }
 
+TEST(Config, HowMemoryOfGpusIsRegisteredIsOneOfFourWords) {
+  EXPECT_EQ(from({}).gpu_direct, GpuDirect::Auto);
+  EXPECT_EQ(from({{"WEFT_GPUDIRECT", "PeerMem"}}).gpu_direct, GpuDirect::PeerMemory);
+  EXPECT_EQ(from({{"WEFT_GPUDIRECT", "dmabuf"}}).gpu_direct, GpuDirect::DmaBuf);
+  EXPECT_EQ(from({{"WEFT_GPUDIRECT", "off"}}).gpu_direct, GpuDirect::Off);
+  try {
+    from({{"WEFT_GPUDIRECT", "yes"}});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.what(), testing::HasSubstr("it takes auto, dmabuf, peermem, off"));
+  }
+}
+
 }  // namespace
 }  // namespace weft

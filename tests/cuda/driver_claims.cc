@@ -3,10 +3,12 @@
 #include <thread>
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <weft/base/op.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/library.h>
+#include <weft/cuda/rdma.h>
 #include <weft/cuda/stream_memops.h>
 #include <weft/tests/cuda/driver_claims.h>
 
@@ -223,6 +225,34 @@ TEST_P(DriverClaims, MemoryOfAPoolIsFreedAndAllocatedBehindAClosedGate) {
   closed->raise();
   ASSERT_TRUE(done.synchronize(soon()));
   EXPECT_THAT(words(), Each(0x33333333u));
+}
+
+TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
+  const ShareableMemory memory(*device, (1 << 20) + 1);
+  const auto address = reinterpret_cast<CUdeviceptr>(memory.slice().data);
+  std::optional<DmaBuf> exported;
+  try {
+    exported.emplace(*device, address, memory.slice().bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
+  }
+  EXPECT_EQ(exported.has_value(), device->properties().dma_buf);
+  if (exported) {
+    EXPECT_GE(exported->descriptor(), 0);
+    EXPECT_EQ(exported->offset(), address % static_cast<CUdeviceptr>(::sysconf(_SC_PAGESIZE)));
+  }
+  if (device->properties().remote_writes != Device::RemoteWrites::Unseen) flush_remote_writes(*device);
+  EXPECT_TRUE(device->probe());
+}
+
+TEST_P(DriverClaims, ACopyThatIsWaitedForIsThere) {
+  Stream stream(*device);
+  DeviceMemory memory(stream, kBytes);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  std::vector<std::byte> there(kBytes, std::byte{7}), back(kBytes);
+  copy_and_wait(*device, memory.slice().data, there.data(), kBytes);
+  copy_and_wait(*device, back.data(), memory.slice().data, kBytes);
+  EXPECT_EQ(back, there);
 }
 
 TEST_P(DriverClaims, CopyOfPageableMemoryIsRefused) {

@@ -45,6 +45,10 @@ class FakeDriver {
     bool stream_mem_ops = true;
     bool flush_remote_writes = true;
     bool memory_pools = true;
+    bool dma_buf = true;
+    // How the GPUs see what cards write: CU_GPU_DIRECT_RDMA_WRITES_ORDERING_…; and whether the host can flush it.
+    int remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+    bool host_flushes = true;
     bool peer_access = true;  // between the devices
     // Whether this process may open the handles that it made itself, as if it were another process; the driver refuses.
     bool is_two_processes = false;

@@ -1,6 +1,8 @@
 // The fake driver's sharing between processes. There is one process only, which may be allowed to play both.
+#include <algorithm>
 #include <cstring>
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <weft/tests/harness/fake_state.h>
@@ -135,6 +137,41 @@ CUresult FakeState::ipc_open_event_handle(CUevent* native, CUipcEventHandle hand
   made->original = original;
   *native = handle_of<CUevent>(made.get());
   return CUDA_SUCCESS;
+}
+
+// --- memory for network cards ------------------------------------------------------------------------------------------
+
+// The descriptor is of a file that says where the memory lies, for the card that is fake as well.
+CUresult FakeState::mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes,
+                                                     CUmemRangeHandleType type, unsigned long long flags) {
+  CUresult error = CUDA_SUCCESS;
+  if (current(error) == nullptr) return error;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || address % page != 0 || bytes == 0 || bytes % page != 0) {
+    return refuse(CUDA_ERROR_INVALID_VALUE, "a dma-buf of what are no whole pages");
+  }
+  if (!options.dma_buf) return CUDA_ERROR_NOT_SUPPORTED;
+  const auto covers = [&](const auto& entry) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(entry.second.mapping);
+    return entry.second.kind == Allocation::Kind::Device && entry.second.state == Allocation::State::Live &&
+           address >= begin && address + bytes <= begin + entry.second.mapping_bytes;
+  };
+  if (std::none_of(allocations.begin(), allocations.end(), covers)) return CUDA_ERROR_INVALID_VALUE;
+  const int file = ::memfd_create("weft-fake-dma-buf", MFD_CLOEXEC);
+  const std::uint64_t where[2] = {address, bytes};
+  if (file < 0 || ::pwrite(file, where, sizeof where, 0) != sizeof where) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::memcpy(handle, &file, sizeof file);
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeState::flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarget target,
+                                                 CUflushGPUDirectRDMAWritesScope scope) {
+  CUresult error = CUDA_SUCCESS;
+  if (current(error) == nullptr) return error;
+  if (!options.host_flushes) return CUDA_ERROR_NOT_SUPPORTED;
+  const bool is_known =
+      target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX && scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+  return is_known ? CUDA_SUCCESS : refuse(CUDA_ERROR_INVALID_VALUE, "a flush that the fake driver does not know");
 }
 
 }  // namespace weft::harness

@@ -209,6 +209,9 @@ class FakeState {
   CUresult ipc_close_mem_handle(CUdeviceptr address);
   CUresult ipc_get_event_handle(CUipcEventHandle* handle, CUevent event);
   CUresult ipc_open_event_handle(CUevent* event, CUipcEventHandle handle);
+  CUresult mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes, CUmemRangeHandleType type,
+                                            unsigned long long flags);
+  CUresult flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
   CUresult memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream);
   CUresult memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream);
   CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,

@@ -1,0 +1,58 @@
+#include <unistd.h>
+
+#include <weft/cuda/fence.h>
+#include <weft/cuda/rdma.h>
+
+namespace weft::cuda {
+
+namespace {
+
+constexpr auto kCopy = std::chrono::seconds(60);  // for a copy that waits for nothing
+
+}  // namespace
+
+DmaBuf::DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes) {
+  if (!device.properties().dma_buf) {
+    throw Error(Blame::Unsupported, describe(device.id()) + " exports no memory as dma-buf");
+  }
+  // The driver takes whole pages only. Others may lie in the first and the last one, whose bytes nobody asks for.
+  const auto page = static_cast<CUdeviceptr>(::sysconf(_SC_PAGESIZE));
+  const CUdeviceptr begin = address / page * page;
+  const CUdeviceptr end = (address + bytes + page - 1) / page * page;
+  offset_ = static_cast<std::size_t>(address - begin);
+  DeviceGuard guard(device);
+  const RelaxedCapture relaxed(device.driver());
+  const CUresult result = device.driver().mem_get_handle_for_address_range(
+      &descriptor_, begin, static_cast<std::size_t>(end - begin), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (result == CUDA_SUCCESS) return;
+  if (is_sticky(result)) device.check(result, "cuMemGetHandleForAddressRange");
+  throw Error(Blame::Unsupported,
+              error_of(device.driver(), result, "cuMemGetHandleForAddressRange on " + describe(device.id())).text(),
+              result);
+}
+
+DmaBuf::~DmaBuf() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void flush_remote_writes(Device& device) {
+  if (device.properties().remote_writes == Device::RemoteWrites::Ordered) return;
+  DeviceGuard guard(device);
+  device.check(device.driver().flush_gpu_direct_rdma_writes(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                                                            CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
+               "cuFlushGPUDirectRDMAWrites");
+}
+
+void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes) {
+  DeviceGuard guard(device);
+  const RelaxedCapture relaxed(device.driver());
+  const Stream stream(device);
+  device.check(device.driver().memcpy_async(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
+                                            stream.native()),
+               "cuMemcpyAsync");
+  const bool in_time = record(stream).synchronize(Deadline::in(kCopy));
+  if (const auto lost = device.lost()) throw *lost;
+  if (!in_time) throw Error(Blame::Timeout, "a copy of " + std::to_string(bytes) + " bytes on " + describe(device.id()));
+}
+
+}  // namespace weft::cuda
