@@ -13,6 +13,10 @@
 #include <weft/base/event_loop.h>
 #include <weft/transport/memory_region.h>
 
+namespace weft::cuda {
+class Device;
+}
+
 namespace weft::transport {
 
 // The one-sided writes of a stream that has them. Called as its write() is, by one thread at a time.
@@ -65,6 +69,14 @@ class ByteStream {
   // Messages begin at multiples of so many bytes of the stream, a power of two; the same on both ends. More than 1 where
   // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
   virtual std::size_t unit() const { return 1; }
+
+  // As Connection::reach(). Both for every thread.
+  virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
+    return Error(Blame::Unsupported, "this stream moves host memory only");
+  }
+  // Whether this memory of a GPU may be written from and read to: reached, and longer than window(). Its bytes are not
+  // touched then, but moved as those of a long piece of the host's are, without a copy.
+  virtual bool carries(const Slice& /*memory*/) const noexcept { return false; }
 
   // Null where the stream has none.
   virtual PlacedWrites* placed_writes() { return nullptr; }

@@ -21,12 +21,17 @@
 #include <weft/base/slice.h>
 #include <weft/transport/memory_region.h>
 
+namespace weft::cuda {
+class Device;
+}
+
 namespace weft::transport {
 
 // What a lane can do. Limits hold for both directions.
 struct Capabilities {
   bool device_memory = false;         // payloads and destinations may lie on a GPU
   bool one_sided = false;             // put() into a peer's MemoryRegion; see one_sided()
+  std::size_t direct_bytes = 0;       // the least of a GPU's memory that the network moves itself; see reach(); 0: none
   std::size_t inline_bytes = 0;       // messages up to this (header and payloads) are copied by send(), where there is room
   std::size_t max_header = 64 << 10;  // bytes
   std::size_t max_payloads = 4096;    // slices of one message
@@ -72,6 +77,13 @@ class Connection {
 
   // Writes into the peer's memory that it takes no part in. Null where capabilities() say that there are none.
   virtual OneSided* one_sided() { return nullptr; }
+
+  // Where direct_bytes says so: lets the network read and write this memory of a GPU itself (GPUDirect RDMA). While the
+  // pin lives, parts of it of at least direct_bytes may be payloads and destinations of a lane of host memory. Registers
+  // the allocation that the memory is of, the first time: about a millisecond. Errors: Unsupported, with the reason.
+  virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
+    return Error(Blame::Unsupported, "a lane of " + std::string(transport()) + " moves host memory only");
+  }
 
   // Ends the lane: what is pending here fails with `why`, the peer hears of it after what was sent. Idempotent.
   virtual void close(const Error& why) noexcept = 0;

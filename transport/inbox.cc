@@ -37,8 +37,9 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, "accept from " + who_ + ": " + text); };
   if (offer_ != Offer::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
-  const auto misfit = frame::why_misfit(destinations, sizes_, [](const Slice& to) -> std::optional<std::string> {
+  const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) -> std::optional<std::string> {
     if (!to.device.is_host()) {
+      if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
       return "on " + describe(to.device) + " and this lane moves host memory only; stage it (transport/staged.h)";
     }
     if (to.bytes > 0 && to.data == nullptr) return "without an address";

@@ -52,7 +52,17 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
     return Error(Blame::Caller, "send to " + who_ + ": " + *limit);
   }
   for (const Slice& payload : payloads) {
+    if (!payload.device.is_host() && limits_.direct_bytes > 0) continue;  // see why_not_carried()
     if (auto wrong = why_unreadable(payload)) return Error(Blame::Caller, "send to " + who_ + ": a payload " + *wrong);
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Outbox::why_not_carried(std::span<const Slice> payloads) const {
+  if (limits_.direct_bytes == 0) return std::nullopt;
+  for (const Slice& payload : payloads) {
+    if (payload.device.is_host() || stream_.carries(payload)) continue;
+    return Error(Blame::Caller, "send to " + who_ + ": a payload " + *why_unreadable(payload));
   }
   return std::nullopt;
 }
@@ -61,6 +71,7 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
   std::unique_lock lock(mutex_);
   if (auto why = why_no_more("send")) return Op::failed(std::move(*why));
+  if (auto wrong = why_not_carried(payloads)) return Op::failed(std::move(*wrong));
   std::uint64_t bytes = frame::kHeadBytes + payloads.size() * frame::kSizeBytes + header.size();
   bytes += frame::padding(bytes, frame::payload_unit(unit_));
   for (const Slice& payload : payloads) bytes += payload.bytes;
@@ -131,6 +142,12 @@ Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexce
   auto region = stream_.placed_writes()->expose(memory);
   if (!region) return region.error().within("memory exposed to " + who_);
   return region;
+}
+
+Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
+  std::lock_guard lock(mutex_);
+  if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
+  return stream_.reach(memory, gpu);
 }
 
 void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole) {

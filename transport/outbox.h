@@ -33,6 +33,8 @@ class Outbox {
   // As OneSided's, over a stream that has placed writes.
   Op put(const Slice& from, const RegionKey& to, std::uint64_t offset, Pin pin, Fence ready) noexcept;
   Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept;
+  // As Connection's.
+  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept;
   // From now on send() and put() fail with this. False where it does already. For every thread.
   bool refuse(const Error& why);
 
@@ -65,6 +67,8 @@ class Outbox {
   };
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
+  // Under the mutex, of payloads on GPUs.
+  std::optional<Error> why_not_carried(std::span<const Slice> payloads) const;
   // Writes a message to front_ up to its payloads; a small one all of it.
   void begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole);
   // Queues what is not written yet of a message; returns its Op. Under the mutex.

@@ -68,6 +68,7 @@ Capabilities capabilities_over(const Capabilities& below) {
   Capabilities own = below;
   own.device_memory = true;
   own.one_sided = false;
+  own.direct_bytes = 0;
   own.inline_bytes = std::min(below.inline_bytes, kChunkBytes);
   own.inline_bytes -= std::min(own.inline_bytes, kKindBytes);
   own.max_payloads = std::min(below.max_payloads, below.max_header / (8 * frame::kSizeBytes));

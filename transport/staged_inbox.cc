@@ -24,6 +24,7 @@ Inbox::Inbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, co
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
+      direct_bytes_(below->capabilities().direct_bytes),
       loop_(loop),
       loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
@@ -71,6 +72,11 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
     op = landing_->op();
     destinations_.assign(destinations.begin(), destinations.end());
     pin_ = std::move(pin);
+    auto held = reach_with(*below_, *stage_, destinations_, reached_);
+    if (!held.empty()) {
+      held.push_back(std::move(pin_));
+      pin_ = std::make_shared<std::vector<Pin>>(std::move(held));
+    }
     ready_ = std::move(ready);
     stand_ = Stand::Accepted;
     index_ = 0;
@@ -96,26 +102,36 @@ bool Inbox::refuse(const Error& why) {
 
 // --- taking -------------------------------------------------------------------------------------------------------------
 
+// Whether so many bytes of that destination come through a chunk.
+bool Inbox::needs_chunk(std::size_t index, std::uint64_t bytes) const {
+  if (destinations_[index].device.is_host() || bytes == 0) return false;
+  return !reached_[index] || bytes < direct_bytes_;
+}
+
 // Nothing where there is no chunk, here and in take_part().
 std::optional<Inbox::Taken> Inbox::take_whole() {
-  const Chunks::Lease chunk = take_chunk();
-  if (!chunk) return std::nullopt;
+  bool is_staged = false;
+  for (std::size_t i = 0; i < destinations_.size(); ++i) is_staged |= needs_chunk(i, destinations_[i].bytes);
+  const Chunks::Lease chunk = is_staged ? take_chunk() : nullptr;
+  if (is_staged && !chunk) return std::nullopt;
   Taken taken{.held = std::make_shared<Held>(pin_, chunk), .landing = landing_, .ready = ready_, .is_last = true};
   std::vector<Slice> slices;
   std::size_t offset = 0;
-  bool has_host = false;
-  for (const Slice& to : destinations_) {
-    if (is_on_device(to)) {
+  bool is_written_below = false;
+  for (std::size_t i = 0; i < destinations_.size(); ++i) {
+    const Slice& to = destinations_[i];
+    if (needs_chunk(i, to.bytes)) {
       slices.push_back(chunk->part(offset, to.bytes));
       taken.copies.push_back({to, slices.back()});
       offset += to.bytes;
     } else {
       slices.push_back(to.bytes > 0 ? to : nothing());
-      has_host = has_host || to.bytes > 0;
+      is_written_below = is_written_below || to.bytes > 0;
+      if (is_on_device(to)) taken.direct.push_back(to);
     }
   }
   landing_->begin_part();
-  taken.op = below_->accept(slices, taken.held, has_host ? ready_ : Fence());
+  taken.op = below_->accept(slices, taken.held, is_written_below ? ready_ : Fence());
   forget();
   return taken;
 }
@@ -125,8 +141,10 @@ std::optional<Inbox::Taken> Inbox::take_part() {
   Taken taken{.landing = landing_, .ready = ready_};
   if (destinations_.empty()) {
     taken.op = below_->accept({}, nullptr, {});
-  } else if (const Slice to = destinations_[index_].part(static_cast<std::size_t>(offset_), bytes); to.device.is_host()) {
+  } else if (const Slice to = destinations_[index_].part(static_cast<std::size_t>(offset_), bytes);
+             !needs_chunk(index_, bytes)) {
     taken.op = below_->accept({&to, 1}, pin_, ready_);
+    if (is_on_device(to)) taken.direct.push_back(to);
   } else {
     const Chunks::Lease chunk = take_chunk();
     if (!chunk) return std::nullopt;
@@ -208,7 +226,7 @@ void Inbox::when_landed(Taken taken) {
 }
 
 void Inbox::land(Taken taken) {
-  const auto error = taken.op.error();
+  const auto error = taken.op.error() ? taken.op.error() : stage_->why_lost(taken.direct);
   if (!error) {
     std::map<int, std::vector<CopyStream::Copy>> copies;
     for (const auto& copy : taken.copies) copies[copy.to.device.index].push_back(copy);

@@ -49,12 +49,14 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   struct Taken {
     Op op;
     std::vector<CopyStream::Copy> copies;
+    std::vector<Slice> direct;  // destinations on GPUs that the lane below writes
     Pin held;
     std::shared_ptr<Landing> landing;
     Fence ready;
     bool is_last = false;
   };
   // Under the mutex. What they return goes to when_landed() outside it.
+  bool needs_chunk(std::size_t index, std::uint64_t bytes) const;
   std::optional<Taken> take_whole();
   std::optional<Taken> take_part();
   std::optional<std::string> why_wrong(std::uint64_t bytes);
@@ -68,6 +70,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
+  const std::size_t direct_bytes_;  // of the lane below
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;
@@ -85,6 +88,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::vector<std::uint64_t> decoded_sizes_;  // scratch
   std::uint64_t total_ = 0;
   std::vector<Slice> destinations_;
+  std::vector<bool> reached_;  // of them, by the lane below; their pins are a part of pin_
   Pin pin_;
   Fence ready_;
   std::shared_ptr<Landing> landing_;

@@ -14,6 +14,13 @@ constexpr std::size_t kMaxPieces = 16;  // with the lane below or on their way t
 
 const std::byte kChunkHeader[] = {static_cast<std::byte>(Kind::Chunk)};
 
+// Of the message's next chunk.
+template <class Item>
+std::size_t next_bytes(const Item& item) {
+  const std::uint64_t left = item.payloads[item.index].bytes - item.offset;
+  return static_cast<std::size_t>(std::min<std::uint64_t>(left, kChunkBytes));
+}
+
 bool is_host(std::span<const Slice> slices) {
   return std::all_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.device.is_host(); });
 }
@@ -25,6 +32,7 @@ Outbox::Outbox(std::shared_ptr<Connection> below, std::shared_ptr<Stage> stage, 
     : peer_(below->peer()),
       stage_(std::move(stage)),
       limits_(limits),
+      direct_bytes_(below->capabilities().direct_bytes),
       loop_(loop),
       loop_address_(loop.get()),
       chunks_(std::make_shared<Chunks>(*stage_, kChunks)),
@@ -63,6 +71,7 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   item->total = total;
   item->ready = std::move(ready);
   item->pin = pin;
+  if (!is_all_host) reach(*item);
   // A stream can wait for what concerns its device's memory.
   auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
   item->completion = ending_of(Completion(std::move(pin), std::move(flag)), name());
@@ -70,6 +79,18 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   line_.push_back(std::move(item));
   cut();
   return op;
+}
+
+void Outbox::reach(Item& item) {
+  auto held = reach_with(*below_, *stage_, item.payloads, item.reached);
+  if (held.empty()) return;
+  held.push_back(std::move(item.pin));
+  item.pin = std::make_shared<std::vector<Pin>>(std::move(held));
+}
+
+bool Outbox::needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const {
+  if (item.payloads[index].device.is_host() || bytes == 0) return false;
+  return !item.reached[index] || bytes < direct_bytes_;
 }
 
 Op Outbox::pass(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) {
@@ -111,9 +132,14 @@ bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
     ++item->index;
     item->offset = 0;
   }
-  const bool needs_chunk = item->is_whole() ? !is_host(item->payloads) : !item->payloads[item->index].device.is_host();
+  bool is_staged = false;
+  if (item->is_whole()) {
+    for (std::size_t i = 0; i < item->payloads.size(); ++i) is_staged |= needs_chunk(*item, i, item->payloads[i].bytes);
+  } else {
+    is_staged = needs_chunk(*item, item->index, next_bytes(*item));
+  }
   Chunks::Lease chunk;
-  if (needs_chunk) {
+  if (is_staged) {
     chunk = chunks_->take([weak = weak_from_this()] {
       const auto self = weak.lock();
       auto* const here = self ? self->loop() : nullptr;
@@ -146,9 +172,14 @@ bool Outbox::cut_piece(const std::shared_ptr<Item>& item) {
 void Outbox::fill_whole(Piece& piece, Item& item, Copies& copies, const Chunks::Lease& chunk) {
   encode_whole(item.header, piece.header);
   std::size_t offset = 0;
-  for (const Slice& payload : item.payloads) {
-    if (payload.device.is_host() || payload.bytes == 0) {
-      piece.slices.push_back({payload.device.is_host() ? payload.data : nullptr, payload.bytes, Device::host()});
+  for (std::size_t i = 0; i < item.payloads.size(); ++i) {
+    const Slice& payload = item.payloads[i];
+    if (payload.bytes == 0) {
+      piece.slices.push_back({nullptr, 0, Device::host()});
+      continue;
+    }
+    if (!needs_chunk(item, i, payload.bytes)) {
+      piece.slices.push_back(payload);
       continue;
     }
     piece.slices.push_back(chunk->part(offset, payload.bytes));
@@ -162,7 +193,7 @@ void Outbox::fill_next(Piece& piece, Item& item, Copies& copies, const Chunks::L
   if (item.cut == 0) piece.lead = encode_lead(item.header, item.payloads);
   piece.header.assign(std::begin(kChunkHeader), std::end(kChunkHeader));
   const Slice& payload = item.payloads[item.index];
-  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(payload.bytes - item.offset, kChunkBytes));
+  const std::size_t bytes = next_bytes(item);
   const Slice part = payload.part(static_cast<std::size_t>(item.offset), bytes);
   piece.slices.push_back(chunk ? chunk->part(0, bytes) : part);
   if (chunk) copies[part.device.index].push_back({piece.slices.back(), part});
@@ -182,7 +213,7 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
     return here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(piece)] {
       const auto self = weak.lock();
       const auto still = waiting.lock();
-      if (self && still) self->made(*still, std::nullopt);
+      if (self && still) self->made(*still, self->stage_->why_lost(still->slices));
     });
   }
   for (const auto& [device, of_device] : copies) {

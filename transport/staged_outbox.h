@@ -44,6 +44,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   struct Item {
     std::vector<std::byte> header;
     std::vector<Slice> payloads;
+    std::vector<bool> reached;  // by the lane below, which moves them where they lie; their pins are a part of `pin`
     std::uint64_t total = 0;
     Fence ready;
     Pin pin;  // until the last piece has been made
@@ -72,6 +73,10 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   using Held = std::pair<Pin, Chunks::Lease>;
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
+  // Under the mutex: which payloads the lane below reaches.
+  void reach(Item& item);
+  // Whether so many bytes of that payload go through a chunk.
+  bool needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const;
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
@@ -95,6 +100,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   const std::string peer_;
   const std::shared_ptr<Stage> stage_;
   const Capabilities& limits_;
+  const std::size_t direct_bytes_;  // of the lane below
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
   const std::shared_ptr<Chunks> chunks_;

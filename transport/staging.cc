@@ -20,6 +20,36 @@ Stage::Stage(std::vector<std::shared_ptr<cuda::Device>> devices) : devices_(std:
   for (const auto& device : devices_) warm_up(*device);
 }
 
+cuda::Device& Stage::device(int index) const {
+  for (const auto& device : devices_) {
+    if (device->index() == index) return *device;
+  }
+  broken("a slice of a GPU that is none of the stage's");
+}
+
+std::optional<Error> Stage::why_lost(std::span<const Slice> slices) const {
+  for (const Slice& slice : slices) {
+    if (slice.device.is_host()) continue;
+    if (auto lost = device(slice.device.index).lost()) return lost;
+  }
+  return std::nullopt;
+}
+
+std::vector<Pin> reach_with(Connection& lane, Stage& stage, std::span<const Slice> slices, std::vector<bool>& reached) {
+  const std::size_t least = lane.capabilities().direct_bytes;
+  reached.assign(slices.size(), false);
+  std::vector<Pin> pins;
+  if (least == 0) return pins;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    if (slices[i].device.is_host() || slices[i].bytes < least) continue;
+    if (auto pin = lane.reach(slices[i], stage.device(slices[i].device.index))) {
+      reached[i] = true;
+      pins.push_back(std::move(pin).value());
+    }
+  }
+  return pins;
+}
+
 void Stage::warm_up(cuda::Device& device) {
   constexpr std::size_t kBytes = 64;
   const cuda::Stream stream(device);

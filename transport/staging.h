@@ -19,6 +19,7 @@
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/stream.h>
+#include <weft/transport/connection.h>
 #include <weft/transport/in_flight.h>
 
 namespace weft::transport::staged {
@@ -34,6 +35,10 @@ class Stage {
   const std::vector<std::shared_ptr<cuda::Device>>& devices() const { return devices_; }
   // Why this memory cannot be carried; nothing where it can.
   std::optional<std::string> why_not(const Slice& slice) const;
+  // One of them, by its number.
+  cuda::Device& device(int index) const;
+  // Whether a GPU of theirs is lost: its fences count as passed, but nothing has been done.
+  std::optional<Error> why_lost(std::span<const Slice> slices) const;
   // Only where there is a GPU.
   cuda::PinnedPool& pinned() { return *pinned_; }
   cuda::FlagPool& flags() { return *flags_; }
@@ -45,6 +50,10 @@ class Stage {
   std::optional<cuda::PinnedPool> pinned_;  // portable: all GPUs see it
   std::optional<cuda::FlagPool> flags_;
 };
+
+// Asks a lane of host memory which of the slices on GPUs its network moves by itself (Connection::reach); a bit for each
+// slice. Returns the pins of those. (The lane says by itself, once, why it does not.)
+std::vector<Pin> reach_with(Connection& lane, Stage& stage, std::span<const Slice> slices, std::vector<bool>& reached);
 
 // Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for the whole device.
 class Chunks : public std::enable_shared_from_this<Chunks> {

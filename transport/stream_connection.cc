@@ -43,6 +43,7 @@ class StreamConnection final : public Connection, private OneSided, public std::
     return inbox_.accept(destinations, std::move(pin), std::move(ready));
   }
   OneSided* one_sided() override { return capabilities_.one_sided ? this : nullptr; }
+  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override { return outbox_.reach(memory, gpu); }
   void close(const Error& why) noexcept override;
 
  private:

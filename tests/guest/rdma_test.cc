@@ -31,6 +31,7 @@ struct Verbs {
 TEST(Rdma, TheBackendIsUsableAndSaysWhatItUses) {
   const auto verbs = transport::open("verbs");
   EXPECT_THAT(verbs->describe(), testing::Contains(HasSubstr("used: rxe")));
+  EXPECT_THAT(verbs->describe(), testing::Contains(HasSubstr("memory of GPUs: ")));
 }
 
 TEST(Rdma, AnAddressOnAnotherFabricIsRefusedWithBothNames) {

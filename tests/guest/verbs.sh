@@ -19,6 +19,12 @@ processes='*ProcessClaims.*/verbs:*ConnectionFaults.*/verbs:*/VerbsProcesses3'
 check 'weft-info' /mnt/bin/guest_info
 check 'one device, processes' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$processes"
 check 'one device, threads' /mnt/bin/guest_test --gtest_brief=1 "--gtest_filter=$threads"
+if [ -x /mnt/bin/guest_gpu_test ]; then
+  # What RDMA in software takes by address it takes of a fake GPU as well, as with nvidia_peermem; dma-bufs it does not know.
+  gpu='*DeviceClaims.*/verbs:*DeviceClaims.*/verbsDirect'
+  WEFT_GPUDIRECT=peermem check 'memory of a GPU, moved by the device' /mnt/bin/guest_gpu_test --gtest_brief=1 "--gtest_filter=$gpu"
+  check 'memory of a GPU, through pinned memory' /mnt/bin/guest_gpu_test --gtest_brief=1 "--gtest_filter=$gpu"
+fi
 
 /bin/rdma link delete rxe0
 /bin/ip link add va type veth peer name vb

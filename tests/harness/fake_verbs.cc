@@ -16,6 +16,7 @@ using transport::verbs::Library;
 namespace {
 
 struct Region : ibv_mr {
+  bool is_dma_buf = false;
   bool covers(std::uint64_t address, std::uint64_t bytes) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(addr);
     return address >= begin && bytes <= length && address - begin <= length - bytes;
@@ -55,6 +56,7 @@ struct FakeVerbs::World {
   std::map<std::uint32_t, Pair*> pairs;
   std::uint32_t next = 1;
   bool is_limited = false;
+  bool refuses_dma_bufs = false;
 };
 
 namespace {
@@ -161,6 +163,23 @@ ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int) {
   return made;
 }
 
+ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, std::uint64_t address, int file,
+                      int access) {
+  if (the_world->refuses_dma_bufs) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  std::uint64_t where[2];  // as the fake driver wrote them: address and bytes
+  if (::pread(file, where, sizeof where, 0) != sizeof where) return nullptr;
+  if (offset > where[1] || bytes > where[1] - offset || address != where[0] + offset) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  auto* const made = reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
+  if (made != nullptr) static_cast<Region*>(made)->is_dma_buf = true;
+  return made;
+}
+
 int dereg_mr(ibv_mr* region) {
   the_world->regions.erase(region->lkey);
   return 0;
@@ -197,6 +216,7 @@ void fill(Library& library) {
     return 0;
   };
   library.reg_mr = reg_mr;
+  library.reg_dmabuf_mr = reg_dmabuf_mr;
   library.dereg_mr = dereg_mr;
   library.create_comp_channel = create_channel;
   library.destroy_comp_channel = destroy_channel;
@@ -244,6 +264,13 @@ transport::verbs::Path FakeVerbs::path() const {
 }
 
 std::size_t FakeVerbs::registrations() const { return world_->regions.size(); }
+
+void FakeVerbs::refuse_dma_bufs(bool is_refusing) { world_->refuses_dma_bufs = is_refusing; }
+
+std::size_t FakeVerbs::dma_bufs() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(world_->regions, [](const auto& entry) { return entry.second->is_dma_buf; }));
+}
 
 void FakeVerbs::limit_locked_memory(bool is_limited) { world_->is_limited = is_limited; }
 

@@ -28,6 +28,10 @@ class FakeVerbs {
   std::size_t registrations() const;
   // From now on registering fails like where the limit of locked memory is reached.
   void limit_locked_memory(bool is_limited);
+  // From now on no dma-buf is registered, as by drivers that do not know them.
+  void refuse_dma_bufs(bool is_refusing);
+  // Of what is registered now, how much came as dma-buf (the fake CUDA driver's).
+  std::size_t dma_bufs() const;
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;
 

@@ -23,33 +23,38 @@ Registration::Registration(std::shared_ptr<Device> device, const Slice& memory)
                      number);
 }
 
+Registration::Registration(std::shared_ptr<Device> device, const Slice& memory, ibv_mr* region,
+                           std::weak_ptr<cuda::Device> gpu)
+    : device_(std::move(device)), memory_(memory), gpu_(std::move(gpu)), region_(region) {}
+
 Registration::~Registration() { device_->library().dereg_mr(region_); }
 
-bool Registration::covers(const Slice& part) const {
+bool Registration::covers(const void* data, std::size_t bytes) const {
   const auto* const begin = static_cast<const std::byte*>(memory_.data);
-  const auto* const first = static_cast<const std::byte*>(part.data);
-  return part.device == memory_.device && first >= begin && part.bytes <= memory_.bytes &&
-         static_cast<std::size_t>(first - begin) <= memory_.bytes - part.bytes;
+  const auto* const first = static_cast<const std::byte*>(data);
+  return first >= begin && bytes <= memory_.bytes && static_cast<std::size_t>(first - begin) <= memory_.bytes - bytes;
 }
 
-std::shared_ptr<const Registration> RegistrationCache::find(const Slice& memory) const {
-  for (auto entry = entries_.upper_bound(static_cast<const std::byte*>(memory.data)); entry != entries_.begin();) {
+std::shared_ptr<const Registration> RegistrationCache::find(const void* data, std::size_t bytes) const {
+  for (auto entry = entries_.upper_bound(static_cast<const std::byte*>(data)); entry != entries_.begin();) {
     --entry;
     const auto registration = entry->second.lock();
-    if (registration && registration->covers(memory)) return registration;
+    if (registration && registration->covers(data, bytes)) return registration;
   }
   return nullptr;
 }
 
-std::shared_ptr<const Registration> RegistrationCache::of(const Slice& memory) {
+std::shared_ptr<const Registration> RegistrationCache::of(const void* data, std::size_t bytes) {
+  if (auto of_gpu = gpus_.at(data, bytes)) return of_gpu;
   {
     std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& entry) { return entry.second.expired(); });
-    if (auto found = find(memory)) return found;
+    if (auto found = find(data, bytes)) return found;
   }
+  const Slice memory{const_cast<void*>(data), bytes, weft::Device::host()};
   auto made = std::make_shared<const Registration>(device_, memory);
   std::lock_guard lock(mutex_);
-  entries_.emplace(static_cast<const std::byte*>(memory.data), made);
+  entries_.emplace(static_cast<const std::byte*>(data), made);
   return made;
 }
 

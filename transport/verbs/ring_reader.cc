@@ -40,6 +40,7 @@ const char* RingReader::wrote(std::uint64_t number, std::uint32_t immediate) {
   if (finished_) return "bytes behind the end";
   if (immediate == kPlaced) {
     if (direct_.phase != Phase::Placing) return "a piece in a place that it was not given";
+    direct_.registration->flush();
     direct_.phase = Phase::Placed;
     direct_.registration.reset();
   } else {
@@ -104,15 +105,31 @@ std::size_t RingReader::read(std::span<std::byte> to) noexcept {
   }
   const std::size_t bytes = std::min(readable(), to.size());
   if (bytes == 0) return 0;
-  std::memcpy(to.data(), ring_.at(tail_), bytes);
+  if (!copy_out(to.first(bytes))) return 0;
   consume(bytes);
   return bytes;
+}
+
+bool RingReader::copy_out(std::span<std::byte> to) noexcept {
+  const auto of_gpu = registrations_->gpus().at(to.data(), to.size());
+  if (!of_gpu) {
+    std::memcpy(to.data(), ring_.at(tail_), to.size());
+    return true;
+  }
+  try {  // the peer could not register what it sends
+    of_gpu->copy(to.data(), ring_.at(tail_), to.size());
+    return true;
+  } catch (const Error& error) {
+    log::error("verbs: " + error.text());
+    writer_.give_up();
+    return false;
+  }
 }
 
 void RingReader::name_place(std::span<std::byte> to) noexcept {
   const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(to.size(), direct_.bytes));
   try {
-    direct_.registration = registrations_->of({to.data(), bytes, weft::Device::host()});
+    direct_.registration = registrations_->of(to.data(), bytes);
   } catch (const Error& error) {
     log::warn("verbs: " + error.text() + "; it is copied instead");
     return send_through_ring();

@@ -51,6 +51,8 @@ class RingReader {
   std::size_t readable() const;
   bool is_at_piece() const { return direct_.phase != Phase::None && tail_ == direct_.position; }
   void name_place(std::span<std::byte> to) noexcept;
+  // From the ring, to the host's memory or a GPU's. False where the GPU has failed.
+  bool copy_out(std::span<std::byte> to) noexcept;
   void send_through_ring() noexcept;
   // To the piece behind the one that was the first.
   void go_on() noexcept;

@@ -67,20 +67,38 @@ std::size_t RingWriter::take(Bytes piece) {
   while (taken < piece.size()) {
     if (direct_.phase != Phase::None || !may_post()) break;
     const Bytes rest = piece.subspan(taken);
-    if (rest.size() >= kDirectBytes && through_ring_ == 0) {
+    const bool is_direct = rest.size() >= kDirectBytes || registrations_->gpus().at(rest.data(), rest.size());
+    if (is_direct && through_ring_ == 0) {
       post_ring();
       if (!may_post() || begin_direct(rest)) break;
       through_ring_ = rest.size();
     }
     const std::size_t part = std::min({rest.size(), room(), kRingWrite - unposted_});
     if (part == 0) break;
-    std::memcpy(staging_.at(head_ + unposted_), rest.data(), part);
+    if (!copy_in(rest.first(part))) break;
     unposted_ += part;
     taken += part;
     through_ring_ -= std::min(through_ring_, part);
     if (unposted_ == kRingWrite) post_ring();
   }
   return taken;
+}
+
+bool RingWriter::copy_in(Bytes piece) {
+  void* const to = staging_.at(head_ + unposted_);
+  const auto of_gpu = registrations_->gpus().at(piece.data(), piece.size());
+  if (!of_gpu) {
+    std::memcpy(to, piece.data(), piece.size());
+    return true;
+  }
+  try {  // the peer wants no bytes, or has no place for them
+    of_gpu->copy(to, piece.data(), piece.size());
+    return true;
+  } catch (const Error& error) {
+    log::error("verbs: " + error.text());
+    failed_ = true;
+    return false;
+  }
 }
 
 Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes piece) noexcept {
@@ -91,7 +109,7 @@ Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes pie
   }
   if (direct_.phase == Phase::None && peer_) {
     try {
-      direct_.registration = registrations_->of({const_cast<std::byte*>(piece.data()), piece.size(), weft::Device::host()});
+      direct_.registration = registrations_->of(piece.data(), piece.size());
     } catch (const Error& error) {
       return error;
     }
@@ -111,8 +129,7 @@ Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes pie
 // False where the memory cannot be registered.
 bool RingWriter::begin_direct(Bytes piece) {
   try {
-    const Slice memory{const_cast<std::byte*>(piece.data()), piece.size(), weft::Device::host()};
-    direct_.registration = registrations_->of(memory);
+    direct_.registration = registrations_->of(piece.data(), piece.size());
   } catch (const Error& error) {
     log::warn("verbs: " + error.text() + "; it is copied instead");
     return false;
@@ -272,6 +289,11 @@ bool RingWriter::take_room() noexcept {
 bool RingWriter::has_failed() const noexcept {
   std::lock_guard lock(mutex_);
   return failed_;
+}
+
+void RingWriter::give_up() noexcept {
+  std::lock_guard lock(mutex_);
+  failed_ = true;
 }
 
 bool RingWriter::withdraw() noexcept {

@@ -1,7 +1,7 @@
 // The sending half of a lane. Small pieces are copied into a ring of the peer's by RDMA writes that tell how many bytes are
 // new. A large piece is not: the peer is told that it waits, answers with the place where it belongs, and it is written
-// there from where it lies. Everything that is posted to the queue pair's send queue is posted here, within the grants that
-// the peer has given. Usable from every thread.
+// there from where it lies; so are pieces of a GPU's memory. Everything that is posted to the queue pair's send queue is
+// posted here, within the grants that the peer has given. Usable from every thread.
 #pragma once
 
 #include <deque>
@@ -46,8 +46,10 @@ class RingWriter {
   // Whether write() may take more than when it took less than all; asks for it once.
   bool take_room() noexcept;
   bool has_room() const noexcept;
-  // The device took no more, which cannot be while it is well.
+  // The device took no more, which cannot be while it is well, or a GPU has failed.
   bool has_failed() const noexcept;
+  // The other half's GPU has.
+  void give_up() noexcept;
   // The pieces that write() did not take are not read any more; cuts the queue pair, and returns true,
   // where one is being written.
   bool withdraw() noexcept;
@@ -77,6 +79,8 @@ class RingWriter {
   bool may_post() const;
   std::size_t room() const;
   std::size_t take(Bytes piece);
+  // To the staging memory, from the host's or a GPU's. False where the GPU has failed.
+  bool copy_in(Bytes piece);
   bool begin_direct(Bytes piece);
   void post_ring();
   void post_direct();

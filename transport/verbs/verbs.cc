@@ -4,6 +4,7 @@
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream_connection.h>
+#include <weft/transport/verbs/ring_writer.h>
 #include <weft/transport/verbs/verbs.h>
 #include <weft/transport/verbs/verbs_stream.h>
 
@@ -18,6 +19,7 @@ Capabilities capabilities_of_rings() {
   Capabilities capabilities;
   capabilities.inline_bytes = 64 << 10;
   capabilities.one_sided = true;
+  capabilities.direct_bytes = kDirectBytes;
   return capabilities;
 }
 
@@ -46,7 +48,8 @@ Address Address::parse(const std::string& text) {
 
 Verbs::Verbs(std::vector<std::shared_ptr<Device>> devices, const Config& config, std::shared_ptr<Transport> meeting)
     : devices_(std::move(devices)), config_(config), meeting_(std::move(meeting)) {
-  for (const auto& device : devices_) registrations_[device.get()] = std::make_shared<RegistrationCache>(device);
+  for (const auto& device : devices_)
+    registrations_[device.get()] = std::make_shared<RegistrationCache>(device, config.gpu_direct);
   way_from("");
 }
 
@@ -64,6 +67,7 @@ std::vector<std::string> Verbs::describe() const {
   try {
     const Choice choice = way_from("").path.choice;
     lines.push_back("used: " + choice.port.name() + ", GID " + std::to_string(choice.gid.index) + " " + choice.gid.text());
+    lines.push_back("memory of GPUs: " + describe_gpu_ways(*way_from("").path.device));
   } catch (const Error& error) {
     lines.push_back(error.text());
   }

@@ -25,18 +25,20 @@ constexpr std::byte kReady{'R'};            // what is said over TCP once the qu
 }  // namespace
 
 struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
-  Shared(const Path& path, const std::shared_ptr<RegistrationCache>& registrations, std::shared_ptr<Connection> lane,
+  Shared(const Path& path, const std::shared_ptr<RegistrationCache>& cache, std::shared_ptr<Connection> lane,
          Deadline until, Pin ticket)
-      : completions(path.device, kSends + kReceives),
+      : registrations(cache),
+        completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
-        writer(pair, registrations),
-        reader(pair, registrations, writer),
+        writer(pair, cache),
+        reader(pair, cache, writer),
         deadline(until),
         until_met(std::move(ticket)),
         peer(lane->peer()),
         meeting(std::move(lane)) {}
   ~Shared() { pair.cut(); }
 
+  const std::shared_ptr<RegistrationCache> registrations;
   Completions completions;
   QueuePair pair;
   RingWriter writer;
@@ -285,6 +287,18 @@ void VerbsStream::consume(std::size_t bytes) noexcept { shared_->reader.consume(
 std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_->reader.read(to); }
 
 std::size_t VerbsStream::window() const { return kDirectBytes; }
+
+Result<Pin> VerbsStream::reach(const Slice& memory, cuda::Device& gpu) noexcept {
+  try {
+    return Pin(shared_->registrations->gpus().of(memory, gpu));
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+bool VerbsStream::carries(const Slice& memory) const noexcept {
+  return memory.bytes >= kDirectBytes && shared_->registrations->gpus().at(memory.data, memory.bytes) != nullptr;
+}
 
 // Not from the cache: a registration that is shared may be of more than this.
 Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {

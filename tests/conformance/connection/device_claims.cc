@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 
+#include <weft/base/config.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
@@ -22,7 +23,9 @@ struct Setting {
 std::ostream& operator<<(std::ostream& out, const Setting& setting) { return out << setting.backend; }
 std::string name_of(const testing::TestParamInfo<Setting>& info) {
   return info.param.backend + (info.param.gpu == Gpu::Fake ? "" : "OnGpu") +
-         (info.param.way == Way::Pinned ? "" : "ByName");
+         (info.param.way == Way::Pinned   ? ""
+          : info.param.way == Way::Direct ? "Direct"
+                                          : "ByName");
 }
 
 const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
@@ -111,6 +114,26 @@ TEST_P(DeviceClaims, CarriesDeviceMemoryOfAllSizes) {
   }
 }
 
+// TP-017: through pinned memory a GPU copies it, and only then.
+TEST_P(DeviceClaims, ByWhichWayItGoesIsSeenByTheCopies) {
+  if (GetParam().gpu == Gpu::Real) GTEST_SKIP() << "copies are counted by the fake driver";
+  const auto payload = pattern(1, 5 << 20);
+  const auto from = on_device(payload), to = bench.allocate(payload.size());
+  const auto copies = [this] { return transport->fake()->calls(&cuda::Driver::memcpy_async); };
+  const int before = copies();
+  const Op sent = lane.near->send(bytes_of("x"), std::array{from->slice()}, from, {});
+  next();
+  expect_good(lane.far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
+  const int made = copies() - before;
+  switch (GetParam().way) {
+    case Way::Pinned: EXPECT_EQ(made, 20); break;  // chunks of half a MiB, there and back
+    case Way::Direct: EXPECT_EQ(made, 0); break;
+    case Way::ByName: EXPECT_EQ(made, 1); break;
+  }
+  EXPECT_TRUE(same(read(*to), payload));
+}
+
 // TP-017, TP-019
 TEST_P(DeviceClaims, EitherSideMayUseTheHostForAnyPayload) {
   for (const std::size_t bytes : {1000u, (1u << 20) + 7}) {
@@ -182,7 +205,7 @@ TEST_P(DeviceClaims, PayloadsAreReadOnlyWhenTheStreamHasPassedAndNobodyOvertakes
     for (int i = 0; i < 10; ++i) flush(*lane.near_loop);
     EXPECT_FALSE(late.ended());
     // What goes by name goes at once, and so does what is behind it.
-    if (GetParam().way == Way::Pinned) {
+    if (GetParam().way != Way::ByName) {
       EXPECT_FALSE(after.ended());
     }
     from->write(final.data());
@@ -305,7 +328,9 @@ TEST_P(DeviceClaims, ClosingFailsWhatWaitsThoughItsMemoryStaysPinnedUntilTheStre
     EXPECT_EQ(failure_of(behind).blame(), Blame::Cancelled);
   }
   EXPECT_TRUE(passed.synchronize(patience())) << "a stream hangs on a failed operation";
-  EXPECT_FALSE(watch.expired()) << "the stream has still to copy it";
+  if (GetParam().way != Way::Direct) {  // where no stream has been told of it
+    EXPECT_FALSE(watch.expired()) << "the stream has still to copy it";
+  }
   gate.open();
   if (is_by_name) {
     EXPECT_FALSE(watch.expired()) << "the peer may still accept and read it";
@@ -352,7 +377,8 @@ TEST_P(DeviceClaims, MemoryOfAnotherDeviceIsTheCallersErrorAndTheLaneGoesOn) {
 std::vector<Setting> settings() {
   std::vector<Setting> all;
   for (const std::string& backend : connecting_backends()) {
-    all.push_back({backend, Gpu::Fake});
+    const bool is_direct = backend == "verbs" && config().gpu_direct == GpuDirect::PeerMemory;
+    all.push_back({backend, Gpu::Fake, is_direct ? Way::Direct : Way::Pinned});
     all.push_back({backend, Gpu::Real});
     all.push_back({backend, Gpu::Fake, Way::ByName});
   }

@@ -9,7 +9,8 @@
 namespace weft::conformance {
 
 // By name: the two ends of a lane take each other for two processes, which a fake driver plays (is_two_processes).
-enum class Way { Pinned, ByName };
+// Direct: through no memory of the host, where the backend's network has been told to move what lies on a GPU itself.
+enum class Way { Pinned, Direct, ByName };
 
 class StagedTransport final : public transport::Transport {
  public:

@@ -13,9 +13,9 @@
 namespace weft::transport::verbs {
 
 struct End {
-  explicit End(const harness::FakeVerbs& fake, QueuePair::Depths depths = {64, 64, 64})
+  explicit End(const harness::FakeVerbs& fake, QueuePair::Depths depths = {64, 64, 64}, GpuDirect allowed = GpuDirect::Auto)
       : path(fake.path()),
-        registrations(std::make_shared<RegistrationCache>(path.device)),
+        registrations(std::make_shared<RegistrationCache>(path.device, allowed)),
         completions(path.device, 1024),
         pair(path, completions, depths),
         writer(pair, registrations),

@@ -258,11 +258,10 @@ TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
   const harness::FakeVerbs fake;
   RegistrationCache cache(fake.open());
   std::vector<std::byte> memory(10'000);
-  const Slice whole = harness::slice_of(memory);
-  auto first = cache.of(whole);
-  auto part = cache.of(whole.part(5000, 5000));
+  auto first = cache.of(memory.data(), memory.size());
+  auto part = cache.of(memory.data() + 5000, 5000);
   EXPECT_EQ(first, part);
-  auto beyond = cache.of({memory.data() + 1, memory.size(), weft::Device::host()});
+  auto beyond = cache.of(memory.data() + 1, memory.size());
   EXPECT_NE(beyond, first);
   EXPECT_EQ(fake.registrations(), 2u);
   first.reset();
@@ -275,9 +274,10 @@ TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
 
 TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   const harness::FakeVerbs fake;
-  RegistrationCache cache(fake.open());
+  const auto device = fake.open();
   try {
-    cache.of({&cache, 8, weft::Device::cuda(3)});
+    std::array<std::byte, 8> memory;
+    const Registration refused(device, Slice{memory.data(), memory.size(), weft::Device::cuda(3)});
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);

@@ -1,0 +1,242 @@
+// Memory of GPUs on lanes of verbs (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose registrations are checked.
+#include <cstring>
+
+#include <weft/cuda/ipc.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/tests/transport/verbs/ends.h>
+
+namespace weft::transport::verbs {
+namespace {
+
+using harness::pattern;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Memory of a fake GPU is memory of the host as well, which the tests look at.
+std::span<std::byte> bytes_of(const Slice& slice) { return {static_cast<std::byte*>(slice.data), slice.bytes}; }
+void fill(const Slice& slice, const std::vector<std::byte>& with) { std::memcpy(slice.data, with.data(), with.size()); }
+std::vector<std::byte> copy_of(const Slice& slice) { return {bytes_of(slice).begin(), bytes_of(slice).end()}; }
+
+class GpuDirectLanes : public cuda::FakeCuda {
+ protected:
+  explicit GpuDirectLanes(harness::FakeDriver::Options options = {}) : FakeCuda(options) {}
+  void join(GpuDirect allowed = GpuDirect::Auto) {
+    for (auto* end : {&a, &b}) end->emplace(verbs, QueuePair::Depths{64, 64, 64}, allowed);
+    a->pair.join(b->hello());
+    b->pair.join(a->hello());
+    a->writer.open(b->hello());
+    b->writer.open(a->hello());
+  }
+  void TearDown() override {
+    reclaim();
+    FakeCuda::TearDown();
+  }
+  void reclaim() { EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(20)))); }
+  void settle() {
+    for (bool found = true; found;) {
+      found = a->turn();
+      found |= b->turn();
+    }
+  }
+  std::string why_not(const Slice& memory) {
+    try {
+      a->registrations->gpus().of(memory, *device);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
+      return error.text();
+    }
+    return "";
+  }
+  int copies() const { return fake.calls(&cuda::Driver::memcpy_async); }
+
+  harness::FakeVerbs verbs;
+  std::optional<End> a, b;
+};
+
+class FlushedGpuDirectLanes : public GpuDirectLanes {
+ protected:
+  FlushedGpuDirectLanes() : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE}) {}
+};
+class UnseenGpuDirectLanes : public GpuDirectLanes {
+ protected:
+  UnseenGpuDirectLanes()
+      : GpuDirectLanes({.remote_writes_order = CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE, .host_flushes = false}) {}
+};
+
+TEST_F(GpuDirectLanes, PiecesOfAnAllocationGoFromWhereTheyLieToWhereTheyBelong) {
+  join();
+  const cuda::ShareableMemory from(*device, 3'000'017), to(*device, 2'000'001);  // neither begins with a page
+  const Slice sent = from.slice().part(1'000'001, 1'234'567), place = to.slice().part(4321, 1'234'567);
+  const auto content = pattern(1, sent.bytes);
+  fill(sent, content);
+  const auto of_from = a->registrations->gpus().of(sent, *device);
+  const auto of_to = b->registrations->gpus().of(place, *device);
+  EXPECT_EQ(of_from->memory().data, from.slice().data) << "the whole allocation";
+  EXPECT_EQ(verbs.dma_bufs(), 2u);
+  EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(sent))}), 0u);
+  settle();
+  EXPECT_EQ(b->reader.read(bytes_of(place)), 0u);
+  settle();
+  EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(sent))}), sent.bytes);
+  EXPECT_EQ(b->reader.read(bytes_of(place)), place.bytes);
+  EXPECT_EQ(copy_of(place), content);
+  EXPECT_EQ(copies(), 0);
+  EXPECT_EQ(a->refused + b->refused, "");
+  EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 0) << "this GPU sees them in order";
+}
+
+TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFreed) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  const std::size_t before = verbs.registrations();
+  const cuda::ShareableMemory stays(*device, 1 << 20);
+  {
+    const cuda::ShareableMemory goes(*device, 1 << 20);
+    EXPECT_EQ(gpus.of(goes.slice(), *device), gpus.of(goes.slice().part(1 << 19, 1 << 18), *device));
+    EXPECT_EQ(fake.calls(&cuda::Driver::mem_get_handle_for_address_range), 1);
+    EXPECT_EQ(gpus.at(goes.slice().data, 1), gpus.of(goes.slice(), *device));
+  }
+  reclaim();
+  EXPECT_EQ(verbs.registrations(), before + 1);
+  const auto second = gpus.of(stays.slice(), *device);
+  EXPECT_EQ(verbs.registrations(), before + 1) << "the one of freed memory is gone";
+  std::byte elsewhere{};
+  EXPECT_EQ(gpus.at(&elsewhere, 1), nullptr);
+  EXPECT_EQ(gpus.at(static_cast<std::byte*>(stays.slice().data) - 1, 2), nullptr);
+  EXPECT_EQ(gpus.at(stays.slice().data, stays.slice().bytes + 1), nullptr);
+}
+
+TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
+  verbs.refuse_dma_bufs(true);
+  join();  // nvidia_peermem is not loaded where this runs
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  const std::string why = why_not(memory.slice());
+  EXPECT_THAT(why, HasSubstr("fake0 registers no dma-buf"));
+  EXPECT_THAT(why, HasSubstr("nvidia_peermem is not loaded"));
+  EXPECT_EQ(why_not(memory.slice()), why);
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: "))) << "said once";
+
+  join(GpuDirect::PeerMemory);
+  EXPECT_EQ(why_not(memory.slice()), "");
+  EXPECT_EQ(verbs.dma_bufs(), 0u);
+
+  verbs.refuse_dma_bufs(false);
+  join(GpuDirect::PeerMemory);
+  EXPECT_EQ(why_not(memory.slice()), "");
+  EXPECT_EQ(verbs.dma_bufs(), 0u) << "as it was asked for";
+  verbs.limit_locked_memory(true);
+  const cuda::ShareableMemory other(*device, 1 << 20);
+  EXPECT_THAT(why_not(other.slice()), HasSubstr("nvidia_peermem, ibv_reg_mr: Cannot allocate memory"));
+  EXPECT_EQ(take_logged().size(), 1u);
+  verbs.limit_locked_memory(false);
+
+  join(GpuDirect::Off);
+  EXPECT_THAT(why_not(memory.slice()), HasSubstr("WEFT_GPUDIRECT is off"));
+  EXPECT_EQ(take_logged().size(), 1u);
+}
+
+TEST_F(GpuDirectLanes, WhatLiesAcrossAllocationsIsRefused) {
+  join();
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  Slice too_long = memory.slice();
+  too_long.bytes += 1;
+  EXPECT_THAT(why_not(too_long), HasSubstr("across several allocations"));
+  EXPECT_EQ(take_logged().size(), 1u);
+}
+
+TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
+  join();
+  const cuda::ShareableMemory to(*device, 1 << 20);
+  b->registrations->gpus().of(to.slice(), *device);
+  const auto content = pattern(2, 1 << 20);
+  a->writer.write(std::array{Bytes(content)});
+  settle();
+  b->reader.read(bytes_of(to.slice()));
+  EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 0);
+  settle();
+  EXPECT_EQ(fake.calls(&cuda::Driver::flush_gpu_direct_rdma_writes), 1);
+  EXPECT_EQ(b->reader.read(bytes_of(to.slice())), content.size());
+  EXPECT_EQ(copy_of(to.slice()), content);
+}
+
+TEST_F(FlushedGpuDirectLanes, AGpuThatIsLostMeanwhileEndsTheLane) {
+  join();
+  const cuda::ShareableMemory to(*device, 1 << 20);
+  b->registrations->gpus().of(to.slice(), *device);
+  const auto content = pattern(2, 1 << 20);
+  a->writer.write(std::array{Bytes(content)});
+  settle();
+  b->reader.read(bytes_of(to.slice()));
+  fake.lose_context(0);
+  EXPECT_EQ(cuda::error_from([&] { settle(); }).blame(), Blame::Device);
+  take_logged();
+}
+
+TEST_F(UnseenGpuDirectLanes, AGpuThatCannotTellWhatHasComeGoesThroughPinnedMemory) {
+  join();
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  EXPECT_THAT(why_not(memory.slice()), HasSubstr("in no order that could be told"));
+  EXPECT_EQ(take_logged().size(), 1u);
+}
+
+class ThreadedGpuDirectLanes : public GpuDirectLanes {
+ protected:
+  ThreadedGpuDirectLanes() : GpuDirectLanes({.threads = true}) {}
+};
+
+// Who throws it away, and who cannot register a place.
+TEST_F(ThreadedGpuDirectLanes, APeerThatNamesNoPlaceGetsItThroughTheRing) {
+  join();
+  const cuda::ShareableMemory from(*device, 1 << 20);
+  const auto content = pattern(3, 1 << 20);
+  fill(from.slice(), content);
+  const auto held = a->registrations->gpus().of(from.slice(), *device);
+  std::vector<std::byte> got;
+  std::size_t written = 0;
+  while (got.size() < content.size()) {
+    written += a->writer.write(std::array{Bytes(bytes_of(from.slice())).subspan(written)});
+    settle();
+    const Bytes seen = b->reader.peek();
+    got.insert(got.end(), seen.begin(), seen.end());
+    b->reader.consume(seen.size());
+    settle();
+  }
+  EXPECT_EQ(got, content);
+  EXPECT_GT(copies(), 0) << "the host does not touch the GPU's memory";
+}
+
+TEST_F(ThreadedGpuDirectLanes, ASmallerPlaceThanThePieceLeavesARestThatGoesDirectlyAsWell) {
+  join();
+  const cuda::ShareableMemory from(*device, 1 << 20);
+  const auto content = pattern(4, 1 << 20);
+  fill(from.slice(), content);
+  const auto held = a->registrations->gpus().of(from.slice(), *device);
+  std::vector<std::byte> got(content.size());
+  const std::size_t first = content.size() - 10'000;
+  std::size_t written = 0, read = 0;
+  while (read < got.size()) {
+    written += a->writer.write(std::array{Bytes(bytes_of(from.slice())).subspan(written)});
+    settle();
+    const std::size_t end = read < first ? first : got.size();
+    read += b->reader.read(std::span(got).subspan(read, end - read));
+    settle();
+  }
+  EXPECT_EQ(got, content);
+  EXPECT_EQ(copies(), 0);
+}
+
+TEST_F(ThreadedGpuDirectLanes, WhatComesThroughTheRingIsCopiedToAPlaceOnAGpu) {
+  join();
+  const cuda::ShareableMemory to(*device, 1 << 20);
+  const auto held = b->registrations->gpus().of(to.slice(), *device);
+  const auto content = pattern(5, 100'000);
+  EXPECT_EQ(a->writer.write(std::array{Bytes(content)}), content.size());
+  settle();
+  EXPECT_EQ(b->reader.read(bytes_of(to.slice()).first(content.size())), content.size());
+  EXPECT_EQ(copy_of(to.slice().part(0, content.size())), content);
+  EXPECT_GT(copies(), 0) << "the host does not touch the GPU's memory";
+}
+
+}  // namespace
+}  // namespace weft::transport::verbs

@@ -1,0 +1,20 @@
+// In the place of gpudirect.cc, where Weft is built without CUDA: nobody asks.
+#include <weft/transport/verbs/registration.h>
+
+namespace weft::transport::verbs {
+
+std::string describe_gpu_ways(const Device&) { return "built without CUDA"; }
+
+void Registration::flush() const {}
+void Registration::copy(void*, const void*, std::size_t) const {
+  throw Error(Blame::Unsupported, "memory of GPUs, in a build without CUDA");
+}
+
+GpuRegistrations::GpuRegistrations(std::shared_ptr<Device> device, GpuDirect allowed)
+    : device_(std::move(device)), allowed_(allowed) {}
+std::shared_ptr<const Registration> GpuRegistrations::of(const Slice&, cuda::Device&) {
+  throw Error(Blame::Unsupported, "memory of GPUs, in a build without CUDA");
+}
+std::shared_ptr<const Registration> GpuRegistrations::at(const void*, std::size_t) const { return nullptr; }
+
+}  // namespace weft::transport::verbs
