@@ -144,6 +144,10 @@ void measure(const std::string& operation, int ranks, weft::bench::Report& repor
   for (const std::size_t bytes : kSizes) {
     const std::string name = operation + " " + std::to_string(ranks) + " ranks";
     for (Setting& setting : settings) {
+      if (setting.times[bytes].count() == 0) {
+        report.note(setting.name + " gave no time for " + name + " of " + std::to_string(bytes) + " bytes");
+        continue;
+      }
       report.add(
           weft::bench::time_row(name + " " + std::to_string(bytes), setting.name, bytes, setting.times[bytes], 1e6, "us"));
     }
