@@ -37,6 +37,13 @@ Future<at::Tensor> later(at::Tensor a, int other) {
   const at::Tensor there = co_await rpc::this_agent().async<&mul>(other, a, a);
   co_return there + a;
 }
+// One for all who ask its process.
+at::Tensor& shared() {
+  static at::Tensor weight = (make({3}).detach() * 2).requires_grad_();
+  return weight;
+}
+at::Tensor scaled(at::Tensor x) { return x * shared(); }
+at::Tensor gradient_of_shared() { return AutogradContext::current().gradient(shared()); }
 at::Tensor gradient_here(RRef<at::Tensor> parameter) {
   return AutogradContext::current().gradient(parameter.local_value());
 }
@@ -164,6 +171,20 @@ TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
   });
 }
 
+TEST_P(Backward, DA016_WorkersThatUseOneOwnersWeightAtOnceGetTheirOwnGradients) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (int round = 0; round < 5; ++round) {
+      AutogradContext context(agent);
+      const double factor = 1 + 10 * agent.self().rank + round;
+      const auto x = leaf({3});
+      const at::Tensor y = agent.sync<&passes::scaled>(0, x);
+      context.backward({(y * factor).sum()});
+      EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2 * factor, at::kDouble)));
+      EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_of_shared>(0), x.detach() * factor)) << round;
+    }
+  });
+}
+
 TEST_P(Backward, CopiesSendTheirGradientsToTheOwnerOfTheValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto owner = after(agent, 1);
@@ -217,12 +238,12 @@ TEST_P(Backward, DA020_021_UnusedPartsOfWhatTravels) {
     const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
     {
       AutogradContext context(agent);
-      const at::Tensor middle = at::stack({a, b, c}).narrow(0, 0, 1);
+      const at::Tensor middle = at::stack({a, b, c}).narrow(0, 1, 1);
       context.backward({agent.sync<&passes::mul>(after(agent, 1), middle, middle).sum()});
       expect_gradients(context, {a, b, c},
                        local_gradients(
                            [&] {
-                             const at::Tensor m = at::stack({a, b, c}).narrow(0, 0, 1);
+                             const at::Tensor m = at::stack({a, b, c}).narrow(0, 1, 1);
                              return m * m;
                            },
                            {a, b, c}));
