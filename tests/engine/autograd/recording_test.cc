@@ -1,4 +1,6 @@
 // Contexts, and what is recorded in them: group DA of the behaviours.
+#include <thread>
+
 #include <torch/torch.h>
 
 #include <weft/engine/autograd/context.h>
@@ -32,6 +34,7 @@ at::Tensor sum_of(std::vector<at::Tensor> all) {
   for (std::size_t i = 1; i < all.size(); ++i) sum = sum + all[i];
   return sum;
 }
+bool knows(std::uint64_t context) { return rpc::this_agent().shared_core()->contexts().find(context) != nullptr; }
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 int number(int value) { return value; }
 
@@ -152,6 +155,8 @@ TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
     const auto one = at::ones({2});
     EXPECT_FALSE(agent.sync<&recorded::add>(after(agent, 1), one, one).requires_grad());
     EXPECT_TRUE(context.shared()->sends().empty());
+    // Asked from a thread without a context, as a question from inside would bring it along.
+    std::thread([&] { EXPECT_TRUE(agent.sync<&recorded::knows>(after(agent, 1), context.id())); }).join();
     EXPECT_EQ(agent.sync<&recorded::graph>(after(agent, 1)), "");
     EXPECT_GE(agent.sync<&recorded::contexts>(after(agent, 1)), 1u);
     {
@@ -164,17 +169,24 @@ TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
 
 TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    AutogradContext context(agent);
-    std::vector<at::Tensor> all;
-    for (int i = 0; i < 10; ++i) all.push_back(i % 2 == 0 ? leaf({2}) : at::ones({2}, at::kDouble));
-    agent.sync<&recorded::sum_of>(after(agent, 1), all);
-    const auto sends = context.shared()->sends();
-    ASSERT_EQ(sends.size(), 1u);
-    ASSERT_EQ(sends[0]->num_outputs(), 5u);
-    for (std::uint32_t i = 0; i < 5; ++i) {
-      EXPECT_EQ(sends[0]->next_edge(i).function, torch::autograd::impl::grad_accumulator(all[2 * i]));
+    for (const bool remote : {false, true}) {
+      AutogradContext context(agent);
+      const auto to = after(agent, 1);
+      std::vector<at::Tensor> all;
+      for (int i = 0; i < 10; ++i) all.push_back(i % 2 == 0 ? leaf({2}) : at::ones({2}, at::kDouble));
+      if (remote) {
+        agent.remote<&recorded::sum_of>(to, all).to_here();
+      } else {
+        agent.sync<&recorded::sum_of>(to, all);
+      }
+      const auto sends = context.shared()->sends();
+      ASSERT_EQ(sends.size(), 1u);
+      ASSERT_EQ(sends[0]->num_outputs(), 5u);
+      for (std::uint32_t i = 0; i < 5; ++i) {
+        EXPECT_EQ(sends[0]->next_edge(i).function, torch::autograd::impl::grad_accumulator(all[2 * i]));
+      }
+      EXPECT_EQ(context.shared()->workers(), std::set<int>{to.rank});
     }
-    EXPECT_EQ(context.shared()->workers(), std::set<int>{after(agent, 1).rank});
   });
 }
 
