@@ -89,6 +89,7 @@ TEST(EventLoop, WhatAHandlerOwnsGoesWithItsRegistrationThoughTheLoopSleeps) {
   }
 }
 
+// TP-022
 TEST(EventLoop, ReportsWhatADescriptorHas) {
   EventLoop loop("test");
   int ends[2];

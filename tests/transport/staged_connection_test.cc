@@ -1,6 +1,7 @@
 // Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is in
 // tests/conformance/connection.
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include <weft/cuda/fence.h>
@@ -204,6 +205,53 @@ TEST_F(StagedConnectionTest, WhatNoPeerOfOursSendsEndsTheLane) {
     EXPECT_EQ(why.blame(), Blame::PeerLost);
     EXPECT_THAT(why.text(), HasSubstr(one.text));
     EXPECT_EQ(failure_of(end->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
+  }
+}
+
+class StagedConnectionOfTwoGpus : public cuda::FakeCuda {
+ protected:
+  StagedConnectionOfTwoGpus() : FakeCuda({.devices = 2, .threads = true}) {}
+  void TearDown() override {
+    for (const auto& gpu : {device, other}) EXPECT_TRUE(gpu->retirement().reclaim_all(patience()));
+    FakeCuda::TearDown();
+  }
+
+  static std::vector<std::byte> read(const cuda::DeviceMemory& memory) {
+    const auto* const bytes = static_cast<const std::byte*>(memory.slice().data);
+    return {bytes, bytes + memory.slice().bytes};
+  }
+
+  std::shared_ptr<cuda::Device> other = cuda::Device::open(fake.driver(), 1);
+};
+
+// TP-016: none of them the default one of the thread that sends or accepts.
+TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
+  const auto stage = std::make_shared<staged::Stage>(std::vector{device, other});
+  const auto near_loop = std::make_shared<EventLoop>("near"), far_loop = std::make_shared<EventLoop>("far");
+  auto streams = inproc::make_streams(64 << 10);
+  const auto near =
+      staged::over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop), stage, near_loop);
+  const auto far =
+      staged::over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop);
+  const auto arrived = std::make_shared<std::atomic<int>>(0);
+  far->receive({[arrived](const Arrival&) { ++*arrived; }, [](const Error&) {}});
+  const cuda::Stream first_stream(*device), second_stream(*other);
+  int messages = 0;
+  for (const std::size_t bytes : {std::size_t{1000}, 3 * kChunkBytes + 5}) {
+    SCOPED_TRACE(bytes);
+    const cuda::DeviceMemory first(first_stream, bytes), second(second_stream, bytes);
+    const cuda::DeviceMemory to_first(first_stream, bytes), to_second(second_stream, bytes);
+    ASSERT_TRUE(cuda::record(first_stream).synchronize(patience()));
+    ASSERT_TRUE(cuda::record(second_stream).synchronize(patience()));
+    std::memcpy(first.slice().data, pattern(1, bytes).data(), bytes);
+    std::memcpy(second.slice().data, pattern(2, bytes).data(), bytes);
+    const Op sent = near->send({}, std::array{first.slice(), second.slice()}, nullptr, cuda::record(second_stream));
+    ++messages;
+    ASSERT_TRUE(far_loop->drive([&] { return *arrived == messages; }, patience()));
+    expect_good(far->accept(std::array{to_second.slice(), to_first.slice()}, nullptr, cuda::record(first_stream)));
+    expect_good(sent);
+    EXPECT_EQ(read(to_second), pattern(1, bytes));
+    EXPECT_EQ(read(to_first), pattern(2, bytes));
   }
 }
 

@@ -370,6 +370,7 @@ TEST_F(CudaIpc, MemoryThatCannotBeSharedGoesByTheLaneBelowIfThatCan) {
   EXPECT_EQ(read(shared_to->slice()), pattern(5, 100));
 }
 
+// TP-018
 TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
   const auto refusal = [&] {
     arrived = std::make_shared<Kept>();
@@ -501,6 +502,7 @@ class CudaIpcOfTwoGpus : public Lanes {
   std::shared_ptr<staged::Stage> other_stage = std::make_shared<staged::Stage>(std::vector{other});
 };
 
+// TP-016
 TEST_F(CudaIpcOfTwoGpus, AStreamOfTheReceiversGpuReadsTheSenders) {
   open_apart();
   receive();

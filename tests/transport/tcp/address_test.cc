@@ -27,6 +27,7 @@ TEST(TcpAddress, ComesBackFromItsText) {
   EXPECT_EQ(address.identity, (Identity{0x5f0c2a91, 0x00c8d5e1f37b4a69}));
 }
 
+// TP-021
 TEST(TcpAddress, SaysWhatIsWrongWithMalformedText) {
   const std::pair<std::string, std::string> wrong[] = {
       {"", "a host is missing"},
