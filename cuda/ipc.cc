@@ -81,6 +81,7 @@ Slice ShareableMemory::slice() const { return {reinterpret_cast<void*>(address_)
 
 AllocationRange allocation_of(Device& device, CUdeviceptr address) {
   DeviceGuard guard(device);
+  const RelaxedCapture relaxed(device.driver());
   AllocationRange range;
   device.check(device.driver().mem_get_address_range(&range.base, &range.bytes, address), "cuMemGetAddressRange");
   unsigned long long id = 0;

@@ -38,6 +38,7 @@ DmaBuf::~DmaBuf() {
 void flush_remote_writes(Device& device) {
   if (device.properties().remote_writes == Device::RemoteWrites::Ordered) return;
   DeviceGuard guard(device);
+  const RelaxedCapture relaxed(device.driver());
   device.check(device.driver().flush_gpu_direct_rdma_writes(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
                                                             CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
                "cuFlushGPUDirectRDMAWrites");
@@ -46,7 +47,7 @@ void flush_remote_writes(Device& device) {
 void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes) {
   DeviceGuard guard(device);
   const RelaxedCapture relaxed(device.driver());
-  const Stream stream(device);
+  const Stream stream(device, Priority::High);  // not behind what the program has enqueued
   device.check(device.driver().memcpy_async(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
                                             stream.native()),
                "cuMemcpyAsync");

@@ -74,8 +74,8 @@ class ByteStream {
   virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
     return Error(Blame::Unsupported, "this stream moves host memory only");
   }
-  // Whether this memory of a GPU may be written from and read to: reached, and longer than window(). Its bytes are not
-  // touched then, but moved as those of a long piece of the host's are, without a copy.
+  // Whether this memory of a GPU may be written from and read to: reached, by a pin that still lives, and longer than
+  // window(). Its bytes are not touched then, but moved as those of a long piece of the host's are, without a copy.
   virtual bool carries(const Slice& /*memory*/) const noexcept { return false; }
 
   // Null where the stream has none.

@@ -145,8 +145,10 @@ Result<std::shared_ptr<MemoryRegion>> Outbox::expose(const Slice& memory) noexce
 }
 
 Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
-  std::lock_guard lock(mutex_);
-  if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
+  }
   return stream_.reach(memory, gpu);
 }
 

@@ -46,20 +46,32 @@ Chunks::Lease Inbox::take_chunk() {
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, name() + ": " + text); };
+  if (failure_) return failure_;
   if (stand_ != Stand::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
   const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) { return stage_->why_not(to); });
   if (misfit) return wrong(*misfit);
   return std::nullopt;
 }
 
+Result<Reached> Inbox::reach(std::span<const Slice> destinations) {
+  Connection* below = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto wrong = why_refused(destinations)) return std::move(*wrong);
+    below = below_.get();
+  }
+  return reach_with(*below, *stage_, destinations);
+}
+
 Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept {
   std::optional<Taken> taken;
   Op op;
+  const bool has_device = std::any_of(destinations.begin(), destinations.end(), is_on_device);
+  auto reached = has_device ? reach(destinations) : Reached();
+  if (!reached) return Op::failed(reached.error());
   {
     std::lock_guard lock(mutex_);
-    if (failure_) return Op::failed(*failure_);
     if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
-    const bool has_device = std::any_of(destinations.begin(), destinations.end(), is_on_device);
     if (kind_ == Kind::Whole && !has_device) {
       stand_ = Stand::None;
       std::vector<Slice> on_host(destinations.begin(), destinations.end());
@@ -71,12 +83,8 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
     landing_ = std::make_shared<Landing>(ending_of(Completion(pin, std::move(flag)), name()));
     op = landing_->op();
     destinations_.assign(destinations.begin(), destinations.end());
-    pin_ = std::move(pin);
-    auto held = reach_with(*below_, *stage_, destinations_, reached_);
-    if (!held.empty()) {
-      held.push_back(std::move(pin_));
-      pin_ = std::make_shared<std::vector<Pin>>(std::move(held));
-    }
+    reached_ = std::move(reached).value();
+    pin_ = reached_.join_pins(std::move(pin));
     ready_ = std::move(ready);
     stand_ = Stand::Accepted;
     index_ = 0;
@@ -227,6 +235,7 @@ void Inbox::when_landed(Taken taken) {
 
 void Inbox::land(Taken taken) {
   const auto error = taken.op.error() ? taken.op.error() : stage_->why_lost(taken.direct);
+  if (error && error->blame() == Blame::Caller) end_below(*error);
   if (!error) {
     std::map<int, std::vector<CopyStream::Copy>> copies;
     for (const auto& copy : taken.copies) copies[copy.to.device.index].push_back(copy);
@@ -244,6 +253,12 @@ void Inbox::land(Taken taken) {
   taken.held.reset();
   taken.landing->end_part(error);
   if (taken.is_last) taken.landing->end_part(std::nullopt);
+}
+
+// The lane below refused a destination that it had said it reaches: it shows nothing more before that one is taken.
+void Inbox::end_below(const Error& why) {
+  std::lock_guard lock(mutex_);
+  if (!failure_ && below_) below_->close(why);
 }
 
 std::shared_ptr<Connection> Inbox::let_go() noexcept {

@@ -38,7 +38,10 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
+  // Under the mutex.
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
+  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the last user of this one.
+  Result<Reached> reach(std::span<const Slice> destinations);
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
   // Whoever calls this holds it, or is inside its turn.
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
@@ -64,6 +67,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
 
   void when_landed(Taken taken);
   void land(Taken taken);
+  void end_below(const Error& why);
   // A chunk has come back.
   void go_on();
 
@@ -88,7 +92,7 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::vector<std::uint64_t> decoded_sizes_;  // scratch
   std::uint64_t total_ = 0;
   std::vector<Slice> destinations_;
-  std::vector<bool> reached_;  // of them, by the lane below; their pins are a part of pin_
+  Reached reached_;  // of them; their pins are a part of pin_
   Pin pin_;
   Fence ready_;
   std::shared_ptr<Landing> landing_;

@@ -55,13 +55,15 @@ std::optional<Error> Outbox::why_refused(Bytes header, std::span<const Slice> pa
 Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept {
   if (auto wrong = why_refused(header, payloads)) return Op::failed(std::move(*wrong));
   const std::uint64_t total = *frame::total_of(payloads);
+  const bool is_all_host = is_host(payloads);
+  Reached reached;
+  if (!is_all_host) reached = reach(payloads);
   std::lock_guard lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (passed_->load(std::memory_order_relaxed) + line_.size() >= limits_.max_queued) {
     return Op::failed(Error(Blame::Busy, name() + ": " + std::to_string(limits_.max_queued) +
                                              " messages wait already (max_queued); send again when some are done"));
   }
-  const bool is_all_host = is_host(payloads);
   if (is_all_host && total <= kChunkBytes && line_.empty() && pieces_.empty()) {
     return pass(header, payloads, std::move(pin), std::move(ready));
   }
@@ -70,8 +72,8 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   item->payloads.assign(payloads.begin(), payloads.end());
   item->total = total;
   item->ready = std::move(ready);
-  item->pin = pin;
-  if (!is_all_host) reach(*item);
+  item->pin = reached.join_pins(pin);
+  item->reached = std::move(reached);
   // A stream can wait for what concerns its device's memory.
   auto flag = is_all_host ? std::static_pointer_cast<HostFlag>(std::make_shared<LoopFlag>(loop_)) : stage_->flags().make();
   item->completion = ending_of(Completion(std::move(pin), std::move(flag)), name());
@@ -81,11 +83,13 @@ Op Outbox::send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence re
   return op;
 }
 
-void Outbox::reach(Item& item) {
-  auto held = reach_with(*below_, *stage_, item.payloads, item.reached);
-  if (held.empty()) return;
-  held.push_back(std::move(item.pin));
-  item.pin = std::make_shared<std::vector<Pin>>(std::move(held));
+Reached Outbox::reach(std::span<const Slice> payloads) {
+  Connection* below = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_) below = below_.get();
+  }
+  return below != nullptr ? reach_with(*below, *stage_, payloads) : Reached();
 }
 
 bool Outbox::needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const {
@@ -213,7 +217,7 @@ void Outbox::await(const std::shared_ptr<Piece>& piece, const Copies& copies, co
     return here->when(ready, [weak = weak_from_this(), waiting = std::weak_ptr(piece)] {
       const auto self = weak.lock();
       const auto still = waiting.lock();
-      if (self && still) self->made(*still, self->stage_->why_lost(still->slices));
+      if (self && still) self->made(*still, std::nullopt);
     });
   }
   for (const auto& [device, of_device] : copies) {
@@ -237,7 +241,8 @@ void Outbox::cut_more() {
 
 // --- handing over, on the loop -----------------------------------------------------------------------------------------
 
-void Outbox::made(Piece& piece, const std::optional<Error>& error) {
+void Outbox::made(Piece& piece, std::optional<Error> error) {
+  if (!error) error = stage_->why_lost(piece.slices);  // whose fences count as passed
   {
     std::lock_guard lock(mutex_);
     if (error && !piece.error) piece.error = error;

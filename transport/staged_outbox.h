@@ -44,7 +44,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   struct Item {
     std::vector<std::byte> header;
     std::vector<Slice> payloads;
-    std::vector<bool> reached;  // by the lane below, which moves them where they lie; their pins are a part of `pin`
+    Reached reached;  // their pins are a part of `pin`
     std::uint64_t total = 0;
     Fence ready;
     Pin pin;  // until the last piece has been made
@@ -73,8 +73,8 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
   using Held = std::pair<Pin, Chunks::Lease>;
 
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
-  // Under the mutex: which payloads the lane below reaches.
-  void reach(Item& item);
+  // Not under the mutex: drivers are asked. The lane below stays meanwhile, as it goes with the last user of this one.
+  Reached reach(std::span<const Slice> payloads);
   // Whether so many bytes of that payload go through a chunk.
   bool needs_chunk(const Item& item, std::size_t index, std::uint64_t bytes) const;
   // The loop, without a share in it (a turn that held the last one would end it from inside); null where it has ended.
@@ -93,7 +93,7 @@ class Outbox : public std::enable_shared_from_this<Outbox> {
 
   // On the loop.
   void cut_more();
-  void made(Piece& piece, const std::optional<Error>& error);
+  void made(Piece& piece, std::optional<Error> error);
   void forward();
   void ended(Piece& piece, const std::optional<Error>& error);
 

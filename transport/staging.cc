@@ -1,5 +1,6 @@
 #include <utility>
 
+#include <weft/base/log.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/transport/staged_frame.h>
@@ -35,19 +36,26 @@ std::optional<Error> Stage::why_lost(std::span<const Slice> slices) const {
   return std::nullopt;
 }
 
-std::vector<Pin> reach_with(Connection& lane, Stage& stage, std::span<const Slice> slices, std::vector<bool>& reached) {
+Pin Reached::join_pins(Pin other) {
+  if (pins.empty()) return other;
+  pins.push_back(std::move(other));
+  return std::make_shared<std::vector<Pin>>(std::exchange(pins, {}));
+}
+
+Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices) {
   const std::size_t least = lane.capabilities().direct_bytes;
-  reached.assign(slices.size(), false);
-  std::vector<Pin> pins;
-  if (least == 0) return pins;
+  if (least == 0) return {};
+  Reached reached{.which = std::vector<bool>(slices.size(), false), .pins = {}};
   for (std::size_t i = 0; i < slices.size(); ++i) {
     if (slices[i].device.is_host() || slices[i].bytes < least) continue;
     if (auto pin = lane.reach(slices[i], stage.device(slices[i].device.index))) {
-      reached[i] = true;
-      pins.push_back(std::move(pin).value());
+      reached.which[i] = true;
+      reached.pins.push_back(std::move(pin).value());
+    } else if (pin.error().blame() != Blame::Unsupported) {
+      log::warn(pin.error().text() + "; it goes through pinned memory");
     }
   }
-  return pins;
+  return reached;
 }
 
 void Stage::warm_up(cuda::Device& device) {

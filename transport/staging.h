@@ -51,9 +51,17 @@ class Stage {
   std::optional<cuda::FlagPool> flags_;
 };
 
-// Asks a lane of host memory which of the slices on GPUs its network moves by itself (Connection::reach); a bit for each
-// slice. Returns the pins of those. (The lane says by itself, once, why it does not.)
-std::vector<Pin> reach_with(Connection& lane, Stage& stage, std::span<const Slice> slices, std::vector<bool>& reached);
+// Which of some slices on GPUs a lane of host memory moves by its network (Connection::reach).
+struct Reached {
+  std::vector<bool> which;
+  std::vector<Pin> pins;  // of those
+
+  bool operator[](std::size_t index) const { return index < which.size() && which[index]; }
+  // That pin and these, which move into it.
+  Pin join_pins(Pin other);
+};
+// The lane says by itself, once, why it does not.
+Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices);
 
 // Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for the whole device.
 class Chunks : public std::enable_shared_from_this<Chunks> {

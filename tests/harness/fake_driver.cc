@@ -180,6 +180,11 @@ int FakeDriver::host_blocks() const {
   return state_->host_blocks;
 }
 
+std::byte* FakeDriver::behind(const void* address) const {
+  std::lock_guard lock(state_->mutex);
+  return state_->behind(reinterpret_cast<CUdeviceptr>(address));
+}
+
 std::vector<std::string> FakeDriver::enqueued() const {
   std::lock_guard lock(state_->mutex);
   return state_->enqueued;

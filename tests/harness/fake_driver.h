@@ -52,6 +52,9 @@ class FakeDriver {
     bool peer_access = true;  // between the devices
     // Whether this process may open the handles that it made itself, as if it were another process; the driver refuses.
     bool is_two_processes = false;
+    bool reuses_addresses = false;  // cuMemAlloc gives the address of freed memory of that size again
+    // The host faults where it touches device memory, as it does at a GPU's; tests look through behind().
+    bool is_out_of_reach = false;
     // A call that makes the host wait longer than this counts as one that waits for ever.
     std::chrono::milliseconds longest_block = std::chrono::seconds(20);
   };
@@ -155,6 +158,8 @@ class FakeDriver {
   std::vector<std::string> enqueued() const;
   std::vector<std::string> executed() const;
   std::vector<std::string> executed(const cuda::StreamRef& stream) const;
+  // Where the bytes at an address of device memory may be touched; any other address itself.
+  std::byte* behind(const void* address) const;
   // What is alive.
   struct Alive {
     std::size_t streams = 0;

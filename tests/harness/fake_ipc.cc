@@ -46,7 +46,8 @@ CUresult FakeState::mem_alloc(CUdeviceptr* address, std::size_t bytes) {
   if (context == nullptr) return error;
   ++host_blocks;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  Allocation* const made = allocate(Allocation::Kind::Device, Allocation::State::Live, context, bytes);
+  Allocation* made = options.reuses_addresses ? allocate_again(context, bytes) : nullptr;
+  if (made == nullptr) made = allocate(Allocation::Kind::Device, Allocation::State::Live, context, bytes);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   made->shareable = true;
   *address = made->base;

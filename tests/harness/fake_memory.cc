@@ -23,15 +23,43 @@ Allocation* FakeState::allocate(Allocation::Kind kind, Allocation::State state, 
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t room = round_up(bytes, kAlignment);
   const std::size_t usable = round_up(room, page);
-  void* const mapping =
-      mmap(nullptr, usable + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) return nullptr;
-  mprotect(static_cast<std::byte*>(mapping) + usable, page, PROT_NONE);
+  const bool is_hidden = options.is_out_of_reach && kind == Allocation::Kind::Device;
+  const int file = is_hidden ? memfd_create("weft-fake-gpu", MFD_CLOEXEC) : -1;
+  if (is_hidden && ftruncate(file, static_cast<off_t>(usable + page)) != 0) return nullptr;
+  const auto map = [&](int protection) {
+    const int flags = is_hidden ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    return mmap(nullptr, usable + page, protection, flags, file, 0);
+  };
+  void* const mapping = map(is_hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
+  void* const seen = is_hidden ? map(PROT_READ | PROT_WRITE) : mapping;
+  if (file >= 0) close(file);
+  if (mapping == MAP_FAILED || seen == MAP_FAILED) return nullptr;
+  mprotect(static_cast<std::byte*>(seen) + usable, page, PROT_NONE);
+  const std::ptrdiff_t behind = static_cast<std::byte*>(seen) - static_cast<std::byte*>(mapping);
   // At the end of its pages, so that what runs over it faults.
   std::byte* const data = static_cast<std::byte*>(mapping) + usable - room;
-  std::memset(data, kNobodyWroteThis, room);
+  std::memset(data + behind, kNobodyWroteThis, room);
   const auto base = reinterpret_cast<std::uintptr_t>(data);
-  return &(allocations[base] = {kind, state, context, base, bytes, false, mapping, usable + page, ++allocated});
+  return &(allocations[base] = {kind, state, context, base, bytes, false, mapping, usable + page, behind, ++allocated});
+}
+
+// One that was freed, as another allocation.
+Allocation* FakeState::allocate_again(FakeContext* context, std::size_t bytes) {
+  for (auto& [base, allocation] : allocations) {
+    const bool fits = allocation.state == Allocation::State::Freed && allocation.shareable && allocation.bytes == bytes;
+    if (!fits || allocation.context != context) continue;
+    allocation.state = Allocation::State::Live;
+    allocation.id = ++allocated;
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    if (allocation.behind == 0) mprotect(allocation.mapping, allocation.mapping_bytes - page, PROT_READ | PROT_WRITE);
+    return &allocation;
+  }
+  return nullptr;
+}
+
+std::byte* FakeState::behind(CUdeviceptr address) {
+  const Allocation* const found = allocation_of(address);
+  return reinterpret_cast<std::byte*>(address) + (found == nullptr ? 0 : found->behind);
 }
 
 // The addresses stay taken until the driver ends, so that they are recognised.
@@ -226,14 +254,18 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
     if (checked != CUDA_SUCCESS) return checked;
   }
   const auto run = [this, to, from, bytes] {
+    std::byte* target = nullptr;
+    const std::byte* source = nullptr;
     {
       std::lock_guard lock(mutex);
+      target = behind(to);
+      source = behind(from);
       for (const CUdeviceptr address : {to, from}) {
         const CUresult usable = check_use(address, "a copy");
         if (usable != CUDA_SUCCESS) return usable;
       }
     }
-    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    std::memmove(target, source, bytes);
     return CUDA_SUCCESS;
   };
   const CUresult result = enqueue(stream, {Function::memcpy_async, name(Function::memcpy_async), run});
@@ -247,12 +279,14 @@ CUresult FakeState::memset_d8_async(CUdeviceptr address, unsigned char byte, std
   const CUresult checked = check_range(address, bytes, "a fill");
   if (checked != CUDA_SUCCESS) return checked;
   return enqueue(stream, {Function::memset_d8_async, name(Function::memset_d8_async), [this, address, byte, bytes] {
+                            std::byte* target = nullptr;
                             {
                               std::lock_guard lock(mutex);
+                              target = behind(address);
                               const CUresult usable = check_use(address, "a fill");
                               if (usable != CUDA_SUCCESS) return usable;
                             }
-                            std::memset(reinterpret_cast<void*>(address), byte, bytes);
+                            std::memset(target, byte, bytes);
                             return CUDA_SUCCESS;
                           }});
 }

@@ -114,9 +114,10 @@ struct Allocation {
   bool freeing = false;  // the freeing is enqueued
   void* mapping;
   std::size_t mapping_bytes;
-  std::uint64_t id = 0;    // never given twice
-  bool shareable = false;  // by cuMemAlloc; what comes from a pool is not
-  int opened = 0;          // by "other processes"
+  std::ptrdiff_t behind = 0;  // from there to a mapping of the same bytes, where that one is out of reach
+  std::uint64_t id = 0;       // never given twice
+  bool shareable = false;     // by cuMemAlloc; what comes from a pool is not
+  int opened = 0;             // by "other processes"
 };
 
 struct FakePool {
@@ -273,6 +274,8 @@ class FakeState {
   // The allocation that holds the address, freed ones included; null if there is none.
   Allocation* allocation_of(CUdeviceptr address);
   Allocation* allocate(Allocation::Kind kind, Allocation::State state, FakeContext* context, std::size_t bytes);
+  Allocation* allocate_again(FakeContext* context, std::size_t bytes);
+  std::byte* behind(CUdeviceptr address);
   void unmap(Allocation& allocation);
   // At the call: whether [address, address + bytes) lies in one allocation. At the run: whether that is usable.
   CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what);

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include <endian.h>
 
@@ -52,11 +54,24 @@ struct FakeVerbs::World {
   ibv_device device{};
   ibv_context context{};
   std::shared_ptr<Library> library = std::make_shared<Library>();
+  std::mutex mutex;  // of the regions
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::uint32_t next = 1;
   bool is_limited = false;
   bool refuses_dma_bufs = false;
+  std::function<std::byte*(const void*)> behind;
+  std::function<void()> at_registration;
+
+  std::byte* look_at(std::uint64_t address) const {
+    auto* const bytes = reinterpret_cast<std::byte*>(address);
+    return behind ? behind(bytes) : bytes;
+  }
+  bool lets_at(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) {
+    std::lock_guard lock(mutex);
+    const auto region = regions.find(key);
+    return region != regions.end() && region->second->covers(address, bytes);
+  }
 };
 
 namespace {
@@ -80,7 +95,7 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   auto& pair = *static_cast<Pair*>(qp);
   const auto peer = the_world->pairs.find(pair.peer);
   const ibv_sge& piece = *request->sg_list;
-  const auto* const from = reinterpret_cast<const std::byte*>(piece.addr);
+  const std::byte* const from = the_world->look_at(piece.addr);
   const auto finish = [&](ibv_wc_status status) {
     pair.complete(pair.send_cq, request->wr_id, status, IBV_WC_SEND);
     pair.is_cut |= status != IBV_WC_SUCCESS;
@@ -88,20 +103,17 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   };
   if (pair.is_cut) return finish(IBV_WC_WR_FLUSH_ERR);
   if (peer == the_world->pairs.end() || peer->second->is_cut) return finish(IBV_WC_RETRY_EXC_ERR);
-  if ((request->send_flags & IBV_SEND_INLINE) == 0) {
-    const auto local = the_world->regions.find(piece.lkey);
-    if (local == the_world->regions.end() || !local->second->covers(piece.addr, piece.length)) {
-      return finish(IBV_WC_LOC_PROT_ERR);
-    }
-  }
+  const bool may_read = (request->send_flags & IBV_SEND_INLINE) == 0
+                            ? the_world->lets_at(piece.lkey, piece.addr, piece.length)
+                            : from == reinterpret_cast<const std::byte*>(piece.addr);
+  if (!may_read) return finish(IBV_WC_LOC_PROT_ERR);
   if (request->opcode == IBV_WR_SEND) {
     return finish(deliver(*peer->second, IBV_WC_RECV, from, piece.length, 0) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR);
   }
-  const auto remote = the_world->regions.find(request->wr.rdma.rkey);
-  if (remote == the_world->regions.end() || !remote->second->covers(request->wr.rdma.remote_addr, piece.length)) {
+  if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length)) {
     return finish(IBV_WC_REM_ACCESS_ERR);
   }
-  std::memcpy(reinterpret_cast<void*>(request->wr.rdma.remote_addr), from, piece.length);
+  std::memcpy(the_world->look_at(request->wr.rdma.remote_addr), from, piece.length);
   const bool tells = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   if (tells && !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
     return finish(IBV_WC_RNR_RETRY_EXC_ERR);
@@ -154,9 +166,11 @@ ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int) {
     errno = ENOMEM;
     return nullptr;
   }
+  if (const auto call = std::exchange(the_world->at_registration, nullptr)) call();
   auto region = std::make_unique<Region>();
   region->addr = address;
   region->length = bytes;
+  std::lock_guard lock(the_world->mutex);
   region->lkey = region->rkey = the_world->next++;
   auto* const made = region.get();
   the_world->regions[made->lkey] = std::move(region);
@@ -176,11 +190,14 @@ ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, s
     return nullptr;
   }
   auto* const made = reg_mr(domain, reinterpret_cast<void*>(address), bytes, access);
-  if (made != nullptr) static_cast<Region*>(made)->is_dma_buf = true;
+  if (made == nullptr) return nullptr;
+  std::lock_guard lock(the_world->mutex);
+  static_cast<Region*>(made)->is_dma_buf = true;
   return made;
 }
 
 int dereg_mr(ibv_mr* region) {
+  std::lock_guard lock(the_world->mutex);
   the_world->regions.erase(region->lkey);
   return 0;
 }
@@ -263,11 +280,19 @@ transport::verbs::Path FakeVerbs::path() const {
   return path;
 }
 
-std::size_t FakeVerbs::registrations() const { return world_->regions.size(); }
+std::size_t FakeVerbs::registrations() const {
+  std::lock_guard lock(world_->mutex);
+  return world_->regions.size();
+}
+
+void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) { world_->behind = std::move(behind); }
+
+void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_registration = std::move(call); }
 
 void FakeVerbs::refuse_dma_bufs(bool is_refusing) { world_->refuses_dma_bufs = is_refusing; }
 
 std::size_t FakeVerbs::dma_bufs() const {
+  std::lock_guard lock(world_->mutex);
   return static_cast<std::size_t>(
       std::ranges::count_if(world_->regions, [](const auto& entry) { return entry.second->is_dma_buf; }));
 }

@@ -1,10 +1,11 @@
 // RDMA devices that exist in this process only, for tests of what stands on libibverbs: queue pairs carry out at once what
 // is posted, by copying, once they are joined; a completion waits in its queue. Registrations are checked as a device does:
-// who writes where nothing is registered gets an error and nothing is written. For one thread.
+// who writes where nothing is registered gets an error and nothing is written. For one thread, but for registering.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,6 +33,11 @@ class FakeVerbs {
   void refuse_dma_bufs(bool is_refusing);
   // Of what is registered now, how much came as dma-buf (the fake CUDA driver's).
   std::size_t dma_bufs() const;
+  // Where the bytes at an address are, of memory that the host may not touch and devices may (a fake GPU's); what goes
+  // inline is read by the host.
+  void look_through(std::function<std::byte*(const void*)> behind);
+  // Called in the middle of the next registration, by the thread that registers.
+  void at_next_registration(std::function<void()> call);
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;
 

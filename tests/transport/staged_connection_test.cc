@@ -1,5 +1,6 @@
 // Lanes through pinned memory whose GPU, peer or loop fails. What they must do for every backend is in
 // tests/conformance/connection.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -253,6 +254,181 @@ TEST_F(StagedConnectionOfTwoGpus, OneMessageGoesFromEachToTheOther) {
     EXPECT_EQ(read(to_second), pattern(1, bytes));
     EXPECT_EQ(read(to_first), pattern(2, bytes));
   }
+}
+
+// A lane of host memory whose network moves memory of GPUs as well, as verbs does; here the fake GPU's is the host's.
+class ReachingLane final : public Connection {
+ public:
+  static constexpr std::size_t kLeast = 128 << 10;
+
+  explicit ReachingLane(std::shared_ptr<Connection> below)
+      : below_(std::move(below)), capabilities_(below_->capabilities()) {
+    capabilities_.direct_bytes = kLeast;
+  }
+  std::string_view transport() const override { return below_->transport(); }
+  std::string peer() const override { return below_->peer(); }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  void receive(Handlers handlers) override { below_->receive(std::move(handlers)); }
+  Op send(std::span<const std::byte> header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept override {
+    return below_->send(header, as_host(payloads), std::move(pin), std::move(ready));
+  }
+  Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept override {
+    const auto on_host = as_host(destinations);
+    const bool is_refused =
+        refuses && std::ranges::any_of(destinations, [](const Slice& to) { return !to.device.is_host(); });
+    if (is_refused) return Op::failed(Error(Blame::Caller, "the lane below reaches it no longer"));
+    return below_->accept(on_host, std::move(pin), std::move(ready));
+  }
+  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override {
+    if (memory.device != gpu.id()) return Error(Blame::Caller, "memory of another GPU");
+    if (memory.device.index == unreached) return Error(Blame::Unsupported, "not this GPU's");
+    return Pin(std::make_shared<int>());
+  }
+  void close(const Error& why) noexcept override { below_->close(why); }
+
+  std::atomic<bool> refuses{false};
+  std::atomic<int> unreached{-1};
+  std::atomic<int> direct{0};  // payloads and destinations on GPUs
+
+ private:
+  std::vector<Slice> as_host(std::span<const Slice> slices) {
+    std::vector<Slice> on_host(slices.begin(), slices.end());
+    for (Slice& slice : on_host) {
+      if (slice.device.is_host()) continue;
+      EXPECT_GE(slice.bytes, kLeast) << "less than what may be asked of it";
+      ++direct;
+      slice.device = Device::host();
+    }
+    return on_host;
+  }
+
+  const std::shared_ptr<Connection> below_;
+  Capabilities capabilities_;
+};
+
+class StagedOverAReachingLane : public StagedConnectionOfTwoGpus {
+ protected:
+  StagedOverAReachingLane() {
+    auto streams = inproc::make_streams(64 << 10);
+    const auto open = [&](auto stream, const auto& loop) {
+      return std::make_shared<ReachingLane>(connect_over(std::move(stream), inproc::capabilities(), "inproc", loop));
+    };
+    near_below = open(std::move(streams.a), near_loop);
+    far_below = open(std::move(streams.b), far_loop);
+    near = staged::over(near_below, stage, near_loop);
+    far = staged::over(far_below, stage, far_loop);
+    far->receive(
+        {[arrived = arrived](const Arrival&) { ++*arrived; }, [closed = closed](const Error&) { *closed = true; }});
+  }
+  void TearDown() override {
+    near.reset();
+    far.reset();
+    near_below.reset();
+    far_below.reset();
+    stage.reset();
+    StagedConnectionOfTwoGpus::TearDown();
+  }
+  bool drive_until_arrived(int messages) {
+    return far_loop->drive([&] { return *arrived == messages; }, patience());
+  }
+  static std::shared_ptr<cuda::DeviceMemory> on(const cuda::Stream& stream, std::size_t bytes, unsigned seed) {
+    auto memory = std::make_shared<cuda::DeviceMemory>(stream, bytes);
+    EXPECT_TRUE(cuda::record(stream).synchronize(patience()));
+    std::memcpy(memory->slice().data, pattern(seed, bytes).data(), bytes);
+    return memory;
+  }
+  int copies() const { return fake.calls(&cuda::Driver::memcpy_async); }
+
+  cuda::Stream first{*device}, second{*other};
+  std::shared_ptr<EventLoop> near_loop = std::make_shared<EventLoop>("near"), far_loop = std::make_shared<EventLoop>("far");
+  std::shared_ptr<staged::Stage> stage = std::make_shared<staged::Stage>(std::vector{device, other});
+  std::shared_ptr<ReachingLane> near_below, far_below;
+  std::shared_ptr<Connection> near, far;
+  std::shared_ptr<std::atomic<int>> arrived = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<std::atomic<bool>> closed = std::make_shared<std::atomic<bool>>(false);
+};
+
+TEST_F(StagedOverAReachingLane, CopiesOnlyWhatTheLaneBelowDoesNotReach) {
+  constexpr std::size_t kLeast = ReachingLane::kLeast;
+  struct Case {
+    std::vector<std::size_t> sizes;  // in turn on the first and the second GPU
+    int unreached;                   // GPU, by the near end
+    int copies;                      // in all
+    int direct;                      // pieces, at the near end
+  };
+  const std::vector<Case> cases{
+      {{kLeast}, -1, 0, 1},
+      {{kLeast - 1}, -1, 2, 0},                    // to a chunk and from one
+      {{kLeast, 100, kLeast + 7}, -1, 2, 2},       // one message: its small part alone goes through a chunk
+      {{2 * kChunkBytes + kLeast}, -1, 0, 3},      // three chunks
+      {{2 * kChunkBytes + kLeast - 1}, -1, 2, 2},  // the last is too small
+      {{kLeast, kLeast}, 1, 1, 1},                 // the far end reaches what the near one does not
+      {{kChunkBytes + kLeast, kChunkBytes + kLeast}, 0, 2, 2},
+  };
+  int messages = 0;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(messages);
+    std::vector<std::shared_ptr<cuda::DeviceMemory>> from, to;
+    std::vector<Slice> sent_from, sent_to;
+    for (std::size_t i = 0; i < one.sizes.size(); ++i) {
+      const cuda::Stream& stream = i % 2 == 0 ? first : second;
+      from.push_back(on(stream, one.sizes[i], static_cast<unsigned>(i) + 1));
+      to.push_back(on(stream, one.sizes[i], 99));
+      sent_from.push_back(from.back()->slice());
+      sent_to.push_back(to.back()->slice());
+    }
+    near_below->unreached = one.unreached;
+    const int copies_before = copies(), direct_before = near_below->direct;
+    const Op sent = near->send(bytes_of("m"), sent_from, nullptr, {});
+    ASSERT_TRUE(drive_until_arrived(++messages));
+    expect_good(far->accept(sent_to, nullptr, {}));
+    expect_good(sent);
+    for (std::size_t i = 0; i < to.size(); ++i)
+      EXPECT_EQ(read(*to[i]), pattern(static_cast<unsigned>(i) + 1, one.sizes[i]));
+    EXPECT_EQ(copies() - copies_before, one.copies);
+    EXPECT_EQ(near_below->direct - direct_before, one.direct);
+  }
+}
+
+// It shows nothing more before that one is taken: silence would be the other way.
+TEST_F(StagedOverAReachingLane, ALaneBelowThatRefusesWhatItReachedEnds) {
+  const auto to = on(first, ReachingLane::kLeast, 1);
+  const auto content = pattern(2, ReachingLane::kLeast);
+  near->send({}, std::array{slice_of(content)}, nullptr, {});
+  near->send({}, {}, nullptr, {});
+  ASSERT_TRUE(drive_until_arrived(1));
+  far_below->refuses = true;
+  EXPECT_THAT(failure_of(far->accept(std::array{to->slice()}, to, {})).text(), HasSubstr("reaches it no longer"));
+  EXPECT_TRUE(far_loop->drive([&] { return closed->load(); }, patience()));
+  EXPECT_EQ(failure_of(far->send({}, {}, nullptr, {})).blame(), Blame::Caller);
+}
+
+TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
+  const auto a = on(first, ReachingLane::kLeast, 1);
+  const auto b = on(second, 1000, 2);
+  const auto gate = stage->flags().make();
+  gate->wait(first);
+  const Op direct = near->send({}, std::array{a->slice()}, a, cuda::record(first));
+  const Op mixed = near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
+  fake.lose_context(0);
+  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);
+  EXPECT_EQ(failure_of(mixed).blame(), Blame::Device);
+  near->send({}, {}, nullptr, {});
+  EXPECT_TRUE(drive_until_arrived(1)) << "nothing but the message without payloads";
+  far->accept({}, nullptr, {});
+  take_logged();
+  gate->raise();
+}
+
+TEST_F(StagedOverAReachingLane, AGpuThatIsLostReceivesNothing) {
+  const auto to = on(first, ReachingLane::kLeast, 1);
+  const auto content = pattern(2, ReachingLane::kLeast);
+  near->send({}, std::array{slice_of(content)}, nullptr, {});
+  ASSERT_TRUE(drive_until_arrived(1));
+  fake.lose_context(0);
+  device->probe();
+  EXPECT_EQ(failure_of(far->accept(std::array{to->slice()}, to, {})).blame(), Blame::Device);
+  take_logged();
 }
 
 TEST(StagedFrame, LimitsLeaveRoomForItsOwnBytes) {

@@ -1,5 +1,6 @@
 // Memory of GPUs, registered with an RDMA device: as a dma-buf, which the kernel's drivers hand to each other, or by
 // address, where the module nvidia_peermem knows those of GPUs.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -15,7 +16,8 @@ namespace weft::transport::verbs {
 namespace {
 
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-constexpr std::size_t kMostKept = 1024;  // allocations, of one device
+constexpr std::size_t kMostKept = 1024;             // allocations, of one device
+constexpr auto kWatched = std::chrono::seconds(1);  // how often it is asked whether they have been freed
 
 // Why the device takes no dma-bufs; nothing where it does. It is asked for one that is none: who knows the call minds the
 // descriptor, who does not minds the call.
@@ -54,7 +56,10 @@ std::string describe_gpu_ways(const Device& device) {
 }
 
 void Registration::flush() const {
-  if (const auto gpu = gpu_.lock()) cuda::flush_remote_writes(*gpu);
+  if (memory_.device.is_host()) return;
+  const auto gpu = gpu_.lock();
+  if (!gpu) throw Error(Blame::Cancelled, "the GPU of this memory is no longer in use");
+  cuda::flush_remote_writes(*gpu);
 }
 
 void Registration::copy(void* to, const void* from, std::size_t bytes) const {
@@ -66,45 +71,61 @@ void Registration::copy(void* to, const void* from, std::size_t bytes) const {
 GpuRegistrations::GpuRegistrations(std::shared_ptr<Device> device, GpuDirect allowed)
     : device_(std::move(device)), allowed_(allowed) {}
 
-const std::optional<std::string>& GpuRegistrations::why_not(cuda::Device& gpu) {
-  const auto [known, is_new] = reasons_.try_emplace(gpu.index());
-  if (!is_new) return known->second;
-  const std::string name = weft::describe(gpu.id());
-  std::optional<std::string>& why = known->second;
-  if (allowed_ == GpuDirect::Off) {
-    why = "WEFT_GPUDIRECT is off";
-  } else if (!gpu.properties().rdma) {
-    why = name + " lets no other device at its memory";
-  } else if (gpu.properties().remote_writes == cuda::Device::RemoteWrites::Unseen) {
-    why = name + " sees what others write in no order that could be told";
-  } else if (!may_try_peer_memory(allowed_)) {
-    why = gpu.properties().dma_buf ? why_no_dma_buf(*device_) : name + " exports no dma-buf";
-    if (why && allowed_ == GpuDirect::Auto) *why += ", and the kernel module nvidia_peermem is not loaded";
+GpuRegistrations::~GpuRegistrations() {
+  {
+    std::lock_guard lock(registering_);
+    is_ending_ = true;
   }
-  return why;
+  ending_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+std::string GpuRegistrations::find_out_why_not(cuda::Device& gpu) const {
+  const std::string name = weft::describe(gpu.id());
+  if (allowed_ == GpuDirect::Off) return "WEFT_GPUDIRECT is off";
+  if (!gpu.properties().rdma) return name + " lets no other device at its memory";
+  if (gpu.properties().remote_writes == cuda::Device::RemoteWrites::Unseen) {
+    return name + " sees what others write in no order that could be told";
+  }
+  if (may_try_peer_memory(allowed_)) return "";
+  const auto no_dma_buf = gpu.properties().dma_buf ? why_no_dma_buf(*device_) : name + " exports no dma-buf";
+  if (!no_dma_buf) return "";
+  return *no_dma_buf + (allowed_ == GpuDirect::Auto ? ", and the kernel module nvidia_peermem is not loaded" : "");
+}
+
+std::string GpuRegistrations::why_not(cuda::Device& gpu) {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto known = reasons_.find(gpu.index()); known != reasons_.end()) return known->second;
+  }
+  std::lock_guard registering(registering_);
+  std::string why = find_out_why_not(gpu);
+  std::lock_guard lock(mutex_);
+  return reasons_.try_emplace(gpu.index(), std::move(why)).first->second;
 }
 
 void GpuRegistrations::log_once(cuda::Device& gpu, const std::string& text, bool is_good) {
-  if (!logged_.insert({gpu.index(), is_good}).second) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (!logged_.insert({gpu.index(), text}).second) return;
+  }
   const std::string whole = "verbs: memory of " + weft::describe(gpu.id()) + " " + text;
   is_good ? log::info(whole) : log::warn(whole);
 }
 
-GpuRegistrations::Kept GpuRegistrations::make(std::uint64_t base, std::size_t bytes, cuda::Device& gpu) {
-  const Slice whole{reinterpret_cast<void*>(base), bytes, gpu.id()};
+GpuRegistrations::Kept GpuRegistrations::make(const Allocation& wanted, cuda::Device& gpu) {
+  const Slice whole{reinterpret_cast<void*>(wanted.base), wanted.bytes, gpu.id()};
   const auto adopt = [&](ibv_mr* region) {
-    return Kept{
-        .gpu = gpu.index(),
-        .registration = std::make_shared<const Registration>(device_, whole, region, gpu.weak_from_this()),
-    };
+    auto registration = std::make_shared<const Registration>(device_, whole, region, gpu.weak_from_this());
+    return Kept{wanted, gpu.weak_from_this(), std::move(registration), ""};
   };
   std::string why;
   if (allowed_ != GpuDirect::PeerMemory) {
     try {
       if (const auto no_dma_buf = why_no_dma_buf(*device_)) throw Error(Blame::Unsupported, *no_dma_buf);
-      const cuda::DmaBuf exported(gpu, base, bytes);
-      if (ibv_mr* const region = device_->library().reg_dmabuf_mr(device_->domain(), exported.offset(), bytes, base,
-                                                                  exported.descriptor(), kAccess)) {
+      const cuda::DmaBuf exported(gpu, wanted.base, wanted.bytes);
+      if (ibv_mr* const region = device_->library().reg_dmabuf_mr(device_->domain(), exported.offset(), wanted.bytes,
+                                                                  wanted.base, exported.descriptor(), kAccess)) {
         log_once(gpu, "is read and written by " + device_->name() + " itself, registered as dma-buf", true);
         return adopt(region);
       }
@@ -115,67 +136,141 @@ GpuRegistrations::Kept GpuRegistrations::make(std::uint64_t base, std::size_t by
     }
   }
   if (may_try_peer_memory(allowed_)) {
-    if (ibv_mr* const region = device_->library().reg_mr(device_->domain(), whole.data, bytes, kAccess)) {
+    if (ibv_mr* const region = device_->library().reg_mr(device_->domain(), whole.data, wanted.bytes, kAccess)) {
       log_once(gpu, "is read and written by " + device_->name() + " itself, through nvidia_peermem", true);
       return adopt(region);
     }
     why += (why.empty() ? "" : "; ") + std::string("nvidia_peermem, ibv_reg_mr: ") + std::strerror(errno);
   }
-  return Kept{.gpu = gpu.index(), .why_not = why};
+  return Kept{wanted, gpu.weak_from_this(), nullptr, why};
 }
 
-// By now they are others', or of another GPU's driver.
-void GpuRegistrations::forget_freed() {
-  std::erase_if(kept_, [&](const auto& entry) {
-    const auto& [base, kept] = entry;
-    const auto gpu = kept.registration ? kept.registration->gpu() : nullptr;
-    if (!gpu) return true;
-    try {
-      const auto now = cuda::allocation_of(*gpu, base);
-      return now.base != base || now.id != kept.id;
-    } catch (const Error&) {
-      return true;
+std::optional<GpuRegistrations::Kept> GpuRegistrations::find(const Allocation& wanted) const {
+  std::lock_guard lock(mutex_);
+  const auto kept = kept_.find(wanted.base);
+  // A GPU that was closed and opened again has another context.
+  if (kept == kept_.end() || kept->second.of != wanted || kept->second.gpu.expired()) return std::nullopt;
+  return kept->second;
+}
+
+// In the place of those whose memory was freed, or it would not be this one's.
+void GpuRegistrations::keep(const Kept& made) {
+  std::vector<Kept> gone;  // deregistered once the mutex is free
+  std::lock_guard lock(mutex_);
+  const auto erase_if = [&](const auto& is_wanted) {
+    for (auto entry = kept_.begin(); entry != kept_.end();) {
+      Kept& kept = entry->second;
+      if (!is_wanted(kept)) {
+        ++entry;
+        continue;
+      }
+      if (kept.is_in_use()) replaced_.push_back(kept.registration);
+      gone.push_back(std::move(kept));
+      entry = kept_.erase(entry);
     }
+  };
+  erase_if([&](const Kept& kept) {
+    return kept.of.base < made.of.base + made.of.bytes && made.of.base < kept.of.base + kept.of.bytes;
   });
-  if (kept_.size() >= kMostKept) {
-    std::erase_if(kept_, [](const auto& entry) { return entry.second.registration.use_count() <= 1; });
+  if (kept_.size() >= kMostKept) erase_if([](const Kept& kept) { return !kept.is_in_use(); });
+  kept_.emplace(made.of.base, made);
+  count_registered();
+}
+
+void GpuRegistrations::count_registered() {
+  const auto kept = std::ranges::count_if(kept_, [](const auto& entry) { return entry.second.registration != nullptr; });
+  count_ = static_cast<std::size_t>(kept) + replaced_.size();
+}
+
+void GpuRegistrations::drop_freed() {
+  const auto is_there = [](const auto& seen) {
+    const auto gpu = seen.second.lock();
+    if (!gpu) return false;
+    try {
+      const auto now = cuda::allocation_of(*gpu, seen.first.base);
+      return now.base == seen.first.base && now.id == seen.first.number;
+    } catch (const Error&) {  // nothing is allocated there, or the GPU is lost
+      return false;
+    }
+  };
+  std::vector<std::pair<Allocation, std::weak_ptr<cuda::Device>>> freed;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [base, kept] : kept_) freed.emplace_back(kept.of, kept.gpu);
+  }
+  std::erase_if(freed, is_there);
+  std::vector<std::shared_ptr<const Registration>> gone;  // deregistered once the mutex is free
+  std::lock_guard lock(mutex_);
+  for (const auto& [allocation, gpu] : freed) {
+    const auto entry = kept_.find(allocation.base);
+    if (entry->second.is_in_use()) continue;
+    gone.push_back(std::move(entry->second.registration));
+    kept_.erase(entry);
+  }
+  std::erase_if(replaced_, [&](auto& registration) {
+    if (registration.use_count() > 1) return false;
+    gone.push_back(std::move(registration));
+    return true;
+  });
+  count_registered();
+}
+
+void GpuRegistrations::forget_freed() {
+  std::lock_guard registering(registering_);
+  drop_freed();
+}
+
+void GpuRegistrations::watch() {
+  std::unique_lock registering(registering_);
+  while (!ending_.wait_for(registering, kWatched, [this] { return is_ending_; })) {
+    if (count_ > 0) drop_freed();
   }
 }
 
 std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cuda::Device& gpu) {
-  std::lock_guard lock(mutex_);
   const auto refuse = [&](const std::string& why) -> Error {
     log_once(gpu, "goes through pinned memory: " + why, false);
     return Error(Blame::Unsupported,
                  "memory of " + weft::describe(gpu.id()) + " is not moved by " + device_->name() + " itself: " + why);
   };
-  if (const auto& why = why_not(gpu)) throw refuse(*why);
+  if (const std::string why = why_not(gpu); !why.empty()) throw refuse(why);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
   const cuda::AllocationRange range = cuda::allocation_of(gpu, address);
   if (address < range.base || memory.bytes > range.bytes || address - range.base > range.bytes - memory.bytes) {
     throw refuse("some of it lies across several allocations");
   }
-  auto kept = kept_.find(range.base);
-  const bool is_known = kept != kept_.end() && kept->second.id == range.id && kept->second.gpu == gpu.index() &&
-                        (!kept->second.registration || kept->second.registration->gpu());
-  if (!is_known) {
-    forget_freed();
-    Kept made = make(range.base, range.bytes, gpu);
-    made.id = range.id;
-    kept = kept_.insert_or_assign(range.base, std::move(made)).first;
-    count_ = kept_.size();
+  const Allocation wanted{gpu.index(), range.base, range.bytes, range.id};
+  auto kept = find(wanted);
+  if (!kept) {
+    std::lock_guard registering(registering_);
+    kept = find(wanted);
+    if (!kept) {
+      drop_freed();
+      kept = make(wanted, gpu);
+      keep(*kept);
+      if (!watcher_.joinable()) {
+        watcher_ = std::thread([this] { watch(); });
+        pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
+      }
+    }
   }
-  if (!kept->second.registration) throw refuse(kept->second.why_not);
-  return kept->second.registration;
+  if (!kept->registration) throw refuse(kept->why_not);
+  using Use = std::pair<std::shared_ptr<const Registration>, std::shared_ptr<cuda::Device>>;
+  const auto* const registration = kept->registration.get();
+  return {std::make_shared<const Use>(std::move(kept->registration), gpu.shared_from_this()), registration};
 }
 
 std::shared_ptr<const Registration> GpuRegistrations::at(const void* data, std::size_t bytes) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
   std::lock_guard lock(mutex_);
-  const auto after = kept_.upper_bound(reinterpret_cast<std::uintptr_t>(data));
-  if (after == kept_.begin()) return nullptr;
-  const auto& registration = std::prev(after)->second.registration;
-  return registration && registration->covers(data, bytes) && registration->gpu() ? registration : nullptr;
+  const auto is_wanted = [&](const auto& registration) {
+    return registration.use_count() > 1 && registration->covers(data, bytes);
+  };
+  if (const auto after = kept_.upper_bound(reinterpret_cast<std::uintptr_t>(data)); after != kept_.begin()) {
+    if (const auto& registration = std::prev(after)->second.registration; is_wanted(registration)) return registration;
+  }
+  const auto found = std::ranges::find_if(replaced_, is_wanted);
+  return found == replaced_.end() ? nullptr : *found;
 }
 
 }  // namespace weft::transport::verbs

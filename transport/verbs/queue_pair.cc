@@ -148,7 +148,9 @@ bool QueuePair::post_write(std::uint64_t number, const Write& write) noexcept {
   request.num_sge = 1;
   request.opcode = write.immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
   request.imm_data = htobe32(write.immediate.value_or(0));
-  if (write.bytes <= static_cast<std::uint32_t>(depths_.inline_bytes)) request.send_flags = IBV_SEND_INLINE;
+  if (write.may_inline && write.bytes <= static_cast<std::uint32_t>(depths_.inline_bytes)) {
+    request.send_flags = IBV_SEND_INLINE;
+  }
   request.wr.rdma.remote_addr = write.to;
   request.wr.rdma.rkey = write.remote_key;
   return post(request);

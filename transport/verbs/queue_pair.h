@@ -46,6 +46,7 @@ class QueuePair {
     std::uint64_t to = 0;
     std::uint32_t remote_key = 0;
     std::optional<std::uint32_t> immediate;  // the peer is told
+    bool may_inline = false;                 // few bytes are read by this thread, which cannot read a GPU's
   };
   bool post_write(std::uint64_t number, const Write& write) noexcept;
 

@@ -7,13 +7,16 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <weft/base/config.h>
 #include <weft/base/slice.h>
@@ -42,9 +45,10 @@ class Registration {
 
   // Null where the memory is the host's, or its GPU is no longer in use.
   std::shared_ptr<cuda::Device> gpu() const { return gpu_.lock(); }
-  // What the device has written here may be read from now on. Throws weft::Blame::Device.
+  // What the device has written here may be read from now on. Throws weft::Blame::Device; Cancelled where the GPU is no
+  // longer in use.
   void flush() const;
-  // Copies to or from memory of the GPU, and waits. Throws Device.
+  // Copies to or from memory of the GPU, and waits. Throws as flush().
   void copy(void* to, const void* from, std::size_t bytes) const;
 
  private:
@@ -55,39 +59,68 @@ class Registration {
 };
 
 // The allocations of GPUs that one device has registered (GPUDirect RDMA). That takes a millisecond, so they are kept,
-// until they have been freed: whether one has is asked at each use, and of all where another one is registered. Usable from
-// every thread.
+// until they have been freed: whether one has is asked at each use, of all where another one is registered, and by a thread
+// of its own every second, as a registration keeps freed memory from being given to others. Usable from every thread.
 class GpuRegistrations {
  public:
   GpuRegistrations(std::shared_ptr<Device> device, GpuDirect allowed);
+  ~GpuRegistrations();
+  GpuRegistrations(const GpuRegistrations&) = delete;
+  GpuRegistrations& operator=(const GpuRegistrations&) = delete;
 
-  // The one of the allocation that this memory lies in. Throws Unsupported, with the reason; that and which way is taken is
-  // logged once for each GPU.
+  // The one of the allocation that this memory lies in. It is in use as long as somebody holds what is returned, which
+  // keeps the GPU as well. Throws Unsupported, with the reason; that and which way is taken is logged once for each GPU.
   std::shared_ptr<const Registration> of(const Slice& memory, cuda::Device& gpu);
-  // One that covers the memory; null where it is not a GPU's, or has not been registered. Costs next to nothing while no
-  // memory of a GPU is.
+  // One in use that covers the memory; null for everything else, such as the host's. Costs next to nothing while no memory
+  // of a GPU is registered, and waits for nobody who registers some.
   std::shared_ptr<const Registration> at(const void* data, std::size_t bytes) const;
 
- private:
-  struct Kept {
-    std::uint64_t id = 0;  // of the allocation
-    int gpu = 0;
-    std::shared_ptr<const Registration> registration;
-    std::string why_not;
-  };
-  // All under the mutex. Nothing where memory of the GPU can be registered at all.
-  const std::optional<std::string>& why_not(cuda::Device& gpu);
-  Kept make(std::uint64_t base, std::size_t bytes, cuda::Device& gpu);
+  // Lets go of what has been freed and is not in use.
   void forget_freed();
+  // Allocations that are registered.
+  std::size_t count() const { return count_; }
+
+ private:
+  struct Allocation {
+    int gpu = 0;
+    std::uint64_t base = 0;
+    std::size_t bytes = 0;
+    std::uint64_t number = 0;  // the driver's: it gives none twice
+    bool operator==(const Allocation&) const = default;
+  };
+  struct Kept {
+    Allocation of;
+    std::weak_ptr<cuda::Device> gpu;
+    std::shared_ptr<const Registration> registration;  // null where it was refused
+    std::string why_not;
+    bool is_in_use() const { return registration.use_count() > 1; }
+  };
+  using Allocations = std::map<std::uint64_t, Kept>;  // by address
+
+  // Empty where memory of the GPU can be registered at all.
+  std::string why_not(cuda::Device& gpu);
+  std::string find_out_why_not(cuda::Device& gpu) const;
+  std::optional<Kept> find(const Allocation& wanted) const;
+  // Under registering_.
+  Kept make(const Allocation& wanted, cuda::Device& gpu);
+  void keep(const Kept& made);
+  void drop_freed();
+  void count_registered();  // under the mutex
   void log_once(cuda::Device& gpu, const std::string& text, bool is_good);
+  void watch();
 
   const std::shared_ptr<Device> device_;
   const GpuDirect allowed_;
-  mutable std::mutex mutex_;
-  std::map<std::uint64_t, Kept> kept_;                 // by address
-  std::map<int, std::optional<std::string>> reasons_;  // by GPU
-  std::set<std::pair<int, bool>> logged_;
-  std::atomic<std::size_t> count_{0};  // of what is kept
+  std::mutex registering_;  // before the other one; held while the drivers are asked
+  std::condition_variable ending_;
+  bool is_ending_ = false;
+  std::thread watcher_;       // from the first registration on
+  mutable std::mutex mutex_;  // of what follows; held for a moment only
+  Allocations kept_;
+  std::vector<std::shared_ptr<const Registration>> replaced_;  // their memory was freed and is somebody else's; in use
+  std::map<int, std::string> reasons_;                         // by GPU
+  std::set<std::pair<int, std::string>> logged_;
+  std::atomic<std::size_t> count_{0};  // of the registrations among all these
 };
 
 // How a device may register memory of GPUs, for people: "dma-buf", "nvidia_peermem is not loaded".

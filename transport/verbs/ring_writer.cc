@@ -150,6 +150,7 @@ void RingWriter::post_ring() {
   write.to = peer_->ring_address + head_ % peer_->ring_bytes;
   write.remote_key = peer_->ring_key;
   write.immediate = bytes;
+  write.may_inline = true;
   if (!posted(pair_.post_write(0, write), {Posted::Ring, bytes})) return;
   head_ += unposted_;
   unposted_ = 0;

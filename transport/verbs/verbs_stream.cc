@@ -286,7 +286,8 @@ void VerbsStream::consume(std::size_t bytes) noexcept { shared_->reader.consume(
 
 std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_->reader.read(to); }
 
-std::size_t VerbsStream::window() const { return kDirectBytes; }
+// What is carried is never shown.
+std::size_t VerbsStream::window() const { return kDirectBytes - 1; }
 
 Result<Pin> VerbsStream::reach(const Slice& memory, cuda::Device& gpu) noexcept {
   try {

@@ -12,9 +12,11 @@ void Registration::copy(void*, const void*, std::size_t) const {
 
 GpuRegistrations::GpuRegistrations(std::shared_ptr<Device> device, GpuDirect allowed)
     : device_(std::move(device)), allowed_(allowed) {}
+GpuRegistrations::~GpuRegistrations() = default;
 std::shared_ptr<const Registration> GpuRegistrations::of(const Slice&, cuda::Device&) {
   throw Error(Blame::Unsupported, "memory of GPUs, in a build without CUDA");
 }
 std::shared_ptr<const Registration> GpuRegistrations::at(const void*, std::size_t) const { return nullptr; }
+void GpuRegistrations::forget_freed() {}
 
 }  // namespace weft::transport::verbs

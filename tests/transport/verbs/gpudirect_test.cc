@@ -1,5 +1,8 @@
 // Memory of GPUs on lanes of verbs (GPUDirect RDMA): fake GPUs and fake RDMA devices, whose registrations are checked.
 #include <cstring>
+#include <future>
+#include <optional>
+#include <thread>
 
 #include <weft/cuda/ipc.h>
 #include <weft/tests/cuda/fake_cuda.h>
@@ -13,14 +16,26 @@ using harness::pattern;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Memory of a fake GPU is memory of the host as well, which the tests look at.
+// To name memory of the GPU by; who touches it faults.
 std::span<std::byte> bytes_of(const Slice& slice) { return {static_cast<std::byte*>(slice.data), slice.bytes}; }
-void fill(const Slice& slice, const std::vector<std::byte>& with) { std::memcpy(slice.data, with.data(), with.size()); }
-std::vector<std::byte> copy_of(const Slice& slice) { return {bytes_of(slice).begin(), bytes_of(slice).end()}; }
+
+harness::FakeDriver::Options out_of_reach(harness::FakeDriver::Options options) {
+  options.is_out_of_reach = true;
+  return options;
+}
 
 class GpuDirectLanes : public cuda::FakeCuda {
  protected:
-  explicit GpuDirectLanes(harness::FakeDriver::Options options = {}) : FakeCuda(options) {}
+  explicit GpuDirectLanes(harness::FakeDriver::Options options = {}) : FakeCuda(out_of_reach(options)) {
+    verbs.look_through([this](const void* address) { return fake.behind(address); });
+  }
+  void fill(const Slice& slice, const std::vector<std::byte>& with) const {
+    std::memcpy(fake.behind(slice.data), with.data(), with.size());
+  }
+  std::vector<std::byte> copy_of(const Slice& slice) const {
+    const std::byte* const bytes = fake.behind(slice.data);
+    return {bytes, bytes + slice.bytes};
+  }
   void join(GpuDirect allowed = GpuDirect::Auto) {
     for (auto* end : {&a, &b}) end->emplace(verbs, QueuePair::Depths{64, 64, 64}, allowed);
     a->pair.join(b->hello());
@@ -52,6 +67,7 @@ class GpuDirectLanes : public cuda::FakeCuda {
 
   harness::FakeVerbs verbs;
   std::optional<End> a, b;
+  std::vector<std::future<void>> looked_;  // ended with the test at the latest
 };
 
 class FlushedGpuDirectLanes : public GpuDirectLanes {
@@ -95,16 +111,112 @@ TEST_F(GpuDirectLanes, AnAllocationIsRegisteredOnceAndForgottenWhenItHasBeenFree
     const cuda::ShareableMemory goes(*device, 1 << 20);
     EXPECT_EQ(gpus.of(goes.slice(), *device), gpus.of(goes.slice().part(1 << 19, 1 << 18), *device));
     EXPECT_EQ(fake.calls(&cuda::Driver::mem_get_handle_for_address_range), 1);
-    EXPECT_EQ(gpus.at(goes.slice().data, 1), gpus.of(goes.slice(), *device));
+    const auto held = gpus.of(goes.slice(), *device);
+    EXPECT_EQ(gpus.at(goes.slice().data, 1).get(), held.get());
   }
   reclaim();
   EXPECT_EQ(verbs.registrations(), before + 1);
   const auto second = gpus.of(stays.slice(), *device);
   EXPECT_EQ(verbs.registrations(), before + 1) << "the one of freed memory is gone";
+  EXPECT_EQ(gpus.at(stays.slice().data, stays.slice().bytes).get(), second.get());
   std::byte elsewhere{};
   EXPECT_EQ(gpus.at(&elsewhere, 1), nullptr);
   EXPECT_EQ(gpus.at(static_cast<std::byte*>(stays.slice().data) - 1, 2), nullptr);
   EXPECT_EQ(gpus.at(stays.slice().data, stays.slice().bytes + 1), nullptr);
+}
+
+TEST_F(GpuDirectLanes, FreedMemoryIsGivenBackThoughNothingElseIsRegistered) {
+  join();
+  const std::size_t before = verbs.registrations();
+  {
+    const cuda::ShareableMemory goes(*device, 1 << 20);
+    a->registrations->gpus().of(goes.slice(), *device);
+    EXPECT_EQ(verbs.registrations(), before + 1);
+  }
+  reclaim();
+  const Deadline patience = Deadline::in(std::chrono::seconds(30));
+  while (verbs.registrations() > before && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(verbs.registrations(), before);
+  EXPECT_EQ(a->registrations->gpus().count(), 0u);
+}
+
+// A stale entry must not take a host's address for a GPU's, nor a GPU's in use ever be taken for the host's.
+TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  auto held = gpus.of(memory.slice(), *device);
+  EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr);
+  held.reset();
+  EXPECT_EQ(gpus.at(memory.slice().data, 1), nullptr);
+  EXPECT_EQ(gpus.count(), 1u) << "it is still registered";
+  held = gpus.of(memory.slice(), *device);
+  fake.lose_context(0);
+  gpus.forget_freed();
+  EXPECT_NE(gpus.at(memory.slice().data, 1), nullptr) << "the GPU is lost, and its memory still none of the host's";
+  held.reset();
+  gpus.forget_freed();
+  EXPECT_EQ(gpus.count(), 0u);
+  take_logged();
+}
+
+class ReusingGpuDirectLanes : public GpuDirectLanes {
+ protected:
+  ReusingGpuDirectLanes() : GpuDirectLanes({.reuses_addresses = true}) {}
+};
+
+TEST_F(ReusingGpuDirectLanes, AnAddressThatCameBackIsAnotherAllocation) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  std::optional<cuda::ShareableMemory> first(std::in_place, *device, 1 << 20);
+  void* const address = first->slice().data;
+  auto of_first = gpus.of(first->slice(), *device);
+  const auto key = of_first->local_key();
+  first.reset();
+  reclaim();
+  const cuda::ShareableMemory second(*device, 1 << 20);
+  ASSERT_EQ(second.slice().data, address);
+  auto of_second = gpus.of(second.slice(), *device);
+  EXPECT_NE(of_second->local_key(), key);
+  EXPECT_EQ(gpus.at(address, 1).get(), of_second.get());
+  of_second.reset();
+  EXPECT_EQ(gpus.at(address, 1).get(), of_first.get()) << "who still sends the freed one sends a GPU's memory";
+  EXPECT_EQ(gpus.count(), 2u);
+  of_first.reset();
+  gpus.forget_freed();
+  EXPECT_EQ(gpus.count(), 1u);
+  EXPECT_NE(gpus.of(second.slice(), *device)->local_key(), key);
+}
+
+TEST_F(GpuDirectLanes, WhatWasRefusedIsNotTriedAgainForEveryPayload) {
+  join();
+  verbs.limit_locked_memory(true);
+  const cuda::ShareableMemory one(*device, 1 << 20), other(*device, 1 << 20);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(why_not(one.slice()), HasSubstr("ibv_reg_dmabuf_mr: Cannot allocate memory"));
+    EXPECT_THAT(why_not(other.slice()), HasSubstr("ibv_reg_dmabuf_mr: Cannot allocate memory"));
+  }
+  EXPECT_EQ(fake.calls(&cuda::Driver::mem_get_handle_for_address_range), 2);
+  EXPECT_EQ(take_logged().size(), 1u);
+}
+
+TEST_F(GpuDirectLanes, NobodyWaitsForARegistration) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  const cuda::ShareableMemory known(*device, 1 << 20), unknown(*device, 1 << 20);
+  const auto held = gpus.of(known.slice(), *device);
+  bool was_called = false;
+  verbs.at_next_registration([&] {
+    was_called = true;
+    auto looked = std::async(std::launch::async, [&] {
+      EXPECT_NE(gpus.at(known.slice().data, 1), nullptr);
+      EXPECT_EQ(gpus.of(known.slice(), *device)->local_key(), held->local_key());
+    });
+    EXPECT_EQ(looked.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    looked_.push_back(std::move(looked));
+  });
+  gpus.of(unknown.slice(), *device);
+  EXPECT_TRUE(was_called);
 }
 
 TEST_F(GpuDirectLanes, WithoutDmaBufPeerMemoryIsTheNextAndPinnedMemoryTheLast) {
@@ -148,7 +260,7 @@ TEST_F(GpuDirectLanes, WhatLiesAcrossAllocationsIsRefused) {
 TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
-  b->registrations->gpus().of(to.slice(), *device);
+  const auto held = b->registrations->gpus().of(to.slice(), *device);
   const auto content = pattern(2, 1 << 20);
   a->writer.write(std::array{Bytes(content)});
   settle();
@@ -163,7 +275,7 @@ TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
 TEST_F(FlushedGpuDirectLanes, AGpuThatIsLostMeanwhileEndsTheLane) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
-  b->registrations->gpus().of(to.slice(), *device);
+  const auto held = b->registrations->gpus().of(to.slice(), *device);
   const auto content = pattern(2, 1 << 20);
   a->writer.write(std::array{Bytes(content)});
   settle();
@@ -223,6 +335,28 @@ TEST_F(ThreadedGpuDirectLanes, ASmallerPlaceThanThePieceLeavesARestThatGoesDirec
     settle();
   }
   EXPECT_EQ(got, content);
+  EXPECT_EQ(copies(), 0);
+}
+
+// The last write of each is one that a queue pair might carry in the request, read by the host.
+TEST_F(ThreadedGpuDirectLanes, AShortRestOfAPieceIsNotReadByTheHost) {
+  join();
+  for (const std::size_t rest : {1, 40, 41, 64, 65}) {
+    SCOPED_TRACE(rest);
+    const cuda::ShareableMemory from(*device, (1 << 20) + rest), to(*device, (1 << 20) + rest);
+    const auto content = pattern(6, from.slice().bytes);
+    fill(from.slice(), content);
+    const auto held = a->registrations->gpus().of(from.slice(), *device);
+    const auto held_too = b->registrations->gpus().of(to.slice(), *device);
+    EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(from.slice()))}), 0u);
+    settle();
+    EXPECT_EQ(b->reader.read(bytes_of(to.slice())), 0u);
+    settle();
+    EXPECT_EQ(a->failed, IBV_WC_SUCCESS);
+    EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(from.slice()))}), content.size());
+    EXPECT_EQ(b->reader.read(bytes_of(to.slice())), content.size());
+    EXPECT_EQ(copy_of(to.slice()), content);
+  }
   EXPECT_EQ(copies(), 0);
 }
 
