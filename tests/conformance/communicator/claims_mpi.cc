@@ -6,6 +6,7 @@
 #include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/file_bootstrap.h>
+#include <weft/transport/mpi/library.h>
 #include <weft/transport/registry.h>
 
 namespace weft::conformance {
@@ -15,6 +16,27 @@ int number_of(const char* variable) {
   const char* const text = std::getenv(variable);
   return text == nullptr ? -1 : std::atoi(text);
 }
+
+// MPI as a program starts it that uses it itself, for threads as WEFT_TEST_MPI_LEVEL says. Weft does not end it then.
+class StartedByTheProgram final : public testing::Environment {
+ public:
+  void SetUp() override {
+    const int wanted = number_of("WEFT_TEST_MPI_LEVEL");
+    if (wanted < 0) return;
+    library_ = transport::mpi::Library::open().value();
+    int level = -1;
+    ASSERT_EQ(library_->init_thread(nullptr, nullptr, wanted, &level), MPI_SUCCESS);
+    ASSERT_EQ(level, wanted) << "Open MPI gives another level than it was asked for";
+  }
+  void TearDown() override {
+    if (!library_) return;
+    EXPECT_EQ(library_->finalize(), MPI_SUCCESS);
+  }
+
+ private:
+  std::shared_ptr<const transport::mpi::Library> library_;
+};
+[[maybe_unused]] const auto* const started_by_the_program = testing::AddGlobalTestEnvironment(new StartedByTheProgram);
 
 // A store that the ranks share; every call makes a new one, on all ranks alike.
 std::shared_ptr<transport::Bootstrap> next_store() {
@@ -124,6 +146,18 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
     }
   }
   leave(rank);
+}
+
+TEST(MpiJoining, InAProgramThatStartedMpiForASingleThreadIsRefusedWithTheWayOut) {
+  if (number_of("WEFT_TEST_MPI_LEVEL") != MPI_THREAD_SINGLE) GTEST_SKIP() << "MPI has more threads in this run";
+  Rank rank = this_rank(next_store());
+  try {
+    transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+    ADD_FAILURE() << "it was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Unsupported);
+    EXPECT_NE(error.text().find("MPI_Init_thread(MPI_THREAD_MULTIPLE)"), std::string::npos) << error.what();
+  }
 }
 
 TEST(MpiJoining, WithDeviceMemoryIsRefusedByName) {

@@ -39,12 +39,14 @@ class Mpi : public testing::TestWithParam<int> {
   }
 };
 
-TEST_P(Mpi, KeepsTheClaimsBelowMpirun) {
+// With those options of mpirun and of the ranks.
+void expect_claims(int ranks, const std::string& options, const std::string& filter) {
   std::string folder = std::filesystem::temp_directory_path() / "weft-mpi-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const Outcome outcome =
       run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout 170 -n " +
-          std::to_string(GetParam()) + " -x WEFT_TEST_FOLDER=" + folder + " " + WEFT_MPI_RANKS + " --gtest_brief=1");
+          std::to_string(ranks) + " -x WEFT_TEST_FOLDER=" + folder + options + " " + WEFT_MPI_RANKS +
+          " --gtest_brief=1 '--gtest_filter=" + filter + "'");
   std::filesystem::remove_all(folder);
   EXPECT_EQ(outcome.code, 0) << outcome.out;
   // Every rank ran all of them.
@@ -53,9 +55,24 @@ TEST_P(Mpi, KeepsTheClaimsBelowMpirun) {
        at = outcome.out.find("[  PASSED  ]", at + 1)) {
     ++passed;
   }
-  EXPECT_EQ(passed, static_cast<std::size_t>(GetParam())) << outcome.out;
+  EXPECT_EQ(passed, static_cast<std::size_t>(ranks)) << outcome.out;
+  EXPECT_EQ(outcome.out.find("0 tests from"), std::string::npos) << outcome.out;
 }
+
+constexpr const char* kAll = "*-*SingleThread*";
+
+TEST_P(Mpi, KeepsTheClaimsBelowMpirun) { expect_claims(GetParam(), "", kAll); }
 INSTANTIATE_TEST_SUITE_P(Ranks, Mpi, testing::Values(2, 4));
+
+// As programs do that use MPI themselves: MPI_THREAD_SERIALIZED is 2, MPI_THREAD_SINGLE 0.
+class MpiOfTheProgram : public Mpi {};
+TEST_P(MpiOfTheProgram, KeepsTheClaimsWhereOneThreadMayCallAtATime) {
+  expect_claims(GetParam(), " -x WEFT_TEST_MPI_LEVEL=2", kAll);
+}
+TEST_P(MpiOfTheProgram, IsRefusedWhereItWasStartedForASingleThread) {
+  expect_claims(GetParam(), " -x WEFT_TEST_MPI_LEVEL=0", "*SingleThread*");
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, MpiOfTheProgram, testing::Values(2));
 
 TEST(MpiTransport, SaysWhyItCannotBeUsedWithoutMpirun) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) GTEST_SKIP() << "this test itself runs below mpirun";
