@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include <weft/base/error.h>
 
@@ -58,6 +59,8 @@ Error to_error(const std::exception_ptr& caught, Blame otherwise) {
     std::rethrow_exception(caught);
   } catch (const Error& error) {
     return error;
+  } catch (const std::bad_alloc&) {
+    return {otherwise, "this process could get no more memory (std::bad_alloc)"};
   } catch (const std::exception& error) {
     return {otherwise, error.what()};
   } catch (...) {

@@ -346,7 +346,10 @@ void set_lr(const std::vector<Owner>& owners, double lr) {
   all_of(owners, "setting the learning rate", ask<&internal::set_lr_of>(owners, lr)).get();
 }
 
-double lr(const std::vector<Owner>& owners) { return owners.front().optimizer.sync<&internal::lr_of>(); }
+double lr(const std::vector<Owner>& owners) {
+  const weft::detail::AmbientScope outside(nullptr);
+  return owners.front().optimizer.sync<&internal::lr_of>();
+}
 
 std::vector<std::string> save(const std::vector<Owner>& owners) {
   const auto asked = ask<&internal::save_one>(owners);
@@ -361,9 +364,11 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
     throw Error(Blame::Caller, "load(): " + std::to_string(states.size()) + " states for an optimizer on " +
                                    std::to_string(owners.size()) + " owners");
   }
+  const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> asked;
-  for (std::size_t i = 0; i < owners.size(); ++i)
-    asked.push_back(owners[i].optimizer.async<&internal::load_one>(states[i]));
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    asked.push_back(attempt([&] { return owners[i].optimizer.async<&internal::load_one>(states[i]); }));
+  }
   all_of(owners, "loading the optimizer", std::move(asked)).get();
 }
 
