@@ -1,6 +1,6 @@
 // What only a GPU can show, on one: how fast one stream hears of another, what a collective costs over NCCL's own call, a
-// training step as a CUDA graph, and what of DistributedDataParallel's communication is not hidden. (The kernels are in the
-// kernels bench, the lanes in the transport bench.)
+// training step as a CUDA graph, what of DistributedDataParallel's communication is not hidden, and what a remote call with
+// a tensor costs. (The kernels are in the kernels bench, the lanes in the transport bench.)
 #include <cstdlib>
 #include <cstring>
 
@@ -8,6 +8,7 @@
 #include <weft/cuda/driver.h>
 #include <weft/cuda/retire.h>
 #include <weft/profiling/bench/gpu_nccl.h>
+#include <weft/profiling/bench/gpu_rpc.h>
 #include <weft/profiling/bench/gpu_streams.h>
 #include <weft/profiling/bench/gpu_training.h>
 
@@ -30,6 +31,7 @@ void bench(Report& report) {
   }
   bench_captured_step(report);
   bench_exposed(report);
+  bench_gpu_calls(report);
 }
 
 }  // namespace
@@ -37,6 +39,9 @@ void bench(Report& report) {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--worker") == 0) return weft::bench::train_on_gpu(argv[2]);
+  if (argc == 4 && std::strcmp(argv[1], "--caller") == 0) {
+    return weft::bench::call_with_tensors(argv[2], std::strtoull(argv[3], nullptr, 10));
+  }
   weft::bench::Report report("gpu", argc, argv, /*default_runs=*/21);
   weft::bench::bench(report);
   return report.finish();
