@@ -119,6 +119,8 @@ void Reader::read(std::span<const std::byte> body, const std::function<void(cons
     throw Error(Blame::Busy, "no memory to decode a message of " + std::to_string(body.size()) + " bytes");
   } catch (const std::exception& error) {
     throw Error(Blame::Caller, "these bytes cannot be decoded: " + tensor::text_of(error));
+  } catch (...) {
+    throw Error(Blame::Caller, "these bytes cannot be decoded: something was thrown that is no std::exception");
   }
 }
 

@@ -88,13 +88,19 @@ bool FutureCore::wait_until(Deadline deadline) const {
       std::lock_guard lock(mutex_);
       --drivers_;
     };
+    bool is_over = false;
+    const auto drive = [&] { is_over = home_->drive([this] { return done(); }, deadline) || deadline.passed(); };
     try {
-      if (home_->drive([this] { return done(); }, deadline) || deadline.passed()) return leave(), done();
+      // A thread of another home does nothing for that one meanwhile.
+      Home* const own = thread_home();
+      own != nullptr&& own != home_.get() ? own->block(drive) : drive();
     } catch (...) {
       leave();
       throw;
     }
-    leave();  // the loop has ended: whoever ends the agent completes its futures
+    leave();
+    if (is_over) return done();
+    // The loop has ended: whoever ends the agent completes its futures.
   }
   const auto wait = [&] {
     std::unique_lock lock(mutex_);
@@ -102,13 +108,14 @@ bool FutureCore::wait_until(Deadline deadline) const {
     deadline.is_never() ? changed_.wait(lock, ready) : void(changed_.wait_until(lock, deadline.point(), ready));
   };
   const auto ambient = ambient_home();
-  Home* const threads = ambient ? ambient.get() : thread_home();
+  Home* const threads = thread_home() != nullptr ? thread_home() : ambient.get();
   threads != nullptr ? threads->block(wait) : wait();
   return done();
 }
 
 void FutureCore::on_done(Task task, bool light) {
   if (!light) task = in_this_ambient(std::move(task));
+  bool is_left_to_home = false;
   {
     std::lock_guard lock(mutex_);
     const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
@@ -116,8 +123,13 @@ void FutureCore::on_done(Task task, bool light) {
       continuations_.push_back({std::move(task), light});
       return;
     }
+    if (!light && home_ && home_->inside()) {  // it may block: not in this turn
+      continuations_.push_back({std::move(task), light});
+      if (std::exchange(in_turn_, true)) return;
+      is_left_to_home = true;
+    }
   }
-  task();
+  is_left_to_home ? home_->run(InOrder(shared_from_this())) : task();
 }
 
 void FutureCore::run_in_order() {
@@ -166,6 +178,7 @@ void FutureCore::take() const {
 }
 
 void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const std::function<void()>& store) {
+  const auto self = shared_from_this();  // who has waited may drop the promise and the future at once
   const bool inside = home_ && home_->inside();
   std::vector<Task> at_once;
   bool driven = false;
@@ -190,7 +203,7 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
   if (driven && !inside) home_->recall();
   for (auto& task : at_once) task();
   if (!others) return;
-  InOrder rest(shared_from_this());
+  InOrder rest(self);
   inside ? home_->run(std::move(rest)) : rest();
 }
 

@@ -117,6 +117,10 @@ class FutureState : public FutureCore {
   std::optional<Stored<T>> value_;
 };
 
+// The promise takes a copy of the value; an exception of the copying is its error.
+template <class T>
+void set_to_copy(const Promise<T>& promise, const FutureState<T>& state);
+
 template <class T>
 struct IsFuture : std::false_type {};
 template <class T>
@@ -303,11 +307,8 @@ class Future {
     const bool light = promise.future().home() != nullptr;
     state().on_done(
         [self = *this, promise]() mutable {
-          if (const auto error = self.state().error()) {
-            promise.set_error(error);
-          } else {
-            promise.set_with(self.state().device_work(), self.state().value());
-          }
+          if (const auto error = self.state().error()) return promise.set_error(error);
+          detail::set_to_copy(promise, self.state());
         },
         light);
   }
@@ -407,6 +408,19 @@ std::shared_ptr<Home> home_of(const std::vector<Future<T>>& futures) {
 }
 }  // namespace detail
 
+namespace detail {
+template <class T>
+void set_to_copy(const Promise<T>& promise, const FutureState<T>& state) {
+  std::optional<Stored<T>> copy;
+  try {
+    copy.emplace(state.value());
+  } catch (...) {
+    return promise.set_error(std::current_exception());
+  }
+  promise.set_with(state.device_work(), std::move(*copy));
+}
+}  // namespace detail
+
 // All values, in order; done when all are, or at once with the first error.
 template <class T>
 Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::is_void_v<T>) {
@@ -425,11 +439,17 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
   auto result = promise.future();
   for (std::size_t i = 0; i < futures.size(); ++i) {
     futures[i].on_done_light([gathered, promise, i](const Future<T>& future) {
-      const auto error = future.error();
+      auto error = future.error();
       std::unique_lock lock(gathered->mutex);
       if (gathered->ended) return;
       if (!error) {
-        gathered->values[i].emplace(future.value());
+        try {
+          gathered->values[i].emplace(future.value());
+        } catch (...) {
+          error = std::current_exception();
+        }
+      }
+      if (!error) {
         gathered->work = detail::join(gathered->work, future.device_work());
         if (--gathered->missing > 0) return;
       }

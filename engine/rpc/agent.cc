@@ -71,6 +71,18 @@ void CoreCalls::look_after(AgentCore& core, int rank) {
     core.references().worker_lost(rank);  // there is no such worker any more
   }
 }
+void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
+                              const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const RemoteError&) {
+    return;  // it comes from there
+  } catch (const CreationError&) {
+    return;
+  } catch (...) {
+  }
+  rref::tell_will_not_come(core, owner, id, Outcome(to_error(why, Blame::Remote)));
+}
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
 

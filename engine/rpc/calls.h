@@ -53,6 +53,8 @@ struct CoreCalls {
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.
   static std::chrono::milliseconds time_left();
   static void look_after(AgentCore& core, int rank);
+  // To the owner of a value whose creation has failed here: others may wait for it.
+  static void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id, const std::exception_ptr& why);
   // The agent of the call that this thread runs. Throws Caller outside of one.
   static std::shared_ptr<AgentCore> ambient(const char* what);
   static const std::shared_ptr<AgentCore>& of(const Agent& agent);
@@ -202,6 +204,10 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
       detail::pack_tuple(packer, arguments);
     };
     detail::CoreCalls::send_call(*core, function, going, pack, std::move(pending));
+    created.on_done_light([weak = std::weak_ptr(core), to = going.to, id](const Future<void>& ended) {
+      const auto alive = weak.lock();
+      if (const auto error = ended.error(); error && alive) detail::CoreCalls::will_not_come(alive, to, id, error);
+    });
     return detail::CoreCalls::user_handle(core, id, fork, going.to, created, {function.name, -1, going.place});
   }
   auto value = std::make_shared<rref::OwnedValue<Result>>(detail::CoreCalls::home(*core));

@@ -19,6 +19,8 @@ namespace weft::rpc {
 namespace {
 
 constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
+constexpr int kAsksAgain = 2;                       // a worker whose connection has ended, before it counts as lost
+constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
   const std::string what = "a tensor on " + from.str() + " cannot be sent ";
@@ -325,7 +327,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   state->no_grad = !autograd::records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
   const std::uint64_t id = next_call();
-  add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context);
+  add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context, nullptr, state);
   state->deadline = issue.deadline();  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
@@ -344,10 +346,20 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   });
 }
 
-void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why) {
+void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
+  const WorkerInfo worker = peer.worker();
   std::vector<WaitingCall> forgotten;  // destroyed outside the lock
+  std::shared_ptr<Peer> gone;
+  // Another one may have the rank by now. First, so that who calls again from a call that fails here does not call this
+  // one.
+  const bool is_forgotten = directory_.forget(worker.rank);
   {
     std::lock_guard lock(mutex_);
+    if (const auto known = peers_.find(worker.rank);
+        is_forgotten && known != peers_.end() && known->second.get() == &peer) {
+      gone = std::move(known->second);
+      peers_.erase(known);
+    }
     for (auto it = late_.begin(); it != late_.end();) {
       if (it->second.to != worker.rank || it->second.lane != lane) {
         ++it;
@@ -357,20 +369,21 @@ void AgentCore::lane_ended(const WorkerInfo& worker, std::uint64_t lane, const E
       it = late_.erase(it);
     }
   }
-  fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
+  if (gone) gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
+  auto failed = fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller;
     return Error(kept ? why.blame() : Blame::PeerLost,
                  in_words(call.function, describe(worker)) + ": the connection has ended: " + why.text());
   });
-  if (directory_.forget(worker.rank)) {
-    std::lock_guard lock(mutex_);
-    peers_.erase(worker.rank);
-  }
+  std::vector<std::shared_ptr<rref::ForkWriter>> given;
+  for (auto& [id, call] : failed) given.push_back(std::move(call.forks));
+  for (auto& call : forgotten) given.push_back(std::move(call.forks));
+  if (!closed_) rref::ask_what_came(shared_from_this(), worker.rank, given);
   look_after(worker.rank);
 }
 
 // A connection may end without its worker: ask before its references are given up, and a shutdown fails.
-void AgentCore::look_after(int rank) {
+void AgentCore::look_after(int rank, Asked why, int times) {
   if (closed_ || rank < 0 || rank == parts_.self.rank) return;
   {
     std::lock_guard lock(mutex_);
@@ -380,10 +393,16 @@ void AgentCore::look_after(int rank) {
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
-        .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
+        .on_done_light([self = shared_from_this(), rank, why, times](const Future<void>& answered) {
           if (!answered.failed() || self->closed_) return;
-          self->worker_lost(rank);
-          if (to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;  // slow, it may be
+          const bool may_be_slow = to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout;
+          if (!may_be_slow && times < kAsksAgain) {  // what broke one connection may have broken this one
+            return self->after(kAskAgain, Task([weak = std::weak_ptr(self), rank, why, times] {
+                                 if (const auto alive = weak.lock()) alive->look_after(rank, why, times + 1);
+                               }));
+          }
+          if (!may_be_slow || why == Asked::ConnectionEnded) self->worker_lost(rank);
+          if (may_be_slow) return;
           {
             std::lock_guard lock(self->mutex_);
             self->lost_.insert(rank);
@@ -411,7 +430,19 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
   }
   log::debug(describe(parts_.self) + ": the connection from " + describe(ended->worker()) + " has ended: " + why.text());
   directory_.forget(ended->worker().rank);
+  if (!closed_) rref::ask_what_came(shared_from_this(), ended->worker().rank, ended->take_given());
   look_after(ended->worker().rank);
+}
+
+void AgentCore::take_back_reply(int caller, std::uint64_t call) {
+  std::vector<std::shared_ptr<Inbound>> from;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [key, inbound] : inbound_) from.push_back(inbound);
+  }
+  for (const auto& inbound : from) {
+    if (inbound->worker().rank == caller) inbound->take_back(call);
+  }
 }
 
 void AgentCore::leave() noexcept {

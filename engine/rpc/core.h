@@ -112,10 +112,16 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   // --- what connections tell
   void reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking);
-  void lane_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
+  void lane_ended(Peer& peer, std::uint64_t lane, const Error& why);
+  // Of all connections to others, one after the other: those of a rank that comes again are others.
+  std::uint64_t next_lane() { return ++lanes_; }
   void inbound_ended(Inbound& inbound, const Error& why);
-  // Asks the worker for a sign of life, if anything here depends on it.
-  void look_after(int rank);
+  // Asks the worker for a sign of life, if anything here depends on it. Who is slow keeps what it holds, unless it is asked
+  // because a connection has ended.
+  enum class Asked { ConnectionEnded, ByTheWay };
+  void look_after(int rank, Asked why = Asked::ConnectionEnded, int times = 0);
+  // A caller could not read its reply.
+  void take_back_reply(int caller, std::uint64_t call);
 
   // The message with the devices that its storages go to, behind what this thread's current streams hold. Throws Caller for
   // a GPU's tensor that has no place in the map.
@@ -128,6 +134,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   // --- calls served here
   void count_served() { ++served_; }
+  void count_replies(int change) { replies_ += change; }  // on their way
   void function_started() { ++running_; }
   void function_ended() { --running_; }
 
@@ -157,7 +164,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     trace::Depth& in_flight;  // calls to that worker
   };
   void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
-                   std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr);
+                   std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr,
+                   std::shared_ptr<CallState> here = nullptr);
   std::uint64_t next_call();
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
@@ -173,7 +181,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
-  void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message);
+  void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking);
   void worker_lost(int rank);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
@@ -208,6 +216,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<std::uint64_t> issued_{0};  // calls of users, as is the next
   std::atomic<std::uint64_t> waiting_{0};
   std::atomic<std::uint64_t> served_{0};
+  std::atomic<std::uint64_t> lanes_{0};
+  std::atomic<int> replies_{0};
   std::atomic<std::uint64_t> running_{0};
 
   std::atomic<bool> closed_{false};

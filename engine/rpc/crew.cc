@@ -4,10 +4,13 @@
 
 #include <pthread.h>
 
+#include <c10/core/InferenceMode.h>
+
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/future/thread_home.h>
 #include <weft/engine/rpc/crew.h>
+#include <weft/engine/rpc/wait_all.h>
 
 namespace weft::rpc {
 
@@ -64,6 +67,9 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
 
 bool Crew::drive(const std::function<bool()>& done, Deadline deadline) {
   const Blocked blocked(*this);
+  // What comes in this thread's turns is others': it is made and run as on any thread, whatever modes the caller is in.
+  const c10::InferenceMode no_mode(/*enabled=*/false);
+  const detail::Untracked untracked;
   return loop_->drive(done, deadline);
 }
 

@@ -76,6 +76,13 @@ std::uint64_t bytes_of(const Message& message) { return bytes_of(message.body.si
 
 Op send_message(transport::Connection& connection, Head head, Outgoing outgoing) {
   codec::Encoded& message = outgoing.message;
+  const std::uint64_t body_bytes = message.body.size();
+  if (body_bytes > kMostBody || bytes_of(message) > kMostBytes) {  // the receiver would end the connection for it
+    return Op::failed(Error(Blame::Caller, body_bytes > kMostBody
+                                               ? "a message of " + std::to_string(body_bytes) +
+                                                     " bytes besides its tensors is more than 1 GiB; send them as a tensor"
+                                               : "a message with tensors of more than 256 GiB; send it in parts"));
+  }
   thread_local std::vector<std::byte> header;
   header.clear();
   std::vector<StorageEntry> table;

@@ -100,13 +100,14 @@ std::string explain_unknown(const Identity& id) {
 Peer::Lane Peer::lane(const transport::Routes& routes) {
   const auto core = core_.lock();
   std::lock_guard lock(mutex_);
-  if (closed_ || !core) throw Error(Blame::Cancelled, "the agent has left");
+  if (!core) throw Error(Blame::Cancelled, "the agent has left");
+  if (closed_) throw Error(*closed_);
   if (lane_.connection) return lane_;
   check_secrets(core->self(), !core->secret().empty(), entry_.worker, entry_.has_secret);
   Lane made;
   if (!core->secret().empty()) made.gate = std::make_shared<Gate>();
   made.connection = connect(*core, routes);
-  made.number = ++lanes_;
+  made.number = core->next_lane();
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
   transport::Connection& connection = *made.connection;
@@ -195,14 +196,14 @@ void Peer::ended(std::uint64_t number, const Error& why) {
     std::lock_guard lock(mutex_);
     if (lane_.number == number) lost = std::exchange(lane_, {});
   }
-  if (const auto core = core_.lock()) core->lane_ended(entry_.worker, number, why);
+  if (const auto core = core_.lock()) core->lane_ended(*this, number, why);
 }
 
 void Peer::close(const Error& why) noexcept {
   Lane lane;
   {
     std::lock_guard lock(mutex_);
-    closed_ = true;
+    if (!closed_) closed_ = why;
     lane = std::exchange(lane_, {});
   }
   if (lane.connection) lane.connection->close(why);
@@ -350,7 +351,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
           state->context->receiver({state->caller.rank, head.call, /*reply=*/false}, state->caller));
     }
     reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::Caller);
     fail(head.call, answer_to(head), Failure::Unread, error.within("its arguments cannot be decoded"));
   }
 }
@@ -368,7 +370,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   };
   try {
     codec::Writer writer(forks.get());
-    const bool records = context && !context->released() && c10::GradMode::is_enabled();
+    const bool records = context && !context->released();  // whatever mode the thread is in that brings the result
     if (records) writer.tensors().record_gradients();
     auto message = writer.write(pack);
     Outgoing outgoing = message.parts.empty()
@@ -383,18 +385,52 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     head.call = call;
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
-    core->send_frame(kind, [self = shared_from_this(), head, shared, undo] {
+    keep_given(call, forks);
+    const bool sent = core->send_frame(kind, [self = shared_from_this(), head, shared, undo] {
       const Op op = send_message(*self->connection_, head, std::move(*shared));
       if (!op.ended() || op.error()) self->watch(op, head.call, undo);
     });
+    if (sent) return;
+    undo();
+    reply_refused(call, kind, Error(Blame::PeerLost, "the connection refused the message (an injected fault)"));
   } catch (const Error& error) {
     undo();
     fail(call, kind, Failure::Refused, error.within("the result of " + function.name + " cannot be sent"));
-  } catch (const std::exception& error) {
+  } catch (...) {
     undo();
     fail(call, kind, Failure::Refused,
-         Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + tensor::text_of(error)));
+         Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + text_of(std::current_exception())));
   }
+}
+
+void Inbound::keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks) {
+  if (forks->is_empty()) return;
+  std::lock_guard lock(mutex_);
+  if (given_.size() >= prune_at_) {
+    std::erase_if(given_, [](const auto& one) { return one.second->is_over(); });
+    prune_at_ = std::max<std::size_t>(64, 2 * given_.size());
+  }
+  given_.insert_or_assign(call, forks);
+}
+
+std::vector<std::shared_ptr<rref::ForkWriter>> Inbound::take_given() {
+  std::vector<std::shared_ptr<rref::ForkWriter>> all;
+  std::lock_guard lock(mutex_);
+  for (auto& [call, forks] : given_) all.push_back(std::move(forks));
+  given_.clear();
+  return all;
+}
+
+void Inbound::take_back(std::uint64_t call) {
+  std::shared_ptr<rref::ForkWriter> forks;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = given_.find(call);
+    if (found == given_.end()) return;
+    forks = std::move(found->second);
+    given_.erase(found);
+  }
+  forks->undo();
 }
 
 void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept {
@@ -412,7 +448,12 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
   head.call = call;
   const auto record = std::make_shared<const FailureRecord>(
       FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()});
-  core.send_frame(kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+  const bool sent =
+      core.send_frame(kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
+  if (sent) return;
+  core.after(kFailureAgain, Task([self = shared_from_this(), call, kind, what, error] {
+               if (const auto again = self->core_.lock()) self->send_failure(*again, call, kind, what, error);
+             }));
 }
 
 // Its caller would wait for ever if it did not go: again, while the lane is full.
@@ -442,15 +483,25 @@ std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
 
 // A lane that has failed ends all its calls; of a message that alone failed, the GPU's perhaps, its caller is told.
 void Inbound::watch(const Op& op, std::uint64_t call, const std::function<void()>& undo) {
-  op.on_ended([weak = weak_from_this(), op, call, undo] {
+  const bool at_once = op.ended();  // then it has surely not gone; else the caller is asked what has come
+  if (const auto core = core_.lock()) core->count_replies(+1);
+  op.on_ended([weak = weak_from_this(), weak_core = core_, op, call, undo, at_once] {
+    const auto core = weak_core.lock();
+    if (core) core->count_replies(-1);
     const auto error = op.error();
-    if (!error || !is_of_message(*error)) return;
+    if (!error || (!at_once && !is_of_message(*error))) return;
     undo();
     const auto self = weak.lock();
-    const auto core = self ? self->core_.lock() : nullptr;
-    if (core)
-      self->send_failure(*core, call, MessageKind::Reply, Failure::Refused, error->within("the result was not sent"));
+    if (self && is_of_message(*error)) return self->reply_refused(call, MessageKind::Reply, *error);
+    // Its connection may have ended before there was anything that it holds.
+    if (self && core) core->look_after(self->worker().rank);
   });
+}
+
+void Inbound::reply_refused(std::uint64_t call, MessageKind kind, const Error& why) {
+  if (const auto core = core_.lock()) {
+    send_failure(*core, call, kind, Failure::Refused, why.within("the result was not sent"));
+  }
 }
 
 void Inbound::forget(std::uint64_t call, std::uint64_t bytes, const Error* error) {

@@ -68,8 +68,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   trace::Depth& in_flight_;  // calls to it
   std::mutex mutex_;
   Lane lane_;
-  std::uint64_t lanes_ = 0;
-  bool closed_ = false;
+  std::optional<Error> closed_;  // why no lane is made any more
 };
 
 struct FailureRecord;
@@ -88,6 +87,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void reply(std::uint64_t call, MessageKind kind, const Function& function,
              const std::shared_ptr<autograd::Context>& context, const std::function<void(codec::Packer&)>& pack) noexcept;
   void fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
+  // The caller could not read that reply: the references in it end.
+  void take_back(std::uint64_t call);
+  // The references in replies that may not have come.
+  std::vector<std::shared_ptr<rref::ForkWriter>> take_given();
 
  private:
   void arrived(const transport::Arrival& arrival);
@@ -101,6 +104,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record);
   // `undo`: what was recorded of it, if it has not gone.
   void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
+  // That reply has not been sent, and why.
+  void reply_refused(std::uint64_t call, MessageKind kind, const Error& why);
+  // Remembers the references in a reply until they are known to have come, or not.
+  void keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
   // Where results go: the inverse of the caller's map. Throws Caller where the caller has left.
   std::shared_ptr<const DeviceMap> map_of_results(AgentCore& core);
@@ -116,8 +123,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   bool proven_ = false;           // it knows the secret
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
-  std::shared_ptr<const DeviceMap> map_;                                 // once it is needed
-  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;  // that run here
+  std::shared_ptr<const DeviceMap> map_;                                        // once it is needed
+  std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
+  std::unordered_map<std::uint64_t, std::shared_ptr<rref::ForkWriter>> given_;  // by call
+  std::size_t prune_at_ = 64;                                                   // of those
 };
 
 // How a failure travels.

@@ -26,6 +26,8 @@ class ForkWriter;
 
 namespace weft::rpc {
 
+struct CallState;
+
 // Who waits for one reply. Completed once.
 class PendingCall {
  public:
@@ -66,6 +68,7 @@ struct WaitingCall {
   bool counts = true;                          // a user's call, not one of Weft's own
   std::shared_ptr<autograd::Context> context;  // that it was made in
   std::shared_ptr<rref::ForkWriter> forks;     // the references in it; ended where the callee has not read them
+  std::shared_ptr<CallState> here;             // where it runs on this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};
 };

@@ -55,13 +55,18 @@ void Gate::pass(Task task) {
 }
 
 void Gate::open() {
-  std::vector<Task> ready;
-  {
-    std::lock_guard lock(mutex_);
-    open_ = true;
-    ready.swap(waiting_);
+  for (;;) {  // who comes while others pass goes behind them
+    std::vector<Task> ready;
+    {
+      std::lock_guard lock(mutex_);
+      ready.swap(waiting_);
+      if (ready.empty()) {
+        open_ = true;
+        return;
+      }
+    }
+    for (Task& task : ready) task();
   }
-  for (Task& task : ready) task();
 }
 
 }  // namespace weft::rpc

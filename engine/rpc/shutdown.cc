@@ -23,6 +23,8 @@ Future<Outcome> join_shutdown() {
 
 namespace {
 
+constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
+
 // What went wrong with one of shutdown's own questions, without the names of these functions.
 Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
   switch (error.blame()) {
@@ -127,7 +129,9 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     std::lock_guard lock(mutex_);
     return closed_ || shutting_down_.size() == others || !lost_.empty();
   };
-  for (int rank = 1; rank <= static_cast<int>(others); ++rank) look_after(rank);  // who is gone will not come
+  for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
+    look_after(rank, Asked::ByTheWay);  // who is gone will not come
+  }
   crew_->drive(all_have_come, deadline);
   if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
   {
@@ -178,6 +182,9 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     waiting.swap(shutting_down_);
   }
   for (const auto& [rank, promise] : waiting) promise.set(Outcome());
+  // Who hears of it late, behind something large perhaps, would find this worker gone.
+  crew_->drive([this] { return replies_ == 0; },
+               deadline.point() < Deadline::in(kVerdict).point() ? deadline : Deadline::in(kVerdict));
 }
 
 }  // namespace weft::rpc

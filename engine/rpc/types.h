@@ -102,7 +102,7 @@ class Destination {
   Destination(const char* name, Place place = Place::current()) : target_(std::string(name)), place_(place) {}
   Destination(std::string name, Place place = Place::current()) : target_(std::move(name)), place_(place) {}
   template <std::integral T>
-  Destination(T rank, Place place = Place::current()) : target_(static_cast<int>(rank)), place_(place) {}
+  Destination(T rank, Place place = Place::current()) : target_(target_of(rank)), place_(place) {}
   template <std::floating_point T>
   Destination(T rank) = delete;  // a rank is a whole number
   Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker.rank), place_(place) {}
@@ -117,6 +117,16 @@ class Destination {
   Place place() const { return place_; }
 
  private:
+  // A rank that is none, whatever its type, is not found; as a name that nobody can have.
+  template <class T>
+  static std::variant<std::string, int> target_of(T rank) {
+    if constexpr (sizeof(T) < sizeof(int)) {
+      return static_cast<int>(rank);
+    } else {
+      if (std::in_range<int>(rank)) return static_cast<int>(rank);
+      return "rank " + std::to_string(rank);
+    }
+  }
   std::variant<std::string, int> target_;
   std::optional<std::chrono::milliseconds> timeout_;
   Place place_;

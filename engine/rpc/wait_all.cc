@@ -24,6 +24,9 @@ class Tracking {
 
 namespace detail {
 
+Untracked::Untracked() : before_(std::exchange(tracking, nullptr)) {}
+Untracked::~Untracked() { tracking = before_; }
+
 bool is_tracking() { return tracking != nullptr; }
 void track(Future<void> end) { tracking->push_back(std::move(end)); }
 

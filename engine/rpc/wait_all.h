@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 #include <weft/engine/future/future.h>
 
@@ -16,6 +17,18 @@ namespace weft::rpc {
 std::size_t wait_all(const std::function<void()>& function);
 
 namespace detail {
+
+// While it lives, what this thread issues is others' business: a wait_all() around it does not count that.
+class Untracked {
+ public:
+  Untracked();
+  ~Untracked();
+  Untracked(const Untracked&) = delete;
+  Untracked& operator=(const Untracked&) = delete;
+
+ private:
+  std::vector<Future<void>>* before_;
+};
 
 // Whether this thread is in a wait_all(), and what that waits for.
 bool is_tracking();

@@ -30,7 +30,7 @@ std::string AgentCore::in_words(const Function* function, const std::string& to)
 
 void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending,
                             const Leaving& leaving, std::shared_ptr<autograd::Context> context,
-                            std::shared_ptr<rref::ForkWriter> forks) {
+                            std::shared_ptr<rref::ForkWriter> forks, std::shared_ptr<CallState> here) {
   const Deadline deadline = issue.deadline();
   const bool counts = issue.kind != MessageKind::Shutdown;
   if (counts) {
@@ -39,8 +39,8 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
   }
   const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
   calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts,
-                  std::move(context), std::move(forks), trace::Operation::begin(member_, trace::Kind::Call, shown),
-                  trace::Waiting(leaving.in_flight)});
+                  std::move(context), std::move(forks), std::move(here),
+                  trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
@@ -98,13 +98,13 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
       call = std::move(found->second);
       late_.erase(found);
     }
-    return late_reply_came(call, worker, std::move(message));
+    return late_reply_came(call, worker, std::move(message), lacking);
   }
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
     call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
-    return late_reply_came(call, worker, std::move(message));
+    return late_reply_came(call, worker, std::move(message), lacking);
   }
   const bool failure = message.head.kind == FrameKind::Failure;
   const Function* function = call.function;
@@ -139,14 +139,17 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
                                record.text);
       });
     } catch (...) {
-      traced.fail(to_error(std::current_exception(), Blame::Remote));
-      pending.fail(std::current_exception());
+      const auto error = std::current_exception();
+      traced.fail(to_error(error, Blame::Remote));
+      if (!failure) rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
+      pending.fail(error);
     }
   });
 }
 
 // Nobody waits for it. It is read, for the references in it to end as all do: here, and with their owners.
-void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message) {
+void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking) {
+  if (lacking != nullptr) return rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
   try {
     rref::ForkReader forks(*this, worker.rank);
     const c10::MultiStreamGuard streams(message.streams);
@@ -155,7 +158,7 @@ void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worke
       if (!failure) return call.pending->succeed(object, [] { return weft::detail::DeviceWorkRef(); });
       if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) && call.forks) call.forks->undo();
     });
-  } catch (const std::exception&) {
+  } catch (...) {
     // The future has ended and takes no value.
   }
 }
@@ -167,6 +170,7 @@ std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken
     trace::dump_after("a call", error);  // while it is still open there
     call.traced.fail(error);
     forget_recorded(id, call);
+    if (call.here) call.here->cancelled = true;
     call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
   }
   return calls;

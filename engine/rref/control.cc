@@ -13,11 +13,52 @@ void fork(Id id, ForkId fork) {
   here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().caller.rank, nullptr);
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
-void user_delete(Id id, ForkId fork) { here("user_delete()").remove_fork(id, fork); }
+void user_delete(Id id, ForkId fork) {
+  here("user_delete()").remove_fork(id, fork, rpc::current_call("user_delete()").call().caller.rank);
+}
 void will_not_come(Id id, rpc::Outcome why) { here("will_not_come()").give_up(id, std::make_exception_ptr(why.error())); }
+void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children) {
+  const auto& call = rpc::current_call("give_back()");
+  const auto& core = call.core();
+  const int giver = call.call().caller.rank;
+  for (const auto& [id, fork] : owned) {
+    if (core->references().has_or_ends(fork)) continue;
+    control<&user_delete>(core, giver, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
+  }
+  for (const ForkId child : children) {
+    if (core->references().has_or_ends(child)) continue;
+    control<&child_accepted>(core, giver, rpc::MessageKind::ChildAccept, {child}, {.keeps_on = true});
+  }
+}
+void take_back_reply(std::uint64_t call) {
+  const auto& here_now = rpc::current_call("take_back_reply()");
+  here_now.core()->take_back_reply(here_now.call().caller.rank, call);
+}
 void alive() {}
 
 }  // namespace internal
+
+void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why) {
+  if (core->closed()) return;
+  control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, why});
+}
+
+void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
+                   const std::vector<std::shared_ptr<ForkWriter>>& given) {
+  std::vector<std::pair<Id, ForkId>> owned;
+  std::vector<ForkId> children;
+  for (const auto& forks : given) {
+    if (forks) forks->list_open(owned, children);
+  }
+  if (owned.empty() && children.empty()) return;
+  control<&internal::give_back>(core, to, rpc::MessageKind::Fork, {std::move(owned), std::move(children)},
+                                {.keeps_on = true});
+}
+
+void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call) {
+  if (core->closed()) return;
+  control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
+}
 
 std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
                                      const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
@@ -32,8 +73,7 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
     const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
     if (!outcome.failed()) return created.set();
     created.set_error(std::make_exception_ptr(outcome.error()));
-    if (core->closed()) return;
-    control<&internal::will_not_come>(core, owner, rpc::MessageKind::UserDelete, {id, outcome});
+    tell_will_not_come(core, owner, id, outcome);
   });
   // The fork ends behind what may still come: its owner does not remember for ever that it has ended.
   asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
@@ -67,8 +107,25 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
   packer.pack_uint64(type);
 }
 
+void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const {
+  const References& references = core_.references();
+  for (const auto& fork : forks_) {
+    if (references.holds(fork.first, fork.second)) owned.push_back(fork);
+  }
+  for (const ForkId child : children_) {
+    if (references.keeps_parent_of(child)) children.push_back(child);
+  }
+}
+
+bool ForkWriter::is_over() const {
+  std::vector<std::pair<Id, ForkId>> owned;
+  std::vector<ForkId> children;
+  list_open(owned, children);
+  return owned.empty() && children.empty();
+}
+
 void ForkWriter::undo() {
-  for (const auto& [id, fork] : forks_) core_.references().remove_fork(id, fork);
+  for (const auto& [id, fork] : forks_) core_.references().remove_fork(id, fork, to_);
   for (const ForkId child : children_) core_.references().child_accepted(child);
   forks_.clear();
   children_.clear();
@@ -86,8 +143,11 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   References& references = core_.references();
   if (owner == core_.self().rank) {
     auto handle = std::make_shared<Handle>(core, id, core_.self(), own(references, id));
-    control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork});
+    control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
     return handle;
+  }
+  if (references.has_given_back(fork)) {
+    throw Error(Blame::Cancelled, "RRef " + to_text(id) + " comes with a message that its sender believes to be lost");
   }
   const rpc::WorkerInfo worker = core_.directory().find(owner).worker;
   if (owner == from_) {
@@ -99,7 +159,7 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   confirmed.on_done_light([core, from = from_, fork = fork](const Future<void>& ended) {
     // Where the owner is lost the parent has nothing to keep either.
     static_cast<void>(ended);
-    control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork});
+    control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
   });
   unconfirmed_.push_back(confirmed);
   return std::make_shared<Handle>(core, id, fork, worker, confirmed, std::nullopt, Origin{.from = from_});

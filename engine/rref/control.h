@@ -20,6 +20,11 @@ void child_accepted(ForkId child);
 void user_delete(Id id, ForkId fork);
 // To the owner, of a value that another worker was to send there.
 void will_not_come(Id id, rpc::Outcome why);
+// From a worker that sent references which may have been lost with a connection: those that this one does not have end, or
+// are no children any more.
+void give_back(std::vector<std::pair<Id, ForkId>> owned, std::vector<ForkId> children);
+// From the caller of that call: it could not read the reply.
+void take_back_reply(std::uint64_t call);
 // Whether somebody is there.
 void alive();
 
@@ -33,7 +38,11 @@ constexpr int kTriesUntilOverdue = 3;  // that have failed, some 6 s after the f
 struct ControlOptions {
   bool on_loop = true;            // the function is short
   std::function<void()> overdue;  // called once, when so many attempts have failed; others follow
+  // Something would be kept for ever without it: it is sent again for minutes, though nobody waits for that.
+  bool keeps_on = false;
 };
+constexpr int kPatientRetries = 60;
+constexpr auto kPatientPause = std::chrono::seconds(5);
 
 namespace detail {
 
@@ -51,7 +60,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
         promise_(rpc::detail::CoreCalls::home(*core_)) {
     rpc::detail::CoreCalls::hold_activity(*core_, +1);
   }
-  ~Attempts() { rpc::detail::CoreCalls::hold_activity(*core_, -1); }
+  ~Attempts() { be_patient(); }
   Attempts(const Attempts&) = delete;
   Attempts& operator=(const Attempts&) = delete;
 
@@ -69,9 +78,18 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   void ended(const std::exception_ptr& error) {
     if (!error) return promise_.set();
     if (++tries_ == kTriesUntilOverdue && options_.overdue) options_.overdue();
-    if (tries_ > kRetries || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    const int most = options_.keeps_on ? kRetries + kPatientRetries : kRetries;
+    if (tries_ > most || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    if (tries_ > kRetries) {
+      be_patient();
+      pause_ = kPatientPause;
+    }
     rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->send(); }));
     pause_ *= 3;
+  }
+  // No graceful shutdown waits for it any more.
+  void be_patient() {
+    if (std::exchange(is_awaited_, false)) rpc::detail::CoreCalls::hold_activity(*core_, -1);
   }
 
   const std::shared_ptr<rpc::AgentCore> core_;
@@ -81,6 +99,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   const ControlOptions options_;
   Promise<void> promise_;
   int tries_ = 0;
+  bool is_awaited_ = true;
   std::chrono::milliseconds pause_ = kFirstPause;
 };
 

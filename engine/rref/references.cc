@@ -61,7 +61,7 @@ Handle::~Handle() {
   confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = owner_](const Future<void>&) {
     const auto core = weak.lock();
     if (core && !core->closed()) {
-      control<&internal::user_delete>(core, owner.rank, rpc::MessageKind::UserDelete, {id, fork});
+      control<&internal::user_delete>(core, owner.rank, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
     }
   });
 }
@@ -131,18 +131,14 @@ void References::expect(Id id, Entry& entry) {
 
 // Nothing came for it: the creator is gone, or its message was lost.
 void References::expire(Id id) {
-  std::shared_ptr<Owned> owned;
   {
     std::lock_guard lock(mutex_);
     const auto found = entries_.find(id);
     if (found == entries_.end() || found->second.arrived) return;
     found->second.expiry.reset();
     if (found->second.is_announced(id)) return expect(id, found->second);
-    owned = std::move(found->second.owned);
-    entries_.erase(found);
-    bury(id);
   }
-  if (owned) owned->fail(std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
+  give_up(id, std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
 }
 
 std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const Make& make) {
@@ -172,7 +168,7 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
   std::lock_guard lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
-  if (owned) {
+  if (owned && !entry.owned) {  // made here; else it may still be expected
     entry.owned = owned;
     entry.arrived = true;
     entry.expiry.reset();
@@ -217,14 +213,35 @@ void References::hold_here(Id id, const std::shared_ptr<Owned>& owned) {
 
 void References::release_here(Id id) {
   Entry ended;
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(id);
-  if (found == entries_.end()) return;
-  --found->second.here;
-  ended = take_if_unused(id);
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(id);
+    if (found == entries_.end()) return;
+    --found->second.here;
+    ended = take_if_unused(id);
+  }
+  let_go(std::move(ended.owned));
 }
 
-void References::remove_fork(Id id, ForkId fork) {
+// A value's destructor is the user's, and may block: not in a turn of the loop.
+void References::let_go(std::shared_ptr<Owned> value) {
+  if (!value || value->ends_at_once() || !core_.loop()->inside()) return;
+  struct Ending {
+    References* references;
+    std::shared_ptr<rpc::AgentCore> core;
+    std::shared_ptr<Owned> value;
+    ~Ending() {
+      value.reset();
+      --references->ending_;
+    }
+  };
+  const auto core = core_.weak_from_this().lock();
+  if (!core) return;
+  ++ending_;
+  core->crew()->run(Task([ending = std::make_shared<Ending>(Ending{this, core, std::move(value)})] {}));
+}
+
+void References::remove_fork(Id id, ForkId fork, int holder) {
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
   Entry ended;
   bool is_given_up = false;
@@ -235,10 +252,13 @@ void References::remove_fork(Id id, ForkId fork) {
     const auto found = entries_.find(id);
     if (found == entries_.end()) return;
     const bool known = found->second.forks.erase(fork) > 0;
-    // Forks of others are known before they end. The creator's own is not, until its creation comes.
-    is_given_up = !found->second.arrived && !known && !again;
+    // Forks of others are known before they end, unless their holders could not tell. The creator's own is not, until its
+    // creation comes.
+    const bool is_creators = holder == rank_in(id) && rank_in(fork) == rank_in(id);
+    is_given_up = is_creators && !found->second.arrived && !known && !again;
     if (!is_given_up) ended = take_if_unused(id);
   }
+  let_go(std::move(ended.owned));
   if (is_given_up) {
     give_up(id, std::make_exception_ptr(
                     Error(Blame::Cancelled, "its creator gave it up before the call came that creates it")));
@@ -249,6 +269,29 @@ bool References::has_fork(Id id, ForkId fork) const {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(id);
   return buried_.contains(fork) || (found != entries_.end() && found->second.forks.contains(fork));
+}
+
+bool References::holds(Id id, ForkId fork) const {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(id);
+  return found != entries_.end() && found->second.forks.contains(fork);
+}
+
+bool References::keeps_parent_of(ForkId child) const {
+  std::lock_guard lock(mutex_);
+  return parents_.contains(child);
+}
+
+bool References::has_or_ends(ForkId fork) {
+  std::lock_guard lock(mutex_);
+  if (std::ranges::any_of(users_, [fork](const Handle* user) { return user->fork() == fork; })) return true;
+  bury(fork);
+  return false;
+}
+
+bool References::has_given_back(ForkId fork) const {
+  std::lock_guard lock(mutex_);
+  return buried_.contains(fork);
 }
 
 void References::give_up(Id id, const std::exception_ptr& why) {
@@ -311,6 +354,7 @@ std::vector<std::string> References::held() const {
 bool References::concerns(int rank) const {
   std::lock_guard lock(mutex_);
   for (const auto& [id, entry] : entries_) {
+    if (rank_in(id) == rank && entry.is_expected()) return true;
     for (const auto& [fork, holder] : entry.forks) {
       if (holder == rank) return true;
     }
@@ -323,12 +367,17 @@ bool References::concerns(int rank) const {
 
 void References::worker_lost(int rank) {
   std::vector<Entry> ended;
+  std::vector<Id> expected;
   std::vector<Parent> parents;
   std::size_t forks = 0;
   {
     std::lock_guard lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
+      // What a third worker is to send may come all the same.
+      if (rank_in(it->first) == rank && it->second.is_expected() && !it->second.is_announced(it->first)) {
+        expected.push_back(it->first);
+      }
       std::erase_if(held, [&](const auto& fork) {
         if (fork.second != rank) return false;
         bury(fork.first);
@@ -351,6 +400,12 @@ void References::worker_lost(int rank) {
         ++it;
       }
     }
+  }
+  for (Entry& entry : ended) let_go(std::move(entry.owned));
+  for (const Id id : expected) {
+    give_up(id,
+            std::make_exception_ptr(Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank) +
+                                                               ", is gone, and the call that creates it did not come")));
   }
   if (forks + parents.size() > 0) {
     log::info("rank " + std::to_string(rank) + " is gone; " + std::to_string(forks) +
@@ -375,6 +430,7 @@ void References::close() {
 References::Counts References::counts() const {
   Counts counts;
   counts.pending_users = static_cast<std::size_t>(std::max(0, pending_users_.load()));
+  counts.owners = static_cast<std::size_t>(std::max(0, ending_.load()));
   std::lock_guard lock(mutex_);
   for (const auto& [id, entry] : entries_) {
     if (entry.forks.empty()) continue;

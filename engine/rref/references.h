@@ -58,6 +58,8 @@ class Owned {
   // Does nothing once it is created or has failed.
   void fail(const std::exception_ptr& cause) noexcept;
   const std::type_info& type() const { return type_; }
+  // Whether destroying the value costs next to nothing, and runs nothing of the user's.
+  virtual bool ends_at_once() const = 0;
 
  protected:
   // Whether it was not ended before.
@@ -86,6 +88,9 @@ class OwnedValue final : public Owned {
   }
   // After created(), which has not failed, for who makes streams wait itself.
   const std::shared_ptr<T>& made() const { return value_; }
+  bool ends_at_once() const override {
+    return std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, at::Tensor>;
+  }
 
  private:
   std::shared_ptr<T> value_;
@@ -145,6 +150,8 @@ struct Target {
   mutable std::shared_ptr<Owned> owned;
 };
 
+class ForkWriter;
+
 class References {
  public:
   explicit References(rpc::AgentCore& core) : core_(core) {}
@@ -170,9 +177,16 @@ class References {
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
   // known.
   void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
-  void remove_fork(Id id, ForkId fork);
+  // The worker that held it, or was to, does so no longer.
+  void remove_fork(Id id, ForkId fork, int holder);
   // Whether the owner knows it already.
   bool has_fork(Id id, ForkId fork) const;
+  // Whether it is known and has not ended.
+  bool holds(Id id, ForkId fork) const;
+  bool keeps_parent_of(ForkId child) const;
+  // Whether a handle of this worker's is that fork; else it never will be.
+  bool has_or_ends(ForkId fork);
+  bool has_given_back(ForkId fork) const;
   // No creation will come, and why: who waits for the value fails. Changes nothing where one has come.
   void give_up(Id id, const std::exception_ptr& why);
   // An RRef of the owner's own refers to it, too, and no longer.
@@ -218,6 +232,7 @@ class References {
         return fork.second == rank_in(id) && rank_in(fork.first) == rank_in(id);
       });
     }
+    bool is_expected() const { return !arrived && !given_up; }
     bool is_kept() const { return !forks.empty() || here > 0 || !(arrived || given_up); }
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
@@ -227,13 +242,16 @@ class References {
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
   void bury(ForkId fork);
   Entry take_if_unused(Id id);
+  // Not under the mutex.
+  void let_go(std::shared_ptr<Owned> value);
   void expect(Id id, Entry& entry);
   void expire(Id id);
 
   rpc::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
   std::atomic<int> pending_users_{0};
-  mutable std::mutex mutex_;  // of the rest
+  std::atomic<int> ending_{0};  // values that are being destroyed
+  mutable std::mutex mutex_;    // of the rest
   std::unordered_map<Id, Entry> entries_;
   struct Parent {
     std::shared_ptr<Handle> handle;
@@ -260,6 +278,14 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
                                      const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place);
 
+// To the owner: no creation of that value will come.
+void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why);
+// Asks a worker which references have come of those in messages that may have been lost with a connection; the others end.
+void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
+                   const std::vector<std::shared_ptr<ForkWriter>>& given);
+// To the callee: the reply could not be read, and the references in it end there.
+void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call);
+
 // The references in one message that goes to a worker.
 class ForkWriter {
  public:
@@ -267,6 +293,10 @@ class ForkWriter {
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
   // The message will not go out: what was made for it ends.
   void undo();
+  bool is_empty() const { return forks_.empty() && children_.empty(); }
+  // Adds those that have not ended: values owned here, and children of other owners'.
+  void list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const;
+  bool is_over() const;
 
  private:
   rpc::AgentCore& core_;

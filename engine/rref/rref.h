@@ -133,9 +133,7 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const 
     }
   });
   called.on_done_light([over, promise](const Future<R>& ended) {
-    if (over->exchange(true)) return;
-    if (const auto error = ended.error()) return promise.set_error(error);
-    promise.set_with(ended.device_work(), ended.value());
+    if (!over->exchange(true)) ended.forward_to(promise);
   });
   return result;
 }
@@ -215,7 +213,10 @@ class RRef {
   // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
   // a limit unless it gives one.
   T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    if (is_owner() && timeout.count() > 0) handle_->owned()->created().wait(timeout);
+    if (is_owner() && timeout != kAgentTimeout) {
+      const auto limit = rpc::detail::CoreCalls::limit(*usable(), timeout);
+      if (limit.count() > 0) handle_->owned()->created().wait(limit);
+    }
     return fetch(timeout).get();
   }
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
@@ -337,7 +338,13 @@ class RRef {
       if constexpr (std::is_void_v<T>) {
         promise.set();
       } else {
-        promise.set_with(created.device_work(), T(*owned->made()));
+        std::optional<T> copy;
+        try {
+          copy.emplace(*owned->made());
+        } catch (...) {  // what the user's copying throws
+          return promise.set_error(std::current_exception());
+        }
+        promise.set_with(created.device_work(), std::move(*copy));
       }
     });
     return result;

@@ -1,5 +1,6 @@
 // Futures whose values lie on GPUs, over the fake driver. Rows CU-032 … 034, 038 of the behaviours.
 #include <map>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -47,6 +48,13 @@ class CudaFuture : public testing::Test {
       GTEST_SKIP() << "libtorch has a real GPU here; the fake one would stand in its place";
     driver_ = std::make_unique<FakeDriver>(FakeDriver::Options{.devices = 2, .threads = true});
     cuda_ = std::make_unique<FakeTorchCuda>(*driver_);
+  }
+
+  // Streams that a test looks at no more may have to wait yet for what it has released.
+  void TearDown() override {
+    const Deadline patience = Deadline::in(std::chrono::seconds(20));
+    while (driver_ && driver_->pending() > 0 && !patience.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
   cuda::StreamRef current(int device) { return cuda_->view(cuda_->current(device)); }

@@ -464,5 +464,45 @@ TEST(Future, ManyThreadsSetAndContinue) {
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(values[static_cast<std::size_t>(i)], i + 1);
 }
 
+// Who has waited may drop promise and future while the other thread is still inside set().
+TEST(Future, MayGoAsSoonAsItsValueIsSeen) {
+  std::atomic<Promise<int>*> next{nullptr};
+  std::atomic<bool> is_over{false};
+  std::thread setter([&] {
+    while (!is_over) {
+      if (Promise<int>* const promise = next.exchange(nullptr)) promise->set(7);
+    }
+  });
+  int sum = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    Promise<int> promise(nullptr);
+    next = &promise;
+    while (!promise.future().done()) std::this_thread::yield();
+    sum += promise.future().get();
+  }
+  is_over = true;
+  setter.join();
+  EXPECT_EQ(sum, 140'000);
+}
+
+struct Uncopied {
+  Uncopied() = default;
+  Uncopied(const Uncopied&) { throw std::runtime_error("it is not copied"); }
+  Uncopied& operator=(const Uncopied&) = delete;
+  Uncopied(Uncopied&&) = default;
+};
+
+TEST(Future, WhatThrowsWhenItIsCopiedFailsWhoNeedsACopy) {
+  Promise<Uncopied> one, other;
+  const auto all = when_all(std::vector{one.future(), other.future()});
+  const auto flattened = Future<int>::ready(1).then([&](int) { return one.future(); });
+  bool was_called = false;
+  one.future().on_done([&](const Future<Uncopied>&) { was_called = true; });
+  one.set(Uncopied());
+  EXPECT_TRUE(was_called) << "the next one is served all the same";
+  EXPECT_THROW(all.get(), std::runtime_error);
+  EXPECT_THROW(flattened.wait(), std::runtime_error);
+}
+
 }  // namespace
 }  // namespace weft

@@ -265,6 +265,72 @@ TEST(CreationFaults, APassedReferenceMayOvertakeItsCreation) {
       {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
 }
 
+// Its owner has a reference of its own by then, and passes that on.
+TEST(CreationFaults, AnOwnerThatPassesOnWhatItDoesNotHaveYetStillWaitsForIt) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto late = agent.remote<&refs::number>(1, 4);
+        agent.sync<&refs::pass_on>(1, late, agent.worker(2));  // and all of these end before the creation comes
+        EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Create, 500ms}}}});
+}
+
+TEST(CreationFaults, WhatItsOwnerPassedOnFailsWhenItsCreatorGivesItUp) {
+  run_one(
+      [](rpc::Agent& agent) {
+        Future<int> fetched;
+        {
+          const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(200ms), 4);
+          fetched = agent.async<&refs::fetch_elsewhere>(1, lost, agent.worker(2));
+          EXPECT_EQ(error_of([&] { lost.created().get(); }).blame(), Blame::Timeout);
+        }
+        const auto error = error_of([&] { fetched.get(); });
+        EXPECT_NE(error.text().find("was not created"), std::string::npos) << error.text();
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+// Its reference ends there, which is not the creator's.
+TEST(CreationFaults, AWorkerWhoseOwnersNeverHeardOfItGivesUpNobodysValue) {
+  harness::run_alone({harness::As::Threads, "inproc", 4}, [](rpc::Options options) {
+    const int rank = *options.rank;
+    if (rank == 0) options.faults.delay = {{rpc::MessageKind::Create, 5s}};
+    if (rank == 2) options.faults.fail_first = {{rpc::MessageKind::Fork, 6}};
+    auto agent = rpc::init("worker" + std::to_string(rank), options);
+    if (rank == 0) {
+      const auto late = agent.remote<&refs::number>(1, 4);
+      const auto fetched = agent.async<&refs::fetch_sum>(3, late, late);
+      EXPECT_EQ(error_of([&] { agent.sync<&refs::take>(2, late); }).blame(), Blame::PeerLost);
+      EXPECT_EQ(fetched.get(), 8);
+      EXPECT_EQ(late.to_here(), 4);
+    }
+    agent.shutdown();
+  });
+}
+
+// Also where the creator keeps its reference: it knows, and tells.
+TEST(CreationFaults, OthersHearThatACreationHasFailed) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(200ms), 4);
+        const auto fetched = agent.async<&refs::fetch_sum>(rpc::to(2).timeout(30s), lost, lost);
+        EXPECT_NE(error_of([&] { fetched.get(); }).text().find("was not created"), std::string::npos);
+      },
+      {.faults = {.drop = {rpc::MessageKind::Create}}});
+}
+
+// Where a connection works again after long, the value goes all the same.
+TEST(CreationFaults, AnEndThatIsRefusedForSecondsIsToldLater) {
+  run_one(
+      [](rpc::Agent& agent) {
+        EXPECT_EQ(agent.remote<&refs::number>(1, 4).to_here(), 4);
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.fail_first = {{rpc::MessageKind::UserDelete, 6}}}});
+}
+
 TEST(CreationFaults, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
   run_one(
       [](rpc::Agent& agent) {
