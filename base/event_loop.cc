@@ -26,11 +26,12 @@ namespace {
 using Clock = Deadline::Clock;
 using std::chrono::nanoseconds;
 
-constexpr auto kSpin = std::chrono::microseconds(100);      // after progress, with pollers or with a caller that waits
-constexpr auto kPollPause = std::chrono::microseconds(50);  // between looks, with pollers that cannot be parked
-constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
-constexpr auto kComputes = std::chrono::milliseconds(10);   // a client, where it was seen
-constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
+constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
+constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on others may have the processor
+constexpr auto kPollPause = std::chrono::microseconds(50);   // between looks, with pollers that cannot be parked
+constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
+constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
+constexpr int kTurnsPerLook = 64;                            // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 constexpr std::uint64_t kWakeupKey = 0;
 
@@ -561,9 +562,16 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
     return nanoseconds(0);
   }
   const bool spins = kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
-  if (spins && now - last_progress < kSpin) return nanoseconds(0);
+  const auto spins_on = [&] {
+    const auto idle = now - last_progress;
+    if (!spins || idle >= kSpin) return false;
+    // Where there are more threads than processors, one of them may be what this one waits for.
+    if (idle >= kShareAfter) sched_yield();
+    return true;
+  };
+  if (spins_on()) return nanoseconds(0);
   now = Clock::now();
-  if (spins && now - last_progress < kSpin) return nanoseconds(0);
+  if (spins_on()) return nanoseconds(0);
   std::shared_ptr<const Pollers> all;
   auto until = limit.point();
   {

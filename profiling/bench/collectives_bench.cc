@@ -4,11 +4,15 @@
 // A worker process runs one operation of one setting over all sizes: warm-up, then calls one after the other, each timed by
 // itself on rank 0 and ended by the operation itself (a broadcast's root does not wait for the others). Workers of all
 // settings take turns, several rounds.
+//
+// The rows "algorithms" are what transport/mesh/choose.cc goes by: all_reduce of float sums by one algorithm after the
+// other, with more ranks as well, the one that is chosen among them.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 #include <sstream>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -18,6 +22,7 @@
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/bench/report.h>
 #include <weft/profiling/bench/workers.h>
+#include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/weft.h>
 
@@ -25,7 +30,15 @@ namespace {
 
 using weft::bench::now;
 
+namespace mesh = weft::transport::mesh;
+
 const std::vector<std::size_t> kSizes{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+const std::vector<std::size_t> kSizesOfAlgorithms{4, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
+const std::map<std::string, mesh::Algorithm> kAlgorithms{{"direct", mesh::Algorithm::Direct},
+                                                         {"blocks", mesh::Algorithm::Blocks},
+                                                         {"ring", mesh::Algorithm::Ring},
+                                                         {"doubling", mesh::Algorithm::Doubling},
+                                                         {"halving", mesh::Algorithm::Halving}};
 constexpr double kSecondsPerSize = 0.3;
 
 int calls_for(double one_call) {
@@ -53,6 +66,19 @@ void time_calls(std::size_t bytes, int rank, const std::function<void()>& call, 
   std::fflush(stdout);
 }
 
+// That algorithm for every all_reduce; the one that is chosen where there is none of that name.
+mesh::Chooser chooser_of(const std::string& algorithm) {
+  const auto known = kAlgorithms.find(algorithm);
+  if (known == kAlgorithms.end()) return mesh::choose;
+  return [forced = known->second](const mesh::Call& call, const mesh::Arithmetic& arithmetic, int ranks) {
+    mesh::Choice choice = mesh::choose(call, arithmetic, ranks);
+    if (call.kind == mesh::Kind::AllReduce) choice.algorithm = forced;
+    choice.chunk_bytes = std::max<std::size_t>(choice.chunk_bytes, 16 << 10);
+    return choice;
+  };
+}
+
+// `level`: "group", "communicator", or an algorithm: the communicator with that one.
 int work(const std::string& backend, const std::string& level, const std::string& operation) {
   weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
   at::set_num_threads(1);
@@ -66,16 +92,19 @@ int work(const std::string& backend, const std::string& level, const std::string
   };
   const auto loop = std::make_shared<weft::EventLoop>("bench");
   std::shared_ptr<weft::transport::Communicator> raw;
-  if (level == "communicator") {
+  const auto transport = weft::transport::open(backend);
+  if (level != "group") {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("bench", group.store());
-    raw = weft::transport::open(backend)->join({.rank = rank,
-                                                .size = size,
-                                                .group_name = "bench",
-                                                .store = std::make_shared<weft::group::StoreBootstrap>(store),
-                                                .timeout = std::chrono::seconds(60),
-                                                .loop = loop});
+    const weft::transport::JoinOptions options{.rank = rank,
+                                               .size = size,
+                                               .group_name = "bench",
+                                               .store = std::make_shared<weft::group::StoreBootstrap>(store),
+                                               .timeout = std::chrono::seconds(60),
+                                               .loop = loop};
+    raw = mesh::join(*transport, options, chooser_of(level));
   }
-  for (const std::size_t bytes : kSizes) {
+  const bool compares = level == "chosen" || kAlgorithms.contains(level);
+  for (const std::size_t bytes : compares ? kSizesOfAlgorithms : kSizes) {
     const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
     auto tensor = at::zeros({count});
     auto gathered = at::zeros({operation == "all_gather" ? count * size : 1});
@@ -117,18 +146,8 @@ struct Setting {
   std::map<std::size_t, weft::bench::Samples> times = {};
 };
 
-void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
-             const std::string& mpi) {
-  std::vector<Setting> settings;
-  settings.push_back({"weft shm", {self, "--worker", "shm", "group", operation}});
-  settings.push_back({"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
-  settings.push_back({"weft tcp", {self, "--worker", "tcp", "group", operation}});
-  settings.push_back({"gloo (c10d, by weft)", {self, "--worker", "gloo", "group", operation}});
-  if (!mpi.empty()) {
-    settings.push_back({"Open MPI",
-                        {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
-                         std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
-  }
+void run_in_turns(std::vector<Setting>& settings, const std::string& name, std::span<const std::size_t> sizes, int ranks,
+                  weft::bench::Report& report) {
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
       const bool is_mpi = setting.command[0] == "mpirun";  // which starts its ranks itself
@@ -141,8 +160,7 @@ void measure(const std::string& operation, int ranks, weft::bench::Report& repor
       }
     }
   }
-  for (const std::size_t bytes : kSizes) {
-    const std::string name = operation + " " + std::to_string(ranks) + " ranks";
+  for (const std::size_t bytes : sizes) {
     for (Setting& setting : settings) {
       if (setting.times[bytes].count() == 0) {
         report.note(setting.name + " gave no time for " + name + " of " + std::to_string(bytes) + " bytes");
@@ -152,6 +170,30 @@ void measure(const std::string& operation, int ranks, weft::bench::Report& repor
           weft::bench::time_row(name + " " + std::to_string(bytes), setting.name, bytes, setting.times[bytes], 1e6, "us"));
     }
   }
+}
+
+void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
+             const std::string& mpi) {
+  std::vector<Setting> settings;
+  settings.push_back({"weft shm", {self, "--worker", "shm", "group", operation}});
+  settings.push_back({"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
+  settings.push_back({"weft tcp", {self, "--worker", "tcp", "group", operation}});
+  settings.push_back({"gloo (c10d, by weft)", {self, "--worker", "gloo", "group", operation}});
+  if (!mpi.empty()) {
+    settings.push_back({"Open MPI",
+                        {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
+                         std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
+  }
+  run_in_turns(settings, operation + " " + std::to_string(ranks) + " ranks", kSizes, ranks, report);
+}
+
+void compare_algorithms(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
+                        const std::string& self) {
+  std::vector<Setting> settings{{"chosen", {self, "--worker", backend, "chosen", "all_reduce"}}};
+  for (const auto& [algorithm, _] : kAlgorithms) {
+    settings.push_back({algorithm, {self, "--worker", backend, algorithm, "all_reduce"}});
+  }
+  run_in_turns(settings, name, kSizesOfAlgorithms, ranks, report);
 }
 
 }  // namespace
@@ -165,6 +207,12 @@ int main(int argc, char** argv) {
   for (const int ranks : {2, 4}) {
     for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
       if (report.wants(operation + " " + std::to_string(ranks) + " ranks")) measure(operation, ranks, report, self, mpi);
+    }
+  }
+  for (const std::string backend : {"shm", "tcp"}) {
+    for (const int ranks : {4, 8, 12, 16}) {
+      const std::string name = "algorithms " + backend + " " + std::to_string(ranks) + " ranks";
+      if (report.wants(name)) compare_algorithms(name, backend, ranks, report, self);
     }
   }
   return report.finish();

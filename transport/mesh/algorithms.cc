@@ -153,6 +153,110 @@ void all_reduce_ring(Plan& plan, const Job& job, std::size_t chunk_bytes) {
   }
 }
 
+// The ranks of a collective of pairs: as many as the largest power of two take part. Of the others, each has a neighbour
+// that takes its numbers before and gives it the result afterwards.
+struct Pairs {
+  int power = 1;   // ranks that take part
+  int extra = 0;   // that do not: the even ones of the first 2 * extra
+  int place = -1;  // of this rank among those that take part
+
+  explicit Pairs(const Job& job) {
+    while (power * 2 <= job.ranks) power *= 2;
+    extra = job.ranks - power;
+    if (job.rank >= 2 * extra) place = job.rank - extra;
+    if (job.rank < 2 * extra && job.rank % 2 == 1) place = job.rank / 2;
+  }
+  bool takes_part() const { return place >= 0; }
+  int rank_at(int other) const { return other < extra ? 2 * other + 1 : other + extra; }
+  bool has_neighbour(const Job& job) const { return job.rank < 2 * extra; }
+};
+
+// For who does not take part: its numbers go to the neighbour, the result comes back. (It cannot come before they are
+// there.)
+void leave_to_neighbour(Plan& plan, const Job& job) {
+  plan.send(job.rank + 1, address(job.data), job.data.bytes);
+  plan.receive(job.rank + 1, address(job.data), job.data.bytes);
+}
+
+// The numbers of two groups of ranks, that of the lower places first, so that both sides have the same bits.
+Plan::Index reduce_pair(Plan& plan, const Slice& own, std::byte* out, int peer, bool is_lower, double scale) {
+  return plan.add(plan.fold({.own = address(own),
+                             .out = out,
+                             .bytes = own.bytes,
+                             .others = 1,
+                             .own_position = is_lower ? 0u : 1u,
+                             .scale = scale}),
+                  peer);
+}
+
+// In round i everybody has the sum of 2^i ranks, and exchanges it for that of the others of 2^(i+1). What is sent stays as
+// it is: a sum may be there before the one it was made of has left.
+void all_reduce_doubling(Plan& plan, const Job& job, Scratch& scratch) {
+  const Pairs pairs(job);
+  if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
+  const std::size_t bytes = job.data.bytes;
+  Slice sum{plan.scratch(bytes, scratch), bytes, Device::host()};
+  Index here = Plan::kNone;
+  if (pairs.has_neighbour(job)) {
+    here = reduce_pair(plan, job.data, address(sum), job.rank - 1, /*is_lower=*/false, 1);
+  } else if (bytes > 0) {
+    std::memcpy(sum.data, job.data.data, bytes);
+  }
+  for (int distance = 1; distance < pairs.power; distance *= 2) {
+    const int peer = pairs.rank_at(pairs.place ^ distance);
+    const bool is_last = distance * 2 == pairs.power;
+    plan.after(here, plan.send(peer, address(sum), bytes));
+    const Slice next{is_last ? address(job.data) : plan.scratch(bytes, scratch), bytes, Device::host()};
+    const Index reduced =
+        reduce_pair(plan, sum, address(next), peer, (pairs.place & distance) == 0, is_last ? scale_of(job) : 1);
+    plan.after(here, reduced);
+    here = reduced;
+    sum = next;
+  }
+  if (pairs.has_neighbour(job)) plan.after(here, plan.send(job.rank - 1, address(job.data), bytes));
+}
+
+// A half of what it is about goes to the other one, which reduces that, and its part of the own half comes; then of that
+// half, and so on. The results go back the same way. (They cannot come before what they are made of is there.)
+void all_reduce_halving(Plan& plan, const Job& job) {
+  const Pairs pairs(job);
+  if (!pairs.takes_part()) return leave_to_neighbour(plan, job);
+  Index here = Plan::kNone;
+  if (pairs.has_neighbour(job)) {
+    here = reduce_pair(plan, job.data, address(job.data), job.rank - 1, /*is_lower=*/false, 1);
+  }
+  struct Range {
+    std::size_t begin, end;
+  };
+  const auto part = [&](const Range& range) { return job.data.part(range.begin, range.end - range.begin); };
+  std::vector<Range> kept{{0, job.data.bytes}}, given;  // by round
+  for (int distance = pairs.power / 2; distance > 0; distance /= 2) {
+    const int peer = pairs.rank_at(pairs.place ^ distance);
+    const bool is_lower = (pairs.place & distance) == 0;
+    const auto [begin, end] = kept.back();
+    const std::size_t middle = begin + (end - begin) / 2 / 64 * 64;  // whole elements, whole lines
+    const Range lower{begin, middle}, upper{middle, end};
+    kept.push_back(is_lower ? lower : upper);
+    given.push_back(is_lower ? upper : lower);
+    const Slice sent = part(given.back()), own = part(kept.back());
+    plan.after(here, plan.send(peer, address(sent), sent.bytes));
+    const Index reduced = reduce_pair(plan, own, address(own), peer, is_lower, distance == 1 ? scale_of(job) : 1);
+    plan.after(here, reduced);
+    here = reduced;
+  }
+  for (int distance = 1; distance < pairs.power; distance *= 2) {
+    const int peer = pairs.rank_at(pairs.place ^ distance);
+    const Slice sent = part(kept.back()), got = part(given.back());
+    plan.after(here, plan.send(peer, address(sent), sent.bytes));
+    const Index come = plan.receive(peer, address(got), got.bytes);
+    plan.after(here, come);
+    here = come;
+    kept.pop_back();
+    given.pop_back();
+  }
+  if (pairs.has_neighbour(job)) plan.after(here, plan.send(job.rank - 1, address(job.data), job.data.bytes));
+}
+
 void broadcast_direct(Plan& plan, const Job& job) {
   const int root = job.call.root;
   if (job.rank != root) {
@@ -342,10 +446,6 @@ void write_alone(Plan& plan, const Job& job) {
 
 }  // namespace
 
-void write(Plan& plan, const Job& job, Scratch& scratch) {
-  write(plan, job, choose(job.call, arithmetic_of(job.call.dtype, job.call.op, job.ranks), job.ranks), scratch);
-}
-
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
   plan.clear(job.ranks);
   plan.arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
@@ -355,6 +455,8 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
     case Kind::AllReduce:
       if (algorithm == Algorithm::Direct) return all_reduce_direct(plan, job, scratch);
       if (algorithm == Algorithm::Ring) return all_reduce_ring(plan, job, chunk);
+      if (algorithm == Algorithm::Doubling) return all_reduce_doubling(plan, job, scratch);
+      if (algorithm == Algorithm::Halving) return all_reduce_halving(plan, job);
       return all_reduce_blocks(plan, job, chunk);
     case Kind::Broadcast:
       if (algorithm == Algorithm::Direct) return broadcast_direct(plan, job);

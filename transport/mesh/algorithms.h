@@ -18,8 +18,7 @@ struct Job {
   std::span<const Slice> outputs;
 };
 
-void write(Plan& plan, const Job& job, Scratch& scratch);
-// The same by an algorithm of the caller's choice, which must be one that the kind has.
+// The algorithm must be one that the kind has.
 void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch);
 
 }  // namespace weft::transport::mesh

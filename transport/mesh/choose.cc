@@ -9,13 +9,27 @@ namespace {
 // What one rank may send in small messages before cutting the memory into blocks pays for its second hop.
 constexpr std::size_t kDirectBytes = 32 << 10;
 // From so many ranks on, all talking to all at once is worse than taking turns.
-constexpr int kManyRanks = 9;
+constexpr int kManyRanks = 8;
+// An all_reduce in pairs is as short as these up to so many bytes, for powers of two from four ranks on and for many.
+constexpr std::size_t kDoublingBytes = 256 << 10, kHalvingBytes = 2 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
 constexpr std::size_t kChunksWanted = 8;  // in a block: what the first one costs is an eighth of the whole
 
 std::size_t chunk_of(std::size_t block_bytes) {
   const std::size_t wanted = (block_bytes / kChunksWanted + 4095) / 4096 * 4096;
   return std::clamp(wanted, kSmallestChunk, kLargestChunk);
+}
+
+// Measured by `./dev bench collectives --case algorithms`: docs/benchmarks.md has the table.
+Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic, std::size_t chunk) {
+  const bool many = ranks >= kManyRanks;
+  if (is_small && (!many || arithmetic.wide)) return {Algorithm::Direct};
+  // Those that follow pass sums on; in fp32 they would be twice as long.
+  const bool in_pairs = many || ranks == 4;
+  if (arithmetic.wide || !in_pairs) return {Algorithm::Blocks, chunk};
+  if (bytes <= kDoublingBytes) return {Algorithm::Doubling};
+  if (bytes <= kHalvingBytes) return {Algorithm::Halving};
+  return {Algorithm::Ring, chunk};
 }
 
 }  // namespace
@@ -27,10 +41,7 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
   const std::size_t chunk = chunk_of(bytes / all);
   const bool many = ranks >= kManyRanks;
   switch (call.kind) {
-    case Kind::AllReduce:
-      if (is_small) return {Algorithm::Direct};
-      // A ring passes sums on; in fp32 they would be twice as long.
-      return {many && !arithmetic.wide ? Algorithm::Ring : Algorithm::Blocks, chunk};
+    case Kind::AllReduce: return choose_all_reduce(bytes, is_small, ranks, arithmetic, chunk);
     case Kind::Broadcast:
       if (many && is_small) return {Algorithm::Tree};
       if (is_small || ranks == 2) return {Algorithm::Direct};

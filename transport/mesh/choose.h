@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include <weft/transport/mesh/fold.h>
 #include <weft/transport/mesh/wire.h>
@@ -9,10 +10,12 @@
 namespace weft::transport::mesh {
 
 enum class Algorithm {
-  Direct,  // every rank sends what it has to whoever needs it, in one message
-  Blocks,  // every rank owns one block of the memory: reduces or forwards it for all the others, chunk by chunk
-  Ring,    // each rank talks to its neighbours only, chunk by chunk
-  Tree,    // a binomial tree
+  Direct,    // every rank sends what it has to whoever needs it, in one message
+  Blocks,    // every rank owns one block of the memory: reduces or forwards it for all the others, chunk by chunk
+  Ring,      // each rank talks to its neighbours only, chunk by chunk
+  Tree,      // a binomial tree
+  Doubling,  // each rank exchanges all that it has with the one 1, 2, 4, … away, and reduces
+  Halving,   // as that, but halves, quarters, … of the memory; then the same way back with the results
 };
 
 struct Choice {
@@ -21,6 +24,8 @@ struct Choice {
 };
 
 Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks);
+// As choose(): the same for all ranks.
+using Chooser = std::function<Choice(const Call&, const Arithmetic&, int ranks)>;
 
 // Chunks that are under way from one rank to another at a time: enough to keep both busy, few enough to stay in cache.
 constexpr std::uint32_t kWindow = 4;

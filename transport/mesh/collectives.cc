@@ -67,7 +67,8 @@ void Collectives::start(Operation& operation) {
                 .data = operation.data,
                 .inputs = operation.inputs,
                 .outputs = operation.outputs};
-  write(operation.plan, job, core_.scratch);
+  const Arithmetic arithmetic = arithmetic_of(job.call.dtype, job.call.op, job.ranks);
+  write(operation.plan, job, core_.chooser(job.call, arithmetic, job.ranks), core_.scratch);
   const auto& steps = operation.plan.steps();
   operation.steps_left = static_cast<std::uint32_t>(steps.size());
   held_.resize(static_cast<std::size_t>(core_.ranks));

@@ -13,13 +13,14 @@ constexpr auto kOtherLane = std::chrono::seconds(2);
 
 }  // namespace
 
-Core::Core(const JoinOptions& options, std::string backend_name)
+Core::Core(const JoinOptions& options, std::string backend_name, Chooser with)
     : rank(options.rank),
       ranks(options.size),
       backend(std::move(backend_name)),
       place(place_of(options, backend)),
       timeout(options.timeout),
       loop(options.loop),
+      chooser(std::move(with)),
       peers_(static_cast<std::size_t>(options.size)) {}
 
 std::shared_ptr<Operation> Core::fresh_operation() {

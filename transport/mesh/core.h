@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include <weft/base/log.h>
+#include <weft/transport/mesh/choose.h>
 #include <weft/transport/mesh/collectives.h>
 #include <weft/transport/mesh/events.h>
 #include <weft/transport/mesh/messages.h>
@@ -19,7 +20,7 @@ namespace weft::transport::mesh {
 
 class Core final : public std::enable_shared_from_this<Core> {
  public:
-  Core(const JoinOptions& options, std::string backend);
+  Core(const JoinOptions& options, std::string backend, Chooser chooser = choose);
 
   const int rank;
   const int ranks;
@@ -27,6 +28,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   const std::string place;  // "on group 'x' (shm, rank 0 of 2)"
   const std::chrono::milliseconds timeout;
   const std::shared_ptr<EventLoop> loop;
+  const Chooser chooser;
 
   // For every thread.
   void post(Event event) noexcept;

@@ -4,11 +4,11 @@
 
 namespace weft::transport::mesh {
 
-std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options) {
+std::shared_ptr<Communicator> join(Transport& transport, const JoinOptions& options, const Chooser& chooser) {
   Connector* const connector = transport.connector();
   if (connector == nullptr) broken("a mesh is made of connections, and this transport has none");
   const Deadline deadline = Deadline::in(options.timeout);
-  const auto core = std::make_shared<Core>(options, std::string(transport.name()));
+  const auto core = std::make_shared<Core>(options, std::string(transport.name()), chooser);
   const auto communicator = std::make_shared<MeshCommunicator>(core);
   const auto meeting = std::make_shared<Meeting>(*connector, options, core);
   try {
