@@ -30,6 +30,10 @@ namespace {
 // What needs such memory: the copy of a small all_reduce, sums in fp32, a reduction that only the root sees.
 enum class Needs { Copy, WideSum, PartOfReduce };
 
+void PrintTo(Needs needs, std::ostream* out) {
+  *out << (needs == Needs::Copy ? "copy" : needs == Needs::WideSum ? "wide sum" : "part of reduce");
+}
+
 class MeshWithoutMemory : public testing::TestWithParam<Needs> {};
 
 TEST_P(MeshWithoutMemory, EndsEverywhereWithTheReason) {
@@ -37,11 +41,12 @@ TEST_P(MeshWithoutMemory, EndsEverywhereWithTheReason) {
   refused = 0;
   std::barrier joined(kRanks);
   run_ranks(kRanks, [&](Communicator& communicator) {
-    std::vector<std::uint16_t> numbers(GetParam() == Needs::Copy ? 4000 : 1'000'000, 0);
-    const Elements elements = elements_of(numbers, GetParam() == Needs::WideSum ? Dtype::BFloat16 : Dtype::Int16);
+    // Held by the pin: lanes may still read it when the operation has failed.
+    const auto numbers = std::make_shared<std::vector<std::uint16_t>>(GetParam() == Needs::Copy ? 4000 : 1'000'000, 0);
+    const Elements elements = elements_of(*numbers, GetParam() == Needs::WideSum ? Dtype::BFloat16 : Dtype::Int16);
     const auto call = [&] {
-      return GetParam() == Needs::PartOfReduce ? communicator.reduce(elements, 0, ReduceOp::Sum, Pin(), Fence())
-                                               : communicator.all_reduce(elements, ReduceOp::Sum, Pin(), Fence());
+      return GetParam() == Needs::PartOfReduce ? communicator.reduce(elements, 0, ReduceOp::Sum, numbers, Fence())
+                                               : communicator.all_reduce(elements, ReduceOp::Sum, numbers, Fence());
     };
     joined.arrive_and_wait();
     is_exhausted = true;
