@@ -115,21 +115,18 @@ bool FutureCore::wait_until(Deadline deadline) const {
 
 void FutureCore::on_done(Task task, bool light) {
   if (!light) task = in_this_ambient(std::move(task));
-  bool is_left_to_home = false;
-  {
-    std::lock_guard lock(mutex_);
-    const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
-    if (!done_ || (before_it && !light)) {
-      continuations_.push_back({std::move(task), light});
-      return;
-    }
-    if (!light && home_ && home_->inside()) {  // it may block: not in this turn
-      continuations_.push_back({std::move(task), light});
-      if (std::exchange(in_turn_, true)) return;
-      is_left_to_home = true;
-    }
+  std::unique_lock lock(mutex_);
+  const bool before_it = in_turn_ && runner_ != std::this_thread::get_id();
+  const bool waits = !done_ || (before_it && !light);
+  const bool is_for_home = !waits && !light && home_ && home_->inside();  // it may block: not in this turn
+  if (!waits && !is_for_home) {
+    lock.unlock();
+    return task();
   }
-  is_left_to_home ? home_->run(InOrder(shared_from_this())) : task();
+  continuations_.push_back({std::move(task), light});
+  if (waits || std::exchange(in_turn_, true)) return;
+  lock.unlock();
+  home_->run(InOrder(shared_from_this()));
 }
 
 void FutureCore::run_in_order() {
