@@ -2,14 +2,13 @@
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/numbers.h>
 
 namespace weft::autograd {
 
 Contexts::~Contexts() = default;
 
-std::uint64_t Contexts::next_id() {
-  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | (core_.first_id() + next_++);
-}
+std::uint64_t Contexts::next_id() { return rpc::number_of(core_.self().rank, core_.first_id() + next_++); }
 
 PassId Contexts::next_pass() { return next_id(); }
 

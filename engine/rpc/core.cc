@@ -141,8 +141,8 @@ void AgentCore::require_open() const {
 
 int AgentCore::rank_of(const Destination& destination) {
   require_open();
-  if (const auto* name = std::get_if<std::string>(&destination.target())) return directory_.find(*name).worker.rank;
-  return directory_.find(std::get<int>(destination.target())).worker.rank;
+  if (const auto* name = std::get_if<std::string>(&destination.target())) return directory_.rank_of(*name);
+  return directory_.rank_of(std::get<int>(destination.target()));
 }
 
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what) {

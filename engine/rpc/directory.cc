@@ -49,6 +49,29 @@ Directory::Entry entry_of(const Record& record) {
 
 std::string slot(long index) { return "worker/" + std::to_string(index); }
 
+using Entries = std::map<int, Directory::Entry>;
+
+const Directory::Entry* find_in(const Entries& entries, int rank) {
+  const auto found = entries.find(rank);
+  return found == entries.end() ? nullptr : &found->second;
+}
+const Directory::Entry* find_in(const Entries& entries, const std::string& name) {
+  for (const auto& [rank, entry] : entries) {
+    if (entry.worker.name == name) return &entry;
+  }
+  return nullptr;
+}
+
+std::string shown(int rank) { return "rank " + std::to_string(rank); }
+std::string shown(const std::string& name) { return "'" + name + "'"; }
+
+template <class Key>
+Error not_there(const Key& wanted, const Entries& entries) {
+  std::string known;
+  for (const auto& [rank, entry] : entries) known += (known.empty() ? "" : ", ") + describe(entry.worker);
+  return Error(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + known);
+}
+
 }  // namespace
 
 void check_name(const std::string& name) {
@@ -122,7 +145,8 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
     store_->set(slot(self_.rank), written(record));
     const long index = store_->add("joined", 1);
     store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
-    return refresh();
+    refresh();
+    return;
   }
   store_->set(slot(self_.rank), written(record));
   std::map<int, Entry> all;
@@ -195,8 +219,9 @@ void Directory::leave() noexcept {
   }
 }
 
-// Those that have joined or left meanwhile.
-void Directory::refresh() {
+// Those that have joined or left meanwhile. Of two threads that do so at once the slower may put back what it read earlier:
+// each looks in what it has read itself.
+std::map<int, Directory::Entry> Directory::refresh() {
   const long joined = store_->add("joined", 0);
   std::map<int, Entry> all;
   for (long index = 1; index <= joined; ++index) {
@@ -207,42 +232,37 @@ void Directory::refresh() {
     if (!record.gone) all.insert_or_assign(rank, entry_of(record));
   }
   std::lock_guard lock(mutex_);
-  entries_ = std::move(all);
+  entries_ = all;
+  return all;
 }
 
-std::string Directory::known() const {
-  std::string text;
-  for (const auto& [rank, entry] : entries_) text += (text.empty() ? "" : ", ") + describe(entry.worker);
-  return text;
+// What `read` makes of the one that is wanted.
+template <class Key, class Read>
+auto Directory::look_up(const Key& key, Read read) {
+  {
+    std::lock_guard lock(mutex_);
+    if (const Entry* found = find_in(entries_, key)) return read(*found);
+    if (size_) throw not_there(key, entries_);
+  }
+  const auto all = refresh();
+  if (const Entry* found = find_in(all, key)) return read(*found);
+  throw not_there(key, all);
 }
 
 Directory::Entry Directory::find(const std::string& name) {
-  for (const bool again : {false, true}) {
-    if (again) {
-      if (size_) break;
-      refresh();
-    }
-    std::lock_guard lock(mutex_);
-    for (const auto& [rank, entry] : entries_) {
-      if (entry.worker.name == name) return entry;
-    }
-  }
-  std::lock_guard lock(mutex_);
-  throw Error(Blame::Caller, "the destination '" + name + "' cannot be found; the workers are " + known());
+  return look_up(name, [](const Entry& entry) { return entry; });
 }
 
 Directory::Entry Directory::find(int rank) {
-  for (const bool again : {false, true}) {
-    if (again) {
-      if (size_) break;
-      refresh();
-    }
-    std::lock_guard lock(mutex_);
-    if (const auto found = entries_.find(rank); found != entries_.end()) return found->second;
-  }
-  std::lock_guard lock(mutex_);
-  throw Error(Blame::Caller,
-              "the destination rank " + std::to_string(rank) + " cannot be found; the workers are " + known());
+  return look_up(rank, [](const Entry& entry) { return entry; });
+}
+
+int Directory::rank_of(const std::string& name) {
+  return look_up(name, [](const Entry& entry) { return entry.worker.rank; });
+}
+
+int Directory::rank_of(int rank) {
+  return look_up(rank, [](const Entry& entry) { return entry.worker.rank; });
 }
 
 bool Directory::forget(int rank) {

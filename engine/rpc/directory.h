@@ -52,6 +52,9 @@ class Directory {
   // Throws Caller for somebody who is not there, naming who is.
   Entry find(const std::string& name);
   Entry find(int rank);
+  // The same, of which only the rank is wanted.
+  int rank_of(const std::string& name);
+  int rank_of(int rank);
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
   // All, by rank.
@@ -61,11 +64,12 @@ class Directory {
 
  private:
   void wait_until_all_have_read(Deadline deadline);
-  void refresh();
+  std::map<int, Entry> refresh();
+  template <class Key, class Read>
+  auto look_up(const Key& key, Read read);
   void check_all_secrets() const;
   // With this worker, whether or not it has joined.
   std::vector<KnownDevices> known_devices() const;
-  std::string known() const;
 
   const std::shared_ptr<transport::Bootstrap> store_;
   const WorkerInfo self_;

@@ -3,6 +3,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/function.h>
+#include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/rref/references.h>
 
@@ -90,9 +91,7 @@ std::string describe(const Handle& handle) {
   return text + ", fork " + to_text(handle.fork()) + ", of " + describe(handle.owner());
 }
 
-std::uint64_t References::next_id() {
-  return static_cast<std::uint64_t>(static_cast<std::uint16_t>(core_.self().rank)) << 48 | (core_.first_id() + next_++);
-}
+std::uint64_t References::next_id() { return rpc::number_of(core_.self().rank, core_.first_id() + next_++); }
 
 std::shared_ptr<weft::detail::Home> References::home() const { return core_.crew(); }
 
