@@ -1,5 +1,9 @@
 // DistributedDataParallel inside autograd contexts: group DR of the behaviours.
 #include <functional>
+#include <latch>
+#include <map>
+#include <mutex>
+#include <optional>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
@@ -12,7 +16,8 @@ namespace hybrid {
 using namespace weft;
 
 struct Layer {
-  explicit Layer(at::Tensor value) : weight(value.clone().requires_grad_()) {}
+  explicit Layer(at::Tensor value) : Layer(value, at::kCPU) {}
+  Layer(at::Tensor value, c10::Device device) : weight(value.to(device, false, /*copy=*/true).requires_grad_()) {}
   at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
   at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
   at::Tensor weight;
@@ -72,14 +77,80 @@ struct RecomputedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Recomputed);
 struct WordsImpl : torch::nn::Module {
-  WordsImpl() : words(register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 2).sparse(true)))) {
+  explicit WordsImpl(int width = 2)
+      : words(register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(6, width).sparse(true)))) {
     torch::NoGradGuard off;
-    words->weight.copy_(at::linspace(-1, 1, 12).view({6, 2}));
+    words->weight.copy_(at::linspace(-1, 1, 6 * width).view({6, width}));
   }
   at::Tensor forward(at::Tensor indices) { return words(indices); }
   torch::nn::Embedding words;
 };
 TORCH_MODULE(Words);
+// Words and a layer of another worker, and two layers here, all without biases: what is negated at one end is negated at
+// the other.
+struct HybridImpl : torch::nn::Module {
+  HybridImpl(RRef<Words> remote_words, RRef<Layer> remote_layer, ProcessGroup* inner_group)
+      : inner(register_module("inner", torch::nn::Linear(torch::nn::LinearOptions(3, 3).bias(false)))),
+        outer(register_module("outer", torch::nn::Linear(torch::nn::LinearOptions(3, 1).bias(false)))),
+        words_(std::move(remote_words)),
+        layer_(std::move(remote_layer)) {
+    torch::NoGradGuard off;
+    inner->weight.copy_(at::eye(3));
+    outer->weight.fill_(1);
+    if (inner_group != nullptr) ddp_.emplace(inner, *inner_group);
+  }
+  at::Tensor forward(at::Tensor indices);
+  torch::nn::Linear inner, outer;
+
+ private:
+  RRef<Words> words_;
+  RRef<Layer> layer_;
+  std::optional<DistributedDataParallel<torch::nn::LinearImpl>> ddp_;
+};
+TORCH_MODULE(Hybrid);
+enum class Averaged { Nothing, Inner, All };
+// A trainer's group, for the calls of a master.
+std::mutex groups_mutex;
+std::map<int, ProcessGroup*> groups;
+// Of each round: how many numbers of the inner, the outer, the remote layer's and the words' gradient are not zero.
+std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer, int averaged, int rounds);
+
+Words negated_words() {
+  Words words(3);
+  torch::NoGradGuard off;
+  words->words->weight[1].copy_(-words->words->weight[0]);
+  return words;
+}
+at::Tensor words_forward(Words& words, at::Tensor indices) { return words(indices); }
+at::Tensor words_gradient(Words& words) { return AutogradContext::current().gradient(words->words->weight).to_dense(); }
+at::Tensor HybridImpl::forward(at::Tensor indices) {
+  const at::Tensor x = layer_.sync<&Layer::forward>(words_.sync<&words_forward>(indices));
+  return outer(ddp_ ? (*ddp_)(x) : inner(x));
+}
+std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Layer> layer, int averaged, int rounds) {
+  rpc::Agent& agent = rpc::this_agent();
+  ProcessGroup* group = nullptr;
+  {
+    std::lock_guard lock(groups_mutex);
+    group = groups.at(agent.self().rank);
+  }
+  Hybrid model(words, layer, averaged == static_cast<int>(Averaged::Inner) ? group : nullptr);
+  std::optional<DistributedDataParallel<HybridImpl>> ddp;
+  if (averaged == static_cast<int>(Averaged::All)) ddp.emplace(model, *group);
+  std::vector<std::vector<std::int64_t>> found;
+  for (int round = 0; round < rounds; ++round) {
+    AutogradContext context(agent);
+    const auto indices = at::full({2}, agent.self().rank % 2, at::kLong);
+    context.backward({(ddp ? (*ddp)(indices) : model(indices)).sum()});
+    std::vector<std::int64_t> numbers;
+    for (const at::Tensor& gradient : {context.gradient(model->inner->weight), context.gradient(model->outer->weight),
+                                       layer.sync<&Layer::gradient>(), words.sync<&words_gradient>()}) {
+      numbers.push_back(at::count_nonzero(gradient).item<std::int64_t>());
+    }
+    found.push_back(numbers);
+  }
+  return found;
+}
 
 // What all trainers share: an agent and a group of the first `trainers` workers.
 void train(int workers, int trainers, const std::function<void(rpc::Agent&, ProcessGroup&)>& body) {
@@ -279,18 +350,21 @@ TEST(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
     DistributedDataParallel plain(local_net, group);
     plain(local.forward(x)).sum().backward();
 
-    const auto layer = agent.remote<hybrid::Layer>(4, weight);
-    hybrid::Net net;
-    DistributedDataParallel ddp(net, group);
-    for (int round = 0; round < 2; ++round) {
-      AutogradContext context(agent);
-      context.backward({ddp(layer.sync<&hybrid::Layer::forward>(x)).sum()});
-      const auto parameters = net->parameters(), expected = local_net->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i].grad())) << i;
+    for (const bool names_device : {false, true}) {
+      const auto layer = names_device ? agent.remote<hybrid::Layer>(4, weight, c10::Device(at::kCPU))
+                                      : agent.remote<hybrid::Layer>(4, weight);
+      hybrid::Net net;
+      DistributedDataParallel ddp(net, group);
+      for (int round = 0; round < 2; ++round) {
+        AutogradContext context(agent);
+        context.backward({ddp(layer.sync<&hybrid::Layer::forward>(x)).sum()});
+        const auto parameters = net->parameters(), expected = local_net->parameters();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          EXPECT_TRUE(at::allclose(context.gradient(parameters[i]), expected[i].grad())) << i;
+        }
+        // The remote layer is averaged by nobody: each context has its own.
+        EXPECT_TRUE(at::allclose(layer.sync<&hybrid::Layer::gradient>(), local.weight.grad()));
       }
-      // The remote layer is averaged by nobody: each context has its own.
-      EXPECT_TRUE(at::allclose(layer.sync<&hybrid::Layer::gradient>(), local.weight.grad()));
     }
   });
 }
@@ -339,33 +413,38 @@ TEST(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
   });
 }
 
-// Inputs of which the average gradient is zero: one trainer's is the other's, negated.
-TEST(DdpInContexts, DR001_002_003_HybridModelsWithDdpAroundNothingAndAroundAnInnerLayer) {
-  for (const bool averaged : {false, true}) {
-    hybrid::train(5, 4, [averaged](rpc::Agent& agent, ProcessGroup& group) {
-      const int rank = agent.self().rank;
-      const auto layer = agent.remote<hybrid::Layer>(4, at::eye(3));
-      torch::nn::Linear inner(torch::nn::LinearOptions(3, 3).bias(false)),
-          outer(torch::nn::LinearOptions(3, 1).bias(false));
-      {
-        torch::NoGradGuard off;
-        inner->weight.copy_(at::eye(3));
-        outer->weight.fill_(1);
+// The average gradient is zero: one trainer's words are the other's, negated.
+TEST(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
+  constexpr int kTrainers = 4, kRemote = 4, kMaster = 5;
+  std::latch finished(1);
+  hybrid::train(6, 6, [&](rpc::Agent& agent, ProcessGroup& all) {
+    const int rank = agent.self().rank;
+    ProcessGroup trainers = all.new_group({0, 1, 2, 3});
+    if (rank < kTrainers) {
+      std::lock_guard lock(hybrid::groups_mutex);
+      hybrid::groups[rank] = &trainers;
+    }
+    all.barrier().wait();
+    if (rank != kMaster) {
+      finished.wait();
+      return;
+    }
+    const auto words = agent.remote<&hybrid::negated_words>(kRemote);
+    const auto layer = agent.remote<hybrid::Layer>(kRemote, at::eye(3));
+    for (const auto averaged : {hybrid::Averaged::Nothing, hybrid::Averaged::Inner, hybrid::Averaged::All}) {
+      std::vector<Future<std::vector<std::vector<std::int64_t>>>> asked;
+      for (int trainer = 0; trainer < kTrainers; ++trainer) {
+        asked.push_back(agent.async<&hybrid::train_as_told>(trainer, words, layer, static_cast<int>(averaged), 3));
       }
-      std::optional<DistributedDataParallel<torch::nn::LinearImpl>> ddp;
-      if (averaged) ddp.emplace(inner, group);
-      for (int round = 0; round < 3; ++round) {
-        AutogradContext context(agent);
-        const auto x = at::ones({2, 3}) * (rank % 2 == 0 ? 1 : -1);
-        const at::Tensor embedded = layer.sync<&hybrid::Layer::forward>(x);
-        const at::Tensor between = averaged ? (*ddp)(embedded) : inner(embedded);
-        context.backward({outer(between).sum()});
-        EXPECT_EQ(at::count_nonzero(context.gradient(inner->weight)).item<int>(), averaged ? 0 : 9);
-        EXPECT_EQ(at::count_nonzero(context.gradient(outer->weight)).item<int>(), 3);
-        EXPECT_EQ(at::count_nonzero(layer.sync<&hybrid::Layer::gradient>()).item<int>(), 9);
+      const std::int64_t inner = averaged == hybrid::Averaged::Nothing ? 9 : 0;
+      const std::int64_t outer = averaged == hybrid::Averaged::All ? 0 : 3;
+      for (auto& trainer : asked) {
+        const std::vector<std::int64_t> expected = {inner, outer, 9, 3};
+        EXPECT_EQ(trainer.get(), std::vector(3, expected)) << static_cast<int>(averaged);
       }
-    });
-  }
+    }
+    finished.count_down();
+  });
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // Contexts, and what is recorded in them: group DA of the behaviours.
+#include <functional>
+#include <map>
 #include <thread>
 
 #include <torch/torch.h>
@@ -6,6 +8,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/numbers.h>
 #include <weft/tests/engine/autograd/settings.h>
 
 namespace recorded {
@@ -38,16 +41,21 @@ bool knows(std::uint64_t context) { return rpc::this_agent().shared_core()->cont
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 int number(int value) { return value; }
 
-// What this call's context has recorded before it on this worker, in words.
+// What this call's context has recorded before it on this worker, in words. Nodes of what was received are numbered.
 std::string graph() {
   const auto context = AutogradContext::current().shared();
+  std::map<const torch::autograd::Node*, std::size_t> received;
+  const auto named = [&](const torch::autograd::Node* node) {
+    if (node->name() != "weft::RecvNode") return node->name();
+    return "received " + std::to_string(received.try_emplace(node, received.size()).first->second);
+  };
   std::string text;
   for (const auto& send : context->sends()) {
     text += "send to " + std::to_string(send->to()) + ":";
     for (const auto& edge : send->next_edges()) {
-      text += " " + edge.function->name();
+      text += " " + named(edge.function.get());
       for (const auto& next : edge.function->next_edges()) {
-        if (next.is_valid()) text += " <- " + next.function->name() + "[" + std::to_string(next.input_nr) + "]";
+        if (next.is_valid()) text += " <- " + named(next.function.get()) + "[" + std::to_string(next.input_nr) + "]";
       }
     }
     text += "\n";
@@ -112,25 +120,39 @@ TEST_P(Recording, DA041_ContextsFollowCallsContinuationsCoroutinesAndCallsToOnes
   });
 }
 
+TEST(AutogradIds, DA001_TheLargestIsTheWorkersAndTheNextTooIsNobodyElses) {
+  EXPECT_EQ(rpc::number_of(3, (std::uint64_t{1} << 48) - 1), (std::uint64_t{3} << 48) + (std::uint64_t{1} << 48) - 1);
+  EXPECT_EQ(rpc::number_of(3, std::uint64_t{1} << 48), std::uint64_t{3} << 48);
+  EXPECT_EQ(rpc::number_of(65535, 7), std::uint64_t{0xffff000000000007});
+}
+
 TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const bool remote : {false, true}) {
+    const auto to = after(agent, 1);
+    const std::vector<std::function<at::Tensor(at::Tensor, at::Tensor)>> ways = {
+        [&](at::Tensor a, at::Tensor b) { return agent.sync<&recorded::add>(to, a, b); },
+        [&](at::Tensor a, at::Tensor b) { return agent.async<&recorded::add>(to, a, b).get(); },
+        [&](at::Tensor a, at::Tensor b) { return agent.remote<&recorded::add>(to, a, b).to_here(); },
+        [&](at::Tensor a, at::Tensor b) { return agent.sync_op("aten::add", to, a, b); },
+        [&](at::Tensor a, at::Tensor b) { return agent.remote_op("aten::add", to, a, b).to_here(); },
+    };
+    for (std::size_t way = 0; way < ways.size(); ++way) {
+      SCOPED_TRACE(way);
       AutogradContext context(agent);
       const auto a = leaf({3}), b = leaf({3});
-      const auto to = after(agent, 1);
-      const at::Tensor sum =
-          remote ? agent.remote<&recorded::add>(to, a, b).to_here() : agent.sync<&recorded::add>(to, a, b);
+      const at::Tensor sum = ways[way](a, b);
       EXPECT_TRUE(at::equal(sum, a + b));
       EXPECT_TRUE(sum.requires_grad());
       EXPECT_FALSE(sum.is_leaf());
       EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
+      EXPECT_EQ(sum.grad_fn()->num_inputs(), 1u);
       const auto sends = context.shared()->sends();
       ASSERT_EQ(sends.size(), 1u);
       ASSERT_EQ(sends[0]->num_outputs(), 2u);
       EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
       EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
-      EXPECT_EQ(agent.sync<&recorded::graph>(to), "send to " + std::to_string(agent.self().rank) +
-                                                      ": AddBackward0 <- weft::RecvNode[0] <- weft::RecvNode[1]\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(to),
+                "send to " + std::to_string(agent.self().rank) + ": AddBackward0 <- received 0[0] <- received 0[1]\n");
     }
   });
 }
@@ -143,9 +165,9 @@ TEST_P(Recording, DA005_RelaysSendBothWays) {
     EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
     EXPECT_EQ(context.shared()->sends().size(), 1u);
     const std::string relay = agent.sync<&recorded::graph>(1);
-    EXPECT_NE(relay.find("send to 0: weft::RecvNode\n"), std::string::npos) << relay;
-    EXPECT_NE(relay.find("send to 2: weft::RecvNode weft::RecvNode\n"), std::string::npos) << relay;
-    EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: AddBackward0 <- weft::RecvNode[0] <- weft::RecvNode[1]\n");
+    // What came from 2 goes back to 0, and what came from 0 goes on to 2.
+    EXPECT_EQ(relay, "send to 0: received 0\nsend to 2: received 1 received 1\n");
+    EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: AddBackward0 <- received 0[0] <- received 0[1]\n");
   });
 }
 

@@ -1,5 +1,9 @@
 // DistributedOptimizer: group DO of the behaviours. Of the optimizers that upstream tests, libtorch's C++ has no Adamax,
 // Adadelta and Rprop.
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include <torch/torch.h>
 
 #include <weft/engine/autograd/contexts.h>
@@ -29,6 +33,30 @@ struct ThrowsOnConstruction : torch::optim::SGD {
     throw std::runtime_error("the constructor broke");
   }
 };
+// Stays in a step until another is inside as well, or for so long. What has been is counted.
+struct Meeting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int inside = 0, most_inside = 0;
+} meeting;
+struct Meets : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure) override {
+    std::unique_lock lock(meeting.mutex);
+    meeting.most_inside = std::max(meeting.most_inside, ++meeting.inside);
+    meeting.changed.notify_all();
+    meeting.changed.wait_for(lock, std::chrono::milliseconds(limit_ms), [] { return meeting.most_inside > 1; });
+    --meeting.inside;
+    lock.unlock();
+    return SGD::step(std::move(closure));
+  }
+  static inline int limit_ms = 0;
+};
+int begin_to_meet(int limit_ms) {
+  std::lock_guard lock(meeting.mutex);
+  Meets::limit_ms = limit_ms;
+  return std::exchange(meeting.most_inside, 0);
+}
 // A small convolutional network, whole on a parameter server.
 struct Net : torch::nn::Module {
   Net()
@@ -126,11 +154,12 @@ TEST_P(DistributedSteps, ParametersWithoutGradientAreLeftAsTheyAre) {
   });
 }
 
-TEST_P(DistributedSteps, AStepThatFindsItsGradientsGoneSaysSo) {
+// Once, for the retries of what is dropped take their time; no transport has a part in it.
+TEST(DistributedStep, ThatFindsItsGradientsGoneSaysSo) {
   rpc::Options options;
   options.faults.drop.insert(rpc::MessageKind::ContextCleanup);  // the trainer's own context stays
   run_workers(
-      GetParam(),
+      {As::Threads, "inproc", 2},
       [](rpc::Agent& agent) {
         if (agent.self().rank != 0) return;
         const auto one = at::rand({3, 3});
@@ -214,6 +243,30 @@ TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
         optimizer.step(context);
       }
       EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), at::full({3, 3}, -5.0)));
+    });
+  }
+}
+
+TEST_P(DistributedSteps, OnlyHogwildStepsOfAnOwnerOverlap) {
+  for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
+    run_workers(GetParam(), [order](rpc::Agent& agent) {
+      if (agent.self().rank != 0) return;
+      const bool overlaps = order == StepOrder::Hogwild;
+      agent.sync<&optimized::begin_to_meet>(1, overlaps ? 30'000 : 100);
+      std::vector<std::thread> trainers;
+      for (int i = 0; i < 2; ++i) {
+        trainers.emplace_back([&agent, order] {
+          const auto layer = agent.remote<Layer>(1, at::zeros({3, 3}));
+          DistributedOptimizer<optimized::Meets> optimizer({layer.sync<&Layer::parameter>()}, torch::optim::SGDOptions(0.5),
+                                                           {.order = order});
+          AutogradContext context(agent);
+          context.backward({layer.sync<&Layer::forward>(at::ones({1, 3})).sum()});
+          optimizer.step(context);
+          EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), at::full({3, 3}, -0.5)));
+        });
+      }
+      for (auto& trainer : trainers) trainer.join();
+      EXPECT_EQ(agent.sync<&optimized::begin_to_meet>(1, 0), overlaps ? 2 : 1);
     });
   }
 }

@@ -1,0 +1,163 @@
+// Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts, references, dtypes,
+// nested and mixed calls, and many passes.
+#include <torch/torch.h>
+
+#include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/core.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace sparse {
+
+using namespace weft;
+
+at::Tensor make(at::ScalarType dtype) {
+  const auto indices = at::tensor({0, 1, 1, 2}, at::kLong).view({2, 2});
+  return at::sparse_coo_tensor(indices, at::rand({2}, at::kDouble) + 0.5, {3, 3}).to(dtype).requires_grad_();
+}
+at::Tensor make_there(int dtype) { return make(static_cast<at::ScalarType>(dtype)); }
+at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) { return rpc::this_agent().sync<&add>(rank, a, b) + a; }
+at::Tensor add_held(at::Tensor a, RRef<at::Tensor> b) { return a + b.to_here(); }
+at::Tensor times_dense(at::Tensor a, at::Tensor dense) { return at::_sparse_mm(a, dense); }
+at::Tensor only_first(at::Tensor a, at::Tensor b) {
+  if (!a.requires_grad() || b.requires_grad()) throw std::runtime_error("the flags did not travel");
+  return a + b;
+}
+at::Tensor gradient_here(RRef<at::Tensor> parameter) {
+  return AutogradContext::current().gradient(parameter.local_value()).to_dense();
+}
+std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
+
+}  // namespace sparse
+
+namespace weft {
+namespace {
+
+using namespace harness;
+
+class Sparse : public testing::TestWithParam<Setting> {};
+
+at::Tensor sum_of(const at::Tensor& a) { return a.is_sparse() ? at::_sparse_sum(a) : a.sum(); }
+at::Tensor dense(const at::Tensor& a) { return a.is_sparse() ? a.to_dense() : a; }
+
+void expect_gradients(const AutogradContext& context, const std::function<at::Tensor()>& compute,
+                      const std::vector<at::Tensor>& leaves, int passes = 1) {
+  const auto expected = torch::autograd::grad({sum_of(compute())}, leaves);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor found = context.gradient(leaves[i]);
+    ASSERT_TRUE(found.defined()) << i;
+    EXPECT_EQ(found.scalar_type(), leaves[i].scalar_type());
+    EXPECT_EQ(found.is_sparse(), expected[i].is_sparse()) << i;
+    EXPECT_TRUE(at::allclose(dense(found), dense(expected[i]) * passes)) << i << dense(found) << dense(expected[i]);
+    EXPECT_FALSE(leaves[i].grad().defined());
+  }
+  EXPECT_EQ(context.gradients().size(), leaves.size());
+}
+
+TEST_P(Sparse, DA039_CallsAreRecordedAndGiveLocalGradients) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
+    for (int steps = 0; steps < 2; ++steps) {
+      const auto to = after(agent, steps);
+      for (int way = 0; way < 3; ++way) {
+        AutogradContext context(agent);
+        at::Tensor sum;
+        if (way == 0) sum = agent.sync<&sparse::add>(to, a, b);
+        if (way == 1) sum = agent.remote<&sparse::add>(to, a, b).to_here();
+        if (way == 2) sum = agent.sync_op("aten::add", to, a, b);
+        EXPECT_TRUE(sum.is_sparse());
+        if (steps > 0) {
+          EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
+          const auto sends = context.shared()->sends();
+          ASSERT_EQ(sends.size(), 1u);
+          ASSERT_EQ(sends[0]->num_outputs(), 2u);
+          EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
+          EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
+        }
+        context.backward({sum_of(sum)});
+        expect_gradients(context, [&] { return a + b; }, {a, b});
+      }
+    }
+  });
+}
+
+TEST_P(Sparse, DA039_ContextsEndEverywhere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    {
+      AutogradContext context(agent);
+      const auto a = sparse::make(at::kDouble);
+      agent.sync<&sparse::add_on>(1, a, a, static_cast<int>(agent.workers().size()) - 1);
+      for (const auto& worker : agent.workers()) EXPECT_EQ(agent.sync<&sparse::contexts>(worker), 1u) << worker.name;
+    }
+    for (const auto& worker : agent.workers()) {
+      EXPECT_TRUE(comes_true([&] { return agent.sync<&sparse::contexts>(worker) == 0; })) << worker.name;
+    }
+  });
+}
+
+TEST_P(Sparse, DA039_ReferencesGetTheirGradientsAtTheirOwner) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int last = static_cast<int>(agent.workers().size()) - 1;
+    for (const int steps : {1, last}) {
+      AutogradContext context(agent);
+      const auto owner = after(agent, 1);
+      const auto held = agent.remote<&sparse::make_there>(owner, static_cast<int>(at::kDouble));
+      const auto a = sparse::make(at::kDouble);
+      const at::Tensor sum = agent.sync<&sparse::add_held>(after(agent, steps), a, held);
+      EXPECT_TRUE(sum.is_sparse());
+      context.backward({sum_of(sum)});
+      expect_gradients(context, [&] { return a + a.detach(); }, {a});
+      EXPECT_TRUE(at::allclose(agent.sync<&sparse::gradient_here>(owner, held), dense(context.gradient(a))));
+    }
+  });
+}
+
+TEST_P(Sparse, DA039_EachGradientHasItsOwnDtype) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = sparse::make(at::kFloat), b = sparse::make(at::kDouble);
+    AutogradContext context(agent);
+    context.backward({sum_of(agent.sync<&sparse::add>(after(agent, 1), a, b))});
+    expect_gradients(context, [&] { return a + b; }, {a, b});
+  });
+}
+
+TEST_P(Sparse, DA039_NestedCallsAndCallsWhereOnlyOneNeedsGradients) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
+    for (const int third : {0, 1, 2}) {
+      AutogradContext context(agent);
+      context.backward({sum_of(agent.sync<&sparse::add_on>(after(agent, 1), a, b, after(agent, third).rank))});
+      expect_gradients(context, [&] { return a + b + a; }, {a, b});
+    }
+    AutogradContext context(agent);
+    context.backward({sum_of(agent.sync<&sparse::only_first>(after(agent, 1), a, b.detach()))});
+    expect_gradients(context, [&] { return a + b.detach(); }, {a});
+  });
+}
+
+TEST_P(Sparse, DA039_MixedWithDenseOnes) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = sparse::make(at::kDouble), d = leaf({3, 2});
+    AutogradContext context(agent);
+    context.backward({agent.sync<&sparse::times_dense>(after(agent, 1), a, d).sum()});
+    expect_gradients(context, [&] { return at::_sparse_mm(a, d); }, {a, d});
+  });
+}
+
+TEST_P(Sparse, DA039_ThousandPasses) {
+  if (GetParam().workers != 2) GTEST_SKIP() << "once for each transport";
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = sparse::make(at::kDouble), b = sparse::make(at::kDouble);
+    AutogradContext context(agent);
+    const at::Tensor root = sum_of(agent.sync<&sparse::add>(after(agent, 1), a, b));
+    for (int i = 0; i < 1000; ++i) context.backward({root}, {.retain_graph = true});
+    expect_gradients(
+        context, [&] { return a + b; }, {a, b}, 1000);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, Sparse, testing::ValuesIn(autograd_settings()), setting_name);
+
+}  // namespace
+}  // namespace weft
