@@ -1,14 +1,18 @@
 // What an iteration of distributed training costs, between two workers on one host, each on a core of its own: the listing
 // of the field's overview (two tensors on another worker, their sum here, backward, a step of SGD), and with tensors and
-// optimizer kept. Weft over shared memory and TCP, against Python's torch.distributed.autograd on the same torch, and
-// against the same in one process. Then, over links in one process that count and can be slow (autograd_linked.cc):
-// messages and bytes of a step, round trips, and what a model in two stages hides of a slow link.
+// optimizer kept; and a model in two stages. Weft over shared memory and TCP, against Python's torch.distributed.autograd
+// on the same torch, and against the same in one process. Then passes of one worker at once, and over links in one process
+// that count and can be slow (autograd_linked.cc): messages and bytes of a step, round trips, and what a model in two
+// stages hides of a slow link.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <sstream>
+#include <thread>
 
 #include <torch/torch.h>
 
@@ -26,7 +30,8 @@ struct Case {
   int iterations;  // of one sample
   int samples;
 };
-constexpr Case kCases[] = {{"listing", 20, 20}, {"kept", 40, 20}, {"kept, queued", 40, 20}, {"kept exact", 40, 20}};
+constexpr Case kCases[] = {
+    {"listing", 20, 20}, {"kept", 40, 20}, {"kept, queued", 40, 20}, {"kept exact", 40, 20}, {"two stages", 2, 10}};
 
 const Case& case_named(const std::string& name) {
   for (const Case& one : kCases) {
@@ -54,6 +59,9 @@ int work(const std::string& transport, const Case& one) {
   if (agent.self().rank == 0) {
     if (std::strcmp(one.name, "listing") == 0) {
       measure(one, [&] { weft::bench::listing(agent); });
+    } else if (std::strcmp(one.name, "two stages") == 0) {
+      weft::bench::TwoStages model(agent);
+      measure(one, [&] { weft::bench::two_stages(agent, model); });
     } else {
       const Kept with(agent);
       const bool exact = std::strcmp(one.name, "kept exact") == 0, queued = std::strcmp(one.name, "kept, queued") == 0;
@@ -71,6 +79,18 @@ int work(const std::string& transport, const Case& one) {
 int work_alone(const Case& one) {
   weft::bench::pin_to_core(0);
   torch::set_num_threads(1);
+  if (std::strcmp(one.name, "two stages") == 0) {
+    const auto stage = weft::bench::make_stage();
+    weft::bench::LastStage last;
+    const auto input = torch::rand({weft::bench::kBatch, weft::bench::kWidth});
+    measure(one, [&] {
+      std::vector<at::Tensor> outs;
+      for (int i = 0; i < weft::bench::kStagedBatches; ++i) outs.push_back(last.loss(stage->forward(input)));
+      for (auto* module : {&stage, &last.net}) (*module)->zero_grad();
+      at::stack(outs).sum().backward();
+    });
+    return 0;
+  }
   std::optional<at::Tensor> first, second;
   measure(one, [&] {
     if (!first || std::strcmp(one.name, "listing") == 0) {
@@ -99,10 +119,10 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   }
   settings.push_back({"one process", {self, "--alone", one.name}, 1});
   if (const char* python = std::getenv("WEFT_BENCH_PYTHON");
-      python != nullptr && (std::strcmp(one.name, "listing") == 0 || std::strcmp(one.name, "kept") == 0)) {
-    settings.push_back(
-        {"torch.distributed.autograd",
-         {python, AUTOGRAD_PYTHON, one.name, std::to_string(one.iterations / 4), std::to_string(one.samples)}});
+      python != nullptr && std::set<std::string>{"listing", "kept", "two stages"}.contains(one.name)) {
+    settings.push_back({"torch.distributed.autograd",
+                        {python, AUTOGRAD_PYTHON, one.name, std::to_string(std::max(1, one.iterations / 4)),
+                         std::to_string(one.samples)}});
   }
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
@@ -111,7 +131,68 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
     }
   }
   for (const Setting& setting : settings) {
-    report.add(weft::bench::time_row(one.name, setting.name, 36, setting.times, 1e6, "us"));
+    const std::size_t bytes = std::strcmp(one.name, "two stages") == 0 ? weft::bench::kBatch * weft::bench::kWidth * 4 : 36;
+    report.add(weft::bench::time_row(one.name, setting.name, bytes, setting.times, 1e6, "us"));
+  }
+}
+
+// Passes a second of so many threads of one worker, each in a context of its own, or of libtorch's own backward().
+int work_at_once(bool in_contexts, int threads) {
+  torch::set_num_threads(1);
+  auto agent = weft::rpc::init("worker0", {.transports = {"inproc"}});
+  constexpr int kPasses = 100;
+  for (int sample = -1; sample < 10; ++sample) {
+    std::vector<std::thread> all;
+    const double start = now();
+    for (int i = 0; i < threads; ++i) {
+      all.emplace_back([&] {
+        const auto weight = torch::rand({128, 128}).requires_grad_(), x = torch::rand({128, 128});
+        for (int pass = 0; pass < kPasses; ++pass) {
+          at::Tensor y = x;
+          const auto forward = [&] {
+            for (int layer = 0; layer < 8; ++layer) y = y.matmul(weight).tanh();
+            return y.sum();
+          };
+          if (in_contexts) {
+            weft::AutogradContext context(agent);
+            context.backward({forward()});
+          } else {
+            weight.mutable_grad() = {};
+            forward().backward();
+          }
+        }
+      });
+    }
+    for (auto& thread : all) thread.join();
+    if (sample >= 0) std::printf("%.3f ", kPasses * threads / (now() - start));
+  }
+  std::printf("\n");
+  agent.shutdown();
+  return 0;
+}
+
+void at_once(weft::bench::Report& report, const std::string& self) {
+  const std::string row = "passes at once";
+  if (!report.wants(row)) return;
+  struct Peer {
+    std::string name, how, threads;
+    weft::bench::Samples rates = {};
+  };
+  std::vector<Peer> peers;
+  for (const char* threads : {"1", "2"}) {
+    const std::string behind = std::string(", ") + threads + (*threads == '1' ? " thread" : " threads");
+    peers.push_back({"weft" + behind, "contexts", threads});
+    peers.push_back({"libtorch" + behind, "libtorch", threads});
+  }
+  for (int round = 0; round < report.runs(); ++round) {
+    for (Peer& peer : peers) {
+      std::istringstream text(weft::bench::run_workers({self, "--at-once", peer.how, peer.threads}, 1).text);
+      for (double rate = 0; text >> rate;) peer.rates.add(rate);
+    }
+  }
+  for (const Peer& peer : peers) {
+    report.add(
+        {row, peer.name, 0, "passes", "1/s", peer.rates.quantile(0.5), peer.rates.quantile(0.01), peer.rates.count()});
   }
 }
 
@@ -165,6 +246,9 @@ void two_stages(const std::string& kind, const char* share, weft::bench::Report&
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], case_named(argv[3]));
   if (argc == 3 && std::strcmp(argv[1], "--alone") == 0) return work_alone(case_named(argv[2]));
+  if (argc == 4 && std::strcmp(argv[1], "--at-once") == 0) {
+    return work_at_once(std::strcmp(argv[2], "contexts") == 0, std::atoi(argv[3]));
+  }
   if (argc == 3 && std::strcmp(argv[1], "--linked") == 0) return weft::bench::work_linked(argv[2]);
   weft::bench::Report report("autograd", argc, argv, /*default_runs=*/3);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
@@ -174,6 +258,7 @@ int main(int argc, char** argv) {
   for (const Case& one : kCases) {
     if (report.wants(one.name)) compare(one, report, self);
   }
+  at_once(report, self);
   for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
     count(name, report, self);
   for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})

@@ -132,8 +132,6 @@ void go_far(const std::string& name, Links& links) {
   std::printf("\n");
 }
 
-constexpr std::int64_t kWidth = 512;
-constexpr std::int64_t kBatch = 64;  // of a micro-batch
 constexpr int kMicroBatches = 64;
 
 // A layer that takes its time without a core, as one on an accelerator does, and one at a time as there: 1 ms forward, 2 ms
@@ -156,10 +154,7 @@ struct Elsewhere : torch::autograd::Function<Elsewhere> {
 };
 
 struct StageImpl : torch::nn::Module {
-  explicit StageImpl(bool does_compute)
-      : computes(does_compute),
-        net(register_module("net", torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
-                                                         torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh()))) {}
+  explicit StageImpl(bool does_compute) : computes(does_compute), net(register_module("net", make_stage())) {}
   at::Tensor forward(at::Tensor x) {
     return computes ? net->forward(x) : Elsewhere::apply(x, reinterpret_cast<std::int64_t>(&device));
   }

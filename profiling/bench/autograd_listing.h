@@ -56,6 +56,35 @@ inline void kept_queued(rpc::Agent& agent, const Kept& with) {
   with.optimizer.step_async(context).get();
 }
 
+constexpr std::int64_t kWidth = 512;  // of a stage
+constexpr std::int64_t kBatch = 64;   // of a micro-batch
+
+inline torch::nn::Sequential make_stage() {
+  return torch::nn::Sequential(torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(), torch::nn::Linear(kWidth, kWidth),
+                               torch::nn::Tanh());
+}
+struct LastStage {
+  at::Tensor loss(at::Tensor x) { return net->forward(x).sum(); }
+  torch::nn::Sequential net = make_stage();
+};
+
+// A model in two stages, the first of them here: micro-batch after micro-batch, then one backward.
+struct TwoStages {
+  explicit TwoStages(rpc::Agent& agent) : last(agent.remote<LastStage>(1)) {}
+  torch::nn::Sequential first = make_stage();
+  RRef<LastStage> last;
+  at::Tensor input = torch::rand({kBatch, kWidth});
+};
+constexpr int kStagedBatches = 8;
+inline void two_stages(rpc::Agent& agent, TwoStages& model) {
+  AutogradContext context(agent);
+  std::vector<Future<at::Tensor>> outs;
+  for (int i = 0; i < kStagedBatches; ++i) {
+    outs.push_back(model.last.async<&LastStage::loss>(model.first->forward(model.input)));
+  }
+  context.backward({at::stack(when_all(std::move(outs)).get()).sum()});
+}
+
 // Two workers of this process, joined by links whose speed is set and whose messages and bytes are counted. In a process of
 // its own: autograd_bench --linked WHAT. Prints numbers, as the cases of autograd_bench.cc read them.
 int work_linked(const std::string& what);
