@@ -40,6 +40,12 @@ Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo
                                   " maps none of its devices to " + from.str());
 }
 
+// For what asks who has a rank: where workers come and go that stands in the store, and the loop waits for no store.
+void off_loop(const AgentCore& core, Task task) {
+  if (core.world_size()) return task();
+  core.crew()->run(std::move(task));
+}
+
 }  // namespace
 
 std::string describe(const WorkerInfo& worker) { return worker.name + " (rank " + std::to_string(worker.rank) + ")"; }
@@ -378,7 +384,9 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   std::vector<std::shared_ptr<rref::ForkWriter>> given;
   for (auto& [id, call] : failed) given.push_back(std::move(call.forks));
   for (auto& call : forgotten) given.push_back(std::move(call.forks));
-  if (!closed_) rref::ask_what_came(shared_from_this(), worker.rank, given);
+  off_loop(*this, Task([self = shared_from_this(), rank = worker.rank, given = std::move(given)] {
+    if (!self->closed_) rref::ask_what_came(self, rank, given);
+  }));
   look_after(worker.rank);
 }
 
@@ -390,6 +398,10 @@ void AgentCore::look_after(int rank, Asked why, int times) {
     const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
     if (!decides && !references_.concerns(rank) && !contexts_.concerns(rank)) return;
   }
+  off_loop(*this, Task([self = shared_from_this(), rank, why, times] { self->ask_whether_alive(rank, why, times); }));
+}
+
+void AgentCore::ask_whether_alive(int rank, Asked why, int times) {
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
@@ -430,7 +442,9 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
   }
   log::debug(describe(parts_.self) + ": the connection from " + describe(ended->worker()) + " has ended: " + why.text());
   directory_.forget(ended->worker().rank);
-  if (!closed_) rref::ask_what_came(shared_from_this(), ended->worker().rank, ended->take_given());
+  off_loop(*this, Task([self = shared_from_this(), rank = ended->worker().rank, given = ended->take_given()] {
+    if (!self->closed_) rref::ask_what_came(self, rank, given);
+  }));
   look_after(ended->worker().rank);
 }
 

@@ -158,6 +158,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(int rank);
+  void ask_whether_alive(int rank, Asked why, int times);
   struct Leaving {
     std::uint64_t lane = 0;   // 0: to this worker itself
     std::uint64_t bytes = 0;  // of the message

@@ -1,4 +1,4 @@
-// A progress bar on a terminal; nothing elsewhere, where the caller's own lines tell enough.
+// A progress bar on a terminal. Elsewhere nothing, where the caller's own lines tell enough, or a line for each quarter.
 #pragma once
 
 #include <cstdio>
@@ -8,17 +8,26 @@
 
 namespace examples {
 
+enum class Elsewhere { Nothing, Lines };
+
 class ProgressBar {
  public:
   // Only a bar that is shown draws; the other ranks pass false.
-  ProgressBar(std::string title, std::size_t steps, bool shown)
-      : title_(std::move(title)), steps_(steps), shown_(shown && isatty(STDOUT_FILENO) == 1) {}
+  ProgressBar(std::string title, std::size_t steps, bool shown, Elsewhere elsewhere = Elsewhere::Nothing)
+      : title_(std::move(title)),
+        steps_(steps),
+        shown_(shown && isatty(STDOUT_FILENO) == 1),
+        lines_(shown && !shown_ && elsewhere == Elsewhere::Lines) {}
   ~ProgressBar() { clear(); }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void step(const std::string& note) {
     ++done_;
+    if (lines_ && done_ * 4 / steps_ > (done_ - 1) * 4 / steps_) {
+      std::printf("%s: %zu/%zu  %s\n", title_.c_str(), done_, steps_, note.c_str());
+      std::fflush(stdout);
+    }
     if (!shown_) return;
     constexpr std::size_t kWidth = 30;
     const std::size_t filled = steps_ == 0 ? kWidth : done_ * kWidth / steps_;
@@ -42,6 +51,7 @@ class ProgressBar {
   std::size_t steps_;
   std::size_t done_ = 0;
   bool shown_;
+  bool lines_;
 };
 
 }  // namespace examples

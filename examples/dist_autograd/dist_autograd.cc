@@ -4,6 +4,7 @@
 //   weft-run --nproc-per-node 2 dist_autograd
 #include <cstdio>
 
+#include "../common/progress_bar.h"
 #include "../common/workers.h"
 
 namespace {
@@ -17,6 +18,7 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
   const auto a = agent.remote<&random_tensor>(neighbour);
   const auto b = agent.remote<&random_tensor>(neighbour);
   weft::DistributedOptimizer<torch::optim::SGD> optimizer({a, b}, torch::optim::SGDOptions(learning_rate));
+  examples::ProgressBar bar(agent.self().name, static_cast<std::size_t>(steps), agent.self().rank == 0);
   double first = 0;
   double last = 0;
   for (int step = 0; step <= steps; ++step) {
@@ -26,7 +28,9 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
     if (step == steps) break;
     context.backward({loss});  // the gradients lie with the tensors, in this context
     optimizer.step(context);
+    bar.step("sum " + std::to_string(loss.item<double>()));
   }
+  bar.clear();
   // Every one of the 18 elements has the gradient 1.
   std::printf("%s: the sum fell by %.4f in %d steps, by 18 x %g each\n", agent.self().name.c_str(), first - last, steps,
               learning_rate);

@@ -74,7 +74,7 @@ inline std::pair<double, double> train(weft::RRef<Server> server, int steps) {
     for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(values.at(i));
   };
   take(server.sync<&Server::pull>());
-  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1);
+  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
     net->zero_grad();

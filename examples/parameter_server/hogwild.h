@@ -20,7 +20,7 @@ inline std::pair<double, double> train(weft::RRef<NetImpl> net, int steps) {
   const Examples data = examples_of(rank);
   weft::DistributedOptimizer<torch::optim::SGD> optimizer(
       net.sync<&examples::parameters_of<NetImpl>>(), torch::optim::SGDOptions(0.02), {.order = weft::StepOrder::Hogwild});
-  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1);
+  examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
     weft::AutogradContext context(agent);

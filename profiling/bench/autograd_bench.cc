@@ -80,7 +80,7 @@ int work_alone(const Case& one) {
   weft::bench::pin_to_core(0);
   torch::set_num_threads(1);
   if (std::strcmp(one.name, "two stages") == 0) {
-    const auto stage = weft::bench::make_stage();
+    auto stage = weft::bench::make_stage();
     weft::bench::LastStage last;
     const auto input = torch::rand({weft::bench::kBatch, weft::bench::kWidth});
     measure(one, [&] {
@@ -157,7 +157,7 @@ int work_at_once(bool in_contexts, int threads) {
             weft::AutogradContext context(agent);
             context.backward({forward()});
           } else {
-            weight.mutable_grad() = {};
+            weight.mutable_grad() = at::Tensor();
             forward().backward();
           }
         }

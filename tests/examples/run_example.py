@@ -110,6 +110,8 @@ def losses_fall(*arguments):
     output = run(3, *arguments)
     losses = re.findall(r"trainer\d: loss ([0-9.]+) at the first step, ([0-9.]+) at the last", output)
     expect(len(losses) == 2, "parameter_server printed something else", output)
+    on_the_way = re.findall(r"trainer1: (\d+)/300 +loss", output)
+    expect(on_the_way == ["75", "150", "225", "300"], "no progress was shown", output)
     for first, last in losses:
         expect(float(last) < 0.7 * float(first), "the loss did not fall", output)
 

@@ -299,6 +299,61 @@ TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
   first.shutdown();
 }
 
+// Whoever asks it which workers there are waits while it is held.
+class HeldStore : public c10d::HashStore {
+ public:
+  void hold() {
+    std::lock_guard lock(mutex_);
+    held_ = true;
+  }
+  // Whether nobody has waited too long.
+  bool release() {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+    return !waited_too_long_;
+  }
+  bool wait_until_asked() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 30s, [&] { return asked_; });
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    std::unique_lock lock(mutex_);
+    if (value == 0 && held_ && key.ends_with("joined")) {
+      asked_ = true;
+      changed_.notify_all();
+      if (!changed_.wait_for(lock, 10s, [&] { return !held_; })) waited_too_long_ = true;
+    }
+    lock.unlock();
+    return c10d::HashStore::add(key, value);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false, asked_ = false, waited_too_long_ = false;
+};
+
+TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
+  const auto store = c10::make_intrusive<HeldStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1), third = join(2);
+  EXPECT_EQ(first.sync<&ends::number>(2, 1), 1);
+  const auto held = second.remote<&ends::number>(0, 4);
+  EXPECT_EQ(held.to_here(), 4);
+  // The second leaves without a word: the first wants to know what has become of the holder of its value.
+  store->hold();
+  second.leave();
+  EXPECT_TRUE(store->wait_until_asked());
+  EXPECT_EQ(first.sync<&ends::number>(2, 2), 2);
+  EXPECT_TRUE(store->release());
+  while (first.debug_info().owner_rrefs > 0) std::this_thread::yield();
+  third.leave();
+  first.leave();
+}
+
 TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](const std::string& name, int rank) {
