@@ -27,7 +27,7 @@ using Clock = Deadline::Clock;
 using std::chrono::nanoseconds;
 
 constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
-constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on others may have the processor
+constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
 constexpr auto kPollPause = std::chrono::microseconds(50);   // between looks, with pollers that cannot be parked
 constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
 constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
@@ -565,8 +565,9 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   const auto spins_on = [&] {
     const auto idle = now - last_progress;
     if (!spins || idle >= kSpin) return false;
-    // Where there are more threads than processors, one of them may be what this one waits for.
-    if (idle >= kShareAfter) sched_yield();
+    // Where there are more threads than processors, one of them may be what a caller waits for. Who serves goes on: those
+    // that it would make room for are its own agent's, and wait for what it brings.
+    if (who == Turner::Waits && idle >= kShareAfter) sched_yield();
     return true;
   };
   if (spins_on()) return nanoseconds(0);
