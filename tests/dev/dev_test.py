@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -225,7 +226,9 @@ class Gpu(DevTest):
 
     def test_results_are_of_the_packs_commit_and_no_sanitizer_is_said(self):
         printed, result, stopped = self.run_gpu(self.measured)
-        self.assertIn("no compute-sanitizer", printed)
+        why = result["not_run"][f"{self.dev.SANITIZED} under compute-sanitizer"]
+        self.assertIn("there is no compute-sanitizer on PATH", why)
+        self.assertIn(why, printed)
         self.assertIsNone(stopped)
         self.assertEqual(result["commit"], "abc1234")
         self.assertEqual([row["case"] for row in result["rows"]], [case for _, case in self.dev.GPU_BENCHES])
@@ -239,8 +242,125 @@ class Gpu(DevTest):
         printed, result, stopped = self.run_gpu(run)
         self.assertIn("it could not", printed)
         self.assertIn("gpu_bench --case 'training step'", stopped)
-        self.assertIn("transport_bench --case 'cuda_ipc', which gave no figure", stopped)
+        self.assertIn("transport_bench --case 'cuda_ipc'", stopped)
+        self.assertEqual(result["failed_benches"], {"gpu_bench --case 'training step'": "ended with 2: it could not",
+                                                    "transport_bench --case 'cuda_ipc'": "gave no figure: # no GPU cases"})
         self.assertEqual(len(result["rows"]), len(self.dev.GPU_BENCHES) - 2)
+
+    def test_what_is_not_run_is_named_with_its_reason(self):
+        limits = []
+        def run(path, arguments, environment, seconds):
+            limits.append(seconds)
+            if "gpu pack" in arguments or Path(path).name == "a_gpu_test":
+                return None, "ended after 90 s, its share of the time\nnothing comes"
+            return (None, "not run: the 8 minutes for all were over") if "cuda_ipc" in arguments else self.measured(path, arguments)
+        printed, result, stopped = self.run_gpu(run)
+        self.assertEqual(result["not_run"]["a_gpu_test"], "ended after 90 s, its share of the time")
+        self.assertEqual(result["not_run"]["transport_bench --case 'cuda_ipc'"], "not run: the 8 minutes for all were over")
+        self.assertIn("not run: transport_bench --case 'cuda_ipc'", printed)
+        self.assertIn("a_gpu_test", stopped)
+        self.assertIn("transport_bench --case 'cuda_ipc'", stopped)
+        self.assertEqual(len(limits), 1 + len(self.dev.GPU_BENCHES))
+        self.assertTrue(all(limit >= self.dev.LEAST_GPU_SECONDS - 1 for limit in limits), limits)
+
+    def test_one_that_hangs_takes_its_share_and_not_the_others(self):
+        now = [1000.0]
+        with mock.patch("time.monotonic", lambda: now[0]), mock.patch.multiple(self.dev, GPU_SECONDS=480, LEAST_GPU_SECONDS=20, MOST_GPU_SECONDS=180):
+            time_left = self.dev.GpuTime(12)
+            self.assertEqual([time_left.share() for _ in range(2)], [180, 180])  # the first took no time
+            now[0] += 180  # the second hangs
+            self.assertEqual(time_left.share(), 300 - 9 * 20)
+            now[0] += 120  # so does the third
+            for following in range(8, 0, -1):  # and everyone behind them
+                self.assertEqual(time_left.share(), 20, following)
+                now[0] += 20
+            self.assertEqual(time_left.share(), 20)
+            now[0] += 30
+            self.assertEqual(time_left.share(), 0)
+            quick = self.dev.GpuTime(2)
+            now[0] += 400
+            self.assertEqual([quick.share(), quick.share()], [60, 80])
+
+    def test_a_program_and_what_it_started_end_with_its_share(self):
+        begun = time.monotonic()
+        code, output = self.dev.run_gpu_program("bash", ["-c", "echo it begins; sleep 300 & sleep 300"], dict(os.environ), 0.5)
+        self.assertIsNone(code)
+        self.assertRegex(output, r"^ended after \d+ s, its share of the time\nit begins\n$")
+        self.assertLess(time.monotonic() - begun, 30)
+        self.assertEqual(self.dev.run_gpu_program("bash", ["-c", "echo a; echo b >&2; exit 3"], dict(os.environ), 60), (3, "a\nb\n"))
+        self.assertEqual(self.dev.run_gpu_program("bash", [], {}, 0), (None, "not run: the 8 minutes for all were over"))
+        code, output = self.dev.run_gpu_program(self.root / "nothing", [], {}, 60)
+        self.assertEqual(code, 127)
+        self.assertIn("cannot be started", output)
+
+    def test_compute_sanitizer_is_found_on_path_in_packages_and_in_a_toolkit(self):
+        def made(folder):
+            folder.mkdir(parents=True)
+            (folder / "compute-sanitizer").write_text("#!/bin/sh\n")
+            (folder / "compute-sanitizer").chmod(0o755)
+            return str(folder / "compute-sanitizer")
+        toolkit = made(self.root / "cuda" / "compute-sanitizer")
+        package = made(self.root / "site-packages" / "nvidia" / "cu13" / "bin")
+        on_path = made(self.root / "somewhere")
+        with mock.patch.dict(os.environ, {"PATH": str(self.root / "somewhere"), "CUDA_HOME": str(self.root / "cuda")}):
+            self.assertEqual(self.dev.compute_sanitizer(self.root / "site-packages"), on_path)
+            os.environ["PATH"] = str(self.root)
+            self.assertEqual(self.dev.compute_sanitizer(self.root / "site-packages"), package)
+            self.assertEqual(self.dev.compute_sanitizer(self.root / "others"), toolkit)
+
+    def test_a_preset_without_ranges_is_refused_before_anything_is_built(self):
+        shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
+        self.assertTrue(self.dev.records_ranges("dev"))
+        self.assertTrue(self.dev.records_ranges("profile"))
+        with mock.patch.object(self.dev, "build", side_effect=AssertionError("it builds")):
+            for command in (["gpu-pack"], ["gpu", "--prepare"]):
+                function = getattr(self.dev, "command_" + command[0].replace("-", "_"))
+                with self.assertRaisesRegex(self.dev.Stop, "release compiles the ranges away"):
+                    function([*command[1:], "--preset", "release"])
+
+    def test_preparing_installs_the_sanitizer_where_there_is_none(self):
+        shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
+        for found, installs in ((None, [self.dev.REQUIREMENTS / "pip-gpu.txt"]), ("/usr/bin/compute-sanitizer", [])):
+            with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "install_venv") as installed, \
+                    mock.patch.object(self.dev, "compute_sanitizer", return_value=found), \
+                    mock.patch.object(self.dev, "program", lambda options, name: Path("bin") / name), contextlib.redirect_stdout(io.StringIO()):
+                self.dev.command_gpu(["--prepare"])
+            self.assertEqual(built.call_args.args[1], [*self.dev.gpu_targets(), *self.dev.GPU_PROGRAMS])
+            self.assertEqual([call.args[1] for call in installed.call_args_list], installs)
+
+    def packed(self):
+        """What ./dev gpu-pack prints, and the names in the pack that it makes of fakes."""
+        folder = self.root / "tests" / "some"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "CMakeLists.txt").write_text("weft_test(b_gpu_test SOURCES b.cc LABELS gpu TIMEOUT 9)\nweft_test(cpu_test SOURCES c.cc)\n"
+                                               "weft_test(a_gpu_test\n  SOURCES a.cc\n  LABELS procs gpu)\nweft_test(g2_test SOURCES d.cc LABELS gpu2)\n")
+        shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
+        def pack(programs, folder, with_torch):
+            self.assertFalse(with_torch)
+            for program in programs:
+                (folder / "bin").mkdir(parents=True, exist_ok=True)
+                (folder / "bin" / program.name).write_bytes(os.urandom(1000))
+        printed = io.StringIO()
+        with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "pack", pack), \
+                mock.patch.object(self.dev, "program", lambda options, name: Path("bin") / name), contextlib.redirect_stdout(printed):
+            self.dev.command_gpu_pack(["--output", str(self.root / "pack.tar.xz")])
+        self.assertEqual(built.call_args.args[1], ["a_gpu_test", "b_gpu_test", *self.dev.GPU_PROGRAMS])
+        listed = subprocess.run(["tar", "-tf", self.root / "pack.tar.xz"], capture_output=True, text=True, check=True).stdout
+        return printed.getvalue(), {name for name in listed.splitlines() if not name.endswith("/")}
+
+    def test_a_pack_holds_all_gpu_tests_the_benches_and_what_runs_them(self):
+        printed, names = self.packed()
+        programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "weft-timeline"}
+        self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/tests.txt"})
+        self.assertIn("weft-gpu/dev gpu --pack weft-gpu", printed)
+        folder = self.dev.unpacked(self.root / "pack.tar.xz")
+        self.assertEqual((folder / "tests.txt").read_text().split(), ["a_gpu_test", "b_gpu_test"])
+
+    def test_a_pack_that_is_too_large_is_refused_and_not_left(self):
+        self.assertEqual(self.dev.PACK_BYTES, 60_000_000)
+        with mock.patch.object(self.dev, "PACK_BYTES", 5000), self.assertRaisesRegex(self.dev.Stop, r"it may have 0\.0\. The largest in it, unpacked: (bin|dev)"):
+            self.packed()
+        self.assertFalse((self.root / "pack.tar.xz").exists())
 
     def test_what_the_sanitizer_finds_fails_the_command(self):
         (self.folder / "tests.txt").write_text(self.dev.SANITIZED + "\n")
@@ -250,7 +370,7 @@ class Gpu(DevTest):
 
     def test_the_image_with_the_tests_knows_its_commit(self):
         image = (SCRIPT.parent / "docker" / "gpu.Dockerfile").read_text()
-        self.assertRegex(image, r"AS test\n(#.*\n)?ARG COMMIT=unknown\nRUN echo .* > COMMIT\n")
+        self.assertRegex(image, r"AS test\n(?:(?!FROM ).*\n)*ARG COMMIT=unknown\nRUN echo .* > COMMIT\n")
 
     def test_figures_are_read_off_the_rows_of_the_largest_case(self):
         def row(case, peer, metric, p50, size=0, unit="us"):
