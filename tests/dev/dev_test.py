@@ -328,6 +328,29 @@ class Gpu(DevTest):
             self.assertEqual(built.call_args.args[1], [*self.dev.gpu_targets(), *self.dev.GPU_PROGRAMS])
             self.assertEqual([call.args[1] for call in installed.call_args_list], installs)
 
+    def test_settings_are_counted_apart(self):
+        report = self.root / "build" / "gpu-tests.xml"
+        cases = "".join(f'<testcase name="{name}" classname="Gpu/Claims" status="run" result="{result}">{inside}</testcase>'
+                        for name, result, inside in [("Sum/NcclProcesses", "completed", ""), ("Min/NcclProcesses", "completed", ""),
+                                                     ("Max/NcclProcesses", "completed", '<failure message="wrong"/>'), ("Sum/GlooOnGpu", "completed", ""),
+                                                     ("Any/GlooOnGpu", "skipped", '<skipped message="no way"/>'), ("Alone", "completed", "")])
+        def run(path, arguments, environment, seconds):
+            report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+            return 1, "one failed"
+        with mock.patch.object(self.dev, "run_gpu_program", run):
+            figures = self.dev.test_figures("communicator_gpu_test", [], {}, 60)
+        self.assertEqual(figures["passed_by_setting"], {"NcclProcesses": 2, "GlooOnGpu": 1})
+        self.assertEqual(figures["passed"], 4)
+        result = {"tests": [figures], "sanitizer": {"exit_code": 0, "passed": 30, "failed": []}}
+        read = {what: reads(result) for what, _, reads in self.dev.GPU_CHECKS}
+        self.assertEqual(read["two ranks on one GPU, correctness: NCCL in two processes"], "2 passed, 1 failed")
+        self.assertEqual(read["two ranks on one GPU, correctness: through pinned memory, two threads"], "1 passed, 0 failed, 1 skipped")
+        self.assertEqual(read[f"{self.dev.SANITIZED} under compute-sanitizer"], "30 passed, 0 failed, no error")
+        older = {"tests": [{"failed": [], "skipped": {}, "passed": 3}], "sanitizer": None}
+        self.assertTrue(all(reads(older) is None for _, _, reads in self.dev.GPU_CHECKS))
+        ended = {"tests": [], "sanitizer": {"exit_code": None, "passed": 0, "failed": []}}
+        self.assertTrue(all(reads(ended) is None for _, _, reads in self.dev.GPU_CHECKS))
+
     def packed(self):
         """What ./dev gpu-pack prints, and the names in the pack that it makes of fakes."""
         folder = self.root / "tests" / "some"
@@ -381,7 +404,9 @@ class Gpu(DevTest):
                 row("nccl all_reduce of one rank", "NCCL", "time", 1.5), row("nccl all_reduce of one rank", "weft communicator", "time", 3.0),
                 row("stream to stream", "weft", "time", 4.0), row("stream to stream", "host function", "time", 20.0),
                 row("training step", "captured", "host time", 50.0), row("training step", "eager", "host time", 500.0),
-                row("training step", "captured", "time", 900.0), row("training step", "eager", "time", 1000.0)]
+                row("training step", "captured", "time", 900.0), row("training step", "eager", "time", 1000.0),
+                row("cuda_ipc stream 1048576", "weft", "bandwidth", 400.0, 1 << 20, "GiB/s"),
+                row("cuda_ipc stream 1048576", "floor: device copy", "bandwidth", 500.0, 1 << 20, "GiB/s")]
         figures = {what: read(rows) for what, _, read in self.dev.GPU_FIGURES}
         self.assertEqual(figures["bucket pack, share of device-copy bandwidth"], "90 % (9 GB/s at 64 bytes)")
         self.assertIsNone(figures["bucket unpack, share of device-copy bandwidth"])
@@ -389,6 +414,8 @@ class Gpu(DevTest):
         self.assertEqual(figures["stream to stream, stream memory operations"], "4 us")
         self.assertEqual(figures["stream to stream, times faster than host callbacks"], "5 (20 against 4 us)")
         self.assertEqual(figures["captured training step, host time over eager"], "0.1 (50 against 500 us)")
+        self.assertEqual(figures["CUDA IPC, 1 MiB, bandwidth over a device copy's"], "0.8 (400 against 500 GiB/s)")
+        self.assertIsNone(figures["CUDA IPC, 256 MiB, bandwidth over a device copy's"])
         self.assertTrue(all(read([]) is None for _, _, read in self.dev.GPU_FIGURES))
 
 
@@ -409,6 +436,24 @@ class Results(DevTest):
                      "| 8 B | 8 | time, us | 2.94 | 114 |\n| 64 B | 8 | time, us |  | 115 |\n")
             self.assertEqual(page.read_text().count(table), 1)
             self.assertIn("No run of `./dev gpu`", page.read_text())
+
+    def test_a_result_of_a_gpu_shows_its_checks_and_what_was_not_run(self):
+        results = self.root / "profiling" / "results"
+        results.mkdir(parents=True)
+        page = self.root / "docs" / "benchmarks.md"
+        page.parent.mkdir()
+        page.write_text("# Benchmarks\n")
+        tests = [{"program": "communicator_gpu_test", "exit_code": 0, "passed": 7, "passed_by_setting": {"NcclProcesses": 3}, "failed": [], "skipped": {}}]
+        result = {"date": "2026-01-02T03:04:05+00:00", "commit": "abc1234", "tests": tests, "sanitizer": None, "rows": [],
+                  "devices": [{"name": "NVIDIA H200", "driver_version": "580", "clocks.max.sm": "1980 MHz"}],
+                  "not_run": {"gpu_bench --case 'training step'": "ended after 90 s, its share of the time"}}
+        (results / "gpu-nvidia-h200-2026-01-02-abc1234.json").write_text(json.dumps(result))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.dev.command_results([])
+        text = page.read_text()
+        self.assertIn("| two ranks on one GPU, correctness: NCCL in two processes | all pass | 3 passed, 0 failed |", text)
+        self.assertIn("under compute-sanitizer | no error | not measured |", text)
+        self.assertIn("Not run: gpu_bench --case 'training step': ended after 90 s, its share of the time.", text)
 
 
 if __name__ == "__main__":
