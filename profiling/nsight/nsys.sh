@@ -1,19 +1,26 @@
 #!/bin/bash
-# Runs a program under Nsight Systems, with the options that show Weft: its NVTX ranges and NCCL's, CUDA, and the OS's waits.
-# For all ranks of a machine in one report: put weft-run behind it.
+# Runs a program under Nsight Systems, with the options that show Weft: its NVTX ranges and NCCL's, CUDA, and the OS's waits;
+# then prints how much of the communication was hidden. For all ranks of a machine in one report: put weft-run behind it.
 #
 #   profiling/nsight/nsys.sh run1 build/profile/bin/weft-run --nproc-per-node 2 build/profile/bin/digits --epochs 1
-#   profiling/nsight/overlap.py run1.sqlite
 set -euo pipefail
-usage="usage: $0 NAME PROGRAM [args]   writes NAME.nsys-rep and NAME.sqlite"
+usage="usage: $0 NAME PROGRAM [args]
+
+Runs PROGRAM under nsys, which writes NAME.nsys-rep (for Nsight Systems), exports that to NAME.sqlite, and prints of it, for each
+process and GPU, how much of the communication compute has hidden (overlap.py NAME.sqlite prints it again; its --help says what
+counts as what). Ends with PROGRAM's exit code."
 case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 2 ]; then
   echo "$usage" >&2
   exit 2
 fi
+here=$(dirname "$(readlink -f "$0")")
 name=$1
 shift
 command -v nsys > /dev/null || { echo "no nsys: install Nsight Systems (cuda-nsight-systems-13-0)" >&2; exit 3; }
+code=0
 nsys profile --output "$name" --force-overwrite true --trace cuda,nvtx,osrt --cuda-graph-trace node --wait all \
-  --sample none --cpuctxsw none "$@"
+  --sample none --cpuctxsw none "$@" || code=$?  # what was recorded before a failure is shown as well
 nsys export --type sqlite --force-overwrite true --output "$name.sqlite" "$name.nsys-rep"
+"$here/overlap.py" "$name.sqlite"
+exit $code

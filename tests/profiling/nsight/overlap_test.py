@@ -1,48 +1,349 @@
 #!/usr/bin/env python3
-"""overlap.py against tables as nsys exports them, made by hand.
+"""overlap.py against tables as nsys exports them, made by hand; and nsys.sh and ncu.sh with stand-ins for the tools.
 
 usage: overlap_test.py OVERLAP_PY
 """
 
+import importlib.util
+import os
+import re
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import unittest
 from pathlib import Path
+from unittest import mock
 
-overlap = sys.argv[1]
+OVERLAP = Path(sys.argv.pop()).resolve()
+ROOT = OVERLAP.parents[2]
+MS = 1_000_000
+PROCESS = 77
+HOST_TO_DEVICE, DEVICE_TO_HOST, ON_DEVICE, PEER_TO_PEER = 1, 2, 8, 10
+
+TABLES = {
+    "StringIds": "id INTEGER, value TEXT",
+    "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER, domainId INTEGER, text TEXT, textId INTEGER",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, "
+                                  "demangledName INTEGER, graphNodeId INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, "
+                                  "copyKind INTEGER, graphNodeId INTEGER",
+    "CUDA_GRAPH_NODE_EVENTS": "start INTEGER, globalTid INTEGER, graphNodeId INTEGER, originalGraphNodeId INTEGER",
+}
 
 
-def run(path):
-    return subprocess.run([sys.executable, overlap, str(path)], capture_output=True, text=True)
+class Run:
+    """The tables of a run. Times in ms; a table is made when something is put into it, as nsys does."""
+
+    def __init__(self, path):
+        self.database = sqlite3.connect(path)
+        self.texts = {}
+        self.correlation = 0
+        self.domains = {}
+        self.make("StringIds")
+
+    def make(self, table):
+        self.database.execute(f"CREATE TABLE IF NOT EXISTS {table} ({TABLES[table]})")
+
+    def put(self, table, *row):
+        self.make(table)
+        self.database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+    def text(self, text):
+        if text not in self.texts:
+            self.texts[text] = len(self.texts) + 1
+            self.put("StringIds", self.texts[text], text)
+        return self.texts[text]
+
+    @staticmethod
+    def thread(number, process=PROCESS):
+        return process << 24 | number
+
+    def range(self, domain, text, begin, end, thread=1, process=PROCESS, registered=True):
+        if (process, domain) not in self.domains:
+            self.domains[process, domain] = 1 + sum(1 for known, _ in self.domains if known == process)  # numbers are a process's own
+            self.put("NVTX_EVENTS", 0, None, 75, self.thread(1, process), self.domains[process, domain], domain, None)
+        self.put("NVTX_EVENTS", begin * MS, None if end is None else end * MS, 59, self.thread(thread, process), self.domains[process, domain],
+                 None if registered else text, self.text(text) if registered else None)
+
+    def call(self, name, at, thread=1, process=PROCESS):
+        """A call of CUDA: its correlation."""
+        self.correlation += 1
+        self.put("CUPTI_ACTIVITY_KIND_RUNTIME", int(at * MS), int(at * MS) + 1000, self.thread(thread, process), self.correlation, self.text(name))
+        return self.correlation
+
+    def kernel(self, name, begin, end, correlation=0, process=PROCESS, device=0, node=None):
+        self.put("CUPTI_ACTIVITY_KIND_KERNEL", begin * MS, end * MS, device, 7, correlation, process << 24, self.text(name), node)
+
+    def copy(self, kind, begin, end, correlation=0, process=PROCESS, device=0, node=None):
+        self.put("CUPTI_ACTIVITY_KIND_MEMCPY", begin * MS, end * MS, device, 7, correlation, process << 24, kind, node)
 
 
-for option, code in (("--help", 0), ("--bogus", 2)):
-    result = run(option)
-    if result.returncode != code or "usage: overlap.py" not in result.stdout + result.stderr:
-        sys.exit(f"{option}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+def overlap_module():
+    specification = importlib.util.spec_from_file_location("overlap", OVERLAP)
+    module = importlib.util.module_from_spec(specification)
+    with mock.patch.object(sys, "dont_write_bytecode", True):
+        specification.loader.exec_module(module)
+    return module
 
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "run.sqlite"
-    if "there is no" not in run(path).stderr:
-        sys.exit("a file that is missing is not named")
-    garbage = Path(folder) / "garbage.sqlite"
-    garbage.write_text("no database" * 100)
-    if "garbage.sqlite is no export of nsys" not in run(garbage).stderr:
-        sys.exit("a file of another kind is not named")
-    process = 77 << 24
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (globalPid INTEGER, deviceId INTEGER, start INTEGER, end INTEGER, demangledName INTEGER)")
-        database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (globalPid INTEGER, deviceId INTEGER, start INTEGER, end INTEGER, copyKind INTEGER)")
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "gemm"), (2, "ncclDevKernel_AllReduce")])
+
+def overlap(path):
+    return subprocess.run([sys.executable, OVERLAP, path], capture_output=True, text=True)
+
+
+class Overlap(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name) / "run.sqlite"
+        self.run_ = Run(self.path)
+
+    def said(self):
+        """(lines of the table, the line of reasons, stderr)."""
+        self.run_.database.commit()
+        result = overlap(self.path)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()[1:]
+        reasons = lines.pop() if lines[-1].startswith("communication, each") else ""
+        return [line.split() for line in lines], reasons, result.stderr
+
+    def communication(self):
+        """(ms of it, the reasons), of a run of one process on one device."""
+        (line,), reasons, _ = self.said()
+        return float(line[3]), reasons
+
+    def test_help_is_printed_and_unknown_options_are_refused(self):
+        for option, code in (("--help", 0), ("--bogus", 2)):
+            result = overlap(option)
+            self.assertEqual(result.returncode, code)
+            self.assertIn("usage: overlap.py", result.stdout + result.stderr)
+
+    def test_what_is_no_export_is_said(self):
+        self.assertIn("there is no", overlap(self.path.with_name("none.sqlite")).stderr)
+        garbage = self.path.with_name("garbage.sqlite")
+        garbage.write_text("no database" * 100)
+        self.assertIn("garbage.sqlite is no export of nsys", overlap(garbage).stderr)
+        sqlite3.connect(self.path.with_name("other.sqlite")).execute("CREATE TABLE other (id INTEGER)")
+        self.assertIn("it has no table StringIds", overlap(self.path.with_name("other.sqlite")).stderr)
+        self.run_.database.commit()
+        self.assertIn("holds no kernel of a GPU", overlap(self.path).stderr)
+
+    def test_a_column_that_is_missing_is_named(self):
+        self.run_.database.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, demangledName INTEGER)")
+        self.run_.database.commit()
+        self.assertIn("CUPTI_ACTIVITY_KIND_KERNEL has no column globalPid", overlap(self.path).stderr)
+
+    def test_intervals_are_united_and_the_exposed_part_is_what_nothing_hides(self):
         # Compute 0 to 10 ms and 20 to 30 ms; communication 5 to 25 ms, in two kernels that overlap, and a copy between devices.
-        ms = 1_000_000
-        rows = [(0, 10, 1), (20, 30, 1), (5, 15, 2), (12, 25, 2)]
-        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, 0, ?, ?, ?)", [(process, begin * ms, end * ms, name) for begin, end, name in rows])
-        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, 0, ?, ?, ?)", [(process, 30 * ms, 34 * ms, 10), (process, 40 * ms, 50 * ms, 1)])
-    result = run(path)
-    fields = result.stdout.splitlines()[-1].split()
-    expected = ["77", "0", "20.000", "24.000", "10.000", "14.000", "41.7", "%"]
-    if result.returncode != 0 or fields != expected:
-        sys.exit(f"expected {expected}, got {fields}\n{result.stderr}")
+        for begin, end in ((0, 10), (20, 30)):
+            self.run_.kernel("gemm", begin, end)
+        for begin, end in ((5, 15), (12, 25)):
+            self.run_.kernel("ncclDevKernel_AllReduce", begin, end)
+        self.run_.copy(PEER_TO_PEER, 30, 34)
+        self.run_.copy(HOST_TO_DEVICE, 40, 50)
+        lines, reasons, notes = self.said()
+        self.assertEqual(lines, [["77", "0", "20.000", "24.000", "10.000", "14.000", "41.7", "%"]])
+        self.assertEqual(reasons, "communication, each by itself: NCCL's kernels 23.000 ms, copies between GPUs 4.000 ms")
+        self.assertIn("it has no ranges", notes)
+        self.assertIn("it has no calls of CUDA", notes)
+
+    def test_processes_and_devices_are_kept_apart(self):
+        self.run_.kernel("gemm", 0, 10)
+        self.run_.kernel("ncclDevKernel_SendRecv", 0, 4, process=78)
+        self.run_.kernel("ncclDevKernel_SendRecv", 0, 6, process=78, device=1)
+        lines, _, _ = self.said()
+        self.assertEqual([line[:4] for line in lines], [["77", "0", "10.000", "0.000"], ["78", "0", "0.000", "4.000"], ["78", "1", "0.000", "6.000"]])
+
+    def test_copies_of_cuda_ipc_and_of_staging_are_wefts_by_the_drivers_call(self):
+        for begin, kind in ((0, ON_DEVICE), (2, DEVICE_TO_HOST), (4, HOST_TO_DEVICE)):
+            self.run_.copy(kind, begin, begin + 1, self.run_.call("cuMemcpyAsync", begin))
+        for begin, kind in ((10, ON_DEVICE), (12, HOST_TO_DEVICE)):  # a program's, by libtorch
+            self.run_.copy(kind, begin, begin + 1, self.run_.call("cudaMemcpyAsync_v3020", begin))
+        self.assertEqual(self.communication(), (3.0, "communication, each by itself: copies by Weft 3.000 ms"))
+
+    def test_a_copy_of_a_program_inside_a_range_of_the_transport_is_communication(self):
+        self.run_.range("weft.transport", "stage", 0, 5)
+        self.run_.copy(DEVICE_TO_HOST, 6, 8, self.run_.call("cudaMemcpyAsync", 1))
+        self.run_.copy(DEVICE_TO_HOST, 8, 9, self.run_.call("cudaMemcpyAsync", 6))
+        self.assertEqual(self.communication(), (2.0, "communication, each by itself: other copies in Weft's ranges 2.000 ms"))
+
+    def test_wefts_kernels_are_communication_but_for_the_optimizers(self):
+        for begin, name in enumerate(("weft_sum_float32", "weft_copy_4_many", "weft_cast_float32_bfloat16")):
+            self.run_.kernel(name, begin, begin + 1)
+        for begin, name in enumerate(("weft_sgd_float32", "weft_sgd_momentum_float16_many", "weft_adam_float32", "weft_adam_amsgrad_float32"), 10):
+            self.run_.kernel(name, begin, begin + 1)
+        (line,), reasons, _ = self.said()
+        self.assertEqual(line[2:4], ["4.000", "3.000"])
+        self.assertIn("Weft's kernels 3.000 ms", reasons)
+
+    def test_the_innermost_range_that_says_so_counts(self):
+        run = self.run_
+        run.range("weft.engine", "bucket", 0, 100)
+        run.range("weft.engine", "wait", 10, 90)  # says nothing
+        run.range("weft.engine", "run", 20, 40)
+        run.range("weft.transport", "stage", 25, 30, registered=False)
+        run.range("weft.user", "stage", 26, 27)
+        for at, length in ((5, 1), (15, 2), (22, 4), (26.5, 8), (35, 16), (50, 32), (95, 64), (101, 128)):
+            begin = int(at) * 1000
+            run.kernel("elementwise", begin, begin + length, run.call("cudaLaunchKernel", at))
+        self.assertEqual(self.communication()[0], 1 + 2 + 8 + 32 + 64)
+
+    def test_a_range_is_one_threads_and_its_domain_one_processs(self):
+        run = self.run_
+        run.range("weft.transport", "stage", 0, 10)
+        run.range("other", "stage", 0, 10, process=78)  # has the same number as weft.transport in 77
+        run.kernel("elementwise", 20, 21, run.call("cudaLaunchKernel", 5, thread=2))
+        run.kernel("elementwise", 22, 23, run.call("cudaLaunchKernel", 5, process=78), process=78)
+        lines, reasons, _ = self.said()
+        self.assertEqual([line[3] for line in lines], ["0.000", "0.000"])
+        self.assertEqual(reasons, "")
+
+    def test_a_range_that_did_not_end_goes_on(self):
+        self.run_.range("weft.transport", "stage", 0, None)
+        self.run_.kernel("elementwise", 6, 8, self.run_.call("cudaLaunchKernel", 5))
+        self.assertEqual(self.communication()[0], 2.0)
+
+    def test_work_of_a_graph_is_what_it_was_where_it_was_captured(self):
+        run = self.run_
+        run.range("weft.engine", "bucket", 0, 10)
+        for node, at in ((100, 5), (101, 15)):
+            run.put("CUDA_GRAPH_NODE_EVENTS", at * MS, run.thread(1), node, None)
+            run.put("CUDA_GRAPH_NODE_EVENTS", 20 * MS, run.thread(1), node + 100, node)  # when the graph was instantiated
+        run.range("weft.engine", "bucket", 29, 31)  # it is launched in another one
+        launch = run.call("cuGraphLaunch", 30)
+        run.kernel("elementwise", 40, 41, launch, node=200)
+        run.kernel("elementwise", 42, 44, launch, node=201)
+        run.kernel("ncclDevKernel_AllReduce", 50, 54, launch, node=202)  # of whose capture nothing is known
+        run.copy(ON_DEVICE, 60, 68, launch, node=203)
+        (line,), _, _ = self.said()
+        self.assertEqual(line[2:4], ["2.000", "5.000"])
+
+    def test_a_build_without_ranges_is_said(self):
+        self.run_.range("other", "x", 0, 1)
+        self.run_.kernel("gemm", 0, 10, self.run_.call("cudaLaunchKernel", 0))
+        _, _, notes = self.said()
+        self.assertIn("none of its ranges are Weft's (a build with WEFT_TRACE=OFF?)", notes)
+        self.assertNotIn("no calls of CUDA", notes)
+
+
+NSYS = """#!/bin/bash
+echo "$*" >> "$CALLS"
+case $1 in
+profile)
+  while [[ $1 != sh ]]; do [[ $1 = --output ]] && name=$2; shift; done
+  touch "$name.nsys-rep"
+  exec "$@" ;;
+export)
+  [[ -f ${*: -1} ]] && cp "$EXPORT" "${@: -2:1}" ;;
+esac
+"""
+
+NCU = """#!/bin/bash
+echo "$*" >> "$CALLS"
+while [[ $1 != sh ]]; do [[ $1 = --log-file ]] && log=$2; shift; done
+cat "$FIGURES" > "$log"
+exec "$@"
+"""
+
+HEADER = ('"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name",'
+          '"Metric Name","Metric Unit","Metric Value"')
+
+
+class Scripts(unittest.TestCase):
+    """nsys.sh and ncu.sh, with programs in the places of nsys and ncu that do what is needed of them."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "CALLS": str(self.folder / "calls"),
+                            "EXPORT": str(self.folder / "export.sqlite"), "FIGURES": str(self.folder / "figures.csv")}
+        for name, text in (("nsys", NSYS), ("ncu", NCU)):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+
+    def script(self, name, *arguments, **environment):
+        return subprocess.run([OVERLAP.parent / name, *arguments], cwd=self.folder, env={**self.environment, **environment}, capture_output=True, text=True)
+
+    def test_nsys_prints_the_overlap_and_ends_with_the_programs_code(self):
+        run = Run(self.environment["EXPORT"])
+        run.kernel("gemm", 0, 10)
+        run.kernel("ncclDevKernel_AllReduce", 5, 15)
+        run.database.commit()
+        for code in (0, 3):
+            result = self.script("nsys.sh", "run 1", "sh", "-c", f"echo it ran; exit {code}")
+            self.assertEqual(result.returncode, code, result.stderr)
+            lines = result.stdout.splitlines()
+            self.assertEqual(lines[0], "it ran")
+            self.assertEqual(lines[2].split(), ["77", "0", "10.000", "10.000", "5.000", "5.000", "50.0", "%"])
+        calls = Path(self.environment["CALLS"]).read_text()
+        self.assertIn("--trace cuda,nvtx,osrt --cuda-graph-trace node", calls)
+        self.assertIn("export --type sqlite --force-overwrite true --output run 1.sqlite run 1.nsys-rep", calls)
+
+    def test_ncu_prints_a_line_for_each_kernel(self):
+        def line(launch, kernel, metric, unit, value):
+            return f'"{launch}","7","bench","host","{kernel}","1","7","(512, 1, 1)","(264, 1, 1)","0","9.0","Command line profiler metrics","{metric}","{unit}","{value}"'
+        figures = ["==PROF== Connected to process 7", HEADER]
+        for launch, (time, moved, share) in enumerate([("20,000", "60,000,000", "90.5"), ("10,000", "40,000,000", "80.5"), ("40,000", "60,000,000", "91.5")]):
+            figures += [line(launch, "weft_sum_float32", "gpu__time_duration.sum", "ns", time), line(launch, "weft_sum_float32", "dram__bytes.sum", "byte", moved),
+                        line(launch, "weft_sum_float32", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", share)]
+        figures.append(line(9, "weft_copy_4", "gpu__time_duration.sum", "ns", "5"))
+        Path(self.environment["FIGURES"]).write_text("\n".join(figures) + "\n==PROF== Disconnected\n")
+        result = self.script("ncu.sh", "sh", "-c", "echo it ran; exit 4", NCU_CSV=str(self.folder / "kept.csv"))
+        self.assertEqual(result.returncode, 4, result.stderr)
+        ran, _, copies, sums = result.stdout.splitlines()
+        self.assertEqual(ran, "it ran")
+        self.assertEqual(sums.split(), ["3", "20.00", "60.000", "3000.0", "90.5", "%", "weft_sum_float32"])
+        self.assertRegex(copies, "not all of its figures are there +weft_copy_4")
+        self.assertIn("==PROF== Connected", (self.folder / "kept.csv").read_text())
+        self.assertIn("--kernel-name regex:weft --launch-count 50 --print-units base", Path(self.environment["CALLS"]).read_text())
+
+    def test_ncu_without_figures_says_why(self):
+        Path(self.environment["FIGURES"]).write_text("==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - no permission\n")
+        result = self.script("ncu.sh", "sh", "-c", "true")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("has no figures of a kernel of Weft\n  ==ERROR== ERR_NVGPUCTRPERM", result.stderr)
+        Path(self.environment["FIGURES"]).write_text(HEADER + '\n"0","7","b","h","k","1","7","b","g","0","9.0","s","dram__bytes.sum","Mbyte","1"\n')
+        self.assertIn("dram__bytes.sum is in Mbyte; run ncu with --print-units base", self.script("ncu.sh", "sh", "-c", "true").stderr)
+
+    def test_help_says_what_they_do_and_a_missing_tool_is_named(self):
+        for name, says in (("nsys.sh", "how much of the communication compute has hidden"), ("ncu.sh", "the share of the memory's bandwidth")):
+            result = self.script(name, "--help")
+            self.assertEqual(result.returncode, 0)
+            self.assertIn("usage:", result.stdout)
+            self.assertIn(says, " ".join(result.stdout.split()))
+            (self.folder / name.removesuffix(".sh")).unlink()
+            path = ":".join(place for place in self.environment["PATH"].split(":") if not (Path(place) / name.removesuffix(".sh")).exists())
+            result = self.script(name, "x", "sh", PATH=path)
+            self.assertEqual(result.returncode, 3)
+            self.assertIn(f"no {name.removesuffix('.sh')}: install", result.stderr)
+
+
+class Names(unittest.TestCase):
+    """What overlap.py takes from Weft's sources is there."""
+
+    def test_the_ranges_are(self):
+        module = overlap_module()
+        sources = "".join(path.read_text() for folder in ("engine", "transport") for path in (ROOT / folder).rglob("*.cc"))
+        made = {(f"weft.{layer.lower()}", text) for layer, text in re.findall(r'trace::Name \w+\{trace::Layer::(\w+), "([^"]+)"\}', sources)}
+        for table in (module.COMMUNICATING, module.COMPUTING):
+            for domain, texts in table.items():
+                self.assertIn(domain, {known for known, _ in made})
+                for text in texts or ():
+                    self.assertIn((domain, text), made)
+        self.assertIn('std::string("weft.") + trace::name(layer)', (ROOT / "profiling/trace/nvtx.cc").read_text())
+
+    def test_the_kernels_are(self):
+        kernels = (ROOT / "kernels/kernel_list.h").read_text()
+        optimizers = re.findall(r"WEFT_OPTIMIZER_KERNELS_OF\(X, [A-Z]\w+, (\w+)\)", kernels)
+        others = re.findall(r"^  X\((\w+), ", kernels, re.MULTILINE)
+        self.assertGreater(min(len(optimizers), len(others)), 3)
+        is_optimizer = overlap_module().OPTIMIZERS.match
+        self.assertEqual([name for name in optimizers if not is_optimizer(f"weft_{name}_float32")], [])
+        self.assertEqual([name for name in others if is_optimizer(f"weft_{name}")], [])
+        self.assertIn('"weft_" #name', (ROOT / "kernels/cuda_kernels.cc").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()
