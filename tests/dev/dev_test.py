@@ -96,6 +96,17 @@ class Arguments(DevTest):
                          ["weft-run", "--no-prefix", "--nproc-per-node", "3", "digits", "--epochs", "1"])
 
 
+class Setup(DevTest):
+    def test_what_only_tests_run_is_installed_when_asked_for_and_need_not_be_had(self):
+        for words, wanted in (([], []), (["--tests"], [mock.call("apt-test.txt", required=False)])):
+            with mock.patch.object(self.dev, "setup"), mock.patch.object(self.dev, "install_system_packages") as installed, \
+                    contextlib.redirect_stdout(io.StringIO()):
+                self.dev.command_setup(words)
+            self.assertEqual(installed.call_args_list, wanted)
+        named = self.dev.lines_of(SCRIPT.parent / "cmake" / "requirements" / "apt-test.txt")
+        self.assertLessEqual({"slurm-wlm", "munge", "buildah"}, set(named))
+
+
 class Sources(DevTest):
     def test_no_repository_is_said_and_nothing_is_formatted(self):
         with self.assertRaisesRegex(self.dev.Stop, r"git names no \*.h in (?!.*the list is empty)"):
