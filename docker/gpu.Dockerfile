@@ -14,7 +14,7 @@
 # The driver's libcuda comes from the host, by the NVIDIA container toolkit.
 ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 
-FROM ${BASE} AS build
+FROM ${BASE} AS source
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
     apt-get -q update && apt-get -qy install --no-install-recommends python3 ca-certificates && rm -rf /var/lib/apt/lists/*
 WORKDIR /weft
@@ -25,22 +25,24 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false
     --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
     ./dev setup --cuda pip
 COPY . .
-ARG JOBS=
-RUN ./dev build --preset release --cuda pip ${JOBS:+--jobs ${JOBS}}
 
-# Needs a GPU when it is run, not when it is built.
-FROM build AS test
+# Needs a GPU when it is run, not when it is built. Of the preset that keeps the ranges: a bench reads them off the timeline.
+FROM source AS test
+ARG JOBS=
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    ./dev gpu --prepare --preset profile --cuda pip ${JOBS:+--jobs ${JOBS}}
 # What the results are said to be of: the image has no .git.
 ARG COMMIT=unknown
 RUN echo "${COMMIT}" > COMMIT
-CMD ["./dev", "gpu", "--preset", "release", "--cuda", "pip"]
+CMD ["./dev", "gpu", "--preset", "profile", "--cuda", "pip"]
 
-FROM build AS gather
-RUN ./dev pack --preset release --cuda pip --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+FROM source AS gather
+ARG JOBS=
+RUN ./dev pack --preset release --cuda pip ${JOBS:+--jobs ${JOBS}} --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
 
 FROM ${BASE} AS runtime
 COPY --from=gather /opt/weft /opt/weft
-COPY --from=build /weft/examples/digits/data /weft/examples/digits/data
+COPY --from=gather /weft/examples/digits/data /weft/examples/digits/data
 RUN useradd --create-home --uid 10001 weft
 USER weft
 WORKDIR /home/weft

@@ -10,10 +10,15 @@ are files with the settings of apt and pip that the build is given. It takes as 
 slurm: submits docker/slurm.sh with the digits, to Slurm daemons that it starts and ends, where they are installed.
 """
 
+import argparse
 import contextlib
+import importlib.machinery
+import importlib.util
+import io
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,6 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDAH = ["buildah", "--storage-driver", "vfs"]
@@ -42,33 +48,101 @@ def run(*command, **options):
     return result.stdout
 
 
+class Parsed(Exception):
+    """./dev has understood its arguments, and would begin."""
+
+
+def why_not_understood(words):
+    """What ./dev says against its arguments; None where it understands them. It does nothing with them."""
+    loader = importlib.machinery.SourceFileLoader("dev", str(ROOT / "dev"))
+    dev = importlib.util.module_from_spec(importlib.util.spec_from_loader("dev", loader))
+    said = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
+        loader.exec_module(dev)
+        for name in ("parse_args", "parse_intermixed_args"):
+            parse = getattr(argparse.ArgumentParser, name)
+
+            def parse_and_stop(parser, *arguments, parse=parse):
+                parse(parser, *arguments)
+                raise Parsed
+
+            stack.enter_context(mock.patch.object(argparse.ArgumentParser, name, parse_and_stop))
+        for name in ("build", "setup", "lock", "run"):  # what commands do first whose programs take the rest
+            stack.enter_context(mock.patch.object(dev, name, side_effect=Parsed))
+        stack.enter_context(mock.patch.object(sys, "argv", ["dev", *words]))
+        stack.enter_context(contextlib.redirect_stderr(said))
+        try:
+            dev.main()
+        except Parsed:
+            return None
+        except SystemExit:
+            return said.getvalue()
+        except dev.Stop as stop:
+            return str(stop)
+    return f"it did nothing: {said.getvalue()}"
+
+
+def dev_commands(text):
+    """The words behind each ./dev of a script or a Dockerfile."""
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(r"\$\{\w+:\+((?:[^{}]|\$\{\w+\})*)\}", r"\1", text)  # ${JOBS:+--jobs ${JOBS}}
+    text = re.sub(r"\$\{\{.*?\}\}|\$\{?\w+\}?", "1", text)
+    for line in text.splitlines():
+        if array := re.search(r'\["\./dev", .*\]', line):
+            yield json.loads(array.group(0))[1:]
+        for command in re.split(r"&&|\|\||;", line):
+            words = shlex.split(command) if "./dev" in command and '"./dev"' not in command else []
+            if "./dev" in words:
+                yield words[words.index("./dev") + 1 :]
+
+
 def check_dev_commands():
-    """Every ./dev command that a file names exists, with the options that it is given."""
-    help_text = run(ROOT / "dev", "help")
-    known = set(re.findall(r"^  ([a-z-]+) ", help_text, re.MULTILINE))
-    files = [*sorted((ROOT / "docker").iterdir()), *sorted((ROOT / ".github").rglob("*.yaml"))]
+    """./dev understands every command that docker/ gives it, with its options."""
     named = 0
-    for file in files:
-        text = re.sub(r"^\s*#.*$", "", file.read_text(), flags=re.MULTILINE)
-        for match in re.finditer(r'(?:\./dev|"\./dev",) "?([a-z-]+)"?', text):
+    for file in sorted((ROOT / "docker").iterdir()):
+        for words in dev_commands(file.read_text()):
             named += 1
-            if match.group(1) not in known:
-                fail(f"{file.relative_to(ROOT)} runs './dev {match.group(1)}', which there is not")
-    if named < 6:
-        fail(f"only {named} uses of ./dev were found in docker/ and .github/")
+            if (why := why_not_understood(words)) is not None:
+                fail(f"{file.relative_to(ROOT)} runs './dev {' '.join(words)}': {why}")
+    if named < 7:
+        fail(f"only {named} uses of ./dev were found in docker/")
+    for wrong in ("build --presets cpu", "test --preset gpu", "fly", "gpu --prepare extra"):  # that this test can fail
+        if why_not_understood(wrong.split()) is None:
+            fail(f"'./dev {wrong}' was found right")
+
+
+def check_gpu_preset():
+    """The GPU benches are built with a preset that records ranges, off which one of them reads its figure."""
+    presets = {one["name"]: one for one in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+    commands = [words for words in dev_commands((ROOT / "docker/gpu.Dockerfile").read_text()) if words[0] == "gpu"]
+    if len(commands) != 2:
+        fail(f"docker/gpu.Dockerfile runs ./dev gpu {len(commands)} times, not once to prepare and once to run")
+    used = {words[words.index("--preset") + 1] if "--preset" in words else "dev" for words in commands}
+    if len(used) != 1:
+        fail(f"docker/gpu.Dockerfile prepares one preset and runs another: {sorted(used)}")
+    place = used.pop()
+    preset = presets[place]
+    while "WEFT_TRACE" not in preset.get("cacheVariables", {}) and "inherits" in preset:
+        preset = presets[preset["inherits"]]
+    if preset.get("cacheVariables", {}).get("WEFT_TRACE", "AUTO") == "OFF":
+        fail(f"docker/gpu.Dockerfile runs the GPU benches of the preset {place}, which has WEFT_TRACE=OFF: 'exposed communication' reads ranges")
+
+
+STAGES = {"cpu": ["build", "test", "gather", "runtime"], "gpu": ["source", "test", "gather", "runtime"]}
 
 
 def check_dockerfiles():
-    for name in ("cpu", "gpu"):
+    for name, wanted in STAGES.items():
         text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
         stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
-        if stages != ["build", "test", "gather", "runtime"]:
+        if stages != wanted:
             fail(f"docker/{name}.Dockerfile has the stages {stages}")
         runtime = text[text.index("AS runtime") :]
         if "\nUSER weft\n" not in runtime:
             fail(f"docker/{name}.Dockerfile: the runtime stage runs as root")
         for copied in re.findall(r"^COPY --from=(\w+) ", runtime, re.MULTILINE):
-            if copied not in ("gather", "build"):
+            if copied not in wanted[:-1]:
                 fail(f"docker/{name}.Dockerfile copies from {copied}")
         if re.search(r"https?://|index-url|sources\.list", text):
             fail(f"docker/{name}.Dockerfile names a package host; that is the builder's to say")
