@@ -2,7 +2,7 @@
 """Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds docker/cpu.Dockerfile
 and runs what it made.
 
-usage: docker_test.py files | image | slurm FOLDER_OF_PROGRAMS
+usage: docker_test.py files | yaml | image | slurm FOLDER_OF_PROGRAMS
 
 image: WEFT_TEST_IMAGE_BASE names the base image (for buildah's storage); WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set,
 are files with the settings of apt and pip that the build is given. It takes as long as building Weft does.
@@ -173,28 +173,121 @@ def check_dashboard():
         fail("profiling/grafana/weft.json has no panels")
 
 
-def check_yaml():
+def expect(condition, text):
+    if not condition:
+        fail(text)
+
+
+def yaml_of(path):
+    """The documents of a YAML file."""
     try:
         import yaml
     except ImportError:
-        print("docker_test: no PyYAML, so the YAML files were not parsed")
-        return
-    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
-    if {"tcp-0", "tcp-1", "shm-0", "shm-1"} != set(compose["services"]):
-        fail(f"compose.yaml has the services {sorted(compose['services'])}")
-    kinds = [document["kind"] for document in yaml.safe_load_all((ROOT / "docker/kubernetes.yaml").read_text())]
-    if kinds != ["Service", "Job"]:
-        fail(f"kubernetes.yaml has {kinds}")
-    for file in (ROOT / ".github").rglob("*.yaml"):
-        yaml.safe_load(file.read_text())
+        skip("no PyYAML in this Python: ./dev setup installs it in the venv that ./dev test runs with")
+    return list(yaml.safe_load_all((ROOT / path).read_text()))
+
+
+def option(command, name):
+    return command[command.index(name) + 1]
+
+
+def check_compose(compose):
+    """Each job's services are the two machines of one job."""
+    services = compose["services"]
+    expect(set(services) == {"tcp-0", "tcp-1", "shm-0", "shm-1"}, f"compose.yaml has the services {sorted(services)}")
+    for name, service in services.items():
+        job, rank = name.split("-")
+        command = service["command"]
+        expect(service["profiles"] == [job], f"{name} has the profiles {service['profiles']}")
+        expect(command[0] == "weft-run" and "digits" in command, f"{name} runs {command}")
+        expect(all(isinstance(word, str) for word in command), f"{name}: a word of {command} is no string")
+        expect(option(command, "--nnodes") == "2" and option(command, "--node-rank") == rank, f"{name}: {command} is not machine {rank} of 2")
+        expect(option(command, "--backend") == job, f"{name} trains over {option(command, '--backend')}")
+        first = services[f"{job}-0"]
+        expect(option(command, "--master-port") == option(first["command"], "--master-port"), f"{name} looks for the store at another port")
+        expect(service["build"] == {"context": "..", "dockerfile": "docker/cpu.Dockerfile"} and service["image"] == "weft-cpu", f"{name}: {service}")
+        expect(service["ulimits"] == {"memlock": -1} and service["init"] is True, f"{name}: {service}")
+        for variable in service.get("environment", {}):
+            expect(f"`{variable}`" in (ROOT / "docs/environment.md").read_text(), f"{name} sets {variable}, which docs/environment.md does not know")
+        expect(rank == "0" or service["depends_on"] == [f"{job}-0"], f"{name} does not come behind {job}-0")
+        if job == "tcp":
+            expect(service["hostname"] == name and option(command, "--master-addr") == "tcp-0", f"{name}: {service}")
+            expect("network_mode" not in service and "pid" not in service, f"{name} shares namespaces, so it need not go over TCP")
+        else:
+            expect(option(command, "--master-addr") == "127.0.0.1", f"{name}: {command}")
+            shared = {key: service.get(key) for key in ("pid", "network_mode")}
+            expect(rank == "0" or shared == {"pid": "service:shm-0", "network_mode": "service:shm-0"}, f"{name} shares {shared}")
+
+
+def check_kubernetes(documents):
+    """The Job sets env:// for pods that know their index, and the Service makes the first one's name known."""
+    expect([document["kind"] for document in documents] == ["Service", "Job"], f"kubernetes.yaml has {[one['kind'] for one in documents]}")
+    service, job = documents
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one for one in container["env"]}
+    name, ranks = job["metadata"]["name"], spec["completions"]
+    expect(spec["completionMode"] == "Indexed" and spec["parallelism"] == ranks, f"kubernetes.yaml: {ranks} pods do not all run at once, by index")
+    expect(spec["backoffLimit"] == 0 and pod["restartPolicy"] == "Never", "kubernetes.yaml: pods are started again, which a job that lost one does not survive")
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    expect(variables["RANK"].get("valueFrom") == {"fieldRef": {"fieldPath": index}}, f"kubernetes.yaml: RANK is {variables['RANK']}")
+    values = {key: one.get("value") for key, one in variables.items()}
+    expect(all(value is None or isinstance(value, str) for value in values.values()), f"kubernetes.yaml: a value is no string: {values}")
+    expect(values["WORLD_SIZE"] == str(ranks), f"kubernetes.yaml: {ranks} pods, and WORLD_SIZE {values['WORLD_SIZE']}")
+    expect(values["LOCAL_RANK"] == "0", f"kubernetes.yaml: a pod has one rank, and LOCAL_RANK is {values['LOCAL_RANK']}")
+    expect(values["MASTER_ADDR"] == f"{name}-0.{pod['subdomain']}", f"kubernetes.yaml: the first pod is {name}-0, and MASTER_ADDR {values['MASTER_ADDR']}")
+    expect(service["metadata"]["name"] == pod["subdomain"] and service["spec"]["clusterIP"] in (None, "None"), "kubernetes.yaml: no headless Service of the pods")
+    expect(service["spec"]["selector"] == {"job-name": name} and service["spec"]["publishNotReadyAddresses"], "kubernetes.yaml: the Service finds no pods of the Job")
+    expect(values["MASTER_PORT"] == str(service["spec"]["ports"][0]["port"]), f"kubernetes.yaml: MASTER_PORT is {values['MASTER_PORT']}")
+    expect(":" in container["image"] or container.get("imagePullPolicy") == "IfNotPresent", "kubernetes.yaml: an image without a tag is pulled every time")
+    expect(pod["securityContext"]["runAsNonRoot"] is True, "kubernetes.yaml: the pods may run as root")
+    user = re.search(r"useradd .*--uid (\d+)", (ROOT / "docker/cpu.Dockerfile").read_text()).group(1)
+    expect(str(pod["securityContext"]["runAsUser"]) == user, f"kubernetes.yaml: the image's user is {user}")
+    known = {key for key in values if not key.startswith("WEFT_")}
+    expect(known == {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}, f"kubernetes.yaml sets {sorted(known)}")
+
+
+def check_workflow(workflow):
+    """Every job ends in time, and each ./dev of it is understood, whatever the matrix says."""
+    jobs = workflow["jobs"]
+    expect(set(jobs) == {"cpu", "format", "image", "gpu"}, f"ci.yaml has the jobs {sorted(jobs)}")
+    named = 0
+    for name, job in jobs.items():
+        expect(0 < job.get("timeout-minutes", 0) <= 360, f"ci.yaml: {name} has no timeout-minutes")
+        matrices = job.get("strategy", {}).get("matrix", {})
+        expect(set(matrices) <= {"preset"}, f"ci.yaml: {name} has the matrix {matrices}, which this test does not know")
+        for preset in matrices.get("preset", [""]):
+            for step in job["steps"]:
+                expect(("uses" in step) != ("run" in step), f"ci.yaml: a step of {name} that neither uses nor runs: {step}")
+                for words in dev_commands(re.sub(r"\$\{\{ matrix\.preset \}\}", preset, step.get("run", ""))):
+                    named += 1
+                    if (why := why_not_understood(words)) is not None:
+                        fail(f"ci.yaml: {name} runs './dev {' '.join(words)}': {why}")
+        for dockerfile in re.findall(r"-f (\S+)", " ".join(step.get("run", "") for step in job["steps"])):
+            expect((ROOT / dockerfile).exists(), f"ci.yaml: {name} uses {dockerfile}, which there is not")
+    expect(named >= 4, f"ci.yaml: only {named} uses of ./dev were found")
+    expect("gpu" in jobs["gpu"]["runs-on"] and "self-hosted" in jobs["gpu"]["runs-on"], f"ci.yaml: gpu runs on {jobs['gpu']['runs-on']}")
+    expect(all(isinstance(jobs[name]["runs-on"], str) for name in ("cpu", "format", "image")), "ci.yaml: more than the GPU's job needs a machine of one's own")
+
+
+def yaml():
+    (compose,) = yaml_of("docker/compose.yaml")
+    check_compose(compose)
+    check_kubernetes(yaml_of("docker/kubernetes.yaml"))
+    files = [file.relative_to(ROOT) for folder in ("docker", ".github") for end in ("yaml", "yml") for file in (ROOT / folder).rglob(f"*.{end}")]
+    for file in files:
+        yaml_of(file)
+    expect(len(files) == 3, f"there are {len(files)} YAML files, of which this test knows 3")
+    (workflow,) = yaml_of(".github/workflows/ci.yaml")
+    check_workflow(workflow)
 
 
 def files():
     check_dev_commands()
+    check_gpu_preset()
     check_dockerfiles()
     check_scripts()
     check_dashboard()
-    check_yaml()
 
 
 def image():
@@ -312,4 +405,4 @@ def slurm():
 
 
 if __name__ == "__main__":
-    {"files": files, "image": image, "slurm": slurm}[sys.argv[1]]()
+    {"files": files, "yaml": yaml, "image": image, "slurm": slurm}[sys.argv[1]]()
