@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds docker/cpu.Dockerfile
-and runs what it made.
+"""Checks docker/, .github/ and profiling/nsight without an engine; with buildah and a base image builds the images and runs
+what they hold.
 
-usage: docker_test.py files | yaml | image | slurm FOLDER_OF_PROGRAMS
+usage: docker_test.py files | yaml | image | gpu_image | base_image
+       docker_test.py slurm FOLDER_OF_PROGRAMS
 
-image: WEFT_TEST_IMAGE_BASE names the base image (for buildah's storage); WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set,
-are files with the settings of apt and pip that the build is given. It takes as long as building Weft does.
+image: docker/cpu.Dockerfile. WEFT_TEST_IMAGE_BASE names the base image in buildah's storage (tests/docker/base_image.sh makes one);
+WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set, are files with the settings of apt and pip that the build is given, WEFT_TEST_JOBS
+is its number of jobs. It takes as long as building Weft does.
+
+gpu_image: docker/gpu.Dockerfile on that base instead of its vendor's. WEFT_TEST_GPU_STAGES says up to which stages: runtime (the
+programs with CUDA, and the image that holds them), test (all GPU tests and benches), or "runtime test". Each compiles Weft anew.
 
 slurm: submits docker/slurm.sh with the digits, to Slurm daemons that it starts and ends, where they are installed.
 """
@@ -153,7 +158,7 @@ def check_dockerfiles():
 
 
 def check_scripts():
-    for script in ["docker/slurm.sh", "profiling/nsight/nsys.sh", "profiling/nsight/ncu.sh"]:
+    for script in ["docker/slurm.sh", "profiling/nsight/nsys.sh", "profiling/nsight/ncu.sh", "tests/docker/base_image.sh"]:
         run("bash", "-n", ROOT / script)
         unasked = subprocess.run(["bash", ROOT / script], capture_output=True, text=True)
         if unasked.returncode != 2 or "usage" not in unasked.stderr:
@@ -290,27 +295,119 @@ def files():
     check_dashboard()
 
 
-def image():
+def base_of_images(what):
     base = os.environ.get("WEFT_TEST_IMAGE_BASE")
     if not shutil.which("buildah"):
-        skip("no buildah: install it to have docker/cpu.Dockerfile built")
+        skip(f"no buildah: install it (./dev setup --tests) to have {what} built")
     if not base:
-        skip("WEFT_TEST_IMAGE_BASE names no base image (made by debootstrap, imported by buildah) to build docker/cpu.Dockerfile on")
+        skip(f"WEFT_TEST_IMAGE_BASE names no base image (tests/docker/base_image.sh makes one) to build {what} on")
+    return base
+
+
+def build_image(dockerfile, target, base, tag):
     secrets = []
     for name, variable in (("apt", "WEFT_TEST_APT_CONF"), ("pip", "WEFT_TEST_PIP_CONF")):
         if os.environ.get(variable):
             secrets += ["--secret", f"id={name},src={os.environ[variable]}"]
-    command = [*BUILDAH, "bud", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={base}", *secrets]
-    run(*command, "-f", ROOT / "docker" / "cpu.Dockerfile", "--target", "runtime", "-t", "weft-cpu-test", ROOT)
-    container = run(*BUILDAH, "from", "weft-cpu-test").strip()
+    arguments = ["--build-arg", f"BASE={base}", "--build-arg", f"JOBS={os.environ.get('WEFT_TEST_JOBS', '')}"]
+    command = [*BUILDAH, "bud", "--isolation", "chroot", "--network", "host", *arguments, *secrets]
+    run(*command, "-f", ROOT / "docker" / dockerfile, "--target", target, "-t", tag, ROOT)
+
+
+@contextlib.contextmanager
+def container_of(image):
+    """Gives a function that runs a command in a container of an image, as the image's user and with its environment."""
+    container = run(*BUILDAH, "from", image).strip()
     try:
-        inside = [*BUILDAH, "run", "--isolation", "chroot", container, "--"]
-        user = run(*inside, "id", "-u").strip()
-        if user == "0":
-            fail("the image runs as root")
-        print(run(*inside, "weft-run", "--nproc-per-node", "2", "digits", "--epochs", "1"))
+        yield lambda *command: run(*BUILDAH, "run", "--isolation", "chroot", container, "--", *command)
     finally:
         run(*BUILDAH, "rm", container)
+
+
+def check_digits(said, ranks=2, over=None):
+    """The output of examples/digits after an epoch: that so many ranks have trained one model."""
+    begun = re.search(r"(\d+) training and \d+ test images .*, (\d+) ranks on \S+ \((\w+)\)", said)
+    expect(begun and int(begun.group(2)) == ranks and int(begun.group(1)) > 1000, f"no job of {ranks} ranks:\n{said}")
+    expect(over is None or begun.group(3) == over, f"a job over {begun.group(3)}, not {over}:\n{said}")
+    epoch = re.search(r"epoch +1/1 +loss ([0-9.]+) +accuracy ([0-9.]+)", said)
+    tested = re.search(r"test accuracy +([0-9.]+)", said)
+    expect(epoch and tested, f"no epoch was trained and tested:\n{said}")
+    # Ten digits by chance: a loss of ln 10 and an accuracy of 0.1.
+    expect(0 < float(epoch.group(1)) < 2.3026, f"a loss of {epoch.group(1)} after an epoch: it has not learned\n{said}")
+    expect(0.11 < float(tested.group(1)) <= 1, f"a test accuracy of {tested.group(1)}: it has not learned\n{said}")
+    models = re.findall(r"parameters, rank \d+ +([0-9a-f]{16})", said)
+    expect(len(models) == ranks and len(set(models)) == 1, f"the ranks have not the same model:\n{said}")
+
+
+NOT_IN_AN_IMAGE = ["gcc", "g++", "cc", "clang", "cmake", "ninja", "make", "nvcc", "python", "python3", "pip", "pip3", "git"]
+
+
+def check_runtime(inside, libraries):
+    """A container of a runtime image holds what training needs, and no more."""
+    user = inside("id", "-u").strip()
+    expect(user == "10001", f"the image runs as user {user}")
+    script = "; ".join(f"command -v {name}" for name in NOT_IN_AN_IMAGE)
+    found = inside("sh", "-c", f"{script}; true").split()
+    expect(not found, f"the image holds {', '.join(found)}")
+    held = inside("sh", "-c", "ls /opt/weft/bin /opt/weft/lib; find / -xdev -name '*.h' -path '*torch*' 2>/dev/null | head -n 3").split()
+    missing = {"digits", "weft-run", "weft-info", "weft-debug", "weft-timeline", *libraries} - set(held)
+    expect(not missing, f"/opt/weft lacks {sorted(missing)}")
+    expect(not [one for one in held if one.endswith(".h")], f"the image holds headers: {held[-3:]}")
+    size = inside("sh", "-c", "du -sxm / 2>/dev/null | cut -f1; du -sm /opt/weft | cut -f1").split()
+    print(f"docker_test: {size[0]} MB in all, {size[1]} MB of them in /opt/weft")
+    expect("shm" in inside("weft-info"), "weft-info does not list shm")
+    said = inside("weft-run", "--nproc-per-node", "2", "digits", "--epochs", "1", "--checkpoint", "/tmp/digits.pt")
+    print(said)
+    check_digits(said)
+
+
+def image():
+    base = base_of_images("docker/cpu.Dockerfile")
+    build_image("cpu.Dockerfile", "runtime", base, "weft-cpu-test")
+    with container_of("weft-cpu-test") as inside:
+        check_runtime(inside, ["libtorch_cpu.so", "libc10.so"])
+
+
+def gpu_image():
+    base = base_of_images("docker/gpu.Dockerfile")
+    stages = os.environ.get("WEFT_TEST_GPU_STAGES", "").split()
+    if not stages:
+        skip("WEFT_TEST_GPU_STAGES names no stages ('runtime', 'test' or both) of docker/gpu.Dockerfile to build: each compiles Weft with CUDA")
+    unknown = set(stages) - {"runtime", "test"}
+    expect(not unknown, f"WEFT_TEST_GPU_STAGES names {sorted(unknown)}; it takes runtime and test")
+    for stage in stages:
+        build_image("gpu.Dockerfile", stage, base, f"weft-gpu-{stage}-test")
+        with container_of(f"weft-gpu-{stage}-test") as inside:
+            if stage == "runtime":  # without a GPU it trains as the other image does
+                check_runtime(inside, ["libtorch_cpu.so", "libtorch_cuda.so", "libc10_cuda.so", "libnccl.so.2"])
+                continue
+            # All is built and installed; what is missing is a GPU.
+            said = inside("sh", "-c", "./dev gpu --preset profile --cuda pip 2>&1; echo ended with $?")
+            expect("no GPU here" in said and "ended with 1" in said, f"./dev gpu in the image said:\n{said}")
+            inside("sh", "-c", "ls build/profile/tests/cuda_kernels_gpu_test build/profile/bin/gpu_bench build/venv/lib/python3*/site-packages/nvidia/cu13/bin/compute-sanitizer")
+
+
+def base_image():
+    """tests/docker/base_image.sh gives debootstrap and buildah what they need, by programs in their places."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stand_in = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
+        (folder / "debootstrap").write_text(stand_in + '[ "$4" != bad ] || exit 5\nmkdir -p "$3/etc" "$3/dev" && echo 12 > "$3/etc/debian_version" && touch "$3/dev/x"\n')
+        (folder / "buildah").write_text(stand_in + '[ "$3" = from ] && echo working-container\n[ "$3" != add ] || tar -tf "$5" >> "$CALLS"\n')
+        for program in ("debootstrap", "buildah"):
+            (folder / program).chmod(0o755)
+        environment = dict(os.environ, PATH=f"{name}:{os.environ['PATH']}", CALLS=str(folder / "calls"), TMPDIR=name)
+        script = Path(__file__).with_name("base_image.sh")
+        said = run(script, "file:///mirror", "some-base", env=environment)
+        calls = (folder / "calls").read_text()
+        expect("made localhost/some-base" in said, said)
+        expect(re.search(r"^debootstrap --variant=minbase bookworm \S+/root file:///mirror$", calls, re.MULTILINE), calls)
+        expect("\n./etc/debian_version\n" in calls and "./dev/x" not in calls, f"the archive holds:\n{calls}")
+        expect("buildah --storage-driver vfs commit working-container some-base\nbuildah --storage-driver vfs rm working-container\n" in calls, calls)
+        refused = subprocess.run([script, "bad"], env=environment, capture_output=True, text=True)
+        expect(refused.returncode == 5, f"debootstrap failed, and the script ended with {refused.returncode}")
+        left = [path.name for path in folder.iterdir() if path.is_dir()]
+        expect(not left, f"the script left {left}")
 
 
 def free_ports(count):
@@ -392,9 +489,7 @@ def slurm():
     with tempfile.TemporaryDirectory() as name, own_slurm(Path(name)) as environment:
         command = ["sbatch", "--wait", "--nodes=1", "--ntasks-per-node=2", f"--output={name}/out", ROOT / "docker" / "slurm.sh"]
         run(*command, Path(sys.argv[2]).resolve() / "digits", "--epochs", "1", "--checkpoint", f"{name}/digits.pt", cwd=name, env=environment)
-        said = Path(name, "out").read_text()
-        if "2 ranks" not in said or "parameters, rank 1" not in said:
-            fail(f"two tasks were no job of two ranks:\n{said}")
+        check_digits(Path(name, "out").read_text())
         one_fails = ["bash", "-c", "[ $SLURM_PROCID = 0 ] && exec sleep 300; exit 3"]
         try:
             failed = subprocess.run([*command, *one_fails], cwd=name, env=environment, capture_output=True, timeout=120)
@@ -405,4 +500,5 @@ def slurm():
 
 
 if __name__ == "__main__":
-    {"files": files, "yaml": yaml, "image": image, "slurm": slurm}[sys.argv[1]]()
+    modes = [files, yaml, image, gpu_image, base_image, slurm]
+    {mode.__name__: mode for mode in modes}[sys.argv[1]]()
