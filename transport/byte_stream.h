@@ -70,12 +70,13 @@ class ByteStream {
   // neighbours in one cache line would cost more than the bytes between them, and where payloads are used in place.
   virtual std::size_t unit() const { return 1; }
 
-  // As Connection::reach(). Both for every thread.
-  virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
-    return Error(Blame::Unsupported, "this stream moves host memory only");
-  }
+  // What Connection::reach() does. Asked for once, then called on every thread, also when the stream is gone: a call takes
+  // long, and the lane may end in the middle of it. Does not throw. Null where the stream moves host memory only.
+  using Reach = std::function<Result<Pin>(const Slice& memory, cuda::Device& gpu)>;
+  virtual Reach reach() const { return nullptr; }
   // Whether this memory of a GPU may be written from and read to: reached, by a pin that still lives, and longer than
-  // window(). Its bytes are not touched then, but moved as those of a long piece of the host's are, without a copy.
+  // window(). Its bytes are not touched then, but moved as those of a long piece of the host's are, without a copy. For
+  // every thread.
   virtual bool carries(const Slice& /*memory*/) const noexcept { return false; }
 
   // Null where the stream has none.

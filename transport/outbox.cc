@@ -35,6 +35,7 @@ Outbox::Outbox(ByteStream& stream, const Capabilities& limits, std::string who, 
       loop_(std::move(loop)),
       again_(std::move(again)),
       unit_(stream.unit()),
+      reach_(stream.reach()),
       waiting_(trace::depth(trace::Queue::Messages, transport)) {
   queue_own(frame::preamble());
 }
@@ -149,7 +150,8 @@ Result<Pin> Outbox::reach(const Slice& memory, cuda::Device& gpu) noexcept {
     std::lock_guard lock(mutex_);
     if (failure_ || unheard_) return failure_ ? *failure_ : *unheard_;
   }
-  return stream_.reach(memory, gpu);
+  if (!reach_) return Error(Blame::Unsupported, "the lane to " + who_ + " moves host memory only");
+  return reach_(memory, gpu);  // without the mutex, so the stream may be gone by now
 }
 
 void Outbox::begin(Bytes header, std::span<const Slice> payloads, std::size_t padding, bool is_whole) {

@@ -93,7 +93,8 @@ class Outbox {
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
   const std::size_t unit_;  // of the stream
-  trace::Depth& waiting_;   // messages, of this transport
+  const ByteStream::Reach reach_;
+  trace::Depth& waiting_;  // messages, of this transport
 
   std::mutex mutex_;  // of what follows, and of writing
   std::deque<Item> queue_;

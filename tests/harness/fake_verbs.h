@@ -1,6 +1,7 @@
 // RDMA devices that exist in this process only, for tests of what stands on libibverbs: queue pairs carry out at once what
 // is posted, by copying, once they are joined; a completion waits in its queue. Registrations are checked as a device does:
-// who writes where nothing is registered gets an error and nothing is written. For one thread, but for registering.
+// who writes where nothing is registered gets an error and nothing is written. For one thread, but for registering. Nobody
+// is woken by what comes: an event loop that is to see it must have something else to do.
 #pragma once
 
 #include <cstdint>

@@ -131,7 +131,7 @@ TEST(StreamConnection, CountsTheMessagesThatWaitToBeSent) {
 }
 
 // Takes the preamble and what fits into 10 bytes. Then its peer is gone, but more may be read for ever.
-struct DeafStream final : ByteStream {
+struct DeafStream : ByteStream {
   struct State {
     std::atomic<bool> is_deaf{false};
     std::atomic<bool> withdrawn{false};
@@ -179,6 +179,51 @@ TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsP
   loop->post([&] { state->writable(); });
   EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
   EXPECT_TRUE(withdrawn_first.get_future().get());
+}
+
+// Its reach() takes as long as the test says, and is over only when it has begun.
+struct ReachingStream final : DeafStream {
+  struct Fate {
+    std::atomic<bool> is_over{false};
+    std::atomic<int> asked{0};
+    std::function<void()> readable;
+    std::promise<void> reaching, may_go_on, gone;
+  };
+  explicit ReachingStream(std::shared_ptr<Fate> of) : DeafStream(std::make_shared<State>()), fate(std::move(of)) {}
+  ~ReachingStream() override { fate->gone.set_value(); }
+  void start(EventLoop&, std::function<void()> readable, std::function<void()>) override {
+    fate->readable = std::move(readable);
+  }
+  std::optional<Error> end() const noexcept override {
+    return fate->is_over ? std::optional(Error(Blame::PeerLost, "it is over")) : std::nullopt;
+  }
+  Reach reach() const override {
+    ++fate->asked;
+    return [of = fate](const Slice&, cuda::Device&) -> Result<Pin> {
+      of->reaching.set_value();
+      of->may_go_on.get_future().wait();
+      return Pin(of);
+    };
+  }
+
+  const std::shared_ptr<Fate> fate;
+};
+
+TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReachNeedsNoStream) {
+  const auto fate = std::make_shared<ReachingStream::Fate>();
+  const auto loop = std::make_shared<EventLoop>("near");
+  const auto near = connect_over(std::make_unique<ReachingStream>(fate), inproc::capabilities(), "reaching", loop);
+  std::byte nobody_looks{};
+  auto& gpu = reinterpret_cast<cuda::Device&>(nobody_looks);
+  auto reached = std::async(std::launch::async, [&] { return near->reach({}, gpu); });
+  fate->reaching.get_future().wait();
+  fate->is_over = true;
+  loop->post([&] { fate->readable(); });
+  EXPECT_EQ(fate->gone.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  fate->may_go_on.set_value();
+  EXPECT_TRUE(reached.get().ok());
+  EXPECT_EQ(fate->asked, 1) << "only by who made the connection, as long as there certainly is a stream";
+  EXPECT_EQ(near->reach({}, gpu).error().blame(), Blame::PeerLost);
 }
 
 TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {

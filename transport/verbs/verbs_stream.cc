@@ -289,12 +289,15 @@ std::size_t VerbsStream::read(std::span<std::byte> to) noexcept { return shared_
 // What is carried is never shown.
 std::size_t VerbsStream::window() const { return kDirectBytes - 1; }
 
-Result<Pin> VerbsStream::reach(const Slice& memory, cuda::Device& gpu) noexcept {
-  try {
-    return Pin(shared_->registrations->gpus().of(memory, gpu));
-  } catch (const Error& error) {
-    return error;
-  }
+// Holds the registrations, not the queue pair.
+ByteStream::Reach VerbsStream::reach() const {
+  return [registrations = shared_->registrations](const Slice& memory, cuda::Device& gpu) -> Result<Pin> {
+    try {
+      return Pin(registrations->gpus().of(memory, gpu));
+    } catch (const Error& error) {
+      return error;
+    }
+  };
 }
 
 bool VerbsStream::carries(const Slice& memory) const noexcept {

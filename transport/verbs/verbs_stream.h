@@ -28,7 +28,7 @@ class VerbsStream final : public ByteStream, private PlacedWrites {
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override;
   void withdraw(const Error& why) noexcept override;
-  Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override;
+  Reach reach() const override;
   bool carries(const Slice& memory) const noexcept override;
   PlacedWrites* placed_writes() override { return this; }
   std::optional<Error> end() const noexcept override;

@@ -1,0 +1,77 @@
+// Whole lanes of verbs between fake devices, with memory of a fake GPU. What lanes must do is in
+// tests/conformance/connection, which tests/guest runs over RDMA in software.
+#include <array>
+#include <future>
+
+#include <weft/cuda/ipc.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/fake_verbs.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/transport/inproc/faults.h>
+#include <weft/transport/stream_connection.h>
+#include <weft/transport/verbs/verbs_stream.h>
+
+namespace weft::transport::verbs {
+namespace {
+
+// Both ends on one loop, where all is done that touches the fake devices.
+class VerbsStreams : public cuda::FakeCuda {
+ protected:
+  VerbsStreams() : FakeCuda({.threads = true, .is_out_of_reach = true}) {
+    verbs.look_through([this](const void* address) { return fake.behind(address); });
+    auto meeting = inproc::make_streams();
+    near = open(std::move(meeting.a), near_registrations);
+    far = open(std::move(meeting.b), far_registrations);
+  }
+  std::shared_ptr<Connection> open(std::unique_ptr<ByteStream> meeting,
+                                   const std::shared_ptr<RegistrationCache>& registrations) const {
+    auto met = connect_over(std::move(meeting), inproc::capabilities(), "inproc", loop);
+    Capabilities capabilities;
+    capabilities.direct_bytes = 128 << 10;
+    return connect_over(std::make_unique<VerbsStream>(path, registrations, std::move(met), Deadline::never()), capabilities,
+                        "verbs", loop);
+  }
+  template <class Call>
+  void on_loop(const Call& call) const {
+    std::promise<void> made;
+    loop->post([&] {
+      call();
+      made.set_value();
+    });
+    made.get_future().wait();
+  }
+  void TearDown() override {
+    near.reset();
+    far.reset();
+    loop.reset();
+    EXPECT_TRUE(device->retirement().reclaim_all(harness::patience()));
+    FakeCuda::TearDown();
+  }
+
+  harness::FakeVerbs verbs;
+  const Path path = verbs.path();
+  std::shared_ptr<RegistrationCache> near_registrations = std::make_shared<RegistrationCache>(path.device);
+  std::shared_ptr<RegistrationCache> far_registrations = std::make_shared<RegistrationCache>(path.device);
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
+  std::shared_ptr<Connection> near, far;
+};
+
+TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
+  std::promise<void> closed;
+  near->receive({[](const Arrival&) {}, [&](const Error&) { closed.set_value(); }});
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  const std::weak_ptr<RegistrationCache> seen = std::exchange(near_registrations, nullptr);  // the lane's alone from now on
+  const std::size_t before = verbs.registrations();
+  verbs.at_next_registration([&] {
+    on_loop([&] { far->close(Error(Blame::Cancelled, "enough")); });
+    closed.get_future().wait();
+    on_loop([] {});  // in which the stream goes
+    EXPECT_LE(verbs.registrations(), before / 2) << "the stream is still there: nothing is tested";
+    EXPECT_FALSE(seen.expired());
+  });
+  auto reached = std::async(std::launch::async, [&] { return near->reach(memory.slice(), *device); });
+  EXPECT_TRUE(reached.get().ok());
+}
+
+}  // namespace
+}  // namespace weft::transport::verbs
