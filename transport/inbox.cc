@@ -83,6 +83,7 @@ void Inbox::refuse(const Error& why) {
 
 std::optional<Error> Inbox::pump(const Arrived* arrived) {
   turn_bytes_ = 0;
+  std::optional<Error> end;  // as soon as it is known, before what has come until then has been looked at
   for (;;) {
     Step step = Step::Wait;
     switch (phase_) {
@@ -94,9 +95,10 @@ std::optional<Error> Inbox::pump(const Arrived* arrived) {
     if (step == Step::Wait) return std::nullopt;
     if (step == Step::End) return std::exchange(why_, std::nullopt);
     if (step == Step::NeedBytes) {
-      const auto end = stream_.end();
+      const bool was_last = end.has_value();  // a stream may show what it cannot move any more
+      if (!end) end = stream_.end();
       if (!end) return std::nullopt;
-      if (stream_.peek(1).empty()) return lost(*end);
+      if (was_last || stream_.peek(1).empty()) return lost(*end);
     }
     if (turn_bytes_ > kTurnBytes) {
       again_(Fence());

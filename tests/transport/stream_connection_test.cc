@@ -226,6 +226,59 @@ TEST(StreamConnection, ALaneThatEndsInTheMiddleOfAReachWaitsForNothingAndTheReac
   EXPECT_EQ(near->reach({}, gpu).error().blame(), Blame::PeerLost);
 }
 
+// One message of one payload has come, and ends the stream. The first read() finds nothing yet; later ones neither, where
+// the stream cannot move what it shows.
+struct LastMessageStream final : DeafStream {
+  LastMessageStream(const std::vector<std::byte>& payload, bool is_stuck)
+      : DeafStream(std::make_shared<State>()), stuck(is_stuck) {
+    const auto preamble = frame::preamble();
+    std::vector<std::byte> front;
+    frame::encode_front(0, std::array{slice_of(payload)}, front);
+    for (const Bytes part : {Bytes(preamble), Bytes(front), Bytes(payload)}) {
+      come.insert(come.end(), part.begin(), part.end());
+    }
+  }
+  void start(EventLoop&, std::function<void()>, std::function<void()>) override {}
+  Bytes peek(std::size_t) noexcept override { return Bytes(come).subspan(taken); }
+  void consume(std::size_t bytes) noexcept override { taken += bytes; }
+  std::size_t read(std::span<std::byte> to) noexcept override {
+    if (!std::exchange(was_read, true) || stuck) return 0;
+    const Bytes part = peek(1).first(std::min(to.size(), come.size() - taken));
+    std::ranges::copy(part, to.begin());
+    consume(part.size());
+    return part.size();
+  }
+  std::size_t window() const override { return kPreamble + 16; }  // not the payload as well
+  std::optional<Error> end() const noexcept override {
+    return was_read ? std::optional(Error(Blame::Device, "it broke")) : std::nullopt;
+  }
+
+  std::vector<std::byte> come;
+  std::size_t taken = 0;
+  bool was_read = false;
+  const bool stuck;
+};
+
+TEST(StreamConnection, AStreamThatBreaksInsideAPayloadEndsTheLaneThoughItShowsTheRest) {
+  const auto loop = std::make_shared<EventLoop>("near");
+  const auto near =
+      connect_over(std::make_unique<LastMessageStream>(pattern(1, 100), true), inproc::capabilities(), "broken", loop);
+  Mailbox mail(*near, loop);
+  const Error why = mail.wait_closed();
+  EXPECT_EQ(why.blame(), Blame::Device);
+  EXPECT_NE(why.text().find("in the middle of a message: it broke"), std::string::npos) << why.text();
+  EXPECT_EQ(mail.count(), 0u);
+}
+
+TEST(StreamConnection, WhatComesWithTheEndIsReadAllTheSame) {
+  const auto loop = std::make_shared<EventLoop>("near");
+  const auto payload = pattern(1, 100);
+  const auto near = connect_over(std::make_unique<LastMessageStream>(payload, false), inproc::capabilities(), "last", loop);
+  Mailbox mail(*near, loop);
+  EXPECT_EQ(mail.next().payloads.at(0), payload);
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::Device);
+}
+
 TEST(StreamConnection, AMessageThatIsCutAnywhereIsNeverShownAsWhole) {
   const auto payload = pattern(3, 20);
   // preamble, then head, table of one, header, payload
