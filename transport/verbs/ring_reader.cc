@@ -81,6 +81,7 @@ std::size_t RingReader::readable() const {
 }
 
 Bytes RingReader::peek() noexcept {
+  if (broken_) return {};
   // Who looks without a place of its own gets the piece through the ring.
   if (direct_.phase == Phase::Waits && is_at_piece()) send_through_ring();
   return {ring_.at(tail_), readable()};
@@ -92,6 +93,7 @@ void RingReader::consume(std::size_t bytes) noexcept {
 }
 
 std::size_t RingReader::read(std::span<std::byte> to) noexcept {
+  if (broken_) return 0;
   if (is_at_piece()) {
     if (direct_.phase == Phase::Waits) {
       to.size() >= kLeastPlace ? name_place(to) : send_through_ring();
@@ -121,6 +123,7 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
     return true;
   } catch (const Error& error) {
     log::error("verbs: " + error.text());
+    broken_ = true;
     writer_.give_up();
     return false;
   }

@@ -360,6 +360,22 @@ TEST_F(ThreadedGpuDirectLanes, AShortRestOfAPieceIsNotReadByTheHost) {
   EXPECT_EQ(copies(), 0);
 }
 
+TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedToAGpuThatIsLostIsNotShownAgain) {
+  join();
+  const cuda::ShareableMemory to(*device, 1 << 20);
+  const auto held = b->registrations->gpus().of(to.slice(), *device);
+  const auto content = pattern(5, 100'000);
+  EXPECT_EQ(a->writer.write(std::array{Bytes(content)}), content.size());
+  settle();
+  EXPECT_EQ(b->reader.peek().size(), content.size());
+  fake.lose_context(0);
+  EXPECT_EQ(b->reader.read(bytes_of(to.slice()).first(content.size())), 0u);
+  EXPECT_TRUE(b->reader.peek().empty());
+  EXPECT_EQ(b->reader.read(bytes_of(to.slice()).first(content.size())), 0u);
+  EXPECT_TRUE(b->writer.has_failed());
+  take_logged();
+}
+
 TEST_F(ThreadedGpuDirectLanes, WhatComesThroughTheRingIsCopiedToAPlaceOnAGpu) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);

@@ -14,6 +14,8 @@
 namespace weft::transport::verbs {
 namespace {
 
+using testing::HasSubstr;
+
 // Both ends on one loop, where all is done that touches the fake devices.
 class VerbsStreams : public cuda::FakeCuda {
  protected:
@@ -65,12 +67,38 @@ TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
   verbs.at_next_registration([&] {
     on_loop([&] { far->close(Error(Blame::Cancelled, "enough")); });
     closed.get_future().wait();
-    on_loop([] {});  // in which the stream goes
-    EXPECT_LE(verbs.registrations(), before / 2) << "the stream is still there: nothing is tested";
+    EXPECT_TRUE(loop->drive([&] { return verbs.registrations() <= before / 2; }, harness::patience()))
+        << "the stream is still there";
     EXPECT_FALSE(seen.expired());
   });
   auto reached = std::async(std::launch::async, [&] { return near->reach(memory.slice(), *device); });
   EXPECT_TRUE(reached.get().ok());
+}
+
+// The peer could not register what it sends, so it comes through the ring.
+TEST_F(VerbsStreams, AGpuThatIsLostBeforeTheRingIsCopiedToItEndsTheLane) {
+  const cuda::ShareableMemory memory(*device, 200 << 10);
+  const auto reached = far->reach(memory.slice(), *device);
+  ASSERT_TRUE(reached.ok());
+  Op accepted;
+  std::promise<Error> why_near, why_far;
+  near->receive({[](const Arrival&) {}, [&](const Error& why) { why_near.set_value(why); }});
+  far->receive({[&](const Arrival&) {
+                  fake.lose_context(0);
+                  accepted = far->accept(std::array{memory.slice()}, nullptr, {});
+                },
+                [&](const Error& why) { why_far.set_value(why); }});
+  const auto payload = harness::pattern(1, memory.slice().bytes);
+  on_loop([&] {
+    verbs.limit_locked_memory(true);
+    near->send({}, std::array{harness::slice_of(payload)}, nullptr, {});
+  });
+  auto ended = why_far.get_future();
+  ASSERT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready) << "the loop does nothing else any more";
+  EXPECT_THAT(ended.get().text(), HasSubstr("in the middle of a message"));
+  EXPECT_EQ(harness::failure_of(accepted).blame(), Blame::Device);
+  EXPECT_EQ(why_near.get_future().get().blame(), Blame::PeerLost);
+  take_logged();
 }
 
 }  // namespace
