@@ -121,10 +121,9 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
   try {  // the peer could not register what it sends
     of_gpu->copy(to.data(), ring_.at(tail_), to.size());
     return true;
-  } catch (const Error& error) {
-    log::error("verbs: " + error.text());
+  } catch (...) {
     broken_ = true;
-    writer_.give_up();
+    writer_.give_up(to_error(std::current_exception(), Blame::Busy));
     return false;
   }
 }

@@ -30,7 +30,7 @@ void RingWriter::open(const Hello& peer) {
 }
 
 bool RingWriter::may_post() const {
-  return peer_ && !failed_ && outstanding_.size() + kSpareSends < static_cast<std::size_t>(pair_.depths().sends) &&
+  return peer_ && !failure_ && outstanding_.size() + kSpareSends < static_cast<std::size_t>(pair_.depths().sends) &&
          messages_ - granted_ + kSpareReceives < peer_->receives;
 }
 
@@ -84,7 +84,7 @@ std::size_t RingWriter::take(Bytes piece) {
   return taken;
 }
 
-bool RingWriter::copy_in(Bytes piece) {
+bool RingWriter::copy_in(Bytes piece) noexcept {
   void* const to = staging_.at(head_ + unposted_);
   const auto of_gpu = registrations_->gpus().at(piece.data(), piece.size());
   if (!of_gpu) {
@@ -94,9 +94,8 @@ bool RingWriter::copy_in(Bytes piece) {
   try {  // the peer wants no bytes, or has no place for them
     of_gpu->copy(to, piece.data(), piece.size());
     return true;
-  } catch (const Error& error) {
-    log::error("verbs: " + error.text());
-    failed_ = true;
+  } catch (...) {
+    failure_ = to_error(std::current_exception(), Blame::Busy);
     return false;
   }
 }
@@ -141,7 +140,7 @@ bool RingWriter::begin_direct(Bytes piece) {
 }
 
 void RingWriter::post_ring() {
-  if (unposted_ == 0 || failed_) return;
+  if (unposted_ == 0 || failure_) return;
   const auto bytes = static_cast<std::uint32_t>(unposted_);
   QueuePair::Write write;
   write.from = staging_.at(head_);
@@ -179,7 +178,7 @@ void RingWriter::post_direct() {
 
 bool RingWriter::posted(bool taken, Sent what) {
   if (!taken) {
-    failed_ = true;
+    if (!failure_) failure_ = Error(Blame::Device, "verbs: " + pair_.path().name() + " takes no more work");
     return false;
   }
   outstanding_.push_back(what);
@@ -197,7 +196,7 @@ bool RingWriter::post_note(const Note& note) {
 
 void RingWriter::post_notes() {
   const auto has_slot = [&] { return outstanding_.size() < static_cast<std::size_t>(pair_.depths().sends); };
-  if (!peer_ || failed_) return;
+  if (!peer_ || failure_) return;
   if (place_note_ && may_post() && post_note(*place_note_)) place_note_.reset();
   if (room_note_ && has_slot() && messages_ - granted_ < peer_->receives && post_note(*room_note_)) room_note_.reset();
   if (finish_due_ && may_post() && post_note({.kind = Note::Kind::Finished})) finish_due_ = false;
@@ -287,14 +286,14 @@ bool RingWriter::take_room() noexcept {
   return true;
 }
 
-bool RingWriter::has_failed() const noexcept {
+std::optional<Error> RingWriter::failure() const noexcept {
   std::lock_guard lock(mutex_);
-  return failed_;
+  return failure_;
 }
 
-void RingWriter::give_up() noexcept {
+void RingWriter::give_up(const Error& why) noexcept {
   std::lock_guard lock(mutex_);
-  failed_ = true;
+  if (!failure_) failure_ = why;
 }
 
 bool RingWriter::withdraw() noexcept {

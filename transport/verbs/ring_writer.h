@@ -47,9 +47,9 @@ class RingWriter {
   bool take_room() noexcept;
   bool has_room() const noexcept;
   // The device took no more, which cannot be while it is well, or a GPU has failed.
-  bool has_failed() const noexcept;
+  std::optional<Error> failure() const noexcept;
   // The other half's GPU has.
-  void give_up() noexcept;
+  void give_up(const Error& why) noexcept;
   // The pieces that write() did not take are not read any more; cuts the queue pair, and returns true,
   // where one is being written.
   bool withdraw() noexcept;
@@ -80,7 +80,7 @@ class RingWriter {
   std::size_t room() const;
   std::size_t take(Bytes piece);
   // To the staging memory, from the host's or a GPU's. False where the GPU has failed.
-  bool copy_in(Bytes piece);
+  bool copy_in(Bytes piece) noexcept;
   bool begin_direct(Bytes piece);
   void post_ring();
   void post_direct();
@@ -95,7 +95,7 @@ class RingWriter {
 
   mutable std::mutex mutex_;  // of what follows
   std::optional<Hello> peer_;
-  bool failed_ = false;
+  std::optional<Error> failure_;
   bool wants_room_ = false;
   bool has_news_ = false;       // since write() took less than all
   std::uint64_t head_ = 0;      // bytes that were ever posted to the ring

@@ -261,14 +261,14 @@ void VerbsStream::Shared::fail(const Error& why) {
 
 VerbsStream::Shared::Ending VerbsStream::Shared::ending() const {
   std::lock_guard lock(mutex);
-  if (hung_up || failure || writer.has_failed()) return Ending::Over;
+  if (hung_up || failure || writer.failure()) return Ending::Over;
   return reader.has_finished() ? Ending::Finished : Ending::None;
 }
 
 std::optional<Error> VerbsStream::Shared::why_ended() const {
   std::lock_guard lock(mutex);
   if (failure) return failure;
-  if (writer.has_failed()) return Error(Blame::Device, "verbs: " + pair.path().name() + " takes no more work");
+  if (auto why = writer.failure()) return why;
   if (stopped || told == Ending::Finished) return Error(Blame::PeerLost, "verbs: " + peer + " closed the connection");
   if (told == Ending::Over) return Error(Blame::PeerLost, "verbs: " + peer + " is gone: " + why_hung_up->text());
   return std::nullopt;

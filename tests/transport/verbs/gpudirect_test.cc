@@ -372,7 +372,27 @@ TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedToAGpuThatIsLostIsNotShownAgain
   EXPECT_EQ(b->reader.read(bytes_of(to.slice()).first(content.size())), 0u);
   EXPECT_TRUE(b->reader.peek().empty());
   EXPECT_EQ(b->reader.read(bytes_of(to.slice()).first(content.size())), 0u);
-  EXPECT_TRUE(b->writer.has_failed());
+  const auto why = b->writer.failure();
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->blame(), Blame::Device);
+  EXPECT_THAT(why->text(), HasSubstr("cuda:0"));
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost"))) << "once, by the GPU; the lane says it to its own";
+}
+
+TEST_F(ThreadedGpuDirectLanes, WhatCannotBeCopiedFromAGpuThatIsLostEndsTheLaneInItsName) {
+  join();
+  const cuda::ShareableMemory from(*device, 1 << 20);
+  const auto held = a->registrations->gpus().of(from.slice(), *device);
+  a->writer.write(std::array{Bytes(bytes_of(from.slice()))});
+  settle();
+  b->reader.peek();  // no place for it
+  settle();
+  fake.lose_context(0);
+  EXPECT_EQ(a->writer.write(std::array{Bytes(bytes_of(from.slice()))}), 0u);
+  const auto why = a->writer.failure();
+  ASSERT_TRUE(why);
+  EXPECT_EQ(why->blame(), Blame::Device);
+  EXPECT_THAT(why->text(), HasSubstr("cuda:0"));
   take_logged();
 }
 
