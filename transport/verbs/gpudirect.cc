@@ -145,12 +145,14 @@ GpuRegistrations::Kept GpuRegistrations::make(const Allocation& wanted, cuda::De
   return Kept{wanted, gpu.weak_from_this(), nullptr, why};
 }
 
-std::optional<GpuRegistrations::Kept> GpuRegistrations::find(const Allocation& wanted) const {
+std::optional<GpuRegistrations::Found> GpuRegistrations::find(const Allocation& wanted) const {
   std::lock_guard lock(mutex_);
   const auto kept = kept_.find(wanted.base);
+  if (kept == kept_.end() || kept->second.of != wanted) return std::nullopt;
   // A GPU that was closed and opened again has another context.
-  if (kept == kept_.end() || kept->second.of != wanted || kept->second.gpu.expired()) return std::nullopt;
-  return kept->second;
+  auto gpu = kept->second.gpu.lock();
+  if (!gpu) return std::nullopt;
+  return Found(kept->second, std::move(gpu));
 }
 
 // In the place of those whose memory was freed, or it would not be this one's.
@@ -240,24 +242,25 @@ std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cu
     throw refuse("some of it lies across several allocations");
   }
   const Allocation wanted{gpu.index(), range.base, range.bytes, range.id};
-  auto kept = find(wanted);
-  if (!kept) {
+  auto found = find(wanted);
+  if (!found) {
     std::lock_guard registering(registering_);
-    kept = find(wanted);
-    if (!kept) {
+    found = find(wanted);
+    if (!found) {
       drop_freed();
-      kept = make(wanted, gpu);
-      keep(*kept);
+      found = Found(make(wanted, gpu), gpu.shared_from_this());
+      keep(found->first);
       if (!watcher_.joinable()) {
         watcher_ = std::thread([this] { watch(); });
         pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
       }
     }
   }
-  if (!kept->registration) throw refuse(kept->why_not);
+  auto& [kept, its_gpu] = *found;
+  if (!kept.registration) throw refuse(kept.why_not);
   using Use = std::pair<std::shared_ptr<const Registration>, std::shared_ptr<cuda::Device>>;
-  const auto* const registration = kept->registration.get();
-  return {std::make_shared<const Use>(std::move(kept->registration), gpu.shared_from_this()), registration};
+  const auto* const registration = kept.registration.get();
+  return {std::make_shared<const Use>(std::move(kept.registration), std::move(its_gpu)), registration};
 }
 
 std::shared_ptr<const Registration> GpuRegistrations::at(const void* data, std::size_t bytes) const {

@@ -90,7 +90,7 @@ class GpuRegistrations {
   };
   struct Kept {
     Allocation of;
-    std::weak_ptr<cuda::Device> gpu;
+    std::weak_ptr<cuda::Device> gpu;                   // which the registration asks; there may be several of one GPU
     std::shared_ptr<const Registration> registration;  // null where it was refused
     std::string why_not;
     bool is_in_use() const { return registration.use_count() > 1; }
@@ -100,7 +100,9 @@ class GpuRegistrations {
   // Empty where memory of the GPU can be registered at all.
   std::string why_not(cuda::Device& gpu);
   std::string find_out_why_not(cuda::Device& gpu) const;
-  std::optional<Kept> find(const Allocation& wanted) const;
+  // With its GPU, which stays meanwhile.
+  using Found = std::pair<Kept, std::shared_ptr<cuda::Device>>;
+  std::optional<Found> find(const Allocation& wanted) const;
   // Under registering_.
   Kept make(const Allocation& wanted, cuda::Device& gpu);
   void keep(const Kept& made);

@@ -160,6 +160,23 @@ TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
   take_logged();
 }
 
+// As by two stages of one process. The registration asks the one that it was made with.
+TEST_F(GpuDirectLanes, WhoUsesWhatAnotherRegisteredKeepsTheOthersGpu) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  auto other = cuda::Device::open(fake.driver(), 0);
+  auto of_other = gpus.of(memory.slice(), *other);
+  auto held = gpus.of(memory.slice(), *device);
+  EXPECT_EQ(held->local_key(), of_other->local_key());
+  of_other.reset();
+  other.reset();
+  EXPECT_NE(held->gpu(), nullptr);
+  EXPECT_NO_THROW(held->flush());
+  held.reset();
+  EXPECT_EQ(gpus.of(memory.slice(), *device)->gpu(), device) << "it was registered anew";
+}
+
 class ReusingGpuDirectLanes : public GpuDirectLanes {
  protected:
   ReusingGpuDirectLanes() : GpuDirectLanes({.reuses_addresses = true}) {}
