@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/log.h>
@@ -222,6 +223,21 @@ void GpuRegistrations::forget_freed() {
   drop_freed();
 }
 
+// At the next registration again, where no thread can be had.
+void GpuRegistrations::start_watcher(cuda::Device& gpu) {
+  if (watcher_.joinable()) return;
+  try {
+    watcher_ = std::thread([this] { watch(); });
+    pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
+  } catch (const std::system_error& error) {
+    log_once(gpu,
+             std::string("stays taken after it has been freed, until more is registered: the thread that looks cannot be "
+                         "started (") +
+                 error.what() + "); allow this user more threads (ulimit -u)",
+             false);
+  }
+}
+
 void GpuRegistrations::watch() {
   std::unique_lock registering(registering_);
   while (!ending_.wait_for(registering, kWatched, [this] { return is_ending_; })) {
@@ -250,10 +266,7 @@ std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cu
       drop_freed();
       found = Found(make(wanted, gpu), gpu.shared_from_this());
       keep(found->first);
-      if (!watcher_.joinable()) {
-        watcher_ = std::thread([this] { watch(); });
-        pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
-      }
+      start_watcher(gpu);
     }
   }
   auto& [kept, its_gpu] = *found;

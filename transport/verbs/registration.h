@@ -108,6 +108,7 @@ class GpuRegistrations {
   void keep(const Kept& made);
   void drop_freed();
   void count_registered();  // under the mutex
+  void start_watcher(cuda::Device& gpu);
   void log_once(cuda::Device& gpu, const std::string& text, bool is_good);
   void watch();
 

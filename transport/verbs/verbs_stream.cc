@@ -294,8 +294,8 @@ ByteStream::Reach VerbsStream::reach() const {
   return [registrations = shared_->registrations](const Slice& memory, cuda::Device& gpu) -> Result<Pin> {
     try {
       return Pin(registrations->gpus().of(memory, gpu));
-    } catch (const Error& error) {
-      return error;
+    } catch (...) {
+      return to_error(std::current_exception(), Blame::Busy);
     }
   };
 }

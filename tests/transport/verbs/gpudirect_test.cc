@@ -140,6 +140,43 @@ TEST_F(GpuDirectLanes, FreedMemoryIsGivenBackThoughNothingElseIsRegistered) {
   EXPECT_EQ(a->registrations->gpus().count(), 0u);
 }
 
+// No thread can be started while this lives: none gets a stack as large as it asks for.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&former_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 60);
+    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&former_);
+    pthread_attr_destroy(&former_);
+  }
+
+ private:
+  pthread_attr_t former_;
+};
+
+TEST_F(GpuDirectLanes, AThreadThatCannotBeStartedIsDoneWithoutAndThatIsSaidOnce) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  const cuda::ShareableMemory stays(*device, 1 << 20), other(*device, 1 << 20);
+  {
+    const cuda::ShareableMemory goes(*device, 1 << 20);
+    const NoThreads none;
+    gpus.of(goes.slice(), *device);
+    gpus.of(stays.slice(), *device);
+    EXPECT_EQ(gpus.count(), 2u);
+  }
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 stays taken after it has been freed")));
+  reclaim();
+  gpus.of(other.slice(), *device);
+  EXPECT_EQ(gpus.count(), 2u) << "without the one that has been freed";
+}
+
 // A stale entry must not take a host's address for a GPU's, nor a GPU's in use ever be taken for the host's.
 TEST_F(GpuDirectLanes, MemoryIsAGpusExactlyAsLongAsItIsInUse) {
   join();
