@@ -73,11 +73,9 @@ GpuRegistrations::GpuRegistrations(std::shared_ptr<Device> device, GpuDirect all
     : device_(std::move(device)), allowed_(allowed) {}
 
 GpuRegistrations::~GpuRegistrations() {
-  {
-    std::lock_guard lock(registering_);
-    is_ending_ = true;
-  }
-  ending_.notify_all();
+  watcher_.request_stop();
+  // The watcher ends this object where that went with a GPU that only the watcher still held.
+  if (watcher_.get_id() == std::this_thread::get_id()) watcher_.detach();
   if (watcher_.joinable()) watcher_.join();
 }
 
@@ -185,10 +183,11 @@ void GpuRegistrations::count_registered() {
   count_ = static_cast<std::size_t>(kept) + replaced_.size();
 }
 
-void GpuRegistrations::drop_freed() {
-  const auto is_there = [](const auto& seen) {
+void GpuRegistrations::drop_freed(Gpus& asked) {
+  const auto is_there = [&](const auto& seen) {
     const auto gpu = seen.second.lock();
     if (!gpu) return false;
+    asked.push_back(gpu);
     try {
       const auto now = cuda::allocation_of(*gpu, seen.first.base);
       return now.base == seen.first.base && now.id == seen.first.number;
@@ -219,15 +218,16 @@ void GpuRegistrations::drop_freed() {
 }
 
 void GpuRegistrations::forget_freed() {
+  Gpus asked;
   std::lock_guard registering(registering_);
-  drop_freed();
+  drop_freed(asked);
 }
 
 // At the next registration again, where no thread can be had.
 void GpuRegistrations::start_watcher(cuda::Device& gpu) {
   if (watcher_.joinable()) return;
   try {
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = std::jthread([this](const std::stop_token& ending) { watch(ending); });
     pthread_setname_np(watcher_.native_handle(), "weft-gpu-memory");
   } catch (const std::system_error& error) {
     log_once(gpu,
@@ -238,10 +238,12 @@ void GpuRegistrations::start_watcher(cuda::Device& gpu) {
   }
 }
 
-void GpuRegistrations::watch() {
-  std::unique_lock registering(registering_);
-  while (!ending_.wait_for(registering, kWatched, [this] { return is_ending_; })) {
-    if (count_ > 0) drop_freed();
+void GpuRegistrations::watch(const std::stop_token& ending) {
+  while (!ending.stop_requested()) {
+    Gpus asked;  // go last, and this object perhaps with them
+    std::unique_lock registering(registering_);
+    ending_.wait_for(registering, ending, kWatched, [] { return false; });
+    if (!ending.stop_requested() && count_ > 0) drop_freed(asked);
   }
 }
 
@@ -260,10 +262,11 @@ std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cu
   const Allocation wanted{gpu.index(), range.base, range.bytes, range.id};
   auto found = find(wanted);
   if (!found) {
+    Gpus asked;
     std::lock_guard registering(registering_);
     found = find(wanted);
     if (!found) {
-      drop_freed();
+      drop_freed(asked);
       found = Found(make(wanted, gpu), gpu.shared_from_this());
       keep(found->first);
       start_watcher(gpu);

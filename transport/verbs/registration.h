@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -106,18 +107,18 @@ class GpuRegistrations {
   // Under registering_.
   Kept make(const Allocation& wanted, cuda::Device& gpu);
   void keep(const Kept& made);
-  void drop_freed();
-  void count_registered();  // under the mutex
+  using Gpus = std::vector<std::shared_ptr<cuda::Device>>;
+  void drop_freed(Gpus& asked);  // which are let go of without the mutexes: the last reference to one may end anything
+  void count_registered();       // under the mutex
   void start_watcher(cuda::Device& gpu);
   void log_once(cuda::Device& gpu, const std::string& text, bool is_good);
-  void watch();
+  void watch(const std::stop_token& ending);
 
   const std::shared_ptr<Device> device_;
   const GpuDirect allowed_;
   std::mutex registering_;  // before the other one; held while the drivers are asked
-  std::condition_variable ending_;
-  bool is_ending_ = false;
-  std::thread watcher_;       // from the first registration on
+  std::condition_variable_any ending_;
+  std::jthread watcher_;      // from the first registration on
   mutable std::mutex mutex_;  // of what follows; held for a moment only
   Allocations kept_;
   std::vector<std::shared_ptr<const Registration>> replaced_;  // their memory was freed and is somebody else's; in use

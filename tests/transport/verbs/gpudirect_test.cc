@@ -214,6 +214,50 @@ TEST_F(GpuDirectLanes, WhoUsesWhatAnotherRegisteredKeepsTheOthersGpu) {
   EXPECT_EQ(gpus.of(memory.slice(), *device)->gpu(), device) << "it was registered anew";
 }
 
+// Called where the driver is asked which allocation an address lies in.
+std::function<void()> when_asked;
+decltype(cuda::Driver::mem_get_address_range) ask_driver = nullptr;
+
+// What a program may have hung on a GPU.
+struct LastUser {
+  ~LastUser() { registrations->forget_freed(); }
+  std::shared_ptr<GpuRegistrations> registrations;
+};
+
+TEST_F(GpuDirectLanes, TheThreadThatLooksMayBeTheLastToHoldAGpuAndWhatGoesWithIt) {
+  join();
+  const auto table = std::make_shared<cuda::Driver>(*fake.driver());
+  ask_driver = table->mem_get_address_range;
+  table->mem_get_address_range = [](CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
+    if (when_asked) when_asked();
+    return ask_driver(base, bytes, address);
+  };
+  auto own = cuda::Device::open(table, 0);
+  const std::size_t before = verbs.registrations();
+  const cuda::ShareableMemory memory(*device, 1 << 20);
+  auto registrations = std::make_shared<GpuRegistrations>(a->path.device, GpuDirect::Auto);
+  const std::weak_ptr<GpuRegistrations> seen = registrations;
+  std::promise<void> asked;
+  std::atomic<bool> may_go{false};
+  when_asked = [&] {
+    if (!may_go.exchange(false)) return;
+    own.reset();
+    asked.set_value();
+  };
+  registrations->of(memory.slice(), *own);
+  EXPECT_EQ(verbs.registrations(), before + 1);
+  own->retirement().retire(Fence(std::make_shared<HostFlag>()),
+                           [user = std::make_unique<LastUser>(std::move(registrations))] {});
+  may_go = true;  // from now on only the thread that looks asks
+  asked.get_future().wait();
+  const Deadline patience = Deadline::in(std::chrono::seconds(20));
+  while (verbs.registrations() > before && !patience.passed()) std::this_thread::yield();
+  EXPECT_EQ(verbs.registrations(), before);
+  EXPECT_TRUE(seen.expired());
+  when_asked = nullptr;
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("closes with 1 retired allocation")));
+}
+
 class ReusingGpuDirectLanes : public GpuDirectLanes {
  protected:
   ReusingGpuDirectLanes() : GpuDirectLanes({.reuses_addresses = true}) {}
