@@ -409,9 +409,9 @@ TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
   const auto gate = stage->flags().make();
   gate->wait(first);
   const Op direct = near->send({}, std::array{a->slice()}, a, cuda::record(first));
-  const Op mixed = near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
   fake.lose_context(0);
-  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);
+  EXPECT_EQ(failure_of(direct).blame(), Blame::Device);                        // from now on it is known
+  const Op mixed = near->send({}, std::array{b->slice(), a->slice()}, a, {});  // its copies are the other GPU's
   EXPECT_EQ(failure_of(mixed).blame(), Blame::Device);
   near->send({}, {}, nullptr, {});
   EXPECT_TRUE(drive_until_arrived(1)) << "nothing but the message without payloads";
