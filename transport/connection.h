@@ -80,7 +80,8 @@ class Connection {
 
   // Where direct_bytes says so: lets the network read and write this memory of a GPU itself (GPUDirect RDMA). While the
   // pin lives, parts of it of at least direct_bytes may be payloads and destinations of a lane of host memory. Registers
-  // the allocation that the memory is of, the first time: about a millisecond. Errors: Unsupported, with the reason.
+  // the allocation that the memory is of, the first time: about a millisecond. Errors: Unsupported and others, with the
+  // reason, which is logged once; not so where the lane has ended or the GPU is lost.
   virtual Result<Pin> reach(const Slice& /*memory*/, cuda::Device& /*gpu*/) noexcept {
     return Error(Blame::Unsupported, "a lane of " + std::string(transport()) + " moves host memory only");
   }

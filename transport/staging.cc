@@ -1,6 +1,5 @@
 #include <utility>
 
-#include <weft/base/log.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/transport/staged_frame.h>
@@ -51,8 +50,6 @@ Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> 
     if (auto pin = lane.reach(slices[i], stage.device(slices[i].device.index))) {
       reached.which[i] = true;
       reached.pins.push_back(std::move(pin).value());
-    } else if (pin.error().blame() != Blame::Unsupported) {
-      log::warn(pin.error().text() + "; it goes through pinned memory");
     }
   }
   return reached;

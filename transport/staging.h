@@ -60,7 +60,7 @@ struct Reached {
   // That pin and these, which move into it.
   Pin join_pins(Pin other);
 };
-// The lane says by itself, once, why it does not.
+// The lane says by itself, once, why it does not; where it has ended, or the GPU is lost, what follows fails.
 Reached reach_with(Connection& lane, const Stage& stage, std::span<const Slice> slices);
 
 // Pinned blocks of kChunkBytes. Taken from the pool at once, because a pool that grows may wait for the whole device.

@@ -281,13 +281,14 @@ class ReachingLane final : public Connection {
   }
   Result<Pin> reach(const Slice& memory, cuda::Device& gpu) noexcept override {
     if (memory.device != gpu.id()) return Error(Blame::Caller, "memory of another GPU");
-    if (memory.device.index == unreached) return Error(Blame::Unsupported, "not this GPU's");
+    if (memory.device.index == unreached) return Error(why_unreached, "not this GPU's");
     return Pin(std::make_shared<int>());
   }
   void close(const Error& why) noexcept override { below_->close(why); }
 
   std::atomic<bool> refuses{false};
   std::atomic<int> unreached{-1};
+  std::atomic<Blame> why_unreached{Blame::Unsupported};
   std::atomic<int> direct{0};  // payloads and destinations on GPUs
 
  private:
@@ -388,6 +389,22 @@ TEST_F(StagedOverAReachingLane, CopiesOnlyWhatTheLaneBelowDoesNotReach) {
     EXPECT_EQ(copies() - copies_before, one.copies);
     EXPECT_EQ(near_below->direct - direct_before, one.direct);
   }
+}
+
+// The lane below has said why, or fails what follows.
+TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotReached) {
+  const auto from = on(first, ReachingLane::kLeast, 1), to = on(first, ReachingLane::kLeast, 2);
+  near_below->unreached = 0;
+  int messages = 0;
+  for (const Blame blame : {Blame::Unsupported, Blame::Busy, Blame::Caller, Blame::Device, Blame::PeerLost}) {
+    near_below->why_unreached = blame;
+    const Op sent = near->send({}, std::array{from->slice()}, from, {});
+    ASSERT_TRUE(drive_until_arrived(++messages));
+    expect_good(far->accept(std::array{to->slice()}, to, {}));
+    expect_good(sent);
+  }
+  EXPECT_EQ(read(*to), pattern(1, ReachingLane::kLeast));
+  EXPECT_THAT(take_logged(), testing::IsEmpty());
 }
 
 // It shows nothing more before that one is taken: silence would be the other way.

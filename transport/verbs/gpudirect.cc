@@ -248,6 +248,17 @@ void GpuRegistrations::watch(const std::stop_token& ending) {
 }
 
 std::shared_ptr<const Registration> GpuRegistrations::of(const Slice& memory, cuda::Device& gpu) {
+  try {
+    return find_or_make(memory, gpu);
+  } catch (...) {
+    const Error why = to_error(std::current_exception(), Blame::Busy);
+    if (why.blame() != Blame::Unsupported && !gpu.is_lost())
+      log_once(gpu, "goes through pinned memory: " + why.text(), false);
+    throw;
+  }
+}
+
+std::shared_ptr<const Registration> GpuRegistrations::find_or_make(const Slice& memory, cuda::Device& gpu) {
   const auto refuse = [&](const std::string& why) -> Error {
     log_once(gpu, "goes through pinned memory: " + why, false);
     return Error(Blame::Unsupported,

@@ -70,7 +70,8 @@ class GpuRegistrations {
   GpuRegistrations& operator=(const GpuRegistrations&) = delete;
 
   // The one of the allocation that this memory lies in. It is in use as long as somebody holds what is returned, which
-  // keeps the GPU as well. Throws Unsupported, with the reason; that and which way is taken is logged once for each GPU.
+  // keeps the GPU as well. Throws Unsupported, with the reason, and what the drivers throw; that and which way is taken is
+  // logged once for each GPU.
   std::shared_ptr<const Registration> of(const Slice& memory, cuda::Device& gpu);
   // One in use that covers the memory; null for everything else, such as the host's. Costs next to nothing while no memory
   // of a GPU is registered, and waits for nobody who registers some.
@@ -104,6 +105,7 @@ class GpuRegistrations {
   // With its GPU, which stays meanwhile.
   using Found = std::pair<Kept, std::shared_ptr<cuda::Device>>;
   std::optional<Found> find(const Allocation& wanted) const;
+  std::shared_ptr<const Registration> find_or_make(const Slice& memory, cuda::Device& gpu);
   // Under registering_.
   Kept make(const Allocation& wanted, cuda::Device& gpu);
   void keep(const Kept& made);

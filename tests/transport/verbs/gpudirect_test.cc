@@ -355,6 +355,20 @@ TEST_F(GpuDirectLanes, WhatLiesAcrossAllocationsIsRefused) {
   EXPECT_EQ(take_logged().size(), 1u);
 }
 
+TEST_F(GpuDirectLanes, WhyMemoryIsNotRegisteredIsSaidOnceAndOfALostGpuNotAtAll) {
+  join();
+  GpuRegistrations& gpus = a->registrations->gpus();
+  std::byte of_host{};
+  const Slice nowhere{&of_host, 1, device->id()};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(cuda::error_from([&] { gpus.of(nowhere, *device); }).blame(), Blame::Caller);
+  }
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("memory of cuda:0 goes through pinned memory: cuMemGetAddressRange")));
+  fake.lose_context(0);
+  EXPECT_EQ(cuda::error_from([&] { gpus.of(nowhere, *device); }).blame(), Blame::Device);
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost"))) << "by the GPU itself";
+}
+
 TEST_F(FlushedGpuDirectLanes, WhatHasComeIsFlushedBeforeItIsShown) {
   join();
   const cuda::ShareableMemory to(*device, 1 << 20);
