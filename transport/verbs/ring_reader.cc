@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <weft/base/log.h>
 #include <weft/transport/verbs/ring_reader.h>
@@ -119,6 +120,11 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
     return true;
   }
   try {  // the peer could not register what it sends
+    if (!std::exchange(has_copied_, true)) {
+      log::warn("verbs: what " + writer_.peer() + " sends is copied to memory of " + describe(of_gpu->memory().device) +
+                " through the ring, in small pieces and while the loop waits: that end cannot register its own memory, as "
+                "its log says");
+    }
     of_gpu->copy(to.data(), ring_.at(tail_), to.size());
     return true;
   } catch (...) {

@@ -75,7 +75,8 @@ class RingReader {
   Direct direct_;
   std::optional<Note> next_;  // the piece behind that; it waits while read() has not taken one that is in its place
   bool finished_ = false;
-  bool broken_ = false;  // the bytes that come next could not be moved to where they belong: no more is shown
+  bool has_copied_ = false;  // to a GPU, which is slow and said once
+  bool broken_ = false;      // the bytes that come next could not be moved to where they belong: no more is shown
 };
 
 }  // namespace weft::transport::verbs

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <weft/base/log.h>
 #include <weft/transport/verbs/ring_writer.h>
@@ -16,9 +17,10 @@ constexpr std::size_t kPlacesUnderway = 16;     // writes; the rest of the queue
 
 }  // namespace
 
-RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations)
+RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, std::string peer)
     : pair_(pair),
       registrations_(std::move(registrations)),
+      name_of_peer_(std::move(peer)),
       staging_(kRingBytes),
       staged_(pair.path().device, staging_.whole()) {}
 
@@ -92,6 +94,11 @@ bool RingWriter::copy_in(Bytes piece) noexcept {
     return true;
   }
   try {  // the peer wants no bytes, or has no place for them
+    if (!std::exchange(has_copied_, true)) {
+      log::warn("verbs: memory of " + describe(of_gpu->memory().device) + " is copied to " + name_of_peer_ +
+                " through the ring, in small pieces and while the loop waits: that end throws it away, or cannot register "
+                "its own memory, as its log says");
+    }
     of_gpu->copy(to, piece.data(), piece.size());
     return true;
   } catch (...) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 
 #include <weft/transport/verbs/mirror.h>
 #include <weft/transport/verbs/queue_pair.h>
@@ -22,8 +23,10 @@ constexpr std::size_t kDirectBytes = 128 << 10;
 
 class RingWriter {
  public:
-  // Throws Busy.
-  RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations);
+  // `peer` names the other end in messages. Throws Busy.
+  RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> registrations, std::string peer);
+
+  const std::string& peer() const { return name_of_peer_; }
 
   // Only from now on anything goes out.
   void open(const Hello& peer);
@@ -90,6 +93,7 @@ class RingWriter {
 
   QueuePair& pair_;
   const std::shared_ptr<RegistrationCache> registrations_;
+  const std::string name_of_peer_;
   Mirror staging_;
   const Registration staged_;
 
@@ -109,6 +113,7 @@ class RingWriter {
   Direct direct_;
   std::size_t through_ring_ = 0;  // bytes of a large piece that has no place
   bool withdrawn_ = false;
+  bool has_copied_ = false;  // from a GPU, which is slow and said once
   std::optional<Note> room_note_;
   std::optional<Note> place_note_;
   bool finish_due_ = false;

@@ -30,11 +30,10 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
       : registrations(cache),
         completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
-        writer(pair, cache),
+        writer(pair, cache, lane->peer()),
         reader(pair, cache, writer),
         deadline(until),
         until_met(std::move(ticket)),
-        peer(lane->peer()),
         meeting(std::move(lane)) {}
   ~Shared() { pair.cut(); }
 
@@ -47,7 +46,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   bool has_news = false;  // for who reads
   const Deadline deadline;
   Pin until_met;
-  const std::string peer;
+  const std::string& peer = writer.peer();
 
   std::function<void()> readable;
   std::function<void()> writable;

@@ -18,7 +18,7 @@ struct End {
         registrations(std::make_shared<RegistrationCache>(path.device, allowed)),
         completions(path.device, 1024),
         pair(path, completions, depths),
-        writer(pair, registrations),
+        writer(pair, registrations, "the other end"),
         reader(pair, registrations, writer) {}
   ~End() { pair.cut(); }
 
