@@ -32,7 +32,7 @@ class DmaBuf {
 void flush_remote_writes(Device& device);
 
 // Copies between memory of the GPU and of the host, or within either, and waits until that is done: for what happens
-// seldom. Throws Device.
+// seldom. Throws Device; Timeout where it has not ended after a minute, which may still happen then.
 void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes);
 
 }  // namespace weft::cuda
