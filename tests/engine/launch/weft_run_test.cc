@@ -162,14 +162,18 @@ TEST(WeftRun, PassesSigusr1OnToThoseWhoHandleIt) {
 }
 
 TEST(WeftRun, AsksRanksThatItEndsForTheirDumps) {
+  // Rank 1 fails once rank 0 handles the signal.
   const std::string script =
-      "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && exit 3; while :; do sleep 0.01; done";
-  const auto outcome =
-      run("WEFT_DUMP_DIR=/tmp " + path_of("weft-run") + " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'");
+      "trap \"echo asked\" USR1; trap \"exit 0\" TERM; test $RANK = 1 && { read line < $d/ready; exit 3; }; "
+      "echo > $d/ready; while :; do sleep 0.01; done";
+  const std::string before = "d=$(mktemp -d); mkfifo $d/ready; export d; ";
+  const std::string after = "; code=$?; rm -r $d; exit $code";
+  const auto outcome = run(before + "WEFT_DUMP_DIR=/tmp " + path_of("weft-run") +
+                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.lines(), ElementsAre("asked"));
-  const auto without = run("env -u WEFT_DUMP_DIR " + path_of("weft-run") +
-                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'");
+  const auto without = run(before + "env -u WEFT_DUMP_DIR " + path_of("weft-run") +
+                           " --nproc-per-node 2 --grace 1 --no-prefix sh -c '" + script + "'" + after);
   EXPECT_TRUE(without.lines().empty());
 }
 
