@@ -176,12 +176,14 @@ Service* service = nullptr;
 void serve_metrics(const std::string& text, int rank) {
   std::lock_guard lock(serving);
   if (service != nullptr) return;
-  const std::string address = metrics_address(text, group::local_rank(group::process_environment()).value_or(rank));
+  const std::string address = metrics_address(text, group::local_rank(group::process_environment()).value_or(0));
   try {
     service = new Service(address, rank);
   } catch (const std::exception& error) {
-    throw Error(Blame::Caller, "WEFT_METRICS: nothing can listen on " + address + " (" + error.what() +
-                                   "); where several ranks share a machine, put a + behind the port");
+    throw Error(Blame::Caller,
+                "WEFT_METRICS: nothing can listen on " + address + " (" + error.what() +
+                    "); take another port, and where several ranks share a machine, start them by weft-run, or give each "
+                    "its LOCAL_RANK");
   }
   log::info("metrics are served at http://" + address + "/metrics");
 }

@@ -1,5 +1,5 @@
-// WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. Several ranks of one machine
-// each need a port of their own: ":9400+" means 9400 plus LOCAL_RANK, or what stands for it.
+// WEFT_METRICS=:9400: what a process communicates as Prometheus text, over HTTP at /metrics. The ranks of one machine each
+// need a port of their own: 9400 plus LOCAL_RANK, or what mpirun and srun say instead.
 //
 //   weft_operations_total{kind,name}, weft_bytes_total{kind,name}, weft_errors_total{kind,blame}, weft_in_flight{kind},
 //   weft_operation_seconds{kind} (a histogram), weft_steps_total, weft_calls_in_flight{peer}, weft_queued_handlers{agent},
@@ -14,7 +14,7 @@ namespace weft::instruments {
 // Unsupported in a build without prometheus-cpp.
 void serve_metrics(const std::string& address, int rank);
 
-// ":9400" -> "0.0.0.0:9400"; "127.0.0.1:9400+" with local rank 2 -> "127.0.0.1:9402". Throws Caller.
+// ":9400" -> "0.0.0.0:9400"; "127.0.0.1:9400" with local rank 2 -> "127.0.0.1:9402". Throws Caller.
 std::string metrics_address(const std::string& text, int local_rank);
 
 }  // namespace weft::instruments

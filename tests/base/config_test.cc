@@ -41,10 +41,10 @@ TEST(Config, AnUnknownLevelIsACallerErrorThatListsTheLevels) {
 }
 
 TEST(Config, FilesAndAddressesAreTakenAsTheyAre) {
-  const Config config = from({{"WEFT_TIMELINE", "Run.json"}, {"WEFT_DUMP_DIR", "d"}, {"WEFT_METRICS", ":9400+"}});
+  const Config config = from({{"WEFT_TIMELINE", "Run.json"}, {"WEFT_DUMP_DIR", "d"}, {"WEFT_METRICS", ":9400"}});
   EXPECT_EQ(config.timeline_file, "Run.json");
   EXPECT_EQ(config.dump_folder, "d");
-  EXPECT_EQ(config.metrics_address, ":9400+");
+  EXPECT_EQ(config.metrics_address, ":9400");
   EXPECT_EQ(config.status_file, "");
 }
 
