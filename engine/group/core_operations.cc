@@ -76,7 +76,9 @@ Work Core::issue(Operation operation, const Call& call) {
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
   } catch (...) {
-    traced.fail(to_error(std::current_exception(), Blame::PeerLost));
+    const Error disagreement = to_error(std::current_exception(), Blame::PeerLost);
+    traced.fail(disagreement);
+    trace::dump_after(place(), disagreement);
     ledger_->complete_collective(number);
     throw;
   }

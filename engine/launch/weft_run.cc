@@ -226,7 +226,8 @@ class Job {
     if (asked_for_dumps != 0) {
       asked_for_dumps = 0;
       if (children_.signal_who_catch(SIGUSR1) == 0) {
-        std::fprintf(stderr, "weft-run: SIGUSR1 is for dumps, and no rank writes any: set WEFT_DUMP_DIR\n");
+        std::fprintf(stderr,
+                     "weft-run: SIGUSR1 is for dumps, and no rank writes any: none has joined a group or an agent yet\n");
       }
     }
     return children_.wait(milliseconds(0));

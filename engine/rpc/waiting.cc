@@ -167,7 +167,7 @@ std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken
                                                  const std::function<Error(const WaitingCall&)>& why) {
   for (auto& [id, call] : calls) {
     const Error error = why(call);
-    trace::dump_after("a call", error);  // while it is still open there
+    if (trace::is_worth_a_dump(error)) trace::dump_after("a call", error);  // while it is still open there
     call.traced.fail(error);
     forget_recorded(id, call);
     if (call.here) call.here->cancelled = true;

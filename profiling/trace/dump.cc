@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <weft/base/log.h>
@@ -130,37 +131,19 @@ std::string process_identity() {
   return text.data();
 }
 
-std::mutex writing;  // of the two below
+std::mutex writing;  // of the next four
 std::string folder;
 int written = 0;
+pid_t installed_in = 0;  // a child has the handler, and no thread
+int signal_pipe[2] = {-1, -1};
 std::atomic<bool> is_wanted{false};  // there is a folder
 std::atomic<std::int64_t> last_dump{0};
-int signal_pipe[2] = {-1, -1};
 
 // One byte: all that may be done here.
 void on_signal(int) {
   const int number = errno;
   [[maybe_unused]] const auto count = ::write(signal_pipe[1], "d", 1);
   errno = number;
-}
-
-void install_signal() {
-  if (::pipe2(signal_pipe, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "WEFT_DUMP_DIR: pipe", errno);
-  ::fcntl(signal_pipe[1], F_SETFL, O_NONBLOCK);
-  std::thread([from = signal_pipe[0]] {
-    pthread_setname_np(pthread_self(), "weft dump");
-    for (char byte = 0;;) {
-      const auto count = ::read(from, &byte, 1);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return;
-      last_dump = 0;  // whoever asks, gets one
-      dump_now("SIGUSR1");
-    }
-  }).detach();
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGUSR1, &action, nullptr);
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -170,6 +153,69 @@ void write_file(const std::string& path, const std::string& text) {
   const bool is_whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   if (std::fclose(file) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
   std::filesystem::rename(fresh, path);
+}
+
+// A folder that no other user can have put there, or write to.
+void make_own(const std::string& where) {
+  struct stat about {};
+  const bool is_made = ::mkdir(where.c_str(), 0700) == 0;
+  const bool is_own = ::lstat(where.c_str(), &about) == 0 && S_ISDIR(about.st_mode) && about.st_uid == ::geteuid() &&
+                      (about.st_mode & 0022) == 0;
+  if (is_made || is_own) return;
+  throw Error(Blame::Caller, "'" + where + "' cannot be made or is another user's; set WEFT_DUMP_DIR to a folder");
+}
+
+std::string write_to(const std::string& where, const std::string& reason) {
+  std::lock_guard lock(writing);
+  const std::string path =
+      where + "/dump-" + std::to_string(::getpid()) + "-" + process_identity() + "-" + std::to_string(++written) + ".json";
+  write_file(path, dump(reason));
+  return path;
+}
+
+// Whoever asks, gets one.
+void dump_because_asked() noexcept {
+  constexpr const char* kReason = "SIGUSR1";
+  last_dump = 0;
+  if (is_wanted.load(std::memory_order_acquire)) {
+    dump_now(kReason);
+    return;
+  }
+  try {
+    const std::string where = default_folder();
+    make_own(where);
+    // Said aloud: nobody has chosen the place.
+    log::warn("SIGUSR1: the flight recorder was written to " + write_to(where, kReason) +
+              " (WEFT_DUMP_DIR chooses another folder)");
+  } catch (const std::exception& error) {
+    log::warn(std::string("SIGUSR1: the flight recorder was not written: ") + error.what());
+  }
+}
+
+void install_signal() {
+  if (::pipe2(signal_pipe, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "the flight recorder's signal: pipe", errno);
+  ::fcntl(signal_pipe[1], F_SETFL, O_NONBLOCK);
+  std::thread([from = signal_pipe[0]] {
+    pthread_setname_np(pthread_self(), "weft dump");
+    for (char byte = 0;;) {
+      const auto count = ::read(from, &byte, 1);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return;
+      dump_because_asked();
+    }
+  }).detach();
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+}
+
+// Under `writing`.
+void install_once() {
+  if (installed_in == ::getpid()) return;
+  install_signal();
+  installed_in = ::getpid();
+  written = 0;
 }
 
 }  // namespace
@@ -209,17 +255,27 @@ std::string dump(const std::string& reason) {
 
 void dump_to(const std::string& where) {
   std::lock_guard lock(writing);
-  static pid_t installed_in = 0;
   if (folder == where && installed_in == ::getpid()) return;
   std::error_code failure;
   std::filesystem::create_directories(where, failure);
   if (failure) throw Error(Blame::Caller, "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
   folder = where;
   is_wanted.store(true, std::memory_order_release);
-  if (installed_in == ::getpid()) return;
-  install_signal();
-  installed_in = ::getpid();
-  written = 0;
+  install_once();
+}
+
+void dump_on_signal() {
+  std::lock_guard lock(writing);
+  struct sigaction present {};
+  if (::sigaction(SIGUSR1, nullptr, &present) != 0) return;
+  const bool is_taken = (present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL;
+  if (!is_taken || present.sa_handler == on_signal) install_once();
+}
+
+std::string default_folder() {
+  std::error_code ignored;
+  const auto temporary = std::filesystem::temp_directory_path(ignored);
+  return (ignored ? std::filesystem::path("/tmp") : temporary) / ("weft-" + std::to_string(::geteuid()));
 }
 
 std::string dump_now(const std::string& reason) noexcept {
@@ -230,10 +286,12 @@ std::string dump_now(const std::string& reason) noexcept {
   if (before != 0 && time - before < kPause) return "";
   if (!last_dump.compare_exchange_strong(before, time)) return "";
   try {
-    std::lock_guard lock(writing);
-    const std::string path = folder + "/dump-" + std::to_string(::getpid()) + "-" + process_identity() + "-" +
-                             std::to_string(++written) + ".json";
-    write_file(path, dump(reason));
+    std::string where;
+    {
+      std::lock_guard lock(writing);
+      where = folder;
+    }
+    const std::string path = write_to(where, reason);
     log::info("flight recorder written to " + path + ": " + reason);
     return path;
   } catch (const std::exception& error) {
@@ -243,12 +301,17 @@ std::string dump_now(const std::string& reason) noexcept {
 }
 
 void dump_after(const std::string& what, const Error& error) noexcept {
-  if (error.blame() != Blame::Timeout && error.blame() != Blame::PeerLost) return;
+  if (error.blame() == Blame::Cancelled) return;
   try {
     dump_now(what + ": " + error.text());
   } catch (const std::bad_alloc&) {
     dump_now("");
   }
+}
+
+bool is_worth_a_dump(const Error& error) noexcept {
+  const Blame blame = error.blame();
+  return blame == Blame::Timeout || blame == Blame::PeerLost || blame == Blame::Device;
 }
 
 }  // namespace weft::trace

@@ -1,8 +1,8 @@
 // The flight recorder as JSON, on demand and when something went wrong. weft-debug analyze reads it
 // (docs/looking-inside.md).
 //
-// With WEFT_DUMP_DIR set, a process writes a file there when an operation has run out of time or lost its peer, when a
-// group or an agent breaks, and when it gets SIGUSR1; without it nothing is written and no signal is touched.
+// A process writes a file when it gets SIGUSR1; with WEFT_DUMP_DIR set into that folder, and also when an operation has run
+// out of time, lost its peer or its GPU, when ranks disagree on a collective, and when a group or an agent breaks.
 #pragma once
 
 #include <string>
@@ -17,10 +17,17 @@ std::string dump(const std::string& reason);
 // Writes dumps to the folder from now on, and installs the handler of SIGUSR1; again for the same folder does nothing.
 // Throws Caller where the folder cannot be made.
 void dump_to(const std::string& folder);
+// Installs the handler of SIGUSR1, unless the program has one or ignores it. Without dump_to() its dumps go to
+// default_folder().
+void dump_on_signal();
+// "/tmp/weft-1000": this user's, among the temporary files.
+std::string default_folder();
 // Writes one where dump_to() was called. At most one a second for each process: failures come in swarms. (The newest file
 // of a process holds all that the older ones do, but for what the ring has lost since.) The file's name, or "".
 std::string dump_now(const std::string& reason) noexcept;
-// After that error of something that is named: a dump, if its blame is that of a rank that is late or gone.
+// The same after that error of something that is named; nothing where it was withdrawn.
 void dump_after(const std::string& what, const Error& error) noexcept;
+// Whether an error of one operation is that of a rank that is late or gone, or of a GPU, and no answer like another.
+bool is_worth_a_dump(const Error& error) noexcept;
 
 }  // namespace weft::trace

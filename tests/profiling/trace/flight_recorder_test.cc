@@ -168,6 +168,46 @@ class Dump : public testing::Test {
   const std::string folder_ = kept_.path();
 };
 
+// A process that stays, once it has called `prepare`.
+pid_t staying(const std::function<void()>& prepare) {
+  int ready[2];
+  EXPECT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    prepare();
+    [[maybe_unused]] const auto written = ::write(ready[1], "r", 1);
+    for (;;) ::pause();
+  }
+  char byte = 0;
+  EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  return child;
+}
+
+// First: the child inherits what tests of this process have chosen.
+TEST_F(Dump, WithoutAFolderGoesToTheUsersAmongTheTemporaryFilesOnSigusr1) {
+  const pid_t child = staying([&] {
+    ::setenv("TMPDIR", folder_.c_str(), 1);
+    dump_on_signal();
+    dump_now("nobody has asked");
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/weft-" + std::to_string(::geteuid())));
+  ::kill(child, SIGUSR1);
+  std::string found;
+  while (found.empty()) {  // ctest's time limit ends it
+    std::this_thread::yield();
+    std::error_code none_yet;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(folder_ + "/weft-" + std::to_string(::geteuid()), none_yet)) {
+      if (entry.path().extension() == ".json") found = entry.path();
+    }
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(found)).at("reason"), "SIGUSR1");
+}
+
 TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   flight_recorder().forget();
   Operation one = Operation::begin(somebody(), Kind::Collective, {.name = "all \"reduce\"\n", .sequence = 3});
@@ -187,28 +227,38 @@ TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
 }
 
-TEST_F(Dump, IsWrittenAfterTimeoutsAndLossesOnly) {
+TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
   dump_after("f", Error(Blame::Timeout, "no folder yet"));
   dump_to(folder_);
-  dump_after("f", Error(Blame::Caller, "wrong"));
+  dump_after("f", Error(Blame::Cancelled, "not wanted any more"));
   EXPECT_TRUE(files().empty());
   dump_after("f", Error(Blame::PeerLost, "gone"));
   ASSERT_EQ(files().size(), 1u);
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(files().front())).at("reason"), "f: gone");
 }
 
+TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
+  for (const Blame blame : {Blame::Timeout, Blame::PeerLost, Blame::Device}) EXPECT_TRUE(is_worth_a_dump(Error(blame, "")));
+  for (const Blame blame : {Blame::Caller, Blame::Remote, Blame::Cancelled, Blame::Busy, Blame::Unsupported})
+    EXPECT_FALSE(is_worth_a_dump(Error(blame, "")));
+}
+
+TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
+  const pid_t child = staying([] {
+    ::signal(SIGUSR1, [](int) { ::_exit(7); });
+    dump_on_signal();
+  });
+  ::kill(child, SIGUSR1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
 TEST_F(Dump, IsWrittenOnSigusr1) {
-  int ready[2];
-  ASSERT_EQ(::pipe(ready), 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const pid_t child = staying([&] {
     dump_to(folder_);
     static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = "hangs"}));
-    [[maybe_unused]] const auto written = ::write(ready[1], "r", 1);
-    for (;;) ::pause();
-  }
-  char byte = 0;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  });
   ::kill(child, SIGUSR1);
   while (files().empty()) std::this_thread::yield();  // ctest's time limit ends it
   ::kill(child, SIGKILL);
