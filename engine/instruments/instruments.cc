@@ -13,7 +13,9 @@
 #include <weft/engine/instruments/job_clock.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/engine/instruments/parts.h>
+#include <weft/engine/instruments/steps.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
 #include <weft/profiling/trace/timeline.h>
 
@@ -257,7 +259,7 @@ void agree_on_file(const Participant& participant, transport::Bootstrap& store, 
 std::shared_ptr<const void> start(const Participant& participant, const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
   const Config& wanted = config();
-  if (!wanted.dump_folder.empty()) trace::dump_to(wanted.dump_folder);
+  wanted.dump_folder.empty() ? trace::dump_on_signal() : trace::dump_to(wanted.dump_folder);
   if (!wanted.status_file.empty()) trace::publish_progress(wanted.status_file.c_str());
   if (!wanted.metrics_address.empty()) serve_metrics(wanted.metrics_address, participant.rank);
   if (participant.timeline.empty()) {
@@ -268,3 +270,9 @@ std::shared_ptr<const void> start(const Participant& participant, const std::sha
 }
 
 }  // namespace weft::instruments
+
+namespace weft {
+
+void begin_step(int rank) noexcept { trace::step(rank); }
+
+}  // namespace weft

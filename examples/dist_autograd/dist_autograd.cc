@@ -22,6 +22,7 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
   double first = 0;
   double last = 0;
   for (int step = 0; step <= steps; ++step) {
+    if (step < steps) weft::begin_step();
     weft::AutogradContext context(agent);
     const Tensor loss = (a.to_here() + b.to_here()).sum();
     (step == 0 ? first : last) = loss.item<double>();

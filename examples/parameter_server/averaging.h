@@ -77,6 +77,7 @@ inline std::pair<double, double> train(weft::RRef<Server> server, int steps) {
   examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
+    weft::begin_step();
     net->zero_grad();
     const auto loss = torch::mse_loss(net(data.x), data.y);
     loss.backward();

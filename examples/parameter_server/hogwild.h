@@ -23,6 +23,7 @@ inline std::pair<double, double> train(weft::RRef<NetImpl> net, int steps) {
   examples::ProgressBar bar("trainer1", static_cast<std::size_t>(steps), rank == 1, examples::Elsewhere::Lines);
   std::pair<double, double> losses;
   for (int step = 0; step < steps; ++step) {
+    weft::begin_step();
     weft::AutogradContext context(agent);
     const auto loss = torch::mse_loss(net.sync<&NetImpl::forward>(data.x), data.y);
     context.backward({loss});

@@ -271,6 +271,7 @@ void drive(const weft::rpc::Agent& agent, const Options& options) {
     examples::ProgressBar bar("epoch " + std::to_string(epoch + 1), static_cast<std::size_t>(batches), true);
     double loss = 0;
     for (std::int64_t batch = 0; batch < batches; ++batch) {
+      weft::begin_step();
       const auto x = images.pixels.narrow(0, batch * options.batch, options.batch).to(torch::kDouble);
       const auto y = images.labels.narrow(0, batch * options.batch, options.batch);
       const double batch_loss =

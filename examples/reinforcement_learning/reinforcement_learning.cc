@@ -130,6 +130,7 @@ void drive(weft::rpc::Agent& agent, int episodes, double goal) {
   for (int observer = 1; observer <= observers; ++observer) all.push_back(agent.remote<Observer>(observer, observer));
   double mean = 0;
   for (int episode = 1; episode <= episodes; ++episode) {
+    weft::begin_step();
     std::vector<Future<int>> runs;
     for (const auto& observer : all) runs.push_back(observer.async<&Observer::run>(policy));
     double reward = 0;

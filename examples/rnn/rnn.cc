@@ -112,6 +112,7 @@ void train(const weft::rpc::Agent& agent, const Options& options) {
     model.forget();
     double loss_sum = 0;
     for (std::int64_t from = 0; from < positions; from += options.steps) {
+      weft::begin_step();
       const std::int64_t steps = std::min(options.steps, positions - from);
       weft::AutogradContext context(agent);
       const Tensor scores = model.forward(text.columns.narrow(0, from, steps));

@@ -51,6 +51,7 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
     double loss_sum = 0;
     const auto batches = mine.split(batch_size);
     for (const auto& batch : batches) {
+      weft::begin_step();
       optimizer.zero_grad();
       const auto loss = torch::nll_loss(net(images.pixels.index_select(0, batch)), images.labels.index_select(0, batch));
       loss_sum += loss.item<double>();

@@ -1,4 +1,6 @@
-// Looking inside an agent, and breaking its messages on purpose: rpc::DebugInfo, rpc::Faults, rpc::MessageKind.
+// Looking inside an agent, and breaking its messages on purpose: rpc::DebugInfo, rpc::Faults, rpc::MessageKind. Marking
+// training steps for whoever looks at the job: begin_step.
 #pragma once
 
+#include <weft/engine/instruments/steps.h>
 #include <weft/engine/rpc/types.h>

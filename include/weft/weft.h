@@ -3,6 +3,7 @@
 
 #include <weft/autograd.h>
 #include <weft/codec.h>
+#include <weft/debug.h>
 #include <weft/error.h>
 #include <weft/future.h>
 #include <weft/group.h>
