@@ -52,6 +52,7 @@ class Analysis {
       find_stuck_messages(group);
       find_slow(group);
     }
+    find_backward();
     find_calls();
     find_cycle();
     find_first_failure();
@@ -281,6 +282,44 @@ class Analysis {
     return hosts.size() > 1;
   }
 
+  // Passes of distributed autograd that take long, or took too long, and where nodes run that do not end.
+  void find_backward() {
+    struct Standing {
+      Ranks in;
+      std::int64_t longest = 0;
+    };
+    std::map<std::uint64_t, Standing> passes;
+    for (const auto& [rank, agent] : dumps_.agents) {
+      for (const Record& record : agent.records) {
+        if (record.kind != "backward") continue;
+        const bool is_late = record.state == "failed" && record.blame == "Timeout";
+        if (!is_late && (record.state != "open" || !is_old(age(record, agent)))) continue;
+        Standing& standing = passes[record.sequence];
+        standing.in.push_back(rank);
+        const std::int64_t end = record.ended == 0 ? now_of(agent) : record.ended;
+        standing.longest = std::max(standing.longest, end - record.begun);
+      }
+    }
+    for (const auto& [pass, standing] : passes) {
+      Ranks running;
+      std::string where;
+      for (const auto& [rank, agent] : dumps_.agents) {
+        for (const Record& record : agent.records) {
+          if (record.kind != "gradient" || record.name != "gradient" || record.state != "open" ||
+              record.tag != static_cast<int>(pass & 0x7fffffff))
+            continue;
+          if (running.empty() || running.back() != rank) running.push_back(rank);
+          where += (where.empty() ? "rank " : "; rank ") + std::to_string(rank) + " runs what a gradient of rank " +
+                   std::to_string(record.peer) + " started, since " + duration_text(now_of(agent) - record.begun);
+        }
+      }
+      report(What::StuckBackward, running.empty() ? standing.in : running,
+             list_ranks(standing.in) + (standing.in.size() == 1 ? " is" : " are") + " in a backward pass, for " +
+                 duration_text(standing.longest) + ": " +
+                 (where.empty() ? "no dump shows a gradient that came and is at work" : where));
+    }
+  }
+
   void find_calls() {
     std::size_t found = 0;
     for (const auto& [rank, agent] : dumps_.agents) {
@@ -396,6 +435,7 @@ const char* name(Finding::What what) {
     case What::MissingRank: return "missing rank";
     case What::LateRank: return "late rank";
     case What::StuckCollective: return "stuck collective";
+    case What::StuckBackward: return "stuck backward";
     case What::NoReply: return "no reply";
     case What::CycleOfWaits: return "cycle of waits";
     case What::SlowRank: return "slow rank";

@@ -15,7 +15,17 @@
 namespace weft::tools {
 
 struct Finding {
-  enum class What { Mismatch, MissingRank, LateRank, StuckCollective, NoReply, CycleOfWaits, SlowRank, Failure };
+  enum class What {
+    Mismatch,
+    MissingRank,
+    LateRank,
+    StuckCollective,
+    StuckBackward,
+    NoReply,
+    CycleOfWaits,
+    SlowRank,
+    Failure
+  };
   What what = What::Failure;
   std::vector<int> ranks;  // of the job: whom it is about
   std::string text;

@@ -13,6 +13,7 @@
 
 #include <torch/torch.h>
 
+#include <weft/autograd.h>
 #include <weft/group.h>
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/remarks.h>
@@ -185,7 +186,83 @@ TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it runs there since"));
 }
 
+// Comes to each collective some time after the others: the delay is what is planted.
+TEST_F(PlantedFaults, AStragglerIsNamedThoughNothingIsStuck) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    for (int i = 0; i < 15; ++i) {
+      if (rank == 1) std::this_thread::sleep_for(20ms);
+      group.all_reduce(tensor).wait();
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  for (int rank = 0; rank < 2; ++rank) ask(ranks, rank);
+  const auto slow = findings(What::SlowRank);
+  ASSERT_EQ(slow.size(), 1u);
+  EXPECT_THAT(slow[0].ranks, ElementsAre(1));
+  EXPECT_THAT(slow[0].text, HasSubstr("collectives of group 'default'"));
+}
+
+at::Tensor hangs_backwards(const at::Tensor& x) {
+  const at::Tensor y = x * 2;
+  y.register_hook([](const at::Tensor& gradient) {
+    stay();
+    return gradient;
+  });
+  return y;
+}
+
+TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.timeout = 2s});
+    if (rank == 0) {
+      AutogradContext context(agent);
+      const at::Tensor loss =
+          agent.sync<&hangs_backwards>(rpc::to("worker1").timeout(60s), torch::ones({4}, torch::requires_grad())).sum();
+      EXPECT_EQ(harness::error_of([&] { context.backward({loss}); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  ranks.wait_for(1, "there");
+  ranks.wait_for(0, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u);
+  ask(ranks, 1);
+  const auto stuck = findings(What::StuckBackward, 0ns);
+  ASSERT_EQ(stuck.size(), 1u);
+  EXPECT_THAT(stuck[0].ranks, ElementsAre(1));
+}
+
 int answer() { return 42; }
+
+class Sleeper {
+ public:
+  Sleeper() { stay(); }
+  int value() const { return 0; }
+};
+
+TEST_F(PlantedFaults, AReferenceWhoseValueDoesNotComeIsNamed) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      const RRef<Sleeper> reference = agent.remote<Sleeper>("worker1");
+      EXPECT_EQ(harness::error_of([&] { reference.timeout(300ms).sync<&Sleeper::value>(); }).blame(), Blame::Timeout);
+      Processes::say("there");
+      stay();
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u);
+  ask(ranks, 1);
+  const auto found = findings(What::NoReply, 0ns);
+  ASSERT_GE(found.size(), 1u);
+  EXPECT_THAT(found[0].text, HasSubstr("on rank 1: it runs there since"));
+}
 
 // Ranks in a message, a call, a collective and in shutdown(), none of them for long: what a job looks like that runs.
 TEST_F(PlantedFaults, AHealthyJobIsNotAccused) {
