@@ -7,6 +7,7 @@
 #include <weft/cuda/driver.h>
 #include <weft/cuda/fence.h>
 #include <weft/cuda/retire.h>
+#include <weft/cuda/span.h>
 #include <weft/cuda/stream.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
@@ -132,7 +133,12 @@ void CudaDevices::refuse_capture(const c10::Device& device, std::string_view wha
 bool CudaDevices::is_captured(const Fence& fence) { return cuda::is_captured(fence); }
 
 void CudaDevices::wait(const Fence& fence, const c10::Stream& stream) {
-  fence.wait(view_of(*open(device_of(stream.device()).index), stream));
+  const auto device = open(device_of(stream.device()).index);
+  const cuda::StreamRef view = view_of(*device, stream);
+  auto shown =
+      trace::timeline::on() && !fence.query() ? cuda::Span::begin(view, "wait", trace::Layer::Engine) : cuda::Span();
+  fence.wait(view);
+  shown.end(view);
 }
 
 detail::DeviceWorkRef CudaDevices::work(const c10::Device& device, std::vector<Fence> fences) {

@@ -49,6 +49,11 @@ double exposed_in(const std::string& timeline) {
   double total = 0;
   const auto& steps = summary.at("steps");
   for (std::size_t i = 0; i + 1 < steps.size(); ++i) {
+    if (steps[i].at("ranks").at("0").at("exposed_us").is_null()) {
+      fail("'" + timeline +
+           "' does not say what was exposed: this is a build with WEFT_TRACE=OFF; build another preset than "
+           "release");
+    }
     exposed += steps[i].at("ranks").at("0").at("exposed_us").get<double>();
     total += steps[i].at("ranks").at("0").at("total_us").get<double>();
   }

@@ -35,8 +35,17 @@ double within(const Intervals& intervals, double begin, double end) {
   return sum;
 }
 
+constexpr const char* kWait = "wait";  // a range of a thread, a span of a stream
+
 bool is_between_ranks(const Span& span) {
   return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" && span.kind != "device";
+}
+
+// Calls of agents for themselves: shutdown, references, contexts. They carry nothing of the program's.
+bool is_control(const Span& call) {
+  if (call.name == "weft::autograd::internal::gradient") return false;
+  return call.name.starts_with("weft::rpc::internal::") || call.name.starts_with("weft::rref::internal::") ||
+         call.name.starts_with("weft::autograd::internal::");
 }
 
 struct Lines {
@@ -56,6 +65,7 @@ class Counting {
     for (const auto& [rank, events] : run_.ranks) lines_[rank] = lines_of(events);
     count_steps();
     count_links();
+    choose_slowest();
     find_gaps();
     return std::move(summary_);
   }
@@ -74,9 +84,18 @@ class Counting {
           std::max_element(ranks.begin(), ranks.end(), [](auto& a, auto& b) { return a.second->begin < b.second->begin; });
       ++summary_.last[last->first];
     }
+  }
+
+  void choose_slowest() {
     const auto most =
         std::max_element(summary_.last.begin(), summary_.last.end(), [](auto& a, auto& b) { return a.second < b.second; });
-    if (most != summary_.last.end()) summary_.slowest_rank = most->first;
+    const auto longest = std::max_element(summary_.answers.begin(), summary_.answers.end(),
+                                          [](auto& a, auto& b) { return a.second.mean() < b.second.mean(); });
+    if (most != summary_.last.end()) {
+      summary_.slowest_rank = most->first;
+    } else if (summary_.answers.size() > 1) {
+      summary_.slowest_rank = longest->first;
+    }
   }
 
   Lines lines_of(const RankRun& events) const {
@@ -90,7 +109,10 @@ class Counting {
       lines.waiting.emplace_back(span.begin, std::min(last, span.end));
     }
     for (const Span& range : events.ranges) {
-      if (range.name == "wait") lines.exposed.emplace_back(range.begin, range.end);
+      if (range.name == kWait) lines.exposed.emplace_back(range.begin, range.end);
+    }
+    for (const Span& span : events.operations) {
+      if (span.kind == "device" && span.name == kWait) lines.exposed.emplace_back(span.begin, span.end);
     }
     lines.communication = united(std::move(lines.communication));
     lines.exposed = united(std::move(lines.exposed));
@@ -99,11 +121,13 @@ class Counting {
   }
 
   void count_steps() {
+    const auto marked =
+        std::find_if(run_.ranks.begin(), run_.ranks.end(), [](auto& one) { return !one.second.steps.empty(); });
+    summary_.marked = marked != run_.ranks.end();
+    const std::vector<double> marks = summary_.marked ? marked->second.steps : std::vector<double>{0};
     for (const auto& [rank, events] : run_.ranks) {
-      std::vector<double> bounds = events.steps;
-      summary_.marked |= !bounds.empty();
-      if (bounds.empty()) bounds.push_back(0);
-      bounds.push_back(events.end);
+      std::vector<double> bounds = events.steps.empty() ? marks : events.steps;
+      bounds.push_back(std::max(events.end, bounds.back()));
       const Lines& lines = lines_.at(rank);
       std::vector<Times> counted;
       for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
@@ -144,6 +168,23 @@ class Counting {
   }
 
   void count_links() {
+    count_messages();
+    count_calls();
+    for (const auto& [ends, link] : links_) summary_.links.push_back(link);
+    std::sort(summary_.links.begin(), summary_.links.end(), [](const Link& a, const Link& b) {
+      if (a.has_speed() != b.has_speed()) return a.has_speed();
+      return a.gigabytes_per_second() < b.gigabytes_per_second();
+    });
+  }
+
+  Link& link_of(int from, int to) {
+    Link& link = links_[{from, to}];
+    link.from = from;
+    link.to = to;
+    return link;
+  }
+
+  void count_messages() {
     using MessageKey =
         std::tuple<std::string, int, int, int, int, std::uint64_t>;  // group, generation, from, to, tag, number
     std::map<MessageKey, std::pair<int, const Span*>> sends;
@@ -153,25 +194,42 @@ class Counting {
           sends[{span.group, span.generation, span.rank, span.peer, span.tag, span.sequence}] = {rank, &span};
       }
     }
-    std::map<std::pair<int, int>, Link> links;
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
         if (span.kind != "receive" || span.state != "done") continue;
         const auto sent = sends.find({span.group, span.generation, span.peer, span.rank, span.tag, span.sequence});
         if (sent == sends.end()) continue;
-        Link& link = links[{sent->second.first, rank}];
-        link.from = sent->second.first;
-        link.to = rank;
+        Link& link = link_of(sent->second.first, rank);
         ++link.messages;
         link.bytes += span.bytes;
         link.microseconds += std::max(0.0, span.end - std::max(span.begin, sent->second.second->begin));
       }
     }
-    for (const auto& [ends, link] : links) summary_.links.push_back(link);
-    std::sort(summary_.links.begin(), summary_.links.end(), [](const Link& a, const Link& b) {
-      if (a.has_speed() != b.has_speed()) return a.has_speed();
-      return a.gigabytes_per_second() < b.gigabytes_per_second();
-    });
+  }
+
+  void count_calls() {
+    std::map<std::tuple<int, int, std::uint64_t>, std::pair<int, const Span*>> calls;  // from, to, number
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.operations) {
+        if (span.kind == "call" && span.state == "done" && span.peer != span.rank && !is_control(span))
+          calls[{span.rank, span.peer, span.sequence}] = {rank, &span};
+      }
+    }
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.operations) {
+        if (span.kind != "served" || span.state != "done") continue;
+        const auto called = calls.find({span.peer, span.rank, span.sequence});
+        if (called == calls.end()) continue;
+        const Span& call = *called->second.second;
+        Link& link = link_of(called->second.first, rank);
+        ++link.calls;
+        link.bytes += call.bytes;
+        link.microseconds += std::max(0.0, (call.end - call.begin) - (span.end - span.begin));
+        Answers& answers = summary_.answers[rank];
+        ++answers.calls;
+        answers.microseconds += call.end - call.begin;
+      }
+    }
   }
 
   void find_gaps() {
@@ -189,6 +247,7 @@ class Counting {
   const Run& run_;
   Summary summary_;
   std::map<int, Lines> lines_;
+  std::map<std::pair<int, int>, Link> links_;
   std::map<CollectiveKey, std::map<int, const Span*>> collectives_;
 };
 
@@ -243,6 +302,68 @@ std::string heading(const Run& run, const Summary& summary) {
                     : "times are means of the steps\n");
 }
 
+std::string table_head(const char* step, const char* time) {
+  return line("%-8s%-6s %12s %12s %16s %18s %12s", step, "rank", time, "compute ms", "communication ms",
+              "exposed ms (share)", "waiting ms");
+}
+
+std::string table_row(const std::string& step, int rank, const Times& times) {
+  return line("%-8s%-6d %12.3f %12s %16.3f %18s %12.3f", step.c_str(), rank, times.total / 1e3,
+              milliseconds(times.compute).c_str(), times.communication / 1e3, share(times).c_str(), times.waiting / 1e3);
+}
+
+// In the order of the run.
+std::string steps_table(const Summary& summary, std::size_t shown) {
+  const auto longest = [](const Step* step) {
+    double most = 0;
+    for (const auto& [rank, times] : step->ranks) most = std::max(most, times.total);
+    return most;
+  };
+  std::vector<const Step*> steps;
+  for (const Step& step : summary.steps) steps.push_back(&step);
+  std::string text = "\n";
+  if (shown < steps.size()) {
+    std::stable_sort(steps.begin(), steps.end(), [&](auto* a, auto* b) { return longest(a) > longest(b); });
+    steps.resize(shown);
+    std::sort(steps.begin(), steps.end(), [](auto* a, auto* b) { return a->number < b->number; });
+    text +=
+        line("the %zu longest of %zu steps (--steps %zu shows all):", shown, summary.steps.size(), summary.steps.size());
+  }
+  text += table_head("step", "step ms");
+  for (const Step* step : steps) {
+    for (const auto& [rank, times] : step->ranks) text += table_row(std::to_string(step->number), rank, times);
+  }
+  return text;
+}
+
+// Ranks, links, and when nothing went on.
+std::string slowest(const Summary& summary) {
+  std::string text = "slowest rank: ";
+  if (!summary.slowest_rank) {
+    text += "none: no collectives of several ranks, nor calls to several\n";
+  } else if (const int rank = *summary.slowest_rank; summary.collectives > 0) {
+    text += line("%d came last to %zu of %zu collectives", rank, summary.last.at(rank), summary.collectives);
+  } else {
+    const Answers& answers = summary.answers.at(rank);
+    text += line("%d took %.3f ms to answer a call, the mean of %zu", rank, answers.mean() / 1e3, answers.calls);
+  }
+  text += "slowest link: ";
+  if (summary.links.empty() || !summary.links.front().has_speed()) {
+    text += "none: no bytes went in messages or calls (collectives are of no link)\n";
+  } else {
+    const Link& link = summary.links.front();
+    std::string count = link.messages > 0 || link.calls == 0 ? counted(link.messages, "message") : "";
+    if (link.calls > 0) count += (count.empty() ? "" : " and ") + counted(link.calls, "call");
+    text += "rank " + std::to_string(link.from) + " to rank " + std::to_string(link.to) + ", " +
+            speed(link.gigabytes_per_second()) + " in " + count + " of " + counted(link.bytes, "byte") + " together\n";
+  }
+  for (const Gap& gap : summary.gaps) {
+    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank, (gap.end - gap.begin) / 1e3,
+                 gap.begin / 1e3);
+  }
+  return text;
+}
+
 nlohmann::ordered_json json_of(const Times& times) {
   return {{"total_us", times.total},
           {"compute_us", times.compute},
@@ -255,7 +376,7 @@ nlohmann::ordered_json json_of(const Times& times) {
 
 Summary summarize(const Run& run) { return Counting(run).count(); }
 
-std::string to_text(const Run& run, const Summary& summary) {
+std::string to_text(const Run& run, const Summary& summary, std::size_t steps) {
   std::string text = heading(run, summary);
   for (const auto& [rank, events] : run.ranks) {
     if (events.clock_error > 0)
@@ -268,34 +389,16 @@ std::string to_text(const Run& run, const Summary& summary) {
     if (!events.has_ranges)
       text += line("rank %d: compute and exposed are %s (built with WEFT_TRACE=OFF)", rank, kNotRecorded);
   }
-  text += line("\n%-6s %12s %12s %16s %18s %12s", "rank", summary.marked ? "mean step ms" : "run ms", "compute ms",
-               "communication ms", "exposed ms (share)", "waiting ms");
-  for (const auto& [rank, times] : summary.ranks) {
-    text += line("%-6d %12.3f %12s %16.3f %18s %12.3f", rank, times.total / 1e3, milliseconds(times.compute).c_str(),
-                 times.communication / 1e3, share(times).c_str(), times.waiting / 1e3);
-  }
+  text += "\n" + table_head("", summary.marked ? "mean step ms" : "run ms");
+  for (const auto& [rank, times] : summary.ranks) text += table_row("", rank, times);
   for (const auto& [rank, times] : summary.whole) {
     if (!summary.marked) break;
     const double exposed = percent(times.exposed, times.total);
     text += line("all steps of rank %d: %.3f ms, exposed %s", rank, times.total / 1e3,
                  std::isnan(exposed) ? kNotRecorded : formatted("%.1f%%", exposed).c_str());
   }
-  if (summary.slowest_rank) {
-    const int rank = *summary.slowest_rank;
-    text +=
-        line("\nslowest rank: %d came last to %zu of %zu collectives", rank, summary.last.at(rank), summary.collectives);
-  }
-  if (!summary.links.empty() && summary.links.front().has_speed()) {
-    const Link& link = summary.links.front();
-    text += "slowest link: rank " + std::to_string(link.from) + " to rank " + std::to_string(link.to) + ", " +
-            speed(link.gigabytes_per_second()) + " in " + counted(link.messages, "message") + " of " +
-            counted(link.bytes, "byte") + " together\n";
-  }
-  for (const Gap& gap : summary.gaps) {
-    text += line("nothing between ranks: rank %d for %.3f ms from %.3f ms", gap.rank, (gap.end - gap.begin) / 1e3,
-                 gap.begin / 1e3);
-  }
-  return text;
+  if (summary.marked && steps > 0) text += steps_table(summary, steps);
+  return text + "\n" + slowest(summary);
 }
 
 std::string to_json(const Summary& summary) {
@@ -317,11 +420,16 @@ std::string to_json(const Summary& summary) {
     json["ranks"][std::to_string(rank)] = std::move(row);
   }
   if (summary.slowest_rank) json["slowest_rank"] = *summary.slowest_rank;
+  json["answers"] = nlohmann::ordered_json::object();
+  for (const auto& [rank, answers] : summary.answers) {
+    json["answers"][std::to_string(rank)] = {{"calls", answers.calls}, {"mean_us", answers.mean()}};
+  }
   json["links"] = nlohmann::ordered_json::array();
   for (const Link& link : summary.links) {
     json["links"].push_back({{"from", link.from},
                              {"to", link.to},
                              {"messages", link.messages},
+                             {"calls", link.calls},
                              {"bytes", link.bytes},
                              {"gigabytes_per_second", link.gigabytes_per_second()}});
   }

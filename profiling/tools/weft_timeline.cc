@@ -19,6 +19,7 @@ struct Options {
   std::string file;
   std::string output = "report.html";
   bool as_json = false;
+  std::size_t steps = kStepsShown;
   std::optional<double> from_ms;
   std::optional<double> to_ms;
 };
@@ -26,7 +27,7 @@ struct Options {
 void summary(const Options& options) {
   const Run run = read_run(options.file);
   const Summary counted = summarize(run);
-  std::printf("%s\n", options.as_json ? to_json(counted).c_str() : to_text(run, counted).c_str());
+  std::printf("%s\n", options.as_json ? to_json(counted).c_str() : to_text(run, counted, options.steps).c_str());
 }
 
 void html(const Options& options) {
@@ -59,7 +60,8 @@ int main(int argc, char** argv) {
     return made;
   };
   CLI::App* const summary = command("summary", "Where the time of each step went, who is slowest, the longest gaps");
-  summary->add_flag("--json", options.as_json, "print a JSON object");
+  summary->add_flag("--json", options.as_json, "print a JSON object, with all steps");
+  summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")->capture_default_str();
   CLI::App* const html = command("html", "Writes a page with the steps and the ranks' lanes drawn");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();
   html->add_option("--from", options.from_ms, "Lanes from this millisecond on (default: steps in the middle of the run)");

@@ -35,7 +35,7 @@ using parts::Timeline;
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
-constexpr int kRowsOfKind = 1000;
+constexpr int kRowsOfKind = 1'000'000;  // more than can be under way at a time
 
 int kind_order(const std::string& kind) {
   constexpr const char* kOrder[] = {"gradient", "collective", "send",      "receive", "call",
@@ -61,7 +61,7 @@ void choose_rows(std::vector<Span>& spans) {
     const auto index = static_cast<std::size_t>(free - rows.begin());
     if (free == rows.end()) rows.push_back({span.lane, 0});
     rows[index].taken_until = std::max(span.end, span.begin + 1);
-    span.row = kind_order(span.kind) * kRowsOfKind + static_cast<int>(std::min<std::size_t>(index, kRowsOfKind - 1));
+    span.row = kind_order(span.kind) * kRowsOfKind + static_cast<int>(index);
   }
 }
 

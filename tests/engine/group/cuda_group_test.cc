@@ -1,6 +1,8 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
+#include <fstream>
 #include <latch>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -15,7 +17,9 @@
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -103,6 +107,33 @@ TEST_F(CudaGroup, OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotT
     EXPECT_FALSE(work.error());
   });
 }
+
+#if WEFT_TRACE_ENABLED
+// What summaries call exposed: ctest's time limit ends the looking for it.
+TEST_F(CudaGroup, WhatAStreamWaitsForIsASpanOfTheTimeline) {
+  const harness::Folder folder;
+  trace::timeline::join(folder.path() + "/run.json", {"0123456789abcdef", 0, 1, {}});
+  const std::string part = trace::timeline::own_part();
+  const auto waits = [&] {
+    std::ifstream file(part);
+    int count = 0;
+    for (std::string line; std::getline(file, line);)
+      count += line.starts_with("[\"D\"") && line.find("\"wait\",\"engine\"") != std::string::npos;
+    return count;
+  };
+  run([&](Rank& rank) {
+    const at::Tensor tensor = bytes(rank, 8);
+    fill(rank, tensor, rank.rank + 1);
+    fake_->hold(stream(rank));
+    Work work = rank.group.all_reduce(tensor);
+    work.wait();
+    fake_->release(stream(rank));
+    drain(rank, devices(rank));
+    while (waits() < kRanks) std::this_thread::yield();  // the devices live meanwhile
+  });
+  trace::timeline::finish();
+}
+#endif
 
 TEST_F(CudaGroup, FutureIsDoneAtOnceAndItsContinuationRunsBehindTheOperation) {
   run([&](Rank& rank) {

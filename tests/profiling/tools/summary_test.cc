@@ -48,7 +48,7 @@ Span wait(double begin, double end) {
 // Four steps of 1000 µs on two ranks. In each an all_reduce from 600 to 900 on rank 0; rank 1 comes to it at 700; both wait
 // for it from 800 on.
 Run steps() {
-  Run run;
+  tools::Run run;
   for (int rank = 0; rank < 2; ++rank) {
     RankRun& one = run.ranks[rank];
     one.name = "rank " + std::to_string(rank) + " <on> host";
@@ -75,6 +75,16 @@ TEST(Summary, SplitsStepsIntoComputeAndExposedCommunication) {
   EXPECT_DOUBLE_EQ(times.compute, 900);
   EXPECT_DOUBLE_EQ(times.waiting, 100);
   EXPECT_DOUBLE_EQ(summary.ranks.at(1).waiting, 0);
+}
+
+TEST(Summary, WhatAStreamWaitsIsExposedAsWell) {
+  auto run = steps();
+  Span waits = wait(150, 250);
+  waits.kind = "device";
+  run.ranks[0].operations.push_back(waits);
+  EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 200);
+  run.ranks[0].operations.back().kind = "call";  // a function of that name
+  EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 100);
 }
 
 TEST(Summary, NamesTheRankThatComesLast) {
@@ -111,6 +121,14 @@ TEST(Summary, ARunWithoutMarksIsOneStep) {
   for (auto& [rank, one] : run.ranks) one.steps.clear();
   EXPECT_EQ(summarize(run).steps.size(), 1u);
   EXPECT_DOUBLE_EQ(summarize(run).ranks.at(0).total, 4000);
+}
+
+TEST(Summary, ARankWithoutMarksHasThoseOfOneThatMarks) {
+  auto run = steps();
+  run.ranks[0].steps.clear();  // a parameter server
+  const Summary summary = summarize(run);
+  ASSERT_EQ(summary.steps.size(), 4u);
+  for (const Step& step : summary.steps) EXPECT_DOUBLE_EQ(step.ranks.at(0).exposed, 100) << step.number;
 }
 
 TEST(Summary, TextAndJsonSayTheSame) {
@@ -156,11 +174,58 @@ TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
   run.ranks[0].operations.push_back(span("send", 1, 100, 110, 0, 1));
   run.ranks[1].operations.push_back(span("receive", 1, 50, 200, 1, 0));
   for (RankRun* one : {&run.ranks[0], &run.ranks[1]}) one->operations.back().bytes = 0;
-  EXPECT_EQ(to_text(run, summarize(run)).find("slowest link"), std::string::npos);
+  EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("slowest link: none"));
   run.ranks[1].operations.push_back(span("send", 1, 100, 110, 1, 0));
   run.ranks[0].operations.push_back(span("receive", 1, 50, 1100, 0, 1));
   run.ranks[0].operations.back().bytes = 4;
   EXPECT_THAT(to_text(run, summarize(run)), HasSubstr("slowest link: rank 1 to rank 0, 4 kB/s in 1 message of 4 bytes"));
+}
+
+// A call of 1 MB from rank 0, which takes so long in all and so long there.
+void add_call(Run& run, std::uint64_t number, int to, double whole, double there) {
+  run.ranks[0].operations.push_back(span("call", number, 100, 100 + whole, 0, to));
+  run.ranks[to].operations.push_back(span("served", number, 110, 110 + there, to, 0));
+}
+
+TEST(Summary, CallsAreOfLinksAndNameTheSlowestWhereThereAreNoCollectives) {
+  tools::Run run;
+  for (int rank = 0; rank < 3; ++rank) run.ranks[rank].end = 1000;
+  add_call(run, 1, 1, 250, 50);
+  add_call(run, 2, 1, 350, 50);
+  add_call(run, 3, 2, 500, 400);
+  const Summary summary = summarize(run);
+  ASSERT_EQ(summary.links.size(), 2u);
+  EXPECT_EQ(summary.links[0].to, 1);
+  EXPECT_EQ(summary.links[0].calls, 2u);
+  EXPECT_DOUBLE_EQ(summary.links[0].gigabytes_per_second(), 4.0);
+  EXPECT_DOUBLE_EQ(summary.links[1].gigabytes_per_second(), 10.0);
+  EXPECT_EQ(summary.slowest_rank, 2);
+  const std::string text = to_text(run, summary);
+  EXPECT_THAT(text, HasSubstr("slowest rank: 2 took 0.500 ms to answer a call, the mean of 1\n"));
+  EXPECT_THAT(text, HasSubstr("slowest link: rank 0 to rank 1, 4 GB/s in 2 calls of 2000000 bytes together"));
+}
+
+TEST(Summary, SaysThatThereIsNoSlowestRankOrLink) {
+  tools::Run run;
+  run.ranks[0].end = 1000;
+  const std::string text = to_text(run, summarize(run));
+  EXPECT_THAT(text, HasSubstr("slowest rank: none: no collectives of several ranks, nor calls to several"));
+  EXPECT_THAT(text, HasSubstr("slowest link: none: no bytes went in messages or calls"));
+}
+
+TEST(Summary, ListsEachStepOrTheLongestOfMany) {
+  auto run = steps();
+  const std::string all = to_text(run, summarize(run));
+  EXPECT_THAT(all, testing::ContainsRegex("\nstep +rank +step ms"));
+  for (const char* step : {"0", "1", "2", "3"})
+    EXPECT_THAT(all, testing::ContainsRegex(std::string("\n") + step + " +0 +1.000 +0.900 +0.300 +0.100 .10.0%. +0.100\n"));
+  EXPECT_EQ(all.find("longest"), std::string::npos);
+  for (RankRun* one : {&run.ranks[0], &run.ranks[1]}) one->steps[2] = 1500;  // step 1 is shorter now, and 2 longer
+  const std::string two = to_text(run, summarize(run), 2);
+  EXPECT_THAT(two, HasSubstr("the 2 longest of 4 steps (--steps 4 shows all):"));
+  EXPECT_THAT(two, testing::ContainsRegex("\n0 +1 +1.000 .*\n2 +0 +1.500 "));
+  EXPECT_EQ(two.find("\n1  "), std::string::npos);
+  EXPECT_THAT(to_text(run, summarize(run), 0), testing::Not(HasSubstr("\nstep ")));
 }
 
 TEST(Page, ShowsTimesOfTheRunOnly) {
@@ -184,14 +249,48 @@ TEST(Page, HasNoReferenceToAnythingOutside) {
   EXPECT_THAT(page, HasSubstr("all_reduce #2: 0.300 ms from 1.600 ms, 1000000 bytes"));
 }
 
+std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+std::string base64(const std::string& bytes) {
+  constexpr const char* kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t word = 0;
+    for (std::size_t j = i; j < i + 3; ++j)
+      word = word << 8 | (j < bytes.size() ? static_cast<unsigned char>(bytes[j]) : 0);
+    for (std::size_t j = 0; j < 4; ++j) text += i + j <= bytes.size() ? kLetters[word >> (18 - 6 * j) & 63] : '=';
+  }
+  return text;
+}
+
+// The page, as the browser leaves it, of one that counts the pixels of a picture: browsers can read PNG.
+std::string colors_in(const std::string& picture, const std::string& browser, const std::string& folder) {
+  std::ofstream(folder + "/colors.html")
+      << "<img src=\"data:image/png;base64," << base64(text_of(picture))
+      << "\"><script>onload=()=>{const i=document.images[0],c=document.createElement('canvas');c.width=i.width;"
+         "c.height=i.height;const x=c.getContext('2d');x.drawImage(i,0,0);"
+         "const d=x.getImageData(0,0,i.width,i.height).data,n=[0,0,0];"
+         "const w=[[0x64,0x74,0x8b],[0xdc,0x26,0x26],[0x3b,0x76,0xc4]];"
+         "for(let p=0;p<d.length;p+=4)w.forEach((v,k)=>{if(v.every((b,j)=>d[p+j]===b))++n[k]});"
+         "document.title='colors '+n.join(' ')}</script>";
+  const std::string output = folder + "/colors";
+  const std::string command =
+      browser + "--dump-dom file://" + folder + "/colors.html > " + output + " 2> " + output + ".err";
+  return std::system(command.c_str()) == 0 ? text_of(output) : text_of(output + ".err");
+}
+
 // What a browser makes of it: the picture must hold the colours of compute, exposed communication and collectives.
 TEST(Page, IsDrawnByABrowser) {
   std::string browser;
-  for (const char* name : {"chromium", "chromium-browser", "google-chrome"}) {
+  for (const char* name : {"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}) {
     if (browser.empty() && std::system(("command -v " + std::string(name) + " > /dev/null 2>&1").c_str()) == 0)
       browser = name;
   }
-  if (browser.empty()) GTEST_SKIP() << "no chromium: install it to have the page looked at";
+  if (browser.empty()) GTEST_SKIP() << "no chromium, nor chromium-headless-shell: install one to have the page looked at";
   std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
   ::mkdtemp(folder.data());
   const auto run = steps();
@@ -202,20 +301,22 @@ TEST(Page, IsDrawnByABrowser) {
                          folder + "/page.html" + quiet)
                             .c_str()),
             0);
-  EXPECT_GT(std::filesystem::file_size(folder + "/page.png"), 10'000u) << "an empty page is smaller";
+  EXPECT_THAT(colors_in(folder + "/page.png", browser + options, folder),
+              testing::ContainsRegex("<title>colors [1-9][0-9]+ [1-9][0-9]+ [1-9][0-9]+</title>"))
+      << "compute, exposed communication, collectives: how many pixels of each";
   // The layout as the browser made it: a script added here asks where the drawings are.
   std::ofstream(folder + "/probe.html")
       << to_html(run, summarize(run), middle_steps(run), "run.json")
       << "<script>const s=document.querySelector('svg.lanes');document.title='lanes "
          "'+Math.round(s.getBoundingClientRect().width)+' '+s.querySelectorAll('rect').length"
-         "+' '+getComputedStyle(s.querySelector('rect[fill=\"#3b76c4\"]')).fill</script>";
+         "+' '+getComputedStyle(s.querySelector('rect[fill=\"#3b76c4\"]')).fill"
+         "+' '+document.querySelectorAll('svg.steps rect').length</script>";
   ASSERT_EQ(
       std::system(
           (browser + options + "--window-size=1200,1000 --dump-dom file://" + folder + "/probe.html" + quiet).c_str()),
       0);
-  std::ostringstream dom;
-  dom << std::ifstream(folder + "/out").rdbuf();
-  EXPECT_THAT(dom.str(), testing::ContainsRegex("<title>lanes 1[0-9][0-9][0-9] 2[0-9] rgb.59, 118, 196.</title>"));
+  EXPECT_THAT(text_of(folder + "/out"),
+              testing::ContainsRegex("<title>lanes 1[0-9][0-9][0-9] 2[0-9] rgb.59, 118, 196. 16</title>"));
   std::filesystem::remove_all(folder);
 }
 
