@@ -98,12 +98,12 @@ class Arguments(DevTest):
 
 class Setup(DevTest):
     def test_what_only_tests_run_is_installed_when_asked_for_and_need_not_be_had(self):
-        for words, wanted in (([], []), (["--tests"], [mock.call("apt-test.txt", required=False)])):
+        for words, wanted in (([], []), (["--tests"], [mock.call("apt-services.txt", required=False)])):
             with mock.patch.object(self.dev, "setup"), mock.patch.object(self.dev, "install_system_packages") as installed, \
                     contextlib.redirect_stdout(io.StringIO()):
                 self.dev.command_setup(words)
             self.assertEqual(installed.call_args_list, wanted)
-        named = self.dev.lines_of(SCRIPT.parent / "cmake" / "requirements" / "apt-test.txt")
+        named = self.dev.lines_of(SCRIPT.parent / "cmake" / "requirements" / "apt-services.txt")
         self.assertLessEqual({"slurm-wlm", "munge", "buildah"}, set(named))
 
 
