@@ -62,7 +62,7 @@ Report::Report(std::string bench, int argc, char** argv, int default_runs) : ben
     const std::string option = argv[i];
     const char* value = i + 1 < argc ? argv[++i] : nullptr;
     if (option == "--json" && value != nullptr) {
-      json_file_ = value;
+      json_name_ = value;
     } else if (option == "--case" && value != nullptr) {
       only_ = value;
     } else if (option == "--runs" && value != nullptr && std::atoi(value) > 0) {
@@ -90,6 +90,7 @@ bool Report::wants(const std::string& name) {
 void Report::add(const Row& row) {
   print_header();
   rows_.push_back(row);
+  if (!json_name_.empty()) write(row);
   std::printf("%-42s %-16s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), row.peer.c_str(),
               static_cast<double>(row.bytes) / (1 << 20), row.p50, row.p99, row.unit.c_str());
   const auto first = std::find_if(rows_.begin(), rows_.end(),
@@ -114,25 +115,25 @@ int Report::finish() const {
     for (const std::string& name : unwanted_) std::fprintf(stderr, "  %s\n", name.c_str());
     return 2;
   }
-  if (json_file_.empty()) return 0;
-  std::ofstream file(json_file_);
-  for (const Row& row : rows_) {
-    nlohmann::ordered_json object;
-    object["bench"] = bench_;
-    object["case"] = row.name;
-    object["peer"] = row.peer;
-    object["bytes"] = row.bytes;
-    object["metric"] = row.metric;
-    object["unit"] = row.unit;
-    object["p50"] = row.p50;
-    object["p99"] = row.p99;
-    object["runs"] = row.runs;
-    file << object.dump() << '\n';
-  }
-  file.close();
-  if (file) return 0;
-  std::fprintf(stderr, "%s_bench: cannot write %s\n", bench_.c_str(), json_file_.c_str());
-  return 1;
+  return 0;
+}
+
+void Report::write(const Row& row) {
+  if (!json_.is_open()) json_.open(json_name_);
+  nlohmann::ordered_json object;
+  object["bench"] = bench_;
+  object["case"] = row.name;
+  object["peer"] = row.peer;
+  object["bytes"] = row.bytes;
+  object["metric"] = row.metric;
+  object["unit"] = row.unit;
+  object["p50"] = row.p50;
+  object["p99"] = row.p99;
+  object["runs"] = row.runs;
+  json_ << object.dump() << std::endl;
+  if (json_) return;
+  std::fprintf(stderr, "%s_bench: cannot write %s\n", bench_.c_str(), json_name_.c_str());
+  std::exit(1);
 }
 
 }  // namespace weft::bench

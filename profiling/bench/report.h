@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <fstream>
 #include <functional>
 #include <set>
 #include <string>
@@ -58,19 +59,22 @@ class Report {
   bool wants(const std::string& name);
   int runs() const { return runs_; }
 
-  // Prints and keeps a row. The first row of a case is the one the others are compared with: behind each of those stands
-  // how many times as good the first one is.
+  // Prints a row, and writes it to the JSON file if one was asked for (it exits where it cannot): a run that is ended has
+  // what was measured until then. The first row of a case is the one the others are compared with: behind each of those
+  // stands how many times as good the first one is.
   void add(const Row& row);
   void note(const std::string& text) const;
 
-  // Writes the JSON file, if one was asked for; returns what main() returns: 2 where --case names no case that there is.
+  // Returns what main() returns: 2 where --case names no case that there is.
   int finish() const;
 
  private:
   void print_header() const;
+  void write(const Row& row);
 
   std::string bench_;
-  std::string json_file_;
+  std::string json_name_;
+  std::ofstream json_;  // open from the first row on: workers of a bench may have its arguments
   std::string only_;
   bool any_wanted_ = false;
   std::set<std::string> unwanted_;

@@ -3,7 +3,11 @@
 // program's own.
 //
 // The program is examples/digits on two ranks, as a user would start it; its settings take turns, so that a noisy machine
-// is noisy for both.
+// is noisy for both. WEFT_BENCH_UNTRACED names a second one, built with WEFT_TRACE=OFF and else alike, that is measured
+// too:
+//
+//   build/venv/bin/cmake --preset dev -B build/untraced -DWEFT_TRACE=OFF && build/venv/bin/cmake --build build/untraced
+//   --target digits WEFT_BENCH_UNTRACED=build/untraced/bin/digits ./dev bench timeline --case "digits step"
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -46,22 +50,25 @@ struct Run {
   double waited = 0;  // percent of the step, by the program's clock
 };
 
-Run train(const std::string& folder, const std::string& timeline) {
+Run train(const std::string& folder, const std::string& timeline, const std::string& digits = beside("digits")) {
   const auto output = weft::bench::run_workers(
-      {beside("digits"), "--epochs", "3", "--batch-size", std::to_string(kBatch), "--checkpoint", folder + "/digits.pt"},
-      kRanks, {{"WEFT_TIMELINE", timeline}});
+      {digits, "--epochs", "3", "--batch-size", std::to_string(kBatch), "--checkpoint", folder + "/digits.pt"}, kRanks,
+      {{"WEFT_TIMELINE", timeline}});
   return {kRanks * kBatch / number_after(output.text, "throughput"), number_after(output.text, "waiting for others")};
 }
 
 void steps(Report& report) {
   const std::string folder = new_folder();
   const std::string file = folder + "/run.json";
+  const char* const untraced = std::getenv("WEFT_BENCH_UNTRACED");
+  Samples without;
   Samples off;
   Samples on;
   Samples said;
   Samples seen;
   train(folder, "");  // warms the page cache up
   for (int round = 0; round < report.runs(); ++round) {
+    if (untraced != nullptr) without.add(train(folder, "", untraced).step);
     off.add(train(folder, "").step);
     const Run looked_at = train(folder, file);
     on.add(looked_at.step);
@@ -71,6 +78,9 @@ void steps(Report& report) {
   }
   report.add(weft::bench::time_row("digits step", "flight recorder only", 0, off, 1e3, "ms"));
   report.add(weft::bench::time_row("digits step", "with a timeline", 0, on, 1e3, "ms"));
+  if (untraced != nullptr) {
+    report.add(weft::bench::time_row("digits step", "WEFT_TRACE=OFF", 0, without, 1e3, "ms"));
+  }
   const auto share = [&](const char* who, const Samples& percent) {
     report.add({"digits, exposed communication", who, 0, "share of the step", "%", percent.quantile(0.5),
                 percent.quantile(0.99), percent.count()});
