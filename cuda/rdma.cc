@@ -54,7 +54,7 @@ void copy_and_wait(Device& device, void* to, const void* from, std::size_t bytes
   const bool in_time = record(stream).synchronize(Deadline::in(kCopy));
   if (const auto lost = device.lost()) throw *lost;
   if (in_time) return;
-  // Nothing takes a copy back. The host's memory is not touched any more, being pageable; the GPU's may be.
+  // Nothing takes a copy back.
   throw Error(Blame::Timeout, "a copy of " + std::to_string(bytes) + " bytes on " + describe(device.id()) +
                                   " has not ended after " + describe(std::chrono::milliseconds(kCopy)) +
                                   " and may still be made: the GPU hangs, do not use that memory again");

@@ -46,6 +46,11 @@ class VerbsStreams : public cuda::FakeCuda {
   void TearDown() override {
     near.reset();
     far.reset();
+    near_registrations.reset();
+    far_registrations.reset();
+    // All that touches the fake devices has gone, in turns of the loop.
+    EXPECT_TRUE(loop->drive([this] { return path.device.use_count() == 1; }, harness::patience()));
+    on_loop([] {});
     loop.reset();
     EXPECT_TRUE(device->retirement().reclaim_all(harness::patience()));
     FakeCuda::TearDown();
