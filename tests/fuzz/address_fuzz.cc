@@ -4,7 +4,7 @@
 #include <string>
 
 #include <weft/base/error.h>
-#include <weft/transport/shm/unix_socket.h>
+#include <weft/transport/shm/address.h>
 #include <weft/transport/tcp/address.h>
 
 namespace {

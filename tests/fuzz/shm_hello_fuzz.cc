@@ -13,7 +13,6 @@
 
 #include <weft/base/error.h>
 #include <weft/transport/shm/segment.h>
-#include <weft/transport/shm/unix_socket.h>
 
 namespace weft::transport::shm {
 namespace {
@@ -80,10 +79,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
       say(there.get(), data + 1, bytes - 1, data[0]);
     }
     try {
-      if (auto memory = take_passed(here)) {
-        const Segment segment = Segment::take(std::move(*memory));
-        segment.reader().peek(1);
-      }
+      if (const auto segment = Segment::take_from(here)) segment->reader().peek(1);
     } catch (const Error& error) {
       if (error.blame() == Blame::Caller) broken("a stranger's words are blamed on the caller");
     }

@@ -1,5 +1,8 @@
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <new>
+#include <span>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,6 +10,7 @@
 
 #include <weft/base/error.h>
 #include <weft/transport/shm/segment.h>
+#include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {
 
@@ -21,6 +25,7 @@ constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kSegmentBytes = kControlBytes + 2 * kRingBytes;
 constexpr std::size_t kMappedBytes = kControlBytes + 4 * kRingBytes;  // each ring twice
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '1'};
 
 }  // namespace
 
@@ -49,6 +54,21 @@ Segment Segment::take(Descriptor memory) {
     throw Error(Blame::PeerLost, "shm: the peer passed a descriptor that is no sealed segment of this version of Weft");
   }
   return {std::move(memory), Side::Taker};
+}
+
+void Segment::pass_to(const Descriptor& socket) const {
+  if (pass(socket, std::as_bytes(std::span(kHello)), memory_, "shm")) return;
+  throw system_error(Blame::PeerLost, "shm: cannot pass a segment", errno);
+}
+
+std::optional<Segment> Segment::take_from(const Descriptor& socket) {
+  std::array<std::byte, sizeof kHello> words{};
+  auto memory = take_passed(socket, words, "shm");
+  if (!memory) return std::nullopt;
+  if (!*memory || std::memcmp(words.data(), kHello, sizeof kHello) != 0) {
+    throw Error(Blame::PeerLost, "shm: what connected does not speak this version of Weft's shared memory");
+  }
+  return take(std::move(*memory));
 }
 
 Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), side_(side) {

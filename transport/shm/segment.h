@@ -2,8 +2,9 @@
 // with memfd, passed as a descriptor, sealed against resizing so that no access can fault later.
 #pragma once
 
-#include <weft/base/result.h>
-#include <weft/transport/shm/descriptor.h>
+#include <optional>
+
+#include <weft/base/descriptor.h>
 #include <weft/transport/shm/ring.h>
 
 namespace weft::transport::shm {
@@ -26,6 +27,10 @@ class Segment {
   static Segment make();
   // Takes the other side's. Throws PeerLost where it is not such a segment.
   static Segment take(Descriptor memory);
+  // Through a socket (transport/unix_socket.h), which is empty. Throws PeerLost.
+  void pass_to(const Descriptor& socket) const;
+  // What was passed so; std::nullopt when it has not come. Throws Busy, and PeerLost where something else came, or the end.
+  static std::optional<Segment> take_from(const Descriptor& socket);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) = delete;

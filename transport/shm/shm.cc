@@ -8,6 +8,7 @@
 #include <weft/transport/registry.h>
 #include <weft/transport/shm/shm_stream.h>
 #include <weft/transport/stream_connection.h>
+#include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {
 
@@ -38,7 +39,7 @@ class ShmListener final : public Listener {
 
   struct Inner {
     explicit Inner(const ListenOptions& options)
-        : loop(options.loop), accepted(options.accepted), address(Address::here()), listening(listen_for_this_user()) {
+        : loop(options.loop), accepted(options.accepted), address(Address::here()), listening(listen_for_this_user("shm")) {
       address.descriptor = listening.name.get();
     }
 
@@ -86,10 +87,10 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
   try {
     if (self->handshakes.size() >= kMaxHandshakes)
       throw Error(Blame::Busy, "shm: too many connect at once and say nothing");
-    Descriptor socket = accept_from(self->listening.socket);
+    Descriptor socket = accept_from(self->listening.socket, "shm");
     if (!socket) return;
     const int key = socket.get();
-    check_peer(socket);
+    check_peer(socket, "shm");
     Handshake& handshake = self->handshakes[key];
     handshake.socket = std::move(socket);
     handshake.timer = loop->at(Deadline::in(kHandshake), [self, key] {
@@ -114,14 +115,13 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
   const auto loop = self->loop.lock();
   if (self->closed || !loop || found == self->handshakes.end()) return;
   try {
-    auto memory = take_passed(found->second.socket);
-    if (!memory) return;
-    const pid_t process = check_peer(found->second.socket);
-    Segment segment = Segment::take(std::move(*memory));
+    auto segment = Segment::take_from(found->second.socket);
+    if (!segment) return;
+    const pid_t process = check_peer(found->second.socket, "shm");
     found->second.watch.reset();
     Descriptor socket = std::move(found->second.socket);
     self->handshakes.erase(found);
-    auto stream = std::make_unique<ShmStream>(std::move(segment), std::move(socket), "process " + std::to_string(process));
+    auto stream = std::make_unique<ShmStream>(std::move(*segment), std::move(socket), "process " + std::to_string(process));
     self->accepted(connect_over(std::move(stream), capabilities_of_rings(), "shm", loop));
   } catch (const Error& error) {
     log::warn(error.what());

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <weft/transport/shm/shm_stream.h>
+#include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {
 
@@ -111,15 +112,15 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable, std::func
 void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
                                 Deadline deadline) {
   try {
-    auto connected = connect_to(address);
+    auto connected = connect_to(address.process, address.descriptor, "shm");
     if (connected) {
-      if (check_peer(*connected) != address.process) {
+      if (check_peer(*connected, "shm") != address.process) {
         throw Error(Blame::PeerLost, "shm: process " + std::to_string(address.process) + " is another one by now");
       }
       self->socket = std::move(*connected);
       self->token_socket = self->socket.get();
       watch_socket(self, loop);
-      pass(self->socket, self->segment.memory());
+      self->segment.pass_to(self->socket);
       return;
     }
     if (deadline.passed()) throw Error(Blame::Timeout, "shm: " + self->peer + " accepts no connection");

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include <weft/transport/byte_stream.h>
+#include <weft/transport/shm/address.h>
 #include <weft/transport/shm/segment.h>
-#include <weft/transport/shm/unix_socket.h>
 
 namespace weft::transport::shm {
 

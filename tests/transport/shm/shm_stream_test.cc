@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <weft/transport/shm/shm_stream.h>
+#include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {
 namespace {
@@ -126,18 +127,20 @@ TEST(ShmStream, NoticesThatTheOtherProcessWasKilled) {
 }
 
 TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
-  const ListeningSocket listening = listen_for_this_user();
+  const ListeningSocket listening = listen_for_this_user("shm");
   Address address = Address::here();
   address.descriptor = listening.name.get();
   EventLoop loop("test");
   ShmStream connecting(Address::parse(address.text()), patience());
   Receiver answers(loop, connecting);
   Descriptor accepted;
-  while (!accepted) accepted = accept_from(listening.socket);
-  EXPECT_EQ(check_peer(accepted), getpid());
-  std::optional<Descriptor> memory;
-  while (!memory) memory = take_passed(accepted);
-  ShmStream answering(Segment::take(std::move(*memory)), std::move(accepted), "caller");
+  while (!accepted) accepted = accept_from(listening.socket, "shm");
+  EXPECT_EQ(check_peer(accepted, "shm"), getpid());
+  std::optional<Segment> segment;
+  while (!segment) {
+    if (auto taken = Segment::take_from(accepted)) segment.emplace(std::move(*taken));
+  }
+  ShmStream answering(std::move(*segment), std::move(accepted), "caller");
   const std::vector<std::byte> bytes(10, std::byte{9});
   const Bytes piece(bytes);
   EXPECT_EQ(answering.write({&piece, 1}), 10u);
@@ -147,7 +150,7 @@ TEST(ShmStream, ConnectsThroughTheListenersNameAndPassesItsSegment) {
 TEST(ShmStream, ToAListenerThatIsGoneEndsWithPeerLost) {
   Address address = Address::here();
   {
-    const ListeningSocket listening = listen_for_this_user();
+    const ListeningSocket listening = listen_for_this_user("shm");
     address.descriptor = listening.name.get();
   }
   EventLoop loop("test");
@@ -165,9 +168,9 @@ TEST(ShmAddress, ThatIsNoneIsACallerError) {
 
 TEST(ShmSocket, RefusesWhatPassesNoSegment) {
   Sockets sockets;
-  EXPECT_FALSE(take_passed(sockets.ends[0]));  // nothing has come
+  EXPECT_FALSE(Segment::take_from(sockets.ends[0]));  // nothing has come
   ASSERT_EQ(send(sockets.ends[1].get(), "GET / HTTP/1.1\r\n", 16, 0), 16);
-  EXPECT_THROW(take_passed(sockets.ends[0]), Error);
+  EXPECT_THROW(Segment::take_from(sockets.ends[0]), Error);
 }
 
 }  // namespace

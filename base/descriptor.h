@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-namespace weft::transport::shm {
+namespace weft {
 
 class Descriptor {
  public:
@@ -26,4 +26,4 @@ class Descriptor {
   int number_ = -1;
 };
 
-}  // namespace weft::transport::shm
+}  // namespace weft

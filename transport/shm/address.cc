@@ -1,0 +1,58 @@
+#include <charconv>
+#include <fstream>
+#include <vector>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/transport/shm/address.h>
+
+namespace weft::transport::shm {
+
+namespace {
+
+template <class Number>
+bool parse_number(const std::string& text, Number& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && number > 0;
+}
+
+}  // namespace
+
+Address Address::parse(const std::string& text) {
+  std::vector<std::string> parts{""};
+  for (const char letter : text) {
+    if (letter == '/') {
+      parts.emplace_back();
+    } else {
+      parts.back() += letter;
+    }
+  }
+  Address address;
+  if (parts.size() != 4 || parts[0].empty() || parts[1].empty() || !parse_number(parts[2], address.process) ||
+      !parse_number(parts[3], address.descriptor)) {
+    throw Error(Blame::Caller, "shm: '" + text + "' is not an address of this transport (host/processes/pid/descriptor)");
+  }
+  address.host = parts[0];
+  address.processes = parts[1];
+  return address;
+}
+
+std::string Address::text() const {
+  return host + "/" + processes + "/" + std::to_string(process) + "/" + std::to_string(descriptor);
+}
+
+Address Address::here() {
+  Address address;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), address.host);
+  struct stat about {};
+  if (address.host.empty() || ::stat("/proc/self/ns/pid", &about) != 0) {
+    throw Error(Blame::Unsupported, "shm: /proc does not say which host and process namespace this is; mount it");
+  }
+  address.processes = std::to_string(about.st_ino);
+  address.process = ::getpid();
+  return address;
+}
+
+}  // namespace weft::transport::shm

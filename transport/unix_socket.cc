@@ -1,0 +1,133 @@
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <weft/base/error.h>
+#include <weft/transport/unix_socket.h>
+
+namespace weft::transport {
+
+namespace {
+
+sockaddr_un name_of(const std::string& path, const std::string& who) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (path.size() >= sizeof name.sun_path) {
+    throw Error(Blame::Unsupported, who + ": the folder for temporary files has too long a name for a socket: " + path);
+  }
+  path.copy(name.sun_path, path.size());
+  return name;
+}
+
+Descriptor unix_socket(const std::string& who) {
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) throw system_error(Blame::Busy, who + ": cannot make a socket", errno);
+  return socket;
+}
+
+}  // namespace
+
+ListeningSocket listen_for_this_user(const std::string& who) {
+  static std::atomic<unsigned> count{0};
+  Descriptor socket = unix_socket(who);
+  ::fchmod(socket.get(), 0600);  // the mode that the name gets
+  const char* folder = std::getenv("TMPDIR");
+  const std::string path = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" +
+                           std::to_string(::getpid()) + "-" + std::to_string(count++);
+  const sockaddr_un name = name_of(path, who);
+  ::unlink(path.c_str());  // of a process of that number that was killed right here
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
+    throw system_error(Blame::Unsupported,
+                       who + ": cannot make a socket at " + path + "; set TMPDIR to a folder that can be written", errno);
+  }
+  Descriptor held(::open(path.c_str(), O_PATH | O_CLOEXEC));
+  const int number = errno;
+  ::unlink(path.c_str());
+  if (!held) throw system_error(Blame::Busy, who + ": cannot hold the socket " + path, number);
+  if (::listen(socket.get(), 128) != 0) throw system_error(Blame::Busy, who + ": cannot listen", errno);
+  return {std::move(socket), std::move(held)};
+}
+
+Descriptor accept_from(const Descriptor& listening, const std::string& who) {
+  Descriptor socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+    throw system_error(Blame::Busy, who + ": cannot accept a connection", errno);
+  }
+  return socket;
+}
+
+std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::string& who) {
+  Descriptor socket = unix_socket(who);
+  const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor);
+  const sockaddr_un name = name_of(path, who);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0) return socket;
+  if (errno == EAGAIN || errno == EINTR) return std::nullopt;
+  throw system_error(Blame::PeerLost, who + ": process " + std::to_string(process) + " does not listen any more", errno);
+}
+
+pid_t check_peer(const Descriptor& socket, const std::string& who) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    throw system_error(Blame::PeerLost, who + ": cannot tell who connected", errno);
+  }
+  if (peer.uid == ::geteuid() || peer.uid == 0) return peer.pid;
+  throw Error(Blame::PeerLost, who + ": process " + std::to_string(peer.pid) + " belongs to user " +
+                                   std::to_string(peer.uid) + ", not to this one");
+}
+
+bool pass(const Descriptor& socket, std::span<const std::byte> words, const Descriptor& passed, const std::string& who) {
+  iovec bytes{const_cast<std::byte*>(words.data()), words.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* part = CMSG_FIRSTHDR(&message);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof(int));
+  const int number = passed.get();
+  std::memcpy(CMSG_DATA(part), &number, sizeof number);
+  // The words are so few that they go as one, or not at all.
+  if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(words.size())) return true;
+  // The last one: more of this user's are under way than it may have open.
+  if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ETOOMANYREFS) return false;
+  throw system_error(Blame::PeerLost, who + ": cannot pass a descriptor", errno);
+}
+
+std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::byte> words, const std::string& who) {
+  iovec bytes{words.data(), words.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const auto count = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
+  std::vector<Descriptor> passed;  // whatever came is closed again, if it is not what we want
+  for (cmsghdr* part = count > 0 ? CMSG_FIRSTHDR(&message) : nullptr; part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    for (std::size_t at = 0; CMSG_LEN(at + sizeof(int)) <= part->cmsg_len; at += sizeof(int)) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(part) + at, sizeof number);
+      passed.emplace_back(number);
+    }
+  }
+  if (count > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && passed.empty()) {
+    throw Error(Blame::Busy, who + ": this process has no descriptor left for what a peer passes; raise ulimit -n");
+  }
+  if (count != static_cast<ssize_t>(words.size()) || passed.size() != 1) return Descriptor();
+  return std::move(passed[0]);
+}
+
+}  // namespace weft::transport
