@@ -29,6 +29,19 @@ namespace weft::cuda {
   function(ipc_get_event_handle, cuIpcGetEventHandle)          \
   function(ipc_open_event_handle, cuIpcOpenEventHandle)
 
+// Memory behind virtual addresses, and sharing that. Weft itself makes none. mem_unmap blocks the host as mem_free does.
+#define WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                          \
+  function(mem_create, cuMemCreate)                                           \
+  function(mem_release, cuMemRelease)                                         \
+  function(mem_address_reserve, cuMemAddressReserve)                          \
+  function(mem_address_free, cuMemAddressFree)                                \
+  function(mem_map, cuMemMap)                                                 \
+  function(mem_unmap, cuMemUnmap)                                             \
+  function(mem_set_access, cuMemSetAccess)                                    \
+  function(mem_retain_allocation_handle, cuMemRetainAllocationHandle)         \
+  function(mem_export_to_shareable_handle, cuMemExportToShareableHandle)      \
+  function(mem_import_from_shareable_handle, cuMemImportFromShareableHandle)
+
 // Memory that a network card reads and writes (rdma.h).
 #define WEFT_CUDA_RDMA_FUNCTIONS(function)                                   \
   function(mem_get_handle_for_address_range, cuMemGetHandleForAddressRange) \
@@ -40,6 +53,7 @@ namespace weft::cuda {
 // block the host without a limit: they are for benches and for places that may block, never for a data path.
 #define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
   WEFT_CUDA_IPC_FUNCTIONS(function)                                                                                        \
+  WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                                                                             \
   WEFT_CUDA_RDMA_FUNCTIONS(function)                                                                                       \
   function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(                                        \
       get_error_name, cuGetErrorName) function(get_error_string, cuGetErrorString) function(device_get_count,              \

@@ -100,6 +100,53 @@ std::optional<IpcHandle> share_memory(Device& device, CUdeviceptr base) {
   return bytes_of(native);
 }
 
+std::optional<PhysicalMemory> PhysicalMemory::at(Device& device, CUdeviceptr address) {
+  if (!device.properties().virtual_memory) return std::nullopt;
+  DeviceGuard guard(device);
+  const RelaxedCapture relaxed(device.driver());
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = device.driver().mem_retain_allocation_handle(&handle, reinterpret_cast<void*>(address));
+  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) return std::nullopt;
+  device.check(result, "cuMemRetainAllocationHandle");
+  return PhysicalMemory(device, handle);
+}
+
+PhysicalMemory::PhysicalMemory(Device& device, CUmemGenericAllocationHandle handle)
+    : device_(device.shared_from_this()), handle_(handle) {}
+
+PhysicalMemory::~PhysicalMemory() {
+  if (!device_ || device_->is_lost()) return;
+  try {
+    DeviceGuard guard(*device_);
+    const RelaxedCapture relaxed(device_->driver());
+    device_->check(device_->driver().mem_release(handle_), "cuMemRelease");
+  } catch (const Error& error) {
+    if (!device_->is_lost()) log::error(error.text());
+  }
+}
+
+PhysicalMemory::PhysicalMemory(PhysicalMemory&& other) noexcept
+    : device_(std::move(other.device_)), handle_(std::exchange(other.handle_, 0)) {}
+
+PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+Descriptor PhysicalMemory::share() const {
+  DeviceGuard guard(*device_);
+  const RelaxedCapture relaxed(device_->driver());
+  int number = -1;
+  const CUresult result =
+      device_->driver().mem_export_to_shareable_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) {
+    return {};
+  }
+  device_->check(result, "cuMemExportToShareableHandle");
+  return Descriptor(number);
+}
+
 OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle) : device_(device.shared_from_this()) {
   DeviceGuard guard(device);
   const Driver& driver = device.driver();
@@ -115,12 +162,45 @@ OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle) : device_(de
   device.check(measured, "cuMemGetAddressRange of memory that was opened");
 }
 
+OpenedMemory::OpenedMemory(Device& device, const Descriptor& descriptor, std::size_t bytes)
+    : device_(device.shared_from_this()), bytes_(bytes), is_mapped_(true) {
+  if (bytes == 0) throw Error(Blame::Caller, "memory of no bytes cannot be opened");
+  DeviceGuard guard(device);
+  const Driver& driver = device.driver();
+  const RelaxedCapture relaxed(driver);
+  CUmemGenericAllocationHandle handle = 0;
+  // The driver takes the number for a pointer.
+  void* const number = reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));
+  device.check(driver.mem_import_from_shareable_handle(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+               "cuMemImportFromShareableHandle");
+  CUresult result = driver.mem_address_reserve(&base_, bytes, 0, 0, 0);
+  const char* what = "cuMemAddressReserve for memory that was shared";
+  if (result == CUDA_SUCCESS) {
+    // Refused where the memory has less: the sender's word for it is not taken.
+    result = driver.mem_map(base_, bytes, 0, handle, 0);
+    what = "cuMemMap of memory that was shared";
+    if (result == CUDA_SUCCESS) {
+      CUmemAccessDesc access{};
+      access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.index()};
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      result = driver.mem_set_access(base_, bytes, &access, 1);
+      what = "cuMemSetAccess to memory that was shared";
+      if (result != CUDA_SUCCESS) driver.mem_unmap(base_, bytes);
+    }
+    if (result != CUDA_SUCCESS) driver.mem_address_free(base_, bytes);
+  }
+  driver.mem_release(handle);  // what is mapped stays
+  device.check(result, what);
+}
+
 OpenedMemory::~OpenedMemory() {
-  device_->retirement().retire(Fence(), [&device = *device_, base = base_] {
+  device_->retirement().retire(Fence(), [&device = *device_, base = base_, bytes = bytes_, is_mapped = is_mapped_] {
     if (device.is_lost()) return;
     DeviceGuard guard(device);
     RelaxedCapture relaxed(device.driver());
-    device.check(device.driver().ipc_close_mem_handle(base), "cuIpcCloseMemHandle");
+    if (!is_mapped) return device.check(device.driver().ipc_close_mem_handle(base), "cuIpcCloseMemHandle");
+    device.check(device.driver().mem_unmap(base, bytes), "cuMemUnmap");
+    device.check(device.driver().mem_address_free(base, bytes), "cuMemAddressFree");
   });
 }
 

@@ -1,14 +1,16 @@
 // Device memory and events that other processes of this host open. (reference: the CUDA driver API, "IPC".)
 //
-// The driver's rules: memory of cuMemAlloc only, as libtorch's allocator takes it (not that of stream-ordered pools, nor of
-// virtual addresses); a handle stands for the whole allocation; the process that made it cannot open it; opening takes long
-// and closing waits for the device, so both are done once for an allocation.
+// The driver's rules. Memory of cuMemAlloc, as libtorch's allocator takes it, is shared by a handle of bytes, which stands
+// for the whole allocation and which the process that made it cannot open. What is mapped to virtual addresses (cuMemMap;
+// libtorch's expandable segments) is shared by a file descriptor, where it was made for that. Memory of stream-ordered
+// pools is not shared. Opening takes long and closing waits for the device, so both are done once for an allocation.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/slice.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/event.h>
@@ -38,7 +40,7 @@ class ShareableMemory {
   std::size_t bytes_ = 0;
 };
 
-// The allocation that an address of the device lies in.
+// The allocation that an address of the device lies in; of virtual addresses, what was mapped there by one call.
 struct AllocationRange {
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
@@ -50,11 +52,37 @@ AllocationRange allocation_of(Device& device, CUdeviceptr address);
 // Nothing where the driver does not share this kind of memory.
 std::optional<IpcHandle> share_memory(Device& device, CUdeviceptr base);
 
+// What a virtual address stands for: the address may stand for other memory later. While this lives the memory stays taken,
+// also when the program has freed it, so that the driver gives its handle to no other.
+class PhysicalMemory {
+ public:
+  // Nothing where the address is none of cuMemMap's.
+  static std::optional<PhysicalMemory> at(Device& device, CUdeviceptr address);
+  // Given back at once.
+  ~PhysicalMemory();
+  PhysicalMemory(PhysicalMemory&& other) noexcept;
+  PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
+
+  bool operator==(const PhysicalMemory& other) const { return handle_ == other.handle_; }
+  // For OpenedMemory in another process. An invalid one where the memory was not made to be shared so
+  // (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR).
+  Descriptor share() const;
+
+ private:
+  PhysicalMemory(Device& device, CUmemGenericAllocationHandle handle);
+
+  std::shared_ptr<Device> device_;  // null: moved from
+  CUmemGenericAllocationHandle handle_ = 0;
+};
+
 // Another process's allocation. Usable from every thread.
 class OpenedMemory {
  public:
   // On a device that reaches the allocation's. May wait for the device. Throws Caller (freed, or of this very process).
   OpenedMemory(Device& device, const IpcHandle& handle);
+  // The first `bytes` of what was shared as a descriptor, which is not needed afterwards. Throws Caller (it is none, or of
+  // less memory).
+  OpenedMemory(Device& device, const Descriptor& descriptor, std::size_t bytes);
   // Handed to the device's retirement. Nothing may still be using it.
   ~OpenedMemory();
   OpenedMemory(const OpenedMemory&) = delete;
@@ -67,6 +95,7 @@ class OpenedMemory {
   std::shared_ptr<Device> device_;
   CUdeviceptr base_ = 0;
   std::size_t bytes_ = 0;
+  bool is_mapped_ = false;  // to addresses of its own
 };
 
 // An event that streams of other processes wait for, or theirs. Recorded anew while a stream of theirs has yet to be told

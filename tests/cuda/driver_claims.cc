@@ -11,6 +11,7 @@
 #include <weft/cuda/rdma.h>
 #include <weft/cuda/stream_memops.h>
 #include <weft/tests/cuda/driver_claims.h>
+#include <weft/tests/cuda/virtual_memory.h>
 
 namespace weft::cuda {
 namespace {
@@ -245,6 +246,83 @@ TEST_P(DriverClaims, MemoryIsExportedForCardsWherePropertiesSaySo) {
   EXPECT_TRUE(device->probe());
 }
 
+// --- virtual addresses -------------------------------------------------------------------------------------------------
+
+TEST_P(DriverClaims, AnAddressTellsWhatIsMappedThereAndASegmentIsAnAllocation) {
+  const VirtualMemory memory(*device, 3);
+  const std::size_t bytes = VirtualMemory::kSegmentBytes;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const AllocationRange range = allocation_of(*device, memory.address(i) + bytes / 2);
+    EXPECT_EQ(range.base, memory.address(i));
+    EXPECT_EQ(range.bytes, bytes);
+    EXPECT_FALSE(share_memory(*device, memory.address(i))) << "only cuMemAlloc's has a handle of bytes";
+  }
+  const auto first = PhysicalMemory::at(*device, memory.address(0));
+  const auto same = PhysicalMemory::at(*device, memory.address(0) + bytes - 1);
+  const auto second = PhysicalMemory::at(*device, memory.address(1));
+  ASSERT_TRUE(first && same && second);
+  EXPECT_TRUE(*first == *same);
+  EXPECT_FALSE(*first == *second);
+}
+
+TEST_P(DriverClaims, WhatIsMappedAnewIsToldFromWhatIsHeld) {
+  VirtualMemory memory(*device, 1);
+  const auto before = PhysicalMemory::at(*device, memory.address(0));
+  memory.unmap(0);
+  EXPECT_FALSE(PhysicalMemory::at(*device, memory.address(0)));
+  memory.map(0);
+  const auto after = PhysicalMemory::at(*device, memory.address(0));
+  ASSERT_TRUE(before && after);
+  EXPECT_FALSE(*before == *after);
+}
+
+TEST_P(DriverClaims, NothingIsMappedInMemoryOfTheAllocators) {
+  Stream stream(*device);
+  const ShareableMemory plain(*device, kBytes);
+  const DeviceMemory pooled(stream, kBytes);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  for (const Slice& slice : {plain.slice(), pooled.slice(), host.slice()}) {
+    EXPECT_FALSE(PhysicalMemory::at(*device, reinterpret_cast<CUdeviceptr>(slice.data)));
+  }
+}
+
+TEST_P(DriverClaims, MemoryThatWasSharedByDescriptorIsTheSameBytesAndOutlivesItsMapping) {
+  Stream stream(*device);
+  auto memory = std::make_unique<VirtualMemory>(*device, 1);
+  const Descriptor descriptor = PhysicalMemory::at(*device, memory->address(0))->share();
+  ASSERT_TRUE(descriptor);
+  const OpenedMemory opened(*device, descriptor, VirtualMemory::kSegmentBytes);
+  EXPECT_EQ(opened.bytes(), VirtualMemory::kSegmentBytes);
+  EXPECT_NE(opened.base(), memory->address(0));
+  fill(stream, memory->segment(0).part(0, kBytes), 0x77);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  memory.reset();
+  copy(stream, host.slice(), {reinterpret_cast<void*>(opened.base()), kBytes, device->id()});
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x77777777u));
+}
+
+TEST_P(DriverClaims, MemoryThatWasNotMadeForItIsNotSharedAndWhatIsNoDescriptorOfItNotOpened) {
+  const VirtualMemory own(*device, 1, VirtualMemory::Kind::Private), shared(*device, 1);
+  EXPECT_FALSE(PhysicalMemory::at(*device, own.address(0))->share());
+  const Descriptor descriptor = PhysicalMemory::at(*device, shared.address(0))->share();
+  const Descriptor other(::dup(STDERR_FILENO));
+  EXPECT_THROW(OpenedMemory(*device, other, VirtualMemory::kSegmentBytes), Error);
+  EXPECT_THROW(OpenedMemory(*device, descriptor, 2 * VirtualMemory::kSegmentBytes), Error) << "more than there is";
+  EXPECT_THROW(OpenedMemory(*device, descriptor, 0), Error);
+  EXPECT_TRUE(device->probe());
+}
+
+TEST_P(DriverClaims, ACopySpansSegments) {
+  Stream stream(*device);
+  const VirtualMemory memory(*device, 2);
+  const Slice across = memory.slice().part(VirtualMemory::kSegmentBytes - kBytes / 2, kBytes);
+  fill(stream, across, 0x66);
+  copy(stream, host.slice(), across);
+  ASSERT_TRUE(record(stream).synchronize(soon()));
+  EXPECT_THAT(words(), Each(0x66666666u));
+}
+
 TEST_P(DriverClaims, ACopyThatIsWaitedForIsThere) {
   Stream stream(*device);
   DeviceMemory memory(stream, kBytes);
@@ -334,6 +412,7 @@ TEST_P(DriverClaims, WhatIsCapturedRunsAtEachLaunchInTheOrderOfItsFences) {
 
 TEST_P(DriverClaims, WhatTheHostAsksAndAllocatesMeanwhileBreaksNoCapture) {
   Stream stream(*device), other(*device);
+  const VirtualMemory memory(*device, 1);
   const auto closed = gate(other);
   const Fence later = record(other);
   ASSERT_EQ(graphs->begin(stream), CUDA_SUCCESS);
@@ -353,6 +432,12 @@ TEST_P(DriverClaims, WhatTheHostAsksAndAllocatesMeanwhileBreaksNoCapture) {
   };
   allocate();
   std::thread(allocate).join();
+  const auto share = [&] {
+    const Descriptor descriptor = PhysicalMemory::at(*device, memory.address(0))->share();
+    const OpenedMemory opened(*device, descriptor, VirtualMemory::kSegmentBytes);
+  };
+  share();
+  std::thread(share).join();
   EXPECT_TRUE(stream.is_capturing());
   EXPECT_EQ(graphs->end(stream), CUDA_SUCCESS);
 }

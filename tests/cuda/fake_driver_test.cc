@@ -10,6 +10,7 @@
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/cuda/virtual_memory.h>
 
 namespace weft::cuda {
 namespace {
@@ -247,6 +248,79 @@ TEST_F(Fake, FreedMemoryAndWhatLiesBehindAnAllocationCannotBeTouched) {
   EXPECT_TRUE(readable(data)) << "the stream has not come to the freeing";
   fake.run();
   EXPECT_FALSE(readable(data));
+}
+
+TEST_F(Fake, MemoryOfVirtualAddressesLivesAsLongAsAnybodyHoldsIt) {
+  const std::size_t bytes = VirtualMemory::kSegmentBytes;
+  CUmemGenericAllocationHandle held = 0;
+  {
+    VirtualMemory memory(*device, 2);
+    EXPECT_EQ(fake.alive().physical_memories, 2u);
+    EXPECT_EQ(fake.alive().mappings, 2u);
+    EXPECT_EQ(fake.alive().reservations, 1u);
+    EXPECT_EQ(fake.alive().device_allocations, 0u);
+    EXPECT_TRUE(readable(memory.segment(0).data));
+    ASSERT_EQ(driver.mem_retain_allocation_handle(&held, memory.segment(0).data), CUDA_SUCCESS);
+    memory.unmap(0);
+    EXPECT_FALSE(readable(memory.segment(0).data));
+    EXPECT_EQ(driver.mem_map(memory.address(0), bytes, 0, held, 0), CUDA_SUCCESS);
+    EXPECT_FALSE(readable(memory.segment(0).data)) << "nobody was given access";
+    memory.unmap(0);
+  }
+  EXPECT_EQ(fake.alive().physical_memories, 1u);
+  EXPECT_EQ(fake.alive().mappings + fake.alive().reservations, 0u);
+  EXPECT_EQ(driver.mem_release(held), CUDA_SUCCESS);
+  EXPECT_EQ(fake.alive().physical_memories, 0u);
+}
+
+TEST_F(Fake, HandlesOfVirtualMemoryComeAgainWhenNobodyHoldsThem) {
+  VirtualMemory memory(*device, 1);
+  const auto handle_now = [&] {
+    CUmemGenericAllocationHandle handle = 0;
+    EXPECT_EQ(driver.mem_retain_allocation_handle(&handle, memory.segment(0).data), CUDA_SUCCESS);
+    EXPECT_EQ(driver.mem_release(handle), CUDA_SUCCESS);
+    return handle;
+  };
+  const auto first = handle_now();
+  memory.unmap(0);
+  memory.map(0);
+  EXPECT_EQ(handle_now(), first) << "so who compares them must hold them";
+}
+
+TEST_F(Fake, ComplainsOfMisuseOfVirtualAddresses) {
+  const std::size_t bytes = VirtualMemory::kSegmentBytes;
+  Stream stream(*device);
+  VirtualMemory memory(*device, 3);
+  CUmemGenericAllocationHandle held = 0;
+  ASSERT_EQ(driver.mem_retain_allocation_handle(&held, memory.segment(0).data), CUDA_SUCCESS);
+  EXPECT_EQ(driver.mem_map(memory.address(1), bytes, 0, held, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_map(memory.address(3), bytes, 0, held, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_unmap(memory.address(0), 2 * bytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_unmap(memory.address(0), bytes / 2), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_address_free(memory.address(0), 3 * bytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_address_free(memory.address(0), bytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_free(memory.address(0)), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_free_async(memory.address(0), stream.native()), CUDA_ERROR_INVALID_VALUE);
+  memory.unmap(2);
+  EXPECT_EQ(driver.memset_d8_async(memory.address(1), 0, bytes + 1, stream.native()), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_map(memory.address(2), bytes, 0, held, 0), CUDA_SUCCESS);
+  EXPECT_EQ(driver.memset_d8_async(memory.address(2), 0, 1, stream.native()), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(driver.mem_unmap(memory.address(2), bytes), CUDA_SUCCESS);
+  EXPECT_EQ(driver.mem_release(held), CUDA_SUCCESS);
+  EXPECT_EQ(driver.mem_release(held + 7), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THAT(fake.take_complaints(),
+              ElementsAre(HasSubstr("over other memory"), HasSubstr("not reserved"), HasSubstr("not mapped so"),
+                          HasSubstr("not mapped so"), HasSubstr("with memory mapped"), HasSubstr("not reserved so"),
+                          HasSubstr("not by cuMemAlloc"), HasSubstr("freed twice"), HasSubstr("runs over the end"),
+                          HasSubstr("cuMemSetAccess"), HasSubstr("nobody holds")));
+}
+
+TEST_F(Fake, UnmappingWaitsForTheDevice) {
+  Stream stream(*device);
+  VirtualMemory memory(*device, 1);
+  fill(stream, memory.segment(0).part(0, 4), 1);
+  memory.unmap(0);
+  EXPECT_EQ(fake.pending(stream), 0u);
 }
 
 TEST_F(Fake, ComplainsOfFreeingTwice) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <unistd.h>
+
 #include <weft/tests/harness/fake_state.h>
 
 namespace weft::harness {
@@ -65,6 +67,9 @@ FakeState::~FakeState() {
     if (stream->worker.joinable()) stream->worker.join();
   }
   for (auto& [base, allocation] : allocations) unmap(allocation);
+  for (const FakeHandle& handle : handles) {
+    if (handle.memory != nullptr) ::close(handle.file);
+  }
 }
 
 CUresult FakeState::enter(Function function) {

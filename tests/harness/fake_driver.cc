@@ -1,3 +1,5 @@
+#include <set>
+
 #include <gtest/gtest.h>
 
 #include <weft/base/error.h>
@@ -216,8 +218,16 @@ FakeDriver::Alive FakeDriver::alive() const {
   for (const auto& event : state_->events) alive.events += is_alive(event);
   for (const auto& [base, allocation] : state_->allocations) {
     if (allocation.state == Allocation::State::Freed) continue;
-    ++(allocation.kind == Allocation::Kind::Device ? alive.device_allocations : alive.pinned_allocations);
+    ++(allocation.mapped != 0                        ? alive.mappings
+       : allocation.kind == Allocation::Kind::Device ? alive.device_allocations
+                                                     : alive.pinned_allocations);
   }
+  std::set<const FakePhysical*> held;
+  for (const FakeHandle& handle : state_->handles) {
+    if (handle.memory != nullptr) held.insert(handle.memory);
+  }
+  alive.physical_memories = held.size();
+  for (const auto& [base, reservation] : state_->reservations) alive.reservations += !reservation.freed;
   for (const auto& pool : state_->pools) alive.pools += !pool->destroyed;
   for (const auto& library : state_->libraries) alive.libraries += !library->unloaded;
   for (const FakeContext* context : state_->primary) alive.contexts += context != nullptr;

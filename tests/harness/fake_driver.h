@@ -169,6 +169,9 @@ class FakeDriver {
     std::size_t pools = 0;
     std::size_t libraries = 0;
     std::size_t contexts = 0;
+    std::size_t physical_memories = 0;  // of cuMemCreate, whoever holds them
+    std::size_t mappings = 0;           // to virtual addresses
+    std::size_t reservations = 0;       // of those
   };
   Alive alive() const;
   // The complaints so far, which count as expected then.

@@ -22,7 +22,18 @@ bool is_unsafe(Function function) {
     case Function::ipc_open_mem_handle:
     case Function::ipc_close_mem_handle:
     case Function::mem_host_alloc:
-    case Function::mem_free_host: return true;
+    case Function::mem_free_host:
+    // Of virtual memory nothing is said, so all.
+    case Function::mem_create:
+    case Function::mem_release:
+    case Function::mem_address_reserve:
+    case Function::mem_address_free:
+    case Function::mem_map:
+    case Function::mem_unmap:
+    case Function::mem_set_access:
+    case Function::mem_retain_allocation_handle:
+    case Function::mem_export_to_shareable_handle:
+    case Function::mem_import_from_shareable_handle: return true;
     default: return false;
   }
 }

@@ -16,20 +16,20 @@ bool compares(std::uint32_t word, std::uint32_t value, unsigned how) {
 
 }  // namespace
 
-CUresult FakeState::check_word(CUdeviceptr word) {
+CUresult FakeState::check_word(CUdeviceptr word, CUstream stream) {
   if (!options.stream_mem_ops) return CUDA_ERROR_NOT_SUPPORTED;
   if (word % sizeof(std::uint32_t) != 0) return refuse(CUDA_ERROR_INVALID_VALUE, "a memory operation on an unaligned word");
-  return check_range(word, sizeof(std::uint32_t), "a memory operation");
+  return check_range(word, sizeof(std::uint32_t), "a memory operation", stream);
 }
 
 CUresult FakeState::enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value,
                                  unsigned flags) {
-  const CUresult checked = check_word(word);
+  const CUresult checked = check_word(word, stream);
   if (checked != CUDA_SUCCESS) return checked;
   if ((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0 && !options.flush_remote_writes) return CUDA_ERROR_NOT_SUPPORTED;
   const auto use = [this, word] {
     std::lock_guard lock(mutex);
-    return check_use(word, "a stream waiting for a word");
+    return check_use(word, sizeof(std::uint32_t), "a stream waiting for a word");
   };
   const auto passes = [this, word, value, flags] {
     // A word that was freed is found out by `use`.
@@ -40,12 +40,12 @@ CUresult FakeState::enqueue_wait(CUstream stream, Function function, CUdeviceptr
 }
 
 CUresult FakeState::enqueue_write(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value) {
-  const CUresult checked = check_word(word);
+  const CUresult checked = check_word(word, stream);
   if (checked != CUDA_SUCCESS) return checked;
   return enqueue(stream, {function, std::string(name(function)) + " write", [this, word, value] {
                             {
                               std::lock_guard lock(mutex);
-                              const CUresult usable = check_use(word, "a stream writing a word");
+                              const CUresult usable = check_use(word, sizeof(std::uint32_t), "a stream writing a word");
                               if (usable != CUDA_SUCCESS) return usable;
                             }
                             __atomic_store_n(reinterpret_cast<std::uint32_t*>(word), value, __ATOMIC_RELEASE);

@@ -1,4 +1,5 @@
 // The fake driver's memory: every allocation in pages of its own with a guard page behind it, and unreadable once freed.
+#include <algorithm>
 #include <cstring>
 
 #include <sys/mman.h>
@@ -76,27 +77,50 @@ Allocation* FakeState::allocation_of(CUdeviceptr address) {
   return address < found.base + std::max<std::size_t>(found.bytes, 1) ? &found : nullptr;
 }
 
-CUresult FakeState::check_range(CUdeviceptr address, std::size_t bytes, const char* what) {
-  const Allocation* const found = allocation_of(address);
+CUresult FakeState::check_range(CUdeviceptr address, std::size_t bytes, const char* what, CUstream stream) {
+  CUresult error = CUDA_SUCCESS;
+  const FakeStream* const on = find(stream, error);
+  if (on == nullptr) return error;
+  const Allocation* found = allocation_of(address);
   if (found == nullptr) {
     return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " at an address that was never allocated");
   }
-  if (address + bytes > found->base + found->bytes) {
-    return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " of " + std::to_string(bytes) +
-                                                " bytes runs over the end of " + std::to_string(found->bytes) +
-                                                " allocated ones");
+  const CUdeviceptr end = address + bytes;
+  for (;;) {
+    const auto& users = found->users;
+    const bool is_closed = found->mapped != 0 && found->state == Allocation::State::Live &&
+                           std::find(users.begin(), users.end(), on->context->device) == users.end();
+    if (is_closed) {
+      return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) +
+                                                  " at an address that was mapped, but not for this GPU; "
+                                                  "cuMemSetAccess");
+    }
+    const CUdeviceptr behind = found->base + found->bytes;
+    if (end <= behind) return CUDA_SUCCESS;
+    const Allocation* const next = found->mapped != 0 ? allocation_of(behind) : nullptr;
+    if (next == nullptr || next->mapped == 0 || next->state != Allocation::State::Live) {
+      return refuse(CUDA_ERROR_INVALID_VALUE, std::string(what) + " of " + std::to_string(bytes) +
+                                                  " bytes runs over the end of " + std::to_string(behind - found->base) +
+                                                  " allocated ones");
+    }
+    found = next;
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult FakeState::check_use(CUdeviceptr address, const char* what) {
-  const Allocation* const found = allocation_of(address);
-  if (found == nullptr || found->state == Allocation::State::Live) return CUDA_SUCCESS;
-  return refuse(
-      CUDA_ERROR_ILLEGAL_ADDRESS,
-      std::string(what) + (found->state == Allocation::State::Freed ? ": the memory was freed before"
-                                                                    : ": its allocation has not been reached yet; wait for "
-                                                                      "the stream that allocated it"));
+CUresult FakeState::check_use(CUdeviceptr address, std::size_t bytes, const char* what) {
+  const CUdeviceptr end = address + bytes;
+  for (const Allocation* found = allocation_of(address); found != nullptr;) {
+    if (found->state != Allocation::State::Live) {
+      return refuse(CUDA_ERROR_ILLEGAL_ADDRESS,
+                    std::string(what) + (found->state == Allocation::State::Freed
+                                             ? ": the memory was freed before"
+                                             : ": its allocation has not been reached yet; wait for the stream that "
+                                               "allocated it"));
+    }
+    const CUdeviceptr behind = found->base + found->bytes;
+    found = found->mapped != 0 && behind < end ? allocation_of(behind) : nullptr;
+  }
+  return CUDA_SUCCESS;
 }
 
 // --- pinned host memory
@@ -204,14 +228,14 @@ CUresult FakeState::mem_free_async(CUdeviceptr address, CUstream stream) {
   if (on == nullptr) return error;
   if (on->capture) return refuse(CUDA_ERROR_NOT_SUPPORTED, "the fake driver captures no freeing of memory");
   Allocation* const found = allocation_of(address);
-  if (found == nullptr || found->base != address || found->kind != Allocation::Kind::Device ||
+  if (found == nullptr || found->base != address || found->kind != Allocation::Kind::Device || found->mapped != 0 ||
       found->state == Allocation::State::Freed || found->freeing) {
     return refuse(CUDA_ERROR_INVALID_VALUE, "device memory was freed that is not allocated, or freed twice");
   }
   found->freeing = true;
   return enqueue(stream, {Function::mem_free_async, name(Function::mem_free_async), [this, address] {
                             std::lock_guard lock(mutex);
-                            const CUresult usable = check_use(address, "freeing device memory");
+                            const CUresult usable = check_use(address, 1, "freeing device memory");
                             if (usable == CUDA_SUCCESS) unmap(allocations.at(address));
                             return usable;
                           }});
@@ -250,7 +274,7 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
   const bool pageable = allocation_of(to) == nullptr || allocation_of(from) == nullptr;
   for (const CUdeviceptr address : {to, from}) {
     if (allocation_of(address) == nullptr) continue;  // memory that the driver does not know is pageable
-    const CUresult checked = check_range(address, bytes, "a copy");
+    const CUresult checked = check_range(address, bytes, "a copy", stream);
     if (checked != CUDA_SUCCESS) return checked;
   }
   const auto run = [this, to, from, bytes] {
@@ -261,7 +285,7 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
       target = behind(to);
       source = behind(from);
       for (const CUdeviceptr address : {to, from}) {
-        const CUresult usable = check_use(address, "a copy");
+        const CUresult usable = check_use(address, bytes, "a copy");
         if (usable != CUDA_SUCCESS) return usable;
       }
     }
@@ -276,14 +300,14 @@ CUresult FakeState::memcpy_async(CUdeviceptr to, CUdeviceptr from, std::size_t b
 }
 
 CUresult FakeState::memset_d8_async(CUdeviceptr address, unsigned char byte, std::size_t bytes, CUstream stream) {
-  const CUresult checked = check_range(address, bytes, "a fill");
+  const CUresult checked = check_range(address, bytes, "a fill", stream);
   if (checked != CUDA_SUCCESS) return checked;
   return enqueue(stream, {Function::memset_d8_async, name(Function::memset_d8_async), [this, address, byte, bytes] {
                             std::byte* target = nullptr;
                             {
                               std::lock_guard lock(mutex);
                               target = behind(address);
-                              const CUresult usable = check_use(address, "a fill");
+                              const CUresult usable = check_use(address, bytes, "a fill");
                               if (usable != CUDA_SUCCESS) return usable;
                             }
                             std::memset(target, byte, bytes);

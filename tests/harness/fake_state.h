@@ -118,6 +118,32 @@ struct Allocation {
   std::uint64_t id = 0;       // never given twice
   bool shareable = false;     // by cuMemAlloc; what comes from a pool is not
   int opened = 0;             // by "other processes"
+  // Where it is mapped to virtual addresses: what is, and the GPUs that may touch it.
+  CUmemGenericAllocationHandle mapped = 0;
+  std::vector<int> users;
+};
+
+// Memory of cuMemCreate: a file. Remembered when it is gone, because what was exported of it may be imported late.
+struct FakePhysical {
+  int device = 0;
+  std::size_t bytes = 0;
+  bool exportable = false;
+  std::pair<std::uint64_t, std::uint64_t> file;  // which one it is: device and inode
+};
+
+// What the driver gives out for such memory. A number comes again once neither references nor mappings are left.
+struct FakeHandle {
+  const FakePhysical* memory = nullptr;  // null: free
+  int file = -1;
+  int references = 0;
+  int mappings = 0;
+};
+
+// Virtual addresses, which stay taken when they are freed.
+struct FakeReservation {
+  std::size_t bytes = 0;
+  bool freed = false;
+  std::ptrdiff_t behind = 0;  // from there to where the bytes may be touched
 };
 
 struct FakePool {
@@ -210,6 +236,21 @@ class FakeState {
   CUresult ipc_close_mem_handle(CUdeviceptr address);
   CUresult ipc_get_event_handle(CUipcEventHandle* handle, CUevent event);
   CUresult ipc_open_event_handle(CUevent* event, CUipcEventHandle handle);
+  CUresult mem_create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+                      unsigned long long flags);
+  CUresult mem_release(CUmemGenericAllocationHandle handle);
+  CUresult mem_address_reserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
+                               unsigned long long flags);
+  CUresult mem_address_free(CUdeviceptr address, std::size_t bytes);
+  CUresult mem_map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+                   unsigned long long flags);
+  CUresult mem_unmap(CUdeviceptr address, std::size_t bytes);
+  CUresult mem_set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* users, std::size_t count);
+  CUresult mem_retain_allocation_handle(CUmemGenericAllocationHandle* handle, void* address);
+  CUresult mem_export_to_shareable_handle(void* exported, CUmemGenericAllocationHandle handle,
+                                          CUmemAllocationHandleType type, unsigned long long flags);
+  CUresult mem_import_from_shareable_handle(CUmemGenericAllocationHandle* handle, void* exported,
+                                            CUmemAllocationHandleType type);
   CUresult mem_get_handle_for_address_range(void* handle, CUdeviceptr address, std::size_t bytes, CUmemRangeHandleType type,
                                             unsigned long long flags);
   CUresult flush_gpu_direct_rdma_writes(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope);
@@ -269,7 +310,7 @@ class FakeState {
   void complain_of_hung(const FakeContext* context);
   CUresult enqueue_wait(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value, unsigned flags);
   CUresult enqueue_write(CUstream stream, Function function, CUdeviceptr word, std::uint32_t value);
-  CUresult check_word(CUdeviceptr word);
+  CUresult check_word(CUdeviceptr word, CUstream stream);
 
   // The allocation that holds the address, freed ones included; null if there is none.
   Allocation* allocation_of(CUdeviceptr address);
@@ -277,9 +318,17 @@ class FakeState {
   Allocation* allocate_again(FakeContext* context, std::size_t bytes);
   std::byte* behind(CUdeviceptr address);
   void unmap(Allocation& allocation);
-  // At the call: whether [address, address + bytes) lies in one allocation. At the run: whether that is usable.
-  CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what);
-  CUresult check_use(CUdeviceptr address, const char* what);
+  // At the call: whether [address, address + bytes) lies in one allocation, or in what is mapped to adjacent addresses and
+  // the stream's GPU may touch. At the run: whether that is usable.
+  CUresult check_range(CUdeviceptr address, std::size_t bytes, const char* what, CUstream stream);
+  CUresult check_use(CUdeviceptr address, std::size_t bytes, const char* what);
+  // Virtual memory.
+  FakeHandle* find_handle(CUmemGenericAllocationHandle handle);
+  CUmemGenericAllocationHandle give_handle(const FakePhysical* memory, int file);
+  void drop_if_unused(FakeHandle& handle);
+  FakeReservation* reservation_of(CUdeviceptr address, std::size_t bytes, CUdeviceptr& base);
+  // Every mapping that begins in the range, live ones only.
+  std::vector<Allocation*> mapped_in(CUdeviceptr address, std::size_t bytes);
   CUresult allocate_async(CUdeviceptr* address, std::size_t bytes, CUstream stream, Function function);
 
   const FakeDriver::Options options;
@@ -310,6 +359,9 @@ class FakeState {
   std::vector<std::shared_ptr<FakeGraph>> captures;  // that have not ended
   std::map<std::uintptr_t, Allocation> allocations;  // by base
   std::uint64_t allocated = 0;
+  std::vector<std::unique_ptr<FakePhysical>> physical;
+  std::vector<FakeHandle> handles;  // by number, from 1
+  std::map<std::uintptr_t, FakeReservation> reservations;
   std::vector<std::unique_ptr<FakePool>> pools;
   std::map<std::string, KernelDefinition> definitions;
   std::vector<std::unique_ptr<FakeLibrary>> libraries;
