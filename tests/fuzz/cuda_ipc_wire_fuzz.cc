@@ -22,9 +22,11 @@ bool is_refused(const Result<T>& result) {
   return true;
 }
 
-void check_same(const std::vector<std::byte>& again, Bytes input) {
+void check_same(Bytes again, Bytes input) {
   if (!std::ranges::equal(again, input)) broken("what came changes when it is read and written");
 }
+
+Bytes without_kind(Bytes message) { return message.subspan(1); }  // whoever passes it on has looked at that
 
 void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
   Capabilities below;
@@ -41,12 +43,24 @@ void check_shared(std::size_t payloads, std::uint64_t size, Bytes input) {
     broken("beyond the limits");
   std::uint64_t total = 0;
   std::size_t plain = 0;
+  std::size_t pieces = 0;
   for (const Payload& payload : message.payloads) {
     total += payload.bytes;
-    if (!payload.named) ++plain;
+    if (payload.pieces.empty()) ++plain;
+    pieces += payload.pieces.size();
+    std::uint64_t left = payload.pieces.empty() ? 0 : payload.bytes;
+    for (const Piece& piece : payload.pieces) {
+      if (piece.bytes == 0 || piece.bytes > left) broken("pieces that are not a payload");
+      left -= piece.bytes;
+      const bool is_inside = piece.bytes <= piece.passed && piece.offset <= piece.passed - piece.bytes;
+      if (piece.passed > 0 && !is_inside) broken("a piece of more than was passed");
+    }
+    if (left > 0) broken("a part of a payload that is nowhere");
   }
+  if (pieces > limits.max_payloads) broken("more pieces than a message may have");
   if (total > limits.max_message) broken("more bytes than a message may have");
   if (plain != payloads) broken("payloads that are neither here nor there");
+  check_same(without_kind(encode(message)), without_kind(input));
 }
 
 }  // namespace

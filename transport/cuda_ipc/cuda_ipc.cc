@@ -81,7 +81,7 @@ class CudaIpcConnection final : public Connection, public std::enable_shared_fro
 };
 
 void CudaIpcConnection::start() {
-  sender_->introduce(encode(Hello{here_, sender_->page()->name(), sender_->gpus()}));
+  sender_->introduce(encode(Hello{here_, sender_->page()->name(), sender_->socket(), sender_->gpus()}));
   below_->receive({[weak = weak_from_this()](const Arrival& below) {
                      if (const auto self = weak.lock()) self->arrived(below);
                    },
@@ -173,10 +173,9 @@ std::optional<Error> CudaIpcConnection::learn_reach(const Arrival& below) {
   log::info("cuda_ipc to " + peer() + ": " +
             (why.empty() ? "it reads device memory where it is" : "device memory goes by the lane below, because " + why));
   // A peer that we cannot read may not read us: its page is none of ours.
-  sender_->meet(
-      process_, why_not_ ? 0 : reached.value(),
-      why_not_ ? peer() + " cannot open it: " + *why_not_
-               : "it is not of cuMemAlloc, of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
+  sender_->meet(process_, why_not_ ? 0 : reached.value(),
+                why_not_ ? peer() + " cannot open it: " + *why_not_
+                         : "it is of a second GPU, or there is no peer-to-peer access from the GPUs of " + peer());
   return std::nullopt;
 }
 

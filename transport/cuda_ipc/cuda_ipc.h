@@ -9,16 +9,22 @@
 // the receiver's, and done() of the accept is a flag that the copying stream raises. done() of the send passes when the
 // copy is made and both loops have seen it.
 //
+// What can be shared: memory of cuMemAlloc, and memory of virtual addresses (cuMemMap; PyTorch's expandable segments) that
+// was made to be shared by descriptor, of which a payload may span several segments.
+//
 // What cannot be shared goes by the lane below, if that carries device memory (over staged::over()), else its send fails
 // with Unsupported and the reason: the peer is on another host, in another container, or this very process; no peer-to-peer
-// access between the GPUs; memory that is not of cuMemAlloc (stream-ordered pools, virtual addresses); memory of a second
-// GPU in one message.
+// access between the GPUs; memory of stream-ordered pools; memory of a second GPU in one message; more pieces (allocations,
+// segments) than max_payloads in one message; memory of virtual addresses where no folder for temporary files can be
+// written.
 //
 // Where connection.h leaves a choice:
 // - A `ready` that no stream can see (a HostFlag) is awaited by the loop instead.
 // - A destination on the host is filled through a pinned chunk.
 // - An operation that fails keeps its memory pinned until the peer does not read it any more.
 // - Opening an allocation, at its first message, may wait for the device.
+// - Memory of virtual addresses that was sent stays taken, also when the program has unmapped it, until the lane ends or
+//   what is mapped there next is sent; and where it was read, until that device's retirement is reclaimed.
 #pragma once
 
 #include <memory>

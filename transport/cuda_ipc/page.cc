@@ -83,7 +83,8 @@ std::atomic<std::uint32_t>& Page::closed() const { return word(kMaxGpus, 0); }
 
 std::uint64_t& Page::key() const { return *reinterpret_cast<std::uint64_t*>(memory_ + (kWords + 1) * kSpacing); }
 
-Process::Process(std::uint64_t number) : descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
+Process::Process(std::uint64_t number)
+    : number_(number), descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
   if (descriptor_ >= 0 || errno == ESRCH) return;
   const bool may_not = errno == ENOSYS || errno == EPERM || errno == EACCES;
   throw system_error(may_not ? Blame::Unsupported : Blame::Busy, "cuda_ipc: cannot watch the peer's process", errno);

@@ -44,8 +44,10 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
   bool has_ended() const noexcept;
+  std::uint64_t number() const { return number_; }
 
  private:
+  const std::uint64_t number_;
   int descriptor_ = -1;
 };
 

@@ -2,6 +2,9 @@
 #include <cstring>
 #include <utility>
 
+#include <sys/epoll.h>
+
+#include <weft/base/log.h>
 #include <weft/transport/cuda_ipc/receiver.h>
 #include <weft/transport/frame.h>
 
@@ -85,7 +88,28 @@ std::uint32_t Receiver::meet(Hello theirs, std::shared_ptr<Page> page) {
     source.events.resize(kSlots);
     if (source.stream != nullptr) reached |= std::uint32_t{1} << gpu;
   }
+  if (reached != 0 && theirs_.socket != 0) connect();
   return reached;
+}
+
+void Receiver::connect() {
+  auto* const here = loop();
+  if (!here) return;
+  try {
+    taking_.emplace(theirs_.identity.process, theirs_.socket);
+    watch_ = here->watch(taking_->descriptor(), EPOLLIN, [weak = weak_from_this()](std::uint32_t) {
+      if (const auto self = weak.lock()) self->take_passed();
+    });
+  } catch (const Error& error) {
+    taking_.reset();
+    log::info("cuda_ipc from " + peer_ + ": its memory of virtual addresses comes by the lane below, because " +
+              error.text());
+  }
+}
+
+void Receiver::take_passed() {
+  std::lock_guard lock(mutex_);
+  if (taking_ && !taking_->take()) watch_.reset();
 }
 
 // --- arriving ---------------------------------------------------------------------------------------------------------
@@ -125,21 +149,41 @@ std::optional<Error> Receiver::take(const Arrival& below, const Arrived& arrived
 std::optional<Error> Receiver::learn() {
   auto& allocations = sources_[message_.gpu].allocations;
   for (const Payload& payload : message_.payloads) {
-    if (!payload.named) continue;
-    const Named& named = *payload.named;
-    allocations.erase(named.replaces);  // what is being copied from it has a share
-    if (named.handle) {
-      Allocation& allocation = allocations[named.allocation];
-      if (allocation.handle != *named.handle) allocation = {*named.handle, nullptr};
+    for (const Piece& piece : payload.pieces) {
+      if (auto wrong = learn(piece, allocations)) return wrong;
     }
   }
   // All of them once more: what one names another may have replaced.
   for (const Payload& payload : message_.payloads) {
-    if (!payload.named || allocations.contains(payload.named->allocation)) continue;
-    return Error(Blame::PeerLost, "the peer named memory that it has not told of");
+    for (const Piece& piece : payload.pieces) {
+      if (allocations.contains(piece.allocation)) continue;
+      return Error(Blame::PeerLost, "the peer named memory that it has not told of");
+    }
   }
   if (allocations.size() <= kMostAllocations) return std::nullopt;
   return Error(Blame::PeerLost, "the peer told of more than " + std::to_string(kMostAllocations) + " allocations");
+}
+
+std::optional<Error> Receiver::learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations) {
+  if (piece.replaces != 0) allocations.erase(piece.replaces);  // what is being copied from it has a share
+  if (piece.handle) {
+    Allocation& allocation = allocations[piece.allocation];
+    if (allocation.handle == *piece.handle) return std::nullopt;
+    allocation = {};
+    allocation.handle = *piece.handle;
+  }
+  if (piece.passed == 0) return std::nullopt;
+  if (taking_ && !taking_->take()) watch_.reset();  // it was passed before the message was sent
+  Descriptor descriptor = taking_ ? taking_->find(piece.allocation) : Descriptor();
+  if (!descriptor) {
+    if (taking_ && taking_->failure()) return taking_->failure();
+    return Error(Blame::PeerLost, "the peer told of memory whose descriptor it has not passed");
+  }
+  Allocation& allocation = allocations[piece.allocation];
+  allocation = {};
+  allocation.descriptor = std::move(descriptor);
+  allocation.passed = piece.passed;
+  return std::nullopt;
 }
 
 // --- accepting, on any thread -----------------------------------------------------------------------------------------
@@ -173,7 +217,7 @@ Op Receiver::accept_shared(std::span<const Slice> destinations, Pin pin, Fence r
   const auto read = std::make_shared<Read>(reading_, message_);
   std::vector<Slice> others;  // destinations of what the lane below carries
   for (std::size_t i = 0; i < destinations.size(); ++i) {
-    if (!message_.payloads[i].named) others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
+    if (message_.payloads[i].pieces.empty()) others.push_back(destinations[i].bytes > 0 ? destinations[i] : nothing());
   }
   if (destinations.empty()) return below_->accept({}, nullptr, {});
   std::vector<Pin> pins{pin, read};
@@ -231,21 +275,33 @@ std::vector<CopyStream::Copy> Receiver::copies_to(std::span<const Slice> destina
                                                   std::vector<Pin>& pins) {
   std::vector<CopyStream::Copy> copies;
   for (std::size_t i = 0; i < destinations.size(); ++i) {
-    const Payload& payload = message_.payloads[i];
-    if (!payload.named) continue;
-    const Named& named = *payload.named;
-    Allocation& allocation = source.allocations.at(named.allocation);
-    if (!allocation.memory) allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle);
-    const auto opened = allocation.memory;
-    if (named.offset > opened->bytes() || payload.bytes > opened->bytes() - named.offset) {
-      throw Error(Blame::PeerLost, "the peer named memory that lies in no allocation of its own");
+    std::size_t at = 0;
+    for (const Piece& piece : message_.payloads[i].pieces) {
+      const auto opened = memory_of(piece, source);
+      const auto bytes = static_cast<std::size_t>(piece.bytes);
+      const Slice from{reinterpret_cast<void*>(opened->base() + piece.offset), bytes, source.device->id()};
+      copies.push_back({destinations[i].part(at, bytes), from});
+      pins.push_back(opened);
+      at += bytes;
     }
-    const Slice from{reinterpret_cast<void*>(opened->base() + named.offset), static_cast<std::size_t>(payload.bytes),
-                     source.device->id()};
-    copies.push_back({destinations[i], from});
-    pins.push_back(opened);
   }
   return copies;
+}
+
+std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Source& source) {
+  Allocation& allocation = source.allocations.at(piece.allocation);
+  if (!allocation.memory && allocation.passed > 0) {
+    const auto bytes = static_cast<std::size_t>(allocation.passed);
+    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.descriptor, bytes);
+    allocation.descriptor = Descriptor();
+  } else if (!allocation.memory) {
+    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle);
+  }
+  const auto& opened = allocation.memory;
+  if (piece.offset > opened->bytes() || piece.bytes > opened->bytes() - piece.offset) {
+    throw Error(Blame::PeerLost, "the peer named memory that lies in no allocation of its own");
+  }
+  return opened;
 }
 
 cuda::EventRef Receiver::event_of(Source& source) {
@@ -323,6 +379,9 @@ void Receiver::end() noexcept {
     stand_ = Stand::None;
     last = std::exchange(reading_, nullptr);
     to_host.swap(to_host_);
+    watch_.reset();
+    taking_.reset();
+    for (Source& source : sources_) source.allocations.clear();  // what is being copied from them has a share
   }
   for (const auto& work : to_host) work->landing->fail(*why);
   streams_.fail(*why);

@@ -16,6 +16,7 @@
 #include <weft/cuda/ipc.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/cuda_ipc/page.h>
+#include <weft/transport/cuda_ipc/passing.h>
 #include <weft/transport/cuda_ipc/wire.h>
 #include <weft/transport/staging.h>
 
@@ -29,7 +30,7 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
            const std::shared_ptr<EventLoop>& loop);
   ~Receiver();
 
-  // Who is at the other end, and its page. Returns which of its GPUs can be read: a bit for each.
+  // Who is at the other end, and its page. Connects to its socket. Returns which of its GPUs can be read: a bit for each.
   std::uint32_t meet(Hello theirs, std::shared_ptr<Page> page);
   // The message that the lane below shows was for the lane itself.
   void take_introduction();
@@ -48,6 +49,8 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   // What the peer has told of once, and takes for known from then on.
   struct Allocation {
     cuda::IpcHandle handle{};
+    Descriptor descriptor;                       // instead of the handle, until the memory is opened
+    std::uint64_t passed = 0;                    // bytes that the descriptor is for
     std::shared_ptr<cuda::OpenedMemory> memory;  // from when it is first read
   };
   // One of the peer's GPUs, as we read it.
@@ -67,11 +70,16 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   EventLoop* loop() const { return loop_.expired() ? nullptr : loop_address_; }
   std::string name() const { return "accept from " + peer_; }
   std::optional<Error> why_refused(std::span<const Slice> destinations) const;
+  // On the loop, in meet() under the mutex.
+  void connect();
+  void take_passed();
   // Under the mutex.
   std::optional<Error> learn();
+  std::optional<Error> learn(const Piece& piece, std::map<std::uint64_t, Allocation>& allocations);
   Op accept_shared(std::span<const Slice> destinations, Pin pin, Fence ready);
   std::vector<staged::CopyStream::Copy> copies_to(std::span<const Slice> destinations, Source& source,
                                                   std::vector<Pin>& pins);
+  std::shared_ptr<cuda::OpenedMemory> memory_of(const Piece& piece, Source& source);
   cuda::EventRef event_of(Source& source);
   // On the loop.
   void go_on(const std::shared_ptr<HostCopies>& copies);
@@ -96,6 +104,8 @@ class Receiver : public std::enable_shared_from_this<Receiver> {
   std::vector<std::shared_ptr<HostCopies>> to_host_;
   Shared message_;                    // without its header
   std::vector<std::uint64_t> sizes_;  // of all payloads; steady until the next message
+  std::optional<TakingEnd> taking_;
+  EventLoop::Registration watch_;  // of that
 };
 
 }  // namespace weft::transport::cuda_ipc

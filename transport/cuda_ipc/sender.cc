@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <weft/base/log.h>
 #include <weft/base/loop_flag.h>
 #include <weft/transport/cuda_ipc/sender.h>
 #include <weft/transport/frame.h>
@@ -8,6 +9,12 @@
 namespace weft::transport::cuda_ipc {
 
 using staged::Landing;
+
+namespace {
+
+constexpr auto kRetry = std::chrono::milliseconds(1);  // of passing descriptors, while the socket is full
+
+}  // namespace
 
 Sender::Source::Source(std::shared_ptr<cuda::Device> on, const std::shared_ptr<EventLoop>& loop)
     : device(std::move(on)), stream(*device, cuda::Priority::High), values(kSlots), in_flight(device, loop) {
@@ -26,6 +33,7 @@ Sender::Sender(std::shared_ptr<Connection> below, std::shared_ptr<staged::Stage>
       loop_address_(loop.get()),
       below_(std::move(below)) {
   for (const auto& device : stage_->devices()) sources_.push_back(std::make_unique<Source>(device, loop));
+  if (!sources_.empty()) passing_.emplace();
 }
 
 std::vector<Gpu> Sender::gpus() const {
@@ -136,25 +144,24 @@ void Sender::pump(std::vector<std::pair<std::shared_ptr<Landing>, Error>>& faile
 }
 
 Sender::Went Sender::go(Item& item) {
-  std::optional<std::size_t> gpu;  // of what is named; a message names memory of one
-  std::vector<Payload> payloads;
+  Naming naming{.number = ++namings_};
   for (const Slice& slice : item.payloads) {
-    Payload& payload = payloads.emplace_back();
-    payload.bytes = slice.bytes;
+    naming.payloads.push_back({slice.bytes, {}});
     if (slice.device.is_host() || slice.bytes == 0) continue;
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-      if (sources_[i]->device->id() != slice.device || !sources_[i]->is_reached || gpu.value_or(i) != i) continue;
+    naming.why_not = why_not_;
+    bool is_named = false;
+    for (std::size_t i = 0; i < sources_.size() && !is_named; ++i) {
+      if (sources_[i]->device->id() != slice.device || !sources_[i]->is_reached || naming.gpu.value_or(i) != i) continue;
       if (sources_[i]->free.empty()) return Went::Waits;
-      payload.named = name_of(*sources_[i], slice);
-      if (payload.named) gpu = i;
+      is_named = name_slice(*sources_[i], slice, naming);
+      if (is_named) naming.gpu = i;
     }
-    if (payload.named || below_->capabilities().device_memory) continue;
+    if (is_named || below_->capabilities().device_memory) continue;
     throw Error(Blame::Unsupported,
-                "memory of " + describe(slice.device) + " cannot be shared" +
-                    (why_not_.empty() ? ", because it is not of cuMemAlloc or a second GPU's" : ": " + why_not_) +
+                "memory of " + describe(slice.device) + " cannot be shared: " + naming.why_not +
                     "; and the lane below carries host memory only (transport/staged_connection.h makes one that does)");
   }
-  if (gpu) return go_shared(item, *gpu, std::move(payloads));
+  if (naming.gpu) return go_shared(item, std::move(naming));
   for (Slice& slice : item.payloads) slice = slice.bytes > 0 ? slice : Slice{nullptr, 0, Device::host()};
   follow(item.landing, below_->send(encode_plain(item.header), item.payloads, item.pin, item.ready), /*names=*/false);
   item.landing->end_part(std::nullopt);
@@ -178,9 +185,30 @@ bool Sender::stream_waits(Source& source, Item& item) {
   return false;
 }
 
-Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload> payloads) {
+// What the message tells of by descriptor goes before it. Nothing where all of it has; else what becomes of the item.
+std::optional<Sender::Went> Sender::pass(const Naming& naming, Item& item) {
+  for (Known* known : naming.told) {
+    if (!known->descriptor) continue;
+    switch (passing_->pass(known->allocation, known->descriptor)) {
+      case PassingEnd::Outcome::Passed: known->descriptor = Descriptor(); break;
+      case PassingEnd::Outcome::Full:
+        if (auto* const here = loop()) {
+          retry_ = here->at(Deadline::in(kRetry), [weak = weak_from_this()] {
+            if (const auto self = weak.lock()) self->pump();
+          });
+        }
+        return Went::Waits;
+      case PassingEnd::Outcome::Gone: return go(item);  // without what would have to be passed
+    }
+  }
+  return std::nullopt;
+}
+
+Sender::Went Sender::go_shared(Item& item, Naming naming) {
+  const std::size_t gpu = *naming.gpu;
   Source& source = *sources_[gpu];
   if (const auto lost = source.device->lost()) throw *lost;
+  if (const auto other = pass(naming, item)) return *other;
   const bool is_ready = item.ready.query();
   if (!is_ready && !stream_waits(source, item)) return Went::Waits;
   const std::size_t slot = source.free.back();
@@ -188,17 +216,22 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
   source.free.pop_back();
   const std::uint32_t value = ++source.values[slot];
   std::vector<Slice> others;
-  for (std::size_t i = 0; i < payloads.size(); ++i) {
-    if (payloads[i].named) continue;
-    others.push_back(payloads[i].bytes > 0 ? item.payloads[i] : Slice{nullptr, 0, Device::host()});
+  for (std::size_t i = 0; i < item.payloads.size(); ++i) {
+    if (!naming.payloads[i].pieces.empty()) continue;
+    others.push_back(item.payloads[i].bytes > 0 ? item.payloads[i] : Slice{nullptr, 0, Device::host()});
   }
   const bool has_others = std::any_of(others.begin(), others.end(), [](const Slice& slice) { return slice.bytes > 0; });
-  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value, std::move(payloads),
+  const Shared message{static_cast<std::uint32_t>(gpu), static_cast<std::uint32_t>(slot), value, std::move(naming.payloads),
                        item.header};
   const Op told = below_->send(encode(message), others, item.pin, has_others ? item.ready : Fence());
   if (const auto error = told.ended() ? told.error() : std::nullopt) {  // nobody hears of it
     source.free.push_back(slot);
     throw Error(*error);
+  }
+  for (Known* known : naming.told) {
+    known->is_told = true;
+    known->replaces = 0;
+    known->handle.reset();
   }
   const auto read = std::make_shared<ReadFence>(page_, process_, gpu, slot, value);
   const Completion known(item.pin, Fence(read));
@@ -213,35 +246,102 @@ Sender::Went Sender::go_shared(Item& item, std::size_t gpu, std::vector<Payload>
   // Behind that: the peer may have read it by now, and the loop says so on its own thread, not on this one, which has the
   // mutex.
   source.in_flight.add({name(), known, item.pin, Fence(), Fence(read)}, shared_from_this());
-  for (auto& [base, allocation] : source.known) {
-    const auto is_told = [&, number = allocation.named.allocation](const Payload& payload) {
-      return payload.named && payload.named->allocation == number;
-    };
-    if (!std::any_of(message.payloads.begin(), message.payloads.end(), is_told)) continue;
-    allocation.named.handle.reset();
-    allocation.named.replaces = 0;
-  }
   follow(item.landing, told, /*names=*/true);
   item.landing->end_part(std::nullopt);
   return Went::Out;
 }
 
-std::optional<Named> Sender::name_of(Source& source, const Slice& slice) {
-  const auto address = reinterpret_cast<CUdeviceptr>(slice.data);
+bool Sender::name_slice(Source& source, const Slice& slice, Naming& naming) {
+  std::vector<Piece>& pieces = naming.payloads.back().pieces;
+  const std::size_t told = naming.told.size();
+  const auto begin = reinterpret_cast<CUdeviceptr>(slice.data);
+  for (std::size_t at = 0; at < slice.bytes; at += static_cast<std::size_t>(pieces.back().bytes)) {
+    const auto piece = name_piece(source, begin + at, slice.bytes - at, naming);
+    if (!piece) {
+      for (std::size_t i = told; i < naming.told.size(); ++i) naming.told[i]->named_in = 0;
+      naming.told.resize(told);
+      pieces.clear();
+      return false;
+    }
+    pieces.push_back(*piece);
+  }
+  naming.pieces += pieces.size();
+  return true;
+}
+
+// As much of the memory as one allocation has.
+std::optional<Piece> Sender::name_piece(Source& source, CUdeviceptr address, std::size_t bytes, Naming& naming) {
+  if (naming.pieces + naming.payloads.back().pieces.size() == limits_.max_payloads) {
+    naming.why_not = "a message shares at most " + std::to_string(limits_.max_payloads) +
+                     " pieces of memory (each segment of an expandable one is a piece)";
+    return std::nullopt;
+  }
   const cuda::AllocationRange range = cuda::allocation_of(*source.device, address);
-  if (slice.bytes > range.bytes - (address - range.base)) {
-    throw Error(Blame::Caller,
-                "a payload of " + std::to_string(slice.bytes) + " bytes runs over the end of its allocation");
+  Known* const known = known_at(source, range, naming);
+  if (known == nullptr) return std::nullopt;
+  const auto offset = static_cast<std::size_t>(address - range.base);
+  if (bytes > range.bytes - offset && !known->physical) {
+    throw Error(Blame::Caller, "a payload runs over the end of its allocation by " +
+                                   std::to_string(bytes - (range.bytes - offset)) + " bytes");
   }
+  Piece piece{.bytes = std::min(bytes, range.bytes - offset), .allocation = known->allocation, .offset = offset};
+  if (known->is_told || known->named_in == naming.number) return piece;
+  known->named_in = naming.number;
+  naming.told.push_back(known);
+  piece.replaces = known->replaces;
+  piece.handle = known->handle;
+  piece.passed = known->physical ? known->bytes : 0;
+  return piece;
+}
+
+// Null where it cannot be shared.
+Sender::Known* Sender::known_at(Source& source, const cuda::AllocationRange& range, Naming& naming) {
+  const auto found = source.known.find(range.base);
+  std::optional<cuda::PhysicalMemory> mapped;
+  if (found != source.known.end()) {
+    Known& known = found->second;
+    if (!known.physical && known.id == range.id) return &known;
+    if (known.physical) mapped = cuda::PhysicalMemory::at(*source.device, range.base);
+    const bool is_same = mapped && mapped == known.physical && known.bytes == range.bytes;
+    if (is_same && (known.is_told || !why_not_passed())) return &known;
+  }
+  auto shared = share(source, range, std::move(mapped), naming);
+  if (!shared) return nullptr;
   Known& known = source.known[range.base];
-  if (known.id != range.id) {
-    auto handle = cuda::share_memory(*source.device, range.base);
-    if (!handle) return std::nullopt;
-    known = {range.id, {.allocation = ++allocations_, .replaces = known.named.allocation, .handle = handle}};
+  // Of one that the peer was never told of, it is told of what has come instead.
+  shared->allocation = known.is_told || known.allocation == 0 ? ++allocations_ : known.allocation;
+  shared->replaces = known.is_told ? known.allocation : known.replaces;
+  return &(known = std::move(*shared));
+}
+
+// `mapped`: what is mapped there, where that is known already.
+std::optional<Sender::Known> Sender::share(Source& source, const cuda::AllocationRange& range,
+                                           std::optional<cuda::PhysicalMemory> mapped, Naming& naming) {
+  Known known;
+  known.id = range.id;
+  known.bytes = range.bytes;
+  if (!mapped) known.handle = cuda::share_memory(*source.device, range.base);
+  if (known.handle) return known;
+  known.physical = mapped ? std::move(mapped) : cuda::PhysicalMemory::at(*source.device, range.base);
+  if (!known.physical) {
+    naming.why_not = "it is not of cuMemAlloc, nor of cuMemMap (stream-ordered pools are not shared)";
+  } else if (const auto why = why_not_passed()) {
+    naming.why_not = *why;
+  } else if (known.descriptor = known.physical->share(); known.descriptor) {
+    return known;
+  } else {
+    naming.why_not =
+        "it was not made to be shared (cuMemCreate with requestedHandleTypes CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)";
   }
-  Named named = known.named;
-  named.offset = address - range.base;
-  return named;
+  return std::nullopt;
+}
+
+std::optional<std::string> Sender::why_not_passed() {
+  auto why = passing_->why_not(process_->number());
+  if (why && !std::exchange(has_said_why_, true)) {
+    log::info("cuda_ipc to " + peer_ + ": memory of virtual addresses goes by the lane below, because " + *why);
+  }
+  return why;
 }
 
 void Sender::follow(const std::shared_ptr<Landing>& landing, const Op& below, bool names) {
@@ -282,6 +382,9 @@ void Sender::end() noexcept {
     std::lock_guard lock(mutex_);
     line.swap(line_);
     why = failure_;
+    retry_.reset();
+    if (passing_) passing_->close();
+    for (const auto& source : sources_) source->known.clear();  // and memory that the program has freed
   }
   for (const auto& source : sources_) source->in_flight.fail(*why);
   for (Item& item : line) item.landing->fail(*why);

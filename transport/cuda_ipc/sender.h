@@ -16,6 +16,7 @@
 #include <weft/cuda/ipc.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/cuda_ipc/page.h>
+#include <weft/transport/cuda_ipc/passing.h>
 #include <weft/transport/cuda_ipc/wire.h>
 #include <weft/transport/in_flight.h>
 #include <weft/transport/staging.h>
@@ -30,6 +31,8 @@ class Sender : public std::enable_shared_from_this<Sender> {
   // Our side of the hello.
   const std::shared_ptr<Page>& page() const { return page_; }
   std::vector<Gpu> gpus() const;
+  // 0: there is none.
+  std::uint32_t socket() const { return passing_ ? passing_->name() : 0; }
 
   Op send(Bytes header, std::span<const Slice> payloads, Pin pin, Fence ready) noexcept;
   // From now on messages go, and memory of these GPUs is named (a bit for each); for others `why_not` says why it is not.
@@ -47,9 +50,29 @@ class Sender : public std::enable_shared_from_this<Sender> {
   std::shared_ptr<Connection> let_go() noexcept;
 
  private:
+  // An allocation of this GPU's.
   struct Known {
-    std::uint64_t id = 0;  // of the allocation at that address
-    Named named;           // as the next message says it
+    // Which one is at that address: that of cuMemAlloc with this number, or, of virtual addresses, this memory.
+    std::uint64_t id = 0;
+    std::optional<cuda::PhysicalMemory> physical;
+    std::size_t bytes = 0;
+
+    // What the next message says of it.
+    std::uint64_t allocation = 0;
+    std::uint64_t replaces = 0;
+    bool is_told = false;
+    std::optional<cuda::IpcHandle> handle;  // until it is
+    Descriptor descriptor;                  // until it is passed
+    std::uint64_t named_in = 0;             // the last naming that has it
+  };
+  // A message's payloads as they are named, which may be done again before it goes.
+  struct Naming {
+    std::uint64_t number = 0;
+    std::optional<std::size_t> gpu;  // of what is named; a message names memory of one
+    std::vector<Payload> payloads;
+    std::size_t pieces = 0;
+    std::vector<Known*> told;  // by this message, each once
+    std::string why_not;       // the last slice was not named
   };
   struct Source {
     Source(std::shared_ptr<cuda::Device> on, const std::shared_ptr<EventLoop>& loop);
@@ -77,12 +100,19 @@ class Sender : public std::enable_shared_from_this<Sender> {
   std::string name() const { return "send to " + peer_; }
   std::optional<Error> why_refused(Bytes header, std::span<const Slice> payloads) const;
   void pump();
-  // Under the mutex, down to name_of().
+  // Under the mutex, down to why_not_passed().
   void pump(std::vector<std::pair<std::shared_ptr<staged::Landing>, Error>>& failed);
   Went go(Item& item);
-  Went go_shared(Item& item, std::size_t gpu, std::vector<Payload> payloads);
+  Went go_shared(Item& item, Naming naming);
+  std::optional<Went> pass(const Naming& naming, Item& item);
   bool stream_waits(Source& source, Item& item);
-  std::optional<Named> name_of(Source& source, const Slice& slice);
+  // False where some of it cannot be shared: then nothing of it is named.
+  bool name_slice(Source& source, const Slice& slice, Naming& naming);
+  std::optional<Piece> name_piece(Source& source, CUdeviceptr address, std::size_t bytes, Naming& naming);
+  Known* known_at(Source& source, const cuda::AllocationRange& range, Naming& naming);
+  std::optional<Known> share(Source& source, const cuda::AllocationRange& range, std::optional<cuda::PhysicalMemory> mapped,
+                             Naming& naming);
+  std::optional<std::string> why_not_passed();
   // `names`: where the message is not sent after all, the lane ends, because the peer will never say that it has read it.
   void follow(const std::shared_ptr<staged::Landing>& landing, const Op& below, bool names);
   // On the loop.
@@ -103,6 +133,10 @@ class Sender : public std::enable_shared_from_this<Sender> {
   bool is_met_ = false;
   std::string why_not_;
   std::uint64_t allocations_ = 0;
+  std::uint64_t namings_ = 0;
+  std::optional<PassingEnd> passing_;  // where there is a GPU
+  bool has_said_why_ = false;          // nothing is passed
+  EventLoop::Registration retry_;      // of passing, while the socket is full
   std::deque<Item> line_;
 };
 

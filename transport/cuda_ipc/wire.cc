@@ -12,10 +12,15 @@ namespace weft::transport::cuda_ipc {
 
 namespace {
 
-constexpr char kMagic[8] = {'W', 'E', 'F', 'T', 'i', 'p', 'c', '1'};
+constexpr char kMagic[8] = {'W', 'E', 'F', 'T', 'i', 'p', 'c', '2'};
 constexpr std::size_t kMaxName = 256;
-constexpr std::size_t kNamedBytes = 8 + 1 + 8 + 8 + 8 + 1 + 64;  // the most that one payload takes in a message
+constexpr std::size_t kPieceBytes = 8 + 8 + 8 + 8 + 1 + 64;  // the most that one piece takes in a message
+constexpr std::size_t kPayloadBytes =
+    8 + 4 + kPieceBytes;  // and one payload: there are as many pieces as payloads, at most
 constexpr std::size_t kFrontBytes = 64;
+
+// How a piece's allocation is told of.
+enum class Told : std::uint8_t { Before = 0, Handle = 1, Descriptor = 2 };
 
 class Writer {
  public:
@@ -80,6 +85,26 @@ class Reader {
   bool is_cut_ = false;
 };
 
+// Of a payload of which so much is left; nothing where it cannot be.
+std::optional<Piece> piece_of(Reader& reader, std::uint64_t left) {
+  Piece piece;
+  piece.bytes = reader.get<std::uint64_t>();
+  piece.allocation = reader.get<std::uint64_t>();
+  piece.replaces = reader.get<std::uint64_t>();
+  piece.offset = reader.get<std::uint64_t>();
+  const auto told = reader.get<std::uint8_t>();
+  if (piece.bytes == 0 || piece.bytes > left) return std::nullopt;
+  switch (static_cast<Told>(told)) {
+    case Told::Before: return piece;
+    case Told::Handle: piece.handle = reader.array<64>(); return piece;
+    case Told::Descriptor:
+      piece.passed = reader.get<std::uint64_t>();
+      if (piece.passed < piece.bytes || piece.offset > piece.passed - piece.bytes) return std::nullopt;
+      return piece;
+  }
+  return std::nullopt;
+}
+
 Error wrong(const std::string& text) { return Error(Blame::PeerLost, "the peer sent what is not allowed, " + text); }
 
 }  // namespace
@@ -122,6 +147,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   writer.put(hello.identity.started);
   writer.put(hello.page.descriptor);
   writer.put(hello.page.key);
+  writer.put(hello.socket);
   writer.put(static_cast<std::uint32_t>(hello.gpus.size()));
   for (const Gpu& gpu : hello.gpus) {
     writer.put_bytes(gpu.uuid);
@@ -144,6 +170,7 @@ Result<Hello> decode_hello(Bytes bytes) {
   hello.identity.started = reader.get<std::uint64_t>();
   hello.page.descriptor = reader.get<std::uint32_t>();
   hello.page.key = reader.get<std::uint64_t>();
+  hello.socket = reader.get<std::uint32_t>();
   const auto gpus = reader.get<std::uint32_t>();
   if (gpus > kMaxGpus) return wrong("a hello with " + std::to_string(gpus) + " GPUs");
   for (std::uint32_t i = 0; i < gpus; ++i) {
@@ -174,8 +201,8 @@ Capabilities capabilities_over(const Capabilities& below) {
   own.device_memory = true;
   own.one_sided = false;
   own.inline_bytes -= std::min<std::size_t>(own.inline_bytes, 1);
-  own.max_payloads = std::min(below.max_payloads, below.max_header / (2 * kNamedBytes));
-  own.max_header = below.max_header - kFrontBytes - own.max_payloads * kNamedBytes;
+  own.max_payloads = std::min(below.max_payloads, below.max_header / (2 * kPayloadBytes));
+  own.max_header = below.max_header - kFrontBytes - own.max_payloads * kPayloadBytes;
   return own;
 }
 
@@ -193,13 +220,17 @@ std::vector<std::byte> encode(const Shared& message) {
   writer.put(static_cast<std::uint32_t>(message.payloads.size()));
   for (const Payload& payload : message.payloads) {
     writer.put(payload.bytes);
-    writer.put(static_cast<std::uint8_t>(payload.named ? 1 : 0));
-    if (!payload.named) continue;
-    writer.put(payload.named->allocation);
-    writer.put(payload.named->replaces);
-    writer.put(payload.named->offset);
-    writer.put(static_cast<std::uint8_t>(payload.named->handle ? 1 : 0));
-    if (payload.named->handle) writer.put_bytes(*payload.named->handle);
+    writer.put(static_cast<std::uint32_t>(payload.pieces.size()));
+    for (const Piece& piece : payload.pieces) {
+      writer.put(piece.bytes);
+      writer.put(piece.allocation);
+      writer.put(piece.replaces);
+      writer.put(piece.offset);
+      const Told told = piece.handle ? Told::Handle : piece.passed > 0 ? Told::Descriptor : Told::Before;
+      writer.put(static_cast<std::uint8_t>(told));
+      if (told == Told::Handle) writer.put_bytes(*piece.handle);
+      if (told == Told::Descriptor) writer.put(piece.passed);
+    }
   }
   writer.put_bytes(message.header);
   return writer.take();
@@ -216,21 +247,28 @@ Result<Shared> decode_shared(Bytes bytes, std::span<const std::uint64_t> sizes, 
   if (payloads > limits.max_payloads) return wrong("a message of " + std::to_string(payloads) + " payloads");
   std::uint64_t total = 0;
   std::size_t below = 0;
+  std::size_t pieces = 0;
   for (std::uint32_t i = 0; i < payloads && !reader.is_cut(); ++i) {
     Payload& payload = message.payloads.emplace_back();
     payload.bytes = reader.get<std::uint64_t>();
     if (payload.bytes > limits.max_message - total) return wrong("payloads that are too large");
     total += payload.bytes;
-    if (reader.get<std::uint8_t>() == 0) {
+    const auto count = reader.get<std::uint32_t>();
+    if (count == 0) {
       if (below == sizes.size() || sizes[below] != payload.bytes) return wrong("payloads other than it announced");
       ++below;
       continue;
     }
-    Named& named = payload.named.emplace();
-    named.allocation = reader.get<std::uint64_t>();
-    named.replaces = reader.get<std::uint64_t>();
-    named.offset = reader.get<std::uint64_t>();
-    if (reader.get<std::uint8_t>() != 0) named.handle = reader.array<64>();
+    pieces += count;
+    if (pieces > limits.max_payloads) return wrong("a message of " + std::to_string(pieces) + " pieces");
+    std::uint64_t left = payload.bytes;
+    for (std::uint32_t j = 0; j < count && !reader.is_cut(); ++j) {
+      const auto piece = piece_of(reader, left);
+      if (!piece) return wrong("a piece that cannot be");
+      left -= piece->bytes;
+      payload.pieces.push_back(*piece);
+    }
+    if (left > 0) return wrong("pieces that are not all of their payload");
   }
   if (reader.is_cut() || below != sizes.size()) return wrong("a message that is cut");
   if (message.slot >= kSlots || message.gpu >= kMaxGpus) return wrong("a slot that there is not");

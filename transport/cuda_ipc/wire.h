@@ -1,7 +1,9 @@
 // What two ends of a cuda_ipc lane tell each other over the lane below it. Its messages begin with a byte that says what
 // they are:
 //
-//   hello    first, once: who this process is, its GPUs with the events that it records, and its page of words
+//   hello    first, once: who this process is, its GPUs with the events that it records, its page of words, and the socket
+//   on
+//            which it passes descriptors of memory
 //   reach    second, once: whose of the peer's GPUs this process can read
 //   plain    the header behind it; all payloads are those of the message below
 //   shared   some payloads stay where they are and are named; the others are those of the message below
@@ -54,6 +56,7 @@ struct PageName {
 struct Hello {
   Identity identity;
   PageName page;
+  std::uint32_t socket = 0;  // the descriptor of its name; 0: there is none
   std::vector<Gpu> gpus;
 };
 std::vector<std::byte> encode(const Hello& hello);
@@ -63,16 +66,19 @@ Result<Hello> decode_hello(Bytes bytes);
 std::vector<std::byte> encode_reach(std::uint32_t gpus);
 Result<std::uint32_t> decode_reach(Bytes bytes);
 
-// A payload that stays where it is.
-struct Named {
+// A part of a payload that stays where it is: bytes of one allocation.
+struct Piece {
+  std::uint64_t bytes = 0;       // not 0
   std::uint64_t allocation = 0;  // a number of the sender's
   std::uint64_t replaces = 0;    // the number of one that is no more; 0: none
   std::uint64_t offset = 0;
-  std::optional<cuda::IpcHandle> handle;  // the first time
+  // One of these, the first time: how the allocation is opened.
+  std::optional<cuda::IpcHandle> handle;
+  std::uint64_t passed = 0;  // its bytes: its descriptor was passed on the socket, with its number
 };
 struct Payload {
   std::uint64_t bytes = 0;
-  std::optional<Named> named;
+  std::vector<Piece> pieces;  // all of it, in order; none: the message below has it
 };
 struct Shared {
   std::uint32_t gpu = 0;   // of the hello's, that all named payloads lie on
@@ -82,7 +88,7 @@ struct Shared {
   Bytes header;  // part of what was decoded
 };
 
-// What a lane can do over one that can do `below`.
+// What a lane can do over one that can do `below`. Its payloads together have at most max_payloads pieces.
 Capabilities capabilities_over(const Capabilities& below);
 
 std::vector<std::byte> encode_plain(Bytes header);

@@ -396,7 +396,7 @@ TEST_F(CudaIpc, APeerThatCannotBeReachedIsNamedWithTheReason) {
 }
 
 TEST_F(CudaIpc, WhatNoPeerOfOursSendsEndsTheLane) {
-  const Hello hello{there, {}, {}};
+  const Hello hello{there, {}, 0, {}};
   auto cut = encode(hello), late = encode_plain({});
   cut.pop_back();
   Hello stranger = hello;
@@ -428,37 +428,49 @@ TEST_F(CudaIpc, APeerThatNamesWhatItHasNotToldOfOrHasReplacedIsLost) {
   Gpu gpu;
   gpu.uuid = cuda::uuid_of(*device);
   gpu.events.resize(kSlots);
-  const Named told{.allocation = 1, .handle = cuda::IpcHandle{}};
-  const Named successor{.allocation = 2, .replaces = 1, .handle = cuda::IpcHandle{}};
-  for (const auto& names : {std::vector<Named>{{.allocation = 7}}, std::vector<Named>{told, successor}}) {
-    SCOPED_TRACE(names.size());
+  const Piece told{.bytes = 100, .allocation = 1, .handle = cuda::IpcHandle{}};
+  const Piece successor{.bytes = 100, .allocation = 2, .replaces = 1, .handle = cuda::IpcHandle{}};
+  const Piece unknown{.bytes = 100, .allocation = 7}, not_passed{.bytes = 100, .allocation = 7, .passed = 4096};
+  for (const auto& [pieces, text] :
+       {std::pair{std::vector{unknown}, "has not told of"}, std::pair{std::vector{told, successor}, "has not told of"},
+        std::pair{std::vector{not_passed}, "has not passed"}}) {
+    SCOPED_TRACE(pieces.size());
     auto streams = inproc::make_streams(64 << 10);
     const auto raw = connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop);
     const auto end =
         over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), stage, far_loop, here);
     Mailbox mail(*end, far_loop);
-    raw->send(encode(Hello{there, page->name(), {gpu}}), {}, nullptr, {});
+    raw->send(encode(Hello{there, page->name(), 0, {gpu}}), {}, nullptr, {});
     raw->send(encode_reach(0), {}, nullptr, {});
     Shared message;
-    for (const Named& named : names) message.payloads.push_back({100, named});
+    for (const Piece& piece : pieces) message.payloads.push_back({100, {piece}});
     raw->send(encode(message), {}, nullptr, {});
     const Error why = mail.wait_closed();
     EXPECT_EQ(why.blame(), Blame::PeerLost);
-    EXPECT_THAT(why.text(), HasSubstr("has not told of"));
+    EXPECT_THAT(why.text(), HasSubstr(text));
   }
 }
 
 TEST_F(CudaIpc, AMessageThatIsNoneIsRefused) {
   const Capabilities limits = capabilities_over(inproc::capabilities());
   Shared message;
-  message.payloads = {{100, Named{1, 0, 5, cuda::IpcHandle{}}}, {7, std::nullopt}};
+  const Piece by_handle{.bytes = 60, .allocation = 1, .offset = 5, .handle = cuda::IpcHandle{}};
+  const Piece by_descriptor{.bytes = 40, .allocation = 2, .replaces = 3, .offset = 6, .passed = 46};
+  message.payloads = {{100, {by_handle, by_descriptor}}, {7, {}}};
   const auto header = bytes_of("header");
   message.header = header;
   const std::vector<std::byte> good = encode(message);
   const std::uint64_t size = 7, other = 8;
   const auto decoded = decode_shared(good, {&size, 1}, limits);
   ASSERT_TRUE(decoded);
-  EXPECT_EQ(decoded.value().payloads[0].named->offset, 5u);
+  const std::vector<Piece>& pieces = decoded.value().payloads[0].pieces;
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_EQ(pieces[0].offset, 5u);
+  EXPECT_TRUE(pieces[0].handle && pieces[0].passed == 0);
+  EXPECT_EQ(pieces[1].bytes, 40u);
+  EXPECT_EQ(pieces[1].allocation, 2u);
+  EXPECT_EQ(pieces[1].replaces, 3u);
+  EXPECT_TRUE(!pieces[1].handle && pieces[1].passed == 46);
   EXPECT_EQ(decoded.value().header.size(), header.size());
   EXPECT_FALSE(decode_shared(good, {&other, 1}, limits));
   EXPECT_FALSE(decode_shared(good, {}, limits));
@@ -470,6 +482,45 @@ TEST_F(CudaIpc, AMessageThatIsNoneIsRefused) {
   message.slot = 0;
   message.payloads[0].bytes = limits.max_message + 1;
   EXPECT_FALSE(decode_shared(encode(message), {&size, 1}, limits));
+}
+
+TEST_F(CudaIpc, PiecesThatCannotBeAreRefused) {
+  const Capabilities limits = capabilities_over(inproc::capabilities());
+  const auto is_refused = [&](std::uint64_t bytes, std::vector<Piece> pieces) {
+    Shared message;
+    message.payloads = {{bytes, std::move(pieces)}};
+    return !decode_shared(encode(message), {}, limits);
+  };
+  const Piece good{.bytes = 40, .allocation = 2, .offset = 6, .passed = 46};
+  EXPECT_FALSE(is_refused(40, {good}));
+  EXPECT_TRUE(is_refused(41, {good})) << "less than the payload";
+  EXPECT_TRUE(is_refused(39, {good})) << "more than the payload";
+  EXPECT_TRUE(is_refused(40, {good, {.bytes = 0, .allocation = 1}}));
+  EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .offset = 7, .passed = 46}}));
+  EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .offset = ~std::uint64_t{0}, .passed = 46}}));
+  EXPECT_TRUE(is_refused(40, {{.bytes = 40, .allocation = 2, .passed = 39}}));
+  const std::vector<Piece> many(limits.max_payloads, {.bytes = 1, .allocation = 1});
+  EXPECT_FALSE(is_refused(many.size(), many));
+  Shared message;
+  message.payloads = {{many.size(), many}, {1, {{.bytes = 1, .allocation = 1}}}};
+  EXPECT_FALSE(decode_shared(encode(message), {}, limits)) << "in all more than there may be";
+  // A fourth way to tell of it.
+  message.payloads = {{1, {{.bytes = 1, .allocation = 1}}}};
+  auto bytes = encode(message);
+  EXPECT_TRUE(decode_shared(bytes, {}, limits));
+  bytes.back() = std::byte{3};
+  EXPECT_FALSE(decode_shared(bytes, {}, limits));
+}
+
+TEST_F(CudaIpc, TheLargestMessageFitsTheLaneBelow) {
+  const Capabilities below = inproc::capabilities();
+  const Capabilities limits = capabilities_over(below);
+  Shared message;
+  const Piece piece{.bytes = 1, .allocation = 1, .handle = cuda::IpcHandle{}};
+  message.payloads.assign(limits.max_payloads, {1, {piece}});
+  const std::vector<std::byte> header(limits.max_header);
+  message.header = header;
+  EXPECT_LE(encode(message).size(), below.max_header);
 }
 
 // --- several GPUs, and one process as the driver sees it ---------------------------------------------------------------
