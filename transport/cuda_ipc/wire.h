@@ -1,9 +1,8 @@
 // What two ends of a cuda_ipc lane tell each other over the lane below it. Its messages begin with a byte that says what
 // they are:
 //
-//   hello    first, once: who this process is, its GPUs with the events that it records, its page of words, and the socket
-//   on
-//            which it passes descriptors of memory
+//   hello    first, once: who this process is, its GPUs with the events that it records, its page of words, and the
+//            socket on which it passes descriptors of memory
 //   reach    second, once: whose of the peer's GPUs this process can read
 //   plain    the header behind it; all payloads are those of the message below
 //   shared   some payloads stay where they are and are named; the others are those of the message below
