@@ -78,10 +78,14 @@ void Crew::block(const std::function<void()>& wait) {
   wait();
 }
 
-void Crew::run(Task task) {
+void Crew::run(Task task) { add(tasks_, std::move(task)); }
+
+void Crew::run_beside(Task task) { add(beside_, std::move(task)); }
+
+void Crew::add(std::deque<Task>& tasks, Task task) {
   std::unique_lock lock(mutex_);
   if (stopping_) return;
-  tasks_.push_back(std::move(task));
+  tasks.push_back(std::move(task));
   waiting_.add(1);
   note();
   // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody,
@@ -132,10 +136,13 @@ void Crew::work() {
 }
 
 void Crew::run_one(std::unique_lock<std::mutex>& lock) {
-  Task task = std::move(tasks_.front());
-  tasks_.pop_front();
+  const bool is_beside = !beside_.empty();
+  std::deque<Task>& tasks = is_beside ? beside_ : tasks_;
+  Task task = std::move(tasks.front());
+  tasks.pop_front();
   waiting_.add(-1);
   ++busy_;
+  if (is_beside) ++blocked_;
   note();
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
@@ -145,6 +152,7 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   running = false;
   lock.lock();
   --busy_;
+  if (is_beside) --blocked_;
   note();
   last_work_ = Clock::now();
 }
@@ -194,6 +202,8 @@ void Crew::stop() {
   stopping_ = true;
   wanted_ = true;
   dropped.swap(tasks_);
+  for (Task& task : beside_) dropped.push_back(std::move(task));
+  beside_.clear();
   waiting_.add(-static_cast<std::int64_t>(dropped.size()));
   changed_.notify_all();
   lock.unlock();
@@ -219,7 +229,7 @@ Crew::~Crew() {
 
 std::size_t Crew::active() const {
   std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(busy_) + tasks_.size();
+  return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();
 }
 
 }  // namespace weft::rpc

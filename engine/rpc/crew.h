@@ -34,6 +34,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
+  // The same, of Weft's own tasks that wait for what is outside, beside those that the limit counts.
+  void run_beside(Task task);
 
   ~Crew() override;
 
@@ -47,6 +49,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
  private:
   class Blocked;
   Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
+  void add(std::deque<Task>& tasks, Task task);
   void work();
   void run_one(std::unique_lock<std::mutex>& lock);
   void serve(std::unique_lock<std::mutex>& lock);
@@ -56,7 +59,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // All with the mutex held.
   int threads() const { return static_cast<int>(threads_.size()); }
   bool may_grow() const { return threads() - blocked_ < limit_ + 2; }
-  bool may_run() const { return !tasks_.empty() && busy_ - blocked_ < limit_; }
+  bool may_run() const { return !beside_.empty() || (!tasks_.empty() && busy_ - blocked_ < limit_); }
   void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
 
   const std::string name_;
@@ -68,6 +71,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::condition_variable changed_;
   std::condition_variable ended_;
   std::deque<Task> tasks_;
+  std::deque<Task> beside_;
   std::atomic<bool> wanted_{false};  // a task may run, or the end has come: whoever serves the loop should leave it
   bool stopping_ = false;
   bool serving_ = false;  // a thread serves the loop
@@ -76,7 +80,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::thread last_;          // that has left: it joins the one before
   int idle_ = 0;              // sleep until they are called
   int busy_ = 0;              // run tasks, blocked ones among them
-  int blocked_ = 0;           // block on a future inside a task
+  int blocked_ = 0;           // of those, that block on a future, or run a task beside the limit
   std::uint64_t served_ = 0;  // how often the loop has been
   bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks
   std::chrono::steady_clock::time_point last_work_;

@@ -35,6 +35,37 @@ TEST(Crew, TurnsTheLoopWhileNobodyDrivesIt) {
   crew->stop();
 }
 
+TEST(Crew, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
+  const auto turned = loop();
+  const auto crew = Crew::make("crew", 2, turned);
+  std::mutex mutex;
+  std::condition_variable changed;
+  int run = 0;
+  bool may_end = false;
+  const auto waits = [&] {
+    std::unique_lock lock(mutex);
+    ++run;
+    changed.notify_all();
+    changed.wait(lock, [&] { return may_end; });
+  };
+  for (int i = 0; i < 2; ++i) crew->run(Task(waits));
+  for (int i = 0; i < 5; ++i) crew->run_beside(Task(waits));
+  {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return run == 7; })) << run;
+  }
+  EXPECT_EQ(crew->active(), 7U);
+  Promise<void> posted;
+  turned->post(Task([&] { posted.set(); }));
+  posted.future().wait(std::chrono::seconds(20));
+  {
+    std::lock_guard lock(mutex);
+    may_end = true;
+  }
+  changed.notify_all();
+  crew->stop();
+}
+
 TEST(Crew, TurnsTheLoopWhileAllItsThreadsRunTasks) {
   const auto turned = loop();
   const auto crew = Crew::make("crew", 2, turned);
