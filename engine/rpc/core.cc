@@ -375,9 +375,14 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
       it = late_.erase(it);
     }
   }
-  if (gone) gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
+  if (gone) {
+    // It may have a new lane by now, for a call that waits already.
+    const std::uint64_t newer = gone->close(Error(Blame::PeerLost, "the connection has ended: " + why.text()));
+    if (newer != 0) lane_ended(*gone, newer, why);
+  }
   auto failed = fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
-    const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller;
+    const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller ||
+                      why.blame() == Blame::Busy;
     return Error(kept ? why.blame() : Blame::PeerLost,
                  in_words(call.function, describe(worker)) + ": the connection has ended: " + why.text());
   });

@@ -199,7 +199,7 @@ void Peer::ended(std::uint64_t number, const Error& why) {
   if (const auto core = core_.lock()) core->lane_ended(*this, number, why);
 }
 
-void Peer::close(const Error& why) noexcept {
+std::uint64_t Peer::close(const Error& why) noexcept {
   Lane lane;
   {
     std::lock_guard lock(mutex_);
@@ -208,6 +208,7 @@ void Peer::close(const Error& why) noexcept {
   }
   if (lane.connection) lane.connection->close(why);
   if (lane.gate) lane.gate->open();
+  return lane.number;
 }
 
 void Inbound::start() {

@@ -52,7 +52,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap& map() const { return map_; }
   const DeviceMap& map_back() const { return map_back_; }
   trace::Depth& in_flight() const { return in_flight_; }
-  void close(const Error& why) noexcept;
+  // Gives the number of the lane that has ended so; 0 where there was none.
+  std::uint64_t close(const Error& why) noexcept;
 
  private:
   std::shared_ptr<transport::Connection> connect(AgentCore& core, const transport::Routes& routes) const;
