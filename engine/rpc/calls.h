@@ -118,8 +118,14 @@ struct Created {
     auto value =
         references_of(*call->core()).template adopt<Result>(std::get<0>(all), std::get<1>(all), call->state().caller.rank);
     auto arguments = std::make_shared<typename Body::Arguments>(std::move(std::get<2>(all)));
-    const auto first = Body::first(*call->core(), *arguments);
     call->keep(value);
+    std::optional<Future<void>> first;
+    try {
+      first = Body::first(*call->core(), *arguments);
+    } catch (...) {  // others may wait for it already
+      value->fail(std::current_exception());
+      throw;
+    }
     call->start(first, Task([call, arguments, value] {
                   make(
                       *call->core(), arguments, value,
