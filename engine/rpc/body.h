@@ -157,16 +157,16 @@ struct MethodBody {
 
   template <class Done, class Fail>
   static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    const auto value = std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
-    weft::detail::hand_over_referred(*value);
-    const auto kept_until = std::make_pair(arguments, value);
+    // Which the arguments keep; what has it ends outside the turns of the loop.
+    M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
+    weft::detail::hand_over_referred(value);
     finish<Shape>(
-        kept_until,
+        arguments,
         [&]() -> decltype(auto) {
           return std::apply(
               [&](const rref::Target&, auto&... more) -> decltype(auto) {
                 if constexpr (Shape::takes_value) {
-                  return std::invoke(F, *value, std::move(more)...);
+                  return std::invoke(F, value, std::move(more)...);
                 } else {
                   return std::invoke(F, std::move(more)...);
                 }

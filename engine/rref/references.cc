@@ -30,6 +30,11 @@ void Owned::fail(const std::exception_ptr& cause) noexcept {
       std::make_exception_ptr(rpc::CreationError(error.blame(), "an RRef's value was not created: " + error.text())));
 }
 
+void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
+  const auto home = promise_.future().home();
+  if (home && home->inside()) home->run(Task([kept = std::move(value)] {}));
+}
+
 Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned)
     : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
   core_.lock()->references().hold_here(id_, owned_);
@@ -222,7 +227,7 @@ void References::release_here(Id id) {
   let_go(std::move(ended.owned));
 }
 
-// A value's destructor is the user's, and may block: not in a turn of the loop.
+// As the value does by itself, and counts until it has ended.
 void References::let_go(std::shared_ptr<Owned> value) {
   if (!value || value->ends_at_once() || !core_.loop()->inside()) return;
   struct Ending {

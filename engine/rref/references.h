@@ -64,6 +64,8 @@ class Owned {
  protected:
   // Whether it was not ended before.
   bool end() noexcept { return !ended_.exchange(true); }
+  // A value's destructor is the user's, and may block: not in a turn of the loop, where the last call on it may end.
+  void let_go_of(std::shared_ptr<void> value) noexcept;
   Promise<void> promise_;
 
  private:
@@ -75,9 +77,10 @@ template <class T>
 class OwnedValue final : public Owned {
  public:
   explicit OwnedValue(std::shared_ptr<weft::detail::Home> home) : Owned(std::move(home), typeid(OwnedValue)) {}
+  ~OwnedValue() override { let_go(std::move(value_)); }
   // The value is there when the work on devices has run.
   void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
-    if (!end()) return;
+    if (!end()) return let_go(std::move(value));
     value_ = std::move(value);
     promise_.set_with(std::move(work), {});
   }
@@ -88,11 +91,14 @@ class OwnedValue final : public Owned {
   }
   // After created(), which has not failed, for who makes streams wait itself.
   const std::shared_ptr<T>& made() const { return value_; }
-  bool ends_at_once() const override {
+  bool ends_at_once() const final {
     return std::is_void_v<T> || std::is_arithmetic_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, at::Tensor>;
   }
 
  private:
+  void let_go(std::shared_ptr<T> value) noexcept {
+    if (value && !ends_at_once()) let_go_of(std::move(value));
+  }
   std::shared_ptr<T> value_;
 };
 
