@@ -109,6 +109,7 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
 
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const {
   const References& references = core_.references();
+  std::lock_guard lock(mutex_);
   for (const auto& fork : forks_) {
     if (references.holds(fork.first, fork.second)) owned.push_back(fork);
   }
@@ -125,10 +126,15 @@ bool ForkWriter::is_over() const {
 }
 
 void ForkWriter::undo() {
-  for (const auto& [id, fork] : forks_) core_.references().remove_fork(id, fork, to_);
-  for (const ForkId child : children_) core_.references().child_accepted(child);
-  forks_.clear();
-  children_.clear();
+  std::vector<std::pair<Id, ForkId>> owned;
+  std::vector<ForkId> children;
+  {
+    std::lock_guard lock(mutex_);
+    owned.swap(forks_);
+    children.swap(children_);
+  }
+  for (const auto& [id, fork] : owned) core_.references().remove_fork(id, fork, to_);
+  for (const ForkId child : children) core_.references().child_accepted(child);
 }
 
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,

@@ -297,8 +297,9 @@ class ForkWriter {
  public:
   ForkWriter(rpc::AgentCore& core, int to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
-  // The message will not go out: what was made for it ends.
+  // The message will not go out: what was made for it ends. As the next, from every thread.
   void undo();
+  // Before anybody else knows it.
   bool is_empty() const { return forks_.empty() && children_.empty(); }
   // Adds those that have not ended: values owned here, and children of other owners'.
   void list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const;
@@ -307,6 +308,7 @@ class ForkWriter {
  private:
   rpc::AgentCore& core_;
   const int to_;
+  mutable std::mutex mutex_;                  // of the rest, once the message is written
   std::vector<std::pair<Id, ForkId>> forks_;  // of values that are owned here
   std::vector<ForkId> children_;
 };
