@@ -1,7 +1,13 @@
+#include <algorithm>
+
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rref/control.h>
 
 namespace weft::rref {
+
+namespace {
+constexpr std::size_t kMostAtOnce = 4096;  // references that one message asks for: it is answered in time
+}
 
 namespace internal {
 
@@ -50,9 +56,13 @@ void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
   for (const auto& forks : given) {
     if (forks) forks->list_open(owned, children);
   }
-  if (owned.empty() && children.empty()) return;
-  control<&internal::give_back>(core, to, rpc::MessageKind::Fork, {std::move(owned), std::move(children)},
-                                {.keeps_on = true});
+  const auto begin_of = [](const auto& all, std::size_t at) { return all.begin() + std::min(at, all.size()); };
+  for (std::size_t at = 0; at < std::max(owned.size(), children.size()); at += kMostAtOnce) {
+    control<&internal::give_back>(core, to, rpc::MessageKind::Fork,
+                                  {{begin_of(owned, at), begin_of(owned, at + kMostAtOnce)},
+                                   {begin_of(children, at), begin_of(children, at + kMostAtOnce)}},
+                                  {.keeps_on = true});
+  }
 }
 
 void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call) {

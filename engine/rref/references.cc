@@ -288,7 +288,7 @@ bool References::keeps_parent_of(ForkId child) const {
 
 bool References::has_or_ends(ForkId fork) {
   std::lock_guard lock(mutex_);
-  if (std::ranges::any_of(users_, [fork](const Handle* user) { return user->fork() == fork; })) return true;
+  if (users_.contains(fork)) return true;
   bury(fork);
   return false;
 }
@@ -329,18 +329,19 @@ void References::child_accepted(ForkId child) {
 
 void References::enter(const Handle& user) {
   std::lock_guard lock(mutex_);
-  users_.insert(&user);
+  users_.emplace(user.fork(), &user);
 }
 
 void References::forget(const Handle& user) {
   std::lock_guard lock(mutex_);
-  users_.erase(&user);
+  const auto found = users_.find(user.fork());
+  if (found != users_.end() && found->second == &user) users_.erase(found);
 }
 
 std::vector<std::string> References::held() const {
   std::vector<std::string> all;
   std::lock_guard lock(mutex_);
-  for (const Handle* user : users_) {
+  for (const auto& [fork, user] : users_) {
     const Origin& origin = user->origin();
     std::string text = describe(*user);
     if (origin.from >= 0) {

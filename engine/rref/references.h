@@ -264,7 +264,7 @@ class References {
     int receiver = -1;
   };
   std::unordered_map<ForkId, Parent> parents_;
-  std::unordered_set<const Handle*> users_;
+  std::unordered_map<ForkId, const Handle*> users_;
   // Forks that have ended: a message about one that was retried, or late, changes nothing.
   std::unordered_set<ForkId> buried_;
   std::deque<std::pair<Deadline::Clock::time_point, ForkId>> burials_;
