@@ -189,6 +189,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
+  void tell_verdict(const Outcome& verdict, Deadline deadline);
 
   // Frees what lanes have retired, once the loop has ended, which keeps them alive.
   struct Reclaiming {

@@ -85,13 +85,8 @@ void AgentCore::shutdown(const Graceful& options) {
       wait_until_idle_everywhere(deadline);
     }
   } catch (const Error& error) {
-    std::map<int, Promise<Outcome>> others;
-    {
-      std::lock_guard lock(mutex_);
-      others.swap(shutting_down_);
-    }
     const Error why = error.within(what);
-    for (const auto& [rank, promise] : others) promise.set(Outcome(why));
+    tell_verdict(Outcome(why), Deadline::in(kVerdict));
     leave();
     throw why;
   }
@@ -176,15 +171,19 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     if (!busy.empty()) pause.wait(deadline);
     before = std::move(now);
   }
+  tell_verdict(Outcome(), Deadline::sooner(deadline, Deadline::in(kVerdict)));
+}
+
+void AgentCore::tell_verdict(const Outcome& verdict, Deadline deadline) {
   std::map<int, Promise<Outcome>> waiting;
   {
     std::lock_guard lock(mutex_);
     waiting.swap(shutting_down_);
   }
-  for (const auto& [rank, promise] : waiting) promise.set(Outcome());
+  if (waiting.empty()) return;
+  for (const auto& [rank, promise] : waiting) promise.set(verdict);
   // Who hears of it late, behind something large perhaps, would find this worker gone.
-  crew_->drive([this] { return replies_ == 0; },
-               deadline.point() < Deadline::in(kVerdict).point() ? deadline : Deadline::in(kVerdict));
+  crew_->drive([this] { return replies_ == 0 || closed_; }, deadline);
 }
 
 }  // namespace weft::rpc
