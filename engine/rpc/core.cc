@@ -172,10 +172,22 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
     std::lock_guard lock(mutex_);
     if (const auto found = peers_.find(rank); found != peers_.end()) return found->second;
   }
-  auto entry = directory_.find(rank);
   const KnownDevices here{parts_.self.name, {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}};
-  // Of a worker that joined later it was not known.
-  if (!parts_.world_size) check_device_maps({here, {entry.worker.name, entry.devices}}, /*more_may_come=*/true);
+  const auto find = [&] {
+    auto found = directory_.find(rank);
+    // Of a worker that joined later it was not known.
+    if (!parts_.world_size) check_device_maps({here, {found.worker.name, found.devices}}, /*more_may_come=*/true);
+    return found;
+  };
+  Directory::Entry entry;
+  try {
+    entry = find();
+  } catch (const NotThere&) {
+    throw;
+  } catch (const Error&) {  // of who had the rank before, perhaps
+    if (!directory_.forget(rank)) throw;
+    entry = find();
+  }
   auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
   std::lock_guard lock(mutex_);
   return peers_.emplace(rank, std::move(made)).first->second;

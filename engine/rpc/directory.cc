@@ -66,10 +66,10 @@ std::string shown(int rank) { return "rank " + std::to_string(rank); }
 std::string shown(const std::string& name) { return "'" + name + "'"; }
 
 template <class Key>
-Error not_there(const Key& wanted, const Entries& entries) {
+NotThere not_there(const Key& wanted, const Entries& entries) {
   std::string known;
   for (const auto& [rank, entry] : entries) known += (known.empty() ? "" : ", ") + describe(entry.worker);
-  return Error(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + known);
+  return NotThere(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + known);
 }
 
 }  // namespace
@@ -89,6 +89,16 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
   throw Error(Blame::Caller, describe(one_has ? one : other) + " was given a secret and " +
                                  describe(one_has ? other : one) +
                                  " none: give all workers of the job the same rpc::Options::secret, or none");
+}
+
+bool is_not_there(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const NotThere&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
 Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,

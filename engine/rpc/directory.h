@@ -2,6 +2,7 @@
 // until a deadline. Usable from every thread.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,13 @@ namespace weft::rpc {
 void check_name(const std::string& name);
 // Throws Caller where one of the two was given a secret and the other none.
 void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
+
+// Nobody has that name or rank, as far as the store says. Blame: Caller.
+class NotThere : public Error {
+ public:
+  using Error::Error;
+};
+bool is_not_there(const std::exception_ptr& error);
 
 class Directory {
  public:
@@ -49,7 +57,7 @@ class Directory {
   // Takes it out again, where workers come and go.
   void leave() noexcept;
 
-  // Throws Caller for somebody who is not there, naming who is.
+  // Throws NotThere, naming who is there.
   Entry find(const std::string& name);
   Entry find(int rank);
   // The same, of which only the rank is wanted.
