@@ -68,6 +68,10 @@ std::vector<std::shared_ptr<Context>> Contexts::all() const {
   return all;
 }
 
+void Contexts::forget(const MessageId& message) {
+  for (const auto& context : all()) context->forget(message);
+}
+
 bool Contexts::concerns(int rank) const {
   for (const auto& context : all()) {
     if (context->concerns(rank)) return true;

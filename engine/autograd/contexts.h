@@ -41,6 +41,8 @@ class Contexts {
   void worker_lost(int rank);
   // Whether any context knows it.
   bool concerns(int rank) const;
+  // In whichever it is recorded: its receiver could not read it.
+  void forget(const MessageId& message);
   // The agent ends.
   void close();
 

@@ -466,6 +466,7 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
 }
 
 void AgentCore::take_back_reply(int caller, std::uint64_t call) {
+  contexts_.forget({caller, call, /*reply=*/true});
   std::vector<std::shared_ptr<Inbound>> from;
   {
     std::lock_guard lock(mutex_);

@@ -47,6 +47,7 @@ class PendingResult final : public PendingCall {
   explicit PendingResult(Promise<R> promise) : promise_(std::move(promise)) {}
   void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) override {
     auto value = detail::unpack_result<R>(result);
+    if (promise_.future().done()) return;  // it comes too late, and is read for the references in it to end
     set(std::move(value), work());
   }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }

@@ -103,6 +103,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
+    forget_recorded(message.head.call, call);
     call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(late)); });
     return late_reply_came(call, worker, std::move(message), lacking);
   }
@@ -112,7 +113,6 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
   traced.add(bytes_of(message));
   const auto context = call.context;
   const auto given = call.forks;
-  if (failure) forget_recorded(message.head.call, call);
   complete(std::move(call), [&](PendingCall& pending) {
     try {
       if (lacking != nullptr) throw *lacking;
@@ -141,15 +141,19 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
     } catch (...) {
       const auto error = std::current_exception();
       traced.fail(to_error(error, Blame::Remote));
+      if (context)
+        context->forget({parts_.self.rank, message.head.call, /*reply=*/false});  // before it is known to have failed
       if (!failure) rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
       pending.fail(error);
     }
   });
 }
 
-// Nobody waits for it. It is read, for the references in it to end as all do: here, and with their owners.
+// Nobody waits for it. It is read, for the references in it to end as all do: here, and with their owners; what cannot be
+// read, or was recorded in a context, ends where it was sent.
 void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking) {
-  if (lacking != nullptr) return rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
+  const auto give_back = [&] { rref::give_back_reply(shared_from_this(), worker.rank, message.head.call); };
+  if (lacking != nullptr) return give_back();
   try {
     rref::ForkReader forks(*this, worker.rank);
     const c10::MultiStreamGuard streams(message.streams);
@@ -159,8 +163,9 @@ void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worke
       if (object.as<FailureRecord>().what == static_cast<int>(Failure::Unread) && call.forks) call.forks->undo();
     });
   } catch (...) {
-    // The future has ended and takes no value.
+    return give_back();
   }
+  if (message.head.context != 0) give_back();
 }
 
 std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken> calls,

@@ -39,6 +39,20 @@ struct Holding : torch::autograd::Function<Holding> {
 };
 
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
+// A result whose bytes are not what their reader expects.
+struct Unreadable {
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    packer.pack(std::string("no number"));
+  }
+  void msgpack_unpack(const msgpack::object& object) { object.as<int>(); }
+};
+struct UnreadableResult {
+  at::Tensor tensor;
+  Unreadable last;
+  WEFT_FIELDS(tensor, last)
+};
+UnreadableResult unreadable(at::Tensor a) { return {a * 2, {}}; }
 at::Tensor breaks(at::Tensor a) { return Throwing::apply(a); }
 at::Tensor holds(at::Tensor a) { return Holding::apply(a); }
 at::Tensor breaks_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&breaks>(rank, a) * a; }
@@ -95,6 +109,19 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
     const auto local = torch::autograd::grad({(a * b * 2 * (a * b) * a).sum()}, {a, b});
     EXPECT_TRUE(at::allclose(context.gradient(a), local[0], 1e-10, 1e-10));
     EXPECT_TRUE(at::allclose(context.gradient(b), local[1], 1e-10, 1e-10));
+  });
+}
+
+// Its messages lead to no loss: nobody waits for their gradients.
+TEST_P(FailingBackward, ACallWhoseReplyCannotBeReadTakesNoPart) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    EXPECT_THROW(agent.sync<&broken::unreadable>(1, a), std::exception);
+    const at::Tensor loss = agent.sync<&broken::mul>(1, a, b).sum();
+    context.backward({loss});
+    EXPECT_TRUE(at::allclose(context.gradient(a), b.detach()));
   });
 }
 
