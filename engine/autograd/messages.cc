@@ -33,7 +33,7 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
       if (worker.rank == lost || worker == core->self()) continue;
       rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context});
     }
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // the agent has left, or the store: then the job ends
   }
 }

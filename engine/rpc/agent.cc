@@ -39,6 +39,7 @@ weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) { core.after(pause, std::move(task)); }
+void CoreCalls::off_loop(AgentCore& core, int rank, Task task) { core.off_loop(rank, std::move(task)); }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {
   return std::make_shared<rref::Handle>(core, id, core->self(), std::move(owned));
@@ -58,19 +59,7 @@ std::chrono::milliseconds CoreCalls::time_left() {
   if (call.cancelled || call.deadline.passed()) throw Error(Blame::Cancelled, "nobody waits for it any more");
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
-// Unlike the core's own, not of a connection that has ended: who is merely slow keeps what it holds.
-void CoreCalls::look_after(AgentCore& core, int rank) {
-  try {
-    const Going going{rank, 10s, MessageKind::Shutdown, /*on_loop=*/true};
-    call<FunctionBody<&rref::internal::alive>>(core.shared_from_this(), going, {})
-        .on_done_light([self = core.shared_from_this(), rank](const Future<void>& answered) {
-          if (!answered.failed() || to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout) return;
-          self->look_after(rank);
-        });
-  } catch (const Error&) {
-    core.references().worker_lost(rank);  // there is no such worker any more
-  }
-}
+void CoreCalls::look_after(AgentCore& core, int rank) { core.look_after(rank, AgentCore::Asked::ByTheWay); }
 void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
                               const std::exception_ptr& why) {
   try {

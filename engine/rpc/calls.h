@@ -44,6 +44,7 @@ struct CoreCalls {
   static weft::detail::DeviceWorkRef enqueued(AgentCore& core);
   static void hold_activity(AgentCore& core, int change);
   static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
+  static void off_loop(AgentCore& core, int rank, Task task);
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,

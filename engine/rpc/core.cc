@@ -19,7 +19,8 @@ namespace weft::rpc {
 namespace {
 
 constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
-constexpr int kAsksAgain = 2;                       // a worker whose connection has ended, before it counts as lost
+constexpr int kAsks = 3;                            // a worker whose connection has ended, before it counts as lost
+constexpr int kAsksHere = 20;                       // where the asking itself fails here, which says little of the worker
 constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
@@ -38,12 +39,6 @@ Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo
   return Error(Blame::Caller, "a gradient on " + from.str() + " cannot be sent back to " + describe(to) +
                                   ": rpc::Options::device_maps[\"" + self.name + "\"] of " + to.name +
                                   " maps none of its devices to " + from.str());
-}
-
-// For what asks who has a rank: where workers come and go that stands in the store, and the loop waits for no store.
-void off_loop(const AgentCore& core, Task task) {
-  if (core.world_size()) return task();
-  core.crew()->run(std::move(task));
 }
 
 }  // namespace
@@ -401,51 +396,92 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   std::vector<std::shared_ptr<rref::ForkWriter>> given;
   for (auto& [id, call] : failed) given.push_back(std::move(call.forks));
   for (auto& call : forgotten) given.push_back(std::move(call.forks));
-  off_loop(*this, Task([self = shared_from_this(), rank = worker.rank, given = std::move(given)] {
-    if (!self->closed_) rref::ask_what_came(self, rank, given);
-  }));
+  off_loop(worker.rank, Task([self = shared_from_this(), rank = worker.rank, given = std::move(given)] {
+             if (!self->closed_) rref::ask_what_came(self, rank, given);
+           }));
   look_after(worker.rank);
 }
 
-// A connection may end without its worker: ask before its references are given up, and a shutdown fails.
-void AgentCore::look_after(int rank, Asked why, int times) {
+void AgentCore::off_loop(int rank, Task task) {
+  bool is_known = parts_.world_size.has_value() || !loop_->inside();
+  if (!is_known) {
+    std::lock_guard lock(mutex_);
+    is_known = peers_.contains(rank);
+  }
+  is_known ? task() : crew_->run_beside(std::move(task));
+}
+
+// With the mutex held.
+bool AgentCore::depends_on(int rank) const {
+  const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
+  return decides || references_.concerns(rank) || contexts_.concerns(rank);
+}
+
+// A connection may end without its worker: ask before its references are given up, and a shutdown fails. One question at a
+// time: what asks may be all that its connection carried, whose end is no news then.
+void AgentCore::look_after(int rank, Asked why) {
   if (closed_ || rank < 0 || rank == parts_.self.rank) return;
   {
     std::lock_guard lock(mutex_);
-    const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-    if (!decides && !references_.concerns(rank) && !contexts_.concerns(rank)) return;
+    if (!depends_on(rank)) return;
+    const auto [inquiry, is_new] = inquiries_.try_emplace(rank, Inquiry{why});
+    if (why == Asked::ConnectionEnded) inquiry->second.why = why;
+    if (!is_new) return;
   }
-  off_loop(*this, Task([self = shared_from_this(), rank, why, times] { self->ask_whether_alive(rank, why, times); }));
+  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
 }
 
-void AgentCore::ask_whether_alive(int rank, Asked why, int times) {
+void AgentCore::ask_again(int rank) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!depends_on(rank)) {
+      inquiries_.erase(rank);
+      return;
+    }
+  }
+  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
+}
+
+void AgentCore::ask_whether_alive(int rank) {
   try {
     const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
-        .on_done_light([self = shared_from_this(), rank, why, times](const Future<void>& answered) {
-          if (!answered.failed() || self->closed_) return;
-          const bool may_be_slow = to_error(answered.error(), Blame::PeerLost).blame() == Blame::Timeout;
-          if (!may_be_slow && times < kAsksAgain) {  // what broke one connection may have broken this one
-            return self->after(kAskAgain, Task([weak = std::weak_ptr(self), rank, why, times] {
-                                 if (const auto alive = weak.lock()) alive->look_after(rank, why, times + 1);
-                               }));
-          }
-          if (!may_be_slow || why == Asked::ConnectionEnded) self->worker_lost(rank);
-          if (may_be_slow) return;
-          {
-            std::lock_guard lock(self->mutex_);
-            self->lost_.insert(rank);
-          }
-          self->crew_->recall();
+        .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
+          self->asked_whether_alive(rank, answered.error(), /*was_sent=*/true);
         });
-  } catch (const Error&) {
-    worker_lost(rank);
+  } catch (...) {
+    asked_whether_alive(rank, std::current_exception(), /*was_sent=*/false);
   }
 }
 
-void AgentCore::worker_lost(int rank) {
+// What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other is gone; only that
+// nobody has the rank any more is.
+void AgentCore::asked_whether_alive(int rank, const std::exception_ptr& error, bool was_sent) {
+  if (closed_) return;
+  const std::optional<Error> why_not = error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
+  const bool is_slow = why_not && was_sent && why_not->blame() == Blame::Timeout;
+  const bool failed_here = why_not && (!was_sent || why_not->blame() == Blame::Busy);
+  const bool is_gone = error && is_not_there(error);
+  bool is_lost = false;
+  bool again = false;
+  {
+    std::lock_guard lock(mutex_);
+    Inquiry& inquiry = inquiries_[rank];
+    // What broke one connection may have broken this one.
+    again = why_not && !is_slow && !is_gone && ++inquiry.failed < (failed_here ? kAsksHere : kAsks);
+    is_lost = why_not && !again && (!is_slow || inquiry.why == Asked::ConnectionEnded);
+    if (is_lost && !is_slow) lost_.insert(rank);
+    if (!again) inquiries_.erase(rank);
+  }
+  if (again) {
+    after(kAskAgain, Task([weak = weak_from_this(), rank] {
+            if (const auto alive = weak.lock()) alive->ask_again(rank);
+          }));
+  }
+  if (!is_lost) return;
   references_.worker_lost(rank);
   contexts_.worker_lost(rank);
+  crew_->recall();  // who waits in shutdown() for it
 }
 
 void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
@@ -459,9 +495,10 @@ void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {
   }
   log::debug(describe(parts_.self) + ": the connection from " + describe(ended->worker()) + " has ended: " + why.text());
   directory_.forget(ended->worker().rank);
-  off_loop(*this, Task([self = shared_from_this(), rank = ended->worker().rank, given = ended->take_given()] {
-    if (!self->closed_) rref::ask_what_came(self, rank, given);
-  }));
+  off_loop(ended->worker().rank,
+           Task([self = shared_from_this(), rank = ended->worker().rank, given = ended->take_given()] {
+             if (!self->closed_) rref::ask_what_came(self, rank, given);
+           }));
   look_after(ended->worker().rank);
 }
 

@@ -116,10 +116,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Of all connections to others, one after the other: those of a rank that comes again are others.
   std::uint64_t next_lane() { return ++lanes_; }
   void inbound_ended(Inbound& inbound, const Error& why);
-  // Asks the worker for a sign of life, if anything here depends on it. Who is slow keeps what it holds, unless it is asked
-  // because a connection has ended.
+  // Asks the worker for a sign of life, if anything here depends on it, and unless it is being asked already. Who is slow
+  // keeps what it holds, unless it is asked because a connection has ended.
   enum class Asked { ConnectionEnded, ByTheWay };
-  void look_after(int rank, Asked why = Asked::ConnectionEnded, int times = 0);
+  void look_after(int rank, Asked why = Asked::ConnectionEnded);
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
@@ -131,6 +131,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   // Runs the task on the loop, unless the agent leaves before: then it is dropped.
   void after(std::chrono::milliseconds pause, Task task);
+  // For a task that sends to the worker: not in a turn of the loop where the address has yet to be looked up in the store,
+  // which may not answer.
+  void off_loop(int rank, Task task);
 
   // --- calls served here
   void count_served() { ++served_; }
@@ -158,7 +161,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(int rank);
-  void ask_whether_alive(int rank, Asked why, int times);
+  bool depends_on(int rank) const;
+  void ask_whether_alive(int rank);
+  void ask_again(int rank);
+  void asked_whether_alive(int rank, const std::exception_ptr& error, bool was_sent);
   struct Leaving {
     std::uint64_t lane = 0;   // 0: to this worker itself
     std::uint64_t bytes = 0;  // of the message
@@ -183,7 +189,6 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void arm(Deadline deadline);
   void expire();
   void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking);
-  void worker_lost(int rank);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void wait_until_idle_everywhere(Deadline deadline);
@@ -247,6 +252,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool shutdown_began_ = false;
   std::shared_ptr<const void> kept_until_left_;
   std::set<int> lost_;  // workers that could not be reached any more
+  struct Inquiry {
+    Asked why = Asked::ByTheWay;
+    int failed = 0;  // times that it has been asked in vain
+  };
+  std::map<int, Inquiry> inquiries_;  // that go on, by rank
   // Calls to others whose time is over and whose replies have not come: what they refer to must end, too. By id.
   std::map<std::uint64_t, WaitingCall> late_;
 };

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include <weft/engine/rpc/calls.h>
+#include <weft/engine/rpc/directory.h>
 #include <weft/engine/rref/references.h>
 
 namespace weft::rref {
@@ -37,7 +38,7 @@ constexpr int kTriesUntilOverdue = 3;  // that have failed, some 6 s after the f
 
 struct ControlOptions {
   bool on_loop = true;            // the function is short
-  std::function<void()> overdue;  // called once, when so many attempts have failed; others follow
+  std::function<void()> overdue;  // called once, when so many attempts have failed, or the worker is gone; others follow
   // Something would be kept for ever without it: it is sent again for minutes, though nobody waits for that.
   bool keeps_on = false;
 };
@@ -65,26 +66,31 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   Attempts& operator=(const Attempts&) = delete;
 
   Future<void> future() const { return promise_.future(); }
+  void start() {
+    rpc::detail::CoreCalls::off_loop(*core_, to_, Task([self = this->shared_from_this()] { self->send(); }));
+  }
+
+ private:
   void send() {
     try {
       auto sent = rpc::call<rpc::detail::FunctionBody<F>>(core_, {to_, kControlLimit, kind_, options_.on_loop}, arguments_);
       sent.on_done_light([self = this->shared_from_this()](const Future<void>& ended) { self->ended(ended.error()); });
-    } catch (const std::exception&) {
+    } catch (...) {
       ended(std::current_exception());
     }
   }
-
- private:
   void ended(const std::exception_ptr& error) {
     if (!error) return promise_.set();
-    if (++tries_ == kTriesUntilOverdue && options_.overdue) options_.overdue();
+    const bool is_gone = rpc::is_not_there(error);
+    const bool is_overdue = ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
+    if (is_overdue && options_.overdue) options_.overdue();
     const int most = options_.keeps_on ? kRetries + kPatientRetries : kRetries;
-    if (tries_ > most || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
+    if (is_gone || tries_ > most || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
     if (tries_ > kRetries) {
       be_patient();
       pause_ = kPatientPause;
     }
-    rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->send(); }));
+    rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
   }
   // No graceful shutdown waits for it any more.
@@ -105,13 +111,13 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 
 }  // namespace detail
 
-// Done when the message has been answered; fails when all attempts have.
+// Done when the message has been answered; fails when all attempts have, or nobody has that rank any more.
 template <auto F>
 Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
                      typename rpc::detail::FunctionBody<F>::Arguments arguments, ControlOptions options = {}) {
   auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments), std::move(options));
   auto future = attempts->future();
-  attempts->send();
+  attempts->start();
   return future;
 }
 

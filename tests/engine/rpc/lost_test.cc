@@ -1,0 +1,248 @@
+// Connections that end, and what is asked then: whether the worker lives, and what has become of references. The links of
+// one process stand for the network.
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <weft/tests/engine/rpc/refs.h>
+#include <weft/transport/inproc/faults.h>
+
+namespace lost {
+
+using namespace weft;
+
+std::vector<RRef<int>> own_many(int count) {
+  std::vector<RRef<int>> all;
+  for (int i = 0; i < count; ++i) all.push_back(RRef<int>(i));
+  return all;
+}
+
+}  // namespace lost
+
+namespace weft {
+namespace {
+
+using namespace std::chrono_literals;
+
+bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = Deadline::in(20s);
+  while (!deadline.passed()) {
+    if (condition()) return true;
+    std::this_thread::yield();
+  }
+  return condition();
+}
+
+// All connections that are made in this process while it lives.
+class Links {
+ public:
+  Links() {
+    transport::inproc::on_link([this](const transport::inproc::Faults& there, const transport::inproc::Faults& back) {
+      std::lock_guard lock(mutex_);
+      ways_.push_back(there);
+      ways_.push_back(back);
+      if (broken_) cut();
+    });
+  }
+  ~Links() { transport::inproc::on_link({}); }
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+  std::size_t made() const {
+    std::lock_guard lock(mutex_);
+    return ways_.size() / 2;
+  }
+  void break_all() {
+    std::lock_guard lock(mutex_);
+    cut();
+  }
+  // Also those that are made from now on.
+  void keep_broken(bool broken) {
+    std::lock_guard lock(mutex_);
+    broken_ = broken;
+    if (broken) cut();
+  }
+
+ private:
+  void cut() {
+    for (auto& way : ways_) way.cut_at(way.written());
+  }
+  mutable std::mutex mutex_;
+  std::vector<transport::inproc::Faults> ways_;
+  bool broken_ = false;
+};
+
+// Whoever asks it which workers there are waits, or is refused, while that is so.
+class Unwilling : public c10d::HashStore {
+ public:
+  void hold() { change(State::Holds); }
+  void refuse() { change(State::Refuses); }
+  void answer() { change(State::Answers); }
+  // Ends that; false where somebody has waited for it too long.
+  bool release() {
+    answer();
+    std::lock_guard lock(mutex_);
+    return !held_too_long_;
+  }
+  // Since the last change.
+  bool is_asked(int times) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return asked_ >= times; });
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    std::unique_lock lock(mutex_);
+    if (value == 0 && key.ends_with("joined")) {
+      ++asked_;
+      changed_.notify_all();
+      if (state_ == State::Refuses) throw std::runtime_error("the store is away");
+      if (!changed_.wait_for(lock, 10s, [&] { return state_ != State::Holds; })) held_too_long_ = true;
+    }
+    lock.unlock();
+    return c10d::HashStore::add(key, value);
+  }
+
+ private:
+  enum class State { Answers, Holds, Refuses };
+  void change(State state) {
+    std::lock_guard lock(mutex_);
+    state_ = state;
+    asked_ = 0;
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  State state_ = State::Answers;
+  int asked_ = 0;
+  bool held_too_long_ = false;
+};
+
+rpc::Agent join(int rank, const c10::intrusive_ptr<c10d::Store>& store, std::optional<int> size = std::nullopt) {
+  rpc::Options options{.rank = rank, .store = store, .transports = {"inproc"}};
+  options.world_size = size;
+  return rpc::init("worker" + std::to_string(rank), options);
+}
+
+// Joined by as many threads, where each waits for the others.
+std::vector<rpc::Agent> join_all(int workers, bool open) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<rpc::Agent> agents(static_cast<std::size_t>(workers));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < workers; ++rank) {
+    threads.emplace_back([&, rank] {
+      agents[static_cast<std::size_t>(rank)] = join(rank, store, open ? std::nullopt : std::optional(workers));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return agents;
+}
+
+class LostWorker : public testing::TestWithParam<bool> {};
+
+// Each question needs a connection, whose end must not be the reason for another.
+TEST_P(LostWorker, IsAskedAFewTimesAndNoMore) {
+  auto agents = join_all(2, /*open=*/GetParam());
+  Links links;
+  const auto held = agents[1].remote<&refs::number>(0, 4);
+  EXPECT_EQ(held.to_here(), 4);
+  EXPECT_EQ(agents[0].debug_info().owner_rrefs, 1U);
+  // It is there, as far as the store says, and cannot be reached.
+  const auto before = links.made();
+  links.keep_broken(true);
+  EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; })) << "what it held has ended";
+  // Three questions of its own; the other side may have its own.
+  EXPECT_LE(links.made() - before, 20U);
+  agents[1].leave();
+  agents[0].leave();
+}
+
+TEST_P(LostWorker, IsNoneWhoseConnectionsAloneBreak) {
+  auto agents = join_all(2, /*open=*/GetParam());
+  Links links;
+  const auto held = agents[1].remote<&refs::number>(0, 4);
+  EXPECT_EQ(held.to_here(), 4);
+  for (int again = 0; again < 5; ++again) {
+    links.break_all();
+    EXPECT_TRUE(comes_true([&] {
+      try {
+        return held.to_here() == 4;
+      } catch (const Error& error) {  // on the connection that breaks
+        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+        return false;
+      }
+    }));
+  }
+  agents[1].leave();
+  agents[0].leave();
+}
+
+// More of them than one message asks for.
+TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
+  auto agents = join_all(2, /*open=*/GetParam());
+  Links links;
+  const int many = 10'000;
+  auto all = agents[1].sync<&lost::own_many>(0, many);
+  links.break_all();
+  // Whether it lives, and thrice what has come.
+  EXPECT_TRUE(comes_true([&] { return agents[1].debug_info().calls_served >= 4; }));
+  EXPECT_EQ(agents[0].debug_info().owner_rrefs, static_cast<std::size_t>(many));
+  for (const int one : {0, 4095, 4096, many - 1}) EXPECT_EQ(all[static_cast<std::size_t>(one)].to_here(), one);
+  all.clear();
+  EXPECT_TRUE(comes_true([&] { return agents[0].debug_info().owner_rrefs == 0; }));
+  agents[1].leave();
+  agents[0].leave();
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
+                         [](const auto& is_open) { return is_open.param ? "Open" : "Fixed"; });
+
+// Who cannot be asked may live all the same.
+TEST(LostStore, TakesNothingFromWorkersThatLive) {
+  const auto store = c10::make_intrusive<Unwilling>();
+  rpc::Agent first = join(0, store), second = join(1, store);
+  Links links;
+  const auto held = second.remote<&refs::number>(0, 4);
+  EXPECT_EQ(held.to_here(), 4);
+  store->refuse();
+  links.break_all();
+  EXPECT_TRUE(store->is_asked(4));
+  store->answer();
+  EXPECT_TRUE(comes_true([&] {
+    try {
+      return held.to_here() == 4;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+      return error.blame() != Blame::PeerLost;
+    }
+  }));
+  EXPECT_EQ(first.debug_info().owner_rrefs, 1U);
+  second.leave();
+  first.leave();
+}
+
+// The end of a reference is said again and again, to who must be looked up each time.
+TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
+  const auto store = c10::make_intrusive<Unwilling>();
+  rpc::Agent first = join(0, store), second = join(1, store), third = join(2, store);
+  EXPECT_EQ(first.sync<&refs::number>(2, 1), 1);
+  Links links;
+  auto theirs = first.remote<&refs::number>(1, 4);
+  EXPECT_EQ(theirs.to_here(), 4);
+  links.keep_broken(true);
+  theirs = {};
+  EXPECT_TRUE(comes_true([&] { return links.made() >= 3; })) << "it has been said in vain";
+  store->hold();
+  EXPECT_TRUE(store->is_asked(1));
+  const auto answered = first.async<&refs::number>(2, 2);
+  EXPECT_TRUE(comes_true([&] { return answered.done(); }));
+  EXPECT_TRUE(store->release());
+  links.keep_broken(false);
+  second.leave();
+  third.leave();
+  first.leave();
+}
+
+}  // namespace
+}  // namespace weft
