@@ -73,7 +73,7 @@ void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, st
 std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
                                      const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
-  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
+  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true});
   Promise<void> created(core->crew());
   const Origin origin{.place = place};
   const auto handle =
@@ -171,14 +171,20 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
     known.set();
     return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});
   }
-  auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
-  confirmed.on_done_light([core, from = from_, fork = fork](const Future<void>& ended) {
-    // Where the owner is lost the parent has nothing to keep either.
-    static_cast<void>(ended);
-    control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
+  // A function that takes it waits for no more than the first attempts. The giver keeps its own reference until the owner
+  // knows this one, or is gone: meanwhile nothing else may keep the value.
+  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
+  Promise<void> known(core->crew());
+  confirmed.on_done_light([core, from = from_, owner = owner, id = id, fork = fork, known](const Future<void>& told) {
+    const auto end = [core, from, fork, known](const Future<void>& told_at_last) {
+      told_at_last.failed() ? known.set_error(told_at_last.error()) : known.set();
+      control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
+    };
+    if (!told.failed() || core->closed() || rpc::is_not_there(told.error())) return end(told);
+    control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true}).on_done_light(end);
   });
   unconfirmed_.push_back(confirmed);
-  return std::make_shared<Handle>(core, id, fork, worker, confirmed, std::nullopt, Origin{.from = from_});
+  return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});
 }
 
 }  // namespace weft::rref

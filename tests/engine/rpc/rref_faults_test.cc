@@ -8,6 +8,40 @@
 namespace weft {
 namespace {
 
+// Its bytes are of another type than their reader expects.
+struct Unreadable {
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    packer.pack(std::string("no number"));
+  }
+  void msgpack_unpack(const msgpack::object& object) { object.as<int>(); }
+};
+struct UnreadableOwn {
+  Unreadable first;
+  RRef<int> number;
+  WEFT_FIELDS(first, number)
+};
+UnreadableOwn unreadable_own() { return {{}, RRef<int>(1)}; }
+
+// Calls somebody when it ends.
+struct Outlasting {
+  explicit Outlasting(rpc::WorkerInfo to) : agent(rpc::this_agent()), other(std::move(to)) {}
+  Outlasting(const Outlasting&) = delete;
+  Outlasting& operator=(const Outlasting&) = delete;
+  ~Outlasting() {
+    try {
+      agent.sync<&refs::nothing>(other);
+      ++could_call;
+    } catch (const Error&) {
+    }
+    ++ended;
+  }
+  Future<int> later(int value, std::string gate) { return agent.async<&refs::number_behind>(other, value, gate); }
+  static inline std::atomic<int> could_call{0}, ended{0};
+  rpc::Agent agent;
+  rpc::WorkerInfo other;
+};
+
 using harness::error_of;
 using harness::expect_counters;
 using harness::run_one;
@@ -83,6 +117,66 @@ TEST(LateReplies, TheReferencesInThemEnd) {
         for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
       },
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+}
+
+// Not even where what cannot be read comes before the references.
+TEST(LateReplies, TheReferencesInThoseThatCannotBeReadEndAsWell) {
+  run_one(
+      [](rpc::Agent& agent) {
+        EXPECT_EQ(error_of([&] { agent.sync<&unreadable_own>(rpc::to(1).timeout(50ms)); }).blame(), Blame::Timeout);
+        expect_counters(agent, 1, {0, 0, 0});
+        EXPECT_NE(error_of([&] { agent.sync<&unreadable_own>(1); }).blame(), Blame::Timeout);
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+}
+
+// Its giver keeps its own until the owner has heard of the new one.
+TEST(ForkFaults, AReferenceThatItsOwnerHearsOfLateIsAsGoodAsOthers) {
+  harness::run_alone({harness::As::Threads, "inproc", 3}, [](rpc::Options options) {
+    const int rank = *options.rank;
+    if (rank == 0) options.faults.fail_first = {{rpc::MessageKind::Fork, 7}};
+    auto agent = rpc::init("worker" + std::to_string(rank), options);
+    if (rank == 0) {
+      {
+        const auto given = agent.sync<&refs::make_on>(1, agent.worker(2), 5);
+        while (agent.debug_info().pending_users > 0) std::this_thread::yield();
+        EXPECT_TRUE(given.confirmed());
+        EXPECT_EQ(given.to_here(), 5);
+      }
+      for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+    }
+    agent.shutdown();
+  });
+}
+
+// Who waits for its result, which was asked for before that was known.
+TEST(CreationFaults, AMethodOfAnotherTypesValueFailsWhoWaitsForIt) {
+  run_one(
+      [](rpc::Agent& agent) {
+        const auto number = agent.remote<&refs::number>(1, 4);
+        EXPECT_EQ(number.to_here(), 4);
+        const RRef<refs::Account> wrong(number.handle());
+        const auto made = wrong.remote<&refs::Account::get>();
+        const auto fetched = agent.async<&refs::fetch_sum>(rpc::to(2).timeout(20s), made, made);
+        const auto error = error_of([&] { fetched.get(); });
+        EXPECT_EQ(error.blame(), Blame::Remote) << error.text();
+        EXPECT_NE(error.text().find("give RRef the type of the value"), std::string::npos) << error.text();
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
+}
+
+// Their last reference goes in a turn of the loop, with the reply that the method waited for.
+TEST(Destructors, OfValuesWhoseLastMethodAnswersLaterMayBlock) {
+  run_one([](rpc::Agent& agent) {
+    const auto value = agent.remote<Outlasting>(1, agent.self()).async<&Outlasting::later>(7, "the last");
+    expect_counters(agent, 1, {0, 0, 0});
+    EXPECT_EQ(Outlasting::ended, 0);
+    refs::open_gate("the last");
+    EXPECT_EQ(value.get(), 7);
+    while (Outlasting::ended == 0) std::this_thread::yield();
+    EXPECT_EQ(Outlasting::could_call, 1);
+  });
 }
 
 TEST(CreationFaults, AReferenceThatOvertookItsCreationMayBeDroppedElsewhereBeforeThat) {

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <weft/tests/engine/rpc/workers.h>
+#include <weft/transport/inproc/faults.h>
 
 namespace ends {
 
@@ -52,6 +53,7 @@ Future<void> never() {
   return promise.future();
 }
 int number(int value) { return value; }
+at::Tensor large() { return at::ones({1 << 20}); }
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 }  // namespace ends
@@ -264,6 +266,43 @@ TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
       EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
     });
   }
+}
+
+// It waits behind something large, on a way that is held up.
+TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
+  std::mutex mutex;
+  std::vector<transport::inproc::Faults> backs;
+  transport::inproc::on_link([&](const auto&, const auto& back) {
+    std::lock_guard lock(mutex);
+    backs.push_back(back);
+  });
+  std::promise<void> comes, has_left;
+  run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (agent.self().rank == 0) {
+      comes.get_future().wait();
+      const auto error = error_of([&] { agent.shutdown({.timeout = 1s}); });
+      EXPECT_NE(error.text().find("still busy"), std::string::npos) << error.text();
+      return has_left.set_value();
+    }
+    EXPECT_EQ(agent.sync<&ends::number>(0, 1), 1);
+    const auto back = [&] {
+      std::lock_guard lock(mutex);
+      return backs.at(0);
+    }();
+    back.hold_at(back.written());
+    const auto large = agent.async<&ends::large>(0);
+    std::thread releases([&] {
+      // Long after the other's limit; it would be gone at once if it did not wait.
+      has_left.get_future().wait_for(3s);
+      back.release();
+    });
+    comes.set_value();
+    const auto error = error_of([&] { agent.shutdown({.timeout = 30s}); });
+    EXPECT_NE(error.text().find("still busy"), std::string::npos) << error.text();
+    releases.join();
+  });
+  transport::inproc::on_link({});
 }
 
 TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
