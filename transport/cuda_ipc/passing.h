@@ -21,10 +21,10 @@ class PassingEnd {
  public:
   enum class Outcome { Passed, Full, Gone };
 
-  // What there is no socket for, it says in why_not().
+  // Listens. Where it cannot, why_not() says so.
   PassingEnd();
 
-  // Of the socket that the peer connects to, for the hello; 0: there is none.
+  // The descriptor of the socket's name, for the hello; 0: there is none, or none any more.
   std::uint32_t name() const { return listening_.name ? static_cast<std::uint32_t>(listening_.name.get()) : 0; }
   // Why nothing can be passed to that process; nothing where it has connected. Looks for it when it is first asked.
   std::optional<std::string> why_not(std::uint64_t process);
