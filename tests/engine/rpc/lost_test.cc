@@ -1,5 +1,6 @@
 // Connections that end, and what is asked then: whether the worker lives, and what has become of references. The links of
 // one process stand for the network.
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -174,6 +175,37 @@ TEST_P(LostWorker, IsNoneWhoseConnectionsAloneBreak) {
       }
     }));
   }
+  agents[1].leave();
+  agents[0].leave();
+}
+
+// Also those for which a connection was made at the very moment when the one before ended.
+TEST_P(LostWorker, LetsEveryCallEndWhileItsConnectionsBreak) {
+  auto agents = join_all(2, /*open=*/GetParam());
+  Links links;
+  std::atomic<int> ended{0};
+  std::atomic<bool> over{false};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      while (!over) {
+        try {
+          agents[1].async<&refs::number>(rpc::to(0).timeout(0ms), 1).wait(20s);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+          if (error.blame() != Blame::PeerLost) over = true;
+        }
+        ++ended;
+      }
+    });
+  }
+  for (int again = 0; again < 300 && !over; ++again) {
+    const int before = ended;
+    EXPECT_TRUE(comes_true([&] { return over || ended >= before + 4; }));
+    links.break_all();
+  }
+  over = true;
+  for (auto& caller : callers) caller.join();
   agents[1].leave();
   agents[0].leave();
 }
