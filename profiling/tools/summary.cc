@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/profiling/tools/summary.h>
+#include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {
 
@@ -39,13 +40,6 @@ constexpr const char* kWait = "wait";  // a range of a thread, a span of a strea
 
 bool is_between_ranks(const Span& span) {
   return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" && span.kind != "device";
-}
-
-// Calls of agents for themselves: shutdown, references, contexts. They carry nothing of the program's.
-bool is_control(const Span& call) {
-  if (call.name == "weft::autograd::internal::gradient") return false;
-  return call.name.starts_with("weft::rpc::internal::") || call.name.starts_with("weft::rref::internal::") ||
-         call.name.starts_with("weft::autograd::internal::");
 }
 
 struct Lines {
@@ -211,7 +205,7 @@ class Counting {
     std::map<std::tuple<int, int, std::uint64_t>, std::pair<int, const Span*>> calls;  // from, to, number
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
-        if (span.kind == "call" && span.state == "done" && span.peer != span.rank && !is_control(span))
+        if (span.kind == "call" && span.state == "done" && span.peer != span.rank && !is_control(span.name))
           calls[{span.rank, span.peer, span.sequence}] = {rank, &span};
       }
     }

@@ -33,9 +33,19 @@ std::string describe(const Record& record) {
   return text + (tensor.empty() ? "" : " of " + tensor);
 }
 
+namespace {
+constexpr const char* kShutdown = "weft::rpc::internal::";
+}
+
 bool is_of_shutdown(const Record& record) {
   const bool is_call = record.kind == "call" || record.kind == "served";
-  return is_call && record.name.starts_with("weft::rpc::internal::");
+  return is_call && record.name.starts_with(kShutdown);
+}
+
+bool is_control(const std::string& function) {
+  if (function == "weft::autograd::internal::gradient") return false;
+  return function.starts_with(kShutdown) || function.starts_with("weft::rref::internal::") ||
+         function.starts_with("weft::autograd::internal::");
 }
 
 }  // namespace weft::tools

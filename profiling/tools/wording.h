@@ -1,4 +1,4 @@
-// How weft-debug puts what it has found.
+// How weft-debug puts what it has found; what the calls that agents make for themselves are called.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +17,9 @@ std::string describe(const Record& record);
 
 // Whether it is one of the calls by which agents agree that all are idle (engine/rpc/shutdown.cc).
 bool is_of_shutdown(const Record& record);
+
+// Whether the function of a call is one of agents for themselves (shutdown, references, contexts), which carries nothing of
+// the program's: all of these but gradients.
+bool is_control(const std::string& function);
 
 }  // namespace weft::tools

@@ -148,7 +148,7 @@ Sender::Went Sender::go(Item& item) {
   for (const Slice& slice : item.payloads) {
     naming.payloads.push_back({slice.bytes, {}});
     if (slice.device.is_host() || slice.bytes == 0) continue;
-    naming.why_not = why_not_;
+    naming.why_not.clear();
     bool is_named = false;
     for (std::size_t i = 0; i < sources_.size() && !is_named; ++i) {
       if (sources_[i]->device->id() != slice.device || !sources_[i]->is_reached || naming.gpu.value_or(i) != i) continue;
@@ -158,7 +158,8 @@ Sender::Went Sender::go(Item& item) {
     }
     if (is_named || below_->capabilities().device_memory) continue;
     throw Error(Blame::Unsupported,
-                "memory of " + describe(slice.device) + " cannot be shared: " + naming.why_not +
+                "memory of " + describe(slice.device) +
+                    " cannot be shared: " + (naming.why_not.empty() ? why_not_ : naming.why_not) +
                     "; and the lane below carries host memory only (transport/staged_connection.h makes one that does)");
   }
   if (naming.gpu) return go_shared(item, std::move(naming));

@@ -72,7 +72,7 @@ class Sender : public std::enable_shared_from_this<Sender> {
     std::vector<Payload> payloads;
     std::size_t pieces = 0;
     std::vector<Known*> told;  // by this message, each once
-    std::string why_not;       // the last slice was not named
+    std::string why_not;       // the last slice was not named, by a GPU's memory that is reached
   };
   struct Source {
     Source(std::shared_ptr<cuda::Device> on, const std::shared_ptr<EventLoop>& loop);

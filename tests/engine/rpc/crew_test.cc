@@ -1,5 +1,6 @@
 #include <atomic>
 #include <condition_variable>
+#include <latch>
 #include <mutex>
 #include <thread>
 
@@ -38,54 +39,33 @@ TEST(Crew, TurnsTheLoopWhileNobodyDrivesIt) {
 TEST(Crew, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
   const auto turned = loop();
   const auto crew = Crew::make("crew", 2, turned);
-  std::mutex mutex;
-  std::condition_variable changed;
-  int run = 0;
-  bool may_end = false;
+  std::latch may_end(1);
+  std::atomic<int> run{0};
+  Promise<void> all;
   const auto waits = [&] {
-    std::unique_lock lock(mutex);
-    ++run;
-    changed.notify_all();
-    changed.wait(lock, [&] { return may_end; });
+    if (++run == 7) all.set();
+    may_end.wait();
   };
   for (int i = 0; i < 2; ++i) crew->run(Task(waits));
   for (int i = 0; i < 5; ++i) crew->run_beside(Task(waits));
-  {
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return run == 7; })) << run;
-  }
+  EXPECT_NO_THROW(all.future().wait(std::chrono::seconds(20))) << run;
   EXPECT_EQ(crew->active(), 7U);
   Promise<void> posted;
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
-  {
-    std::lock_guard lock(mutex);
-    may_end = true;
-  }
-  changed.notify_all();
+  may_end.count_down();
   crew->stop();
 }
 
 TEST(Crew, TurnsTheLoopWhileAllItsThreadsRunTasks) {
   const auto turned = loop();
   const auto crew = Crew::make("crew", 2, turned);
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool may_end = false;
-  for (int i = 0; i < 2; ++i) {
-    crew->run(Task([&] {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return may_end; });
-    }));
-  }
+  std::latch may_end(1);
+  for (int i = 0; i < 2; ++i) crew->run(Task([&] { may_end.wait(); }));
   Promise<void> posted;
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
-  {
-    std::lock_guard lock(mutex);
-    may_end = true;
-  }
-  changed.notify_all();
+  may_end.count_down();
   crew->stop();
 }
 

@@ -525,32 +525,10 @@ TEST_F(CudaIpc, TheLargestMessageFitsTheLaneBelow) {
 
 // --- several GPUs, and one process as the driver sees it ---------------------------------------------------------------
 
-class CudaIpcOfTwoGpus : public Lanes {
+class CudaIpcOfTwoGpus : public OfTwoGpus<Lanes> {
  protected:
-  explicit CudaIpcOfTwoGpus(bool peers)
-      : Lanes({.devices = 2, .threads = true, .peer_access = peers, .is_two_processes = true}) {}
-  CudaIpcOfTwoGpus() : CudaIpcOfTwoGpus(true) {}
-
-  // The far end has the second GPU alone.
-  void open_apart() {
-    auto streams = inproc::make_streams(64 << 10);
-    near = over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop), stage, near_loop, here);
-    far =
-        over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), other_stage, far_loop, there);
-  }
-  void TearDown() override {
-    near.reset();
-    far.reset();
-    near_loop.reset();
-    far_loop.reset();
-    other_stage.reset();
-    EXPECT_TRUE(other->retirement().reclaim_all(patience()));
-    other.reset();
-    Lanes::TearDown();
-  }
-
-  std::shared_ptr<cuda::Device> other = cuda::Device::open(fake.driver(), 1);
-  std::shared_ptr<staged::Stage> other_stage = std::make_shared<staged::Stage>(std::vector{other});
+  explicit CudaIpcOfTwoGpus(bool peers = true)
+      : OfTwoGpus({.devices = 2, .threads = true, .peer_access = peers, .is_two_processes = true}) {}
 };
 
 // TP-016

@@ -109,4 +109,33 @@ class Lanes : public cuda::FakeCuda {
   std::size_t seen = 0;
 };
 
+// The far end has a second GPU, and that alone.
+template <class Fixture>
+class OfTwoGpus : public Fixture {
+ protected:
+  explicit OfTwoGpus(harness::FakeDriver::Options options) : Fixture(options) {}
+
+  void open_apart() {
+    auto streams = inproc::make_streams(64 << 10);
+    const auto lane = [](auto bytes, const std::shared_ptr<EventLoop>& loop) {
+      return connect_over(std::move(bytes), inproc::capabilities(), "inproc", loop);
+    };
+    this->near = over(lane(std::move(streams.a), this->near_loop), this->stage, this->near_loop, this->here);
+    this->far = over(lane(std::move(streams.b), this->far_loop), other_stage, this->far_loop, this->there);
+  }
+  void TearDown() override {
+    this->near.reset();
+    this->far.reset();
+    this->near_loop.reset();
+    this->far_loop.reset();
+    other_stage.reset();
+    EXPECT_TRUE(other->retirement().reclaim_all(patience()));
+    other.reset();
+    Fixture::TearDown();
+  }
+
+  std::shared_ptr<cuda::Device> other = cuda::Device::open(this->fake.driver(), 1);
+  std::shared_ptr<staged::Stage> other_stage = std::make_shared<staged::Stage>(std::vector{other});
+};
+
 }  // namespace weft::transport::cuda_ipc

@@ -444,28 +444,13 @@ TEST_F(CudaIpcWithStranger, OthersThatConnectAreNotThePeer) {
 
 // --- two GPUs ----------------------------------------------------------------------------------------------------------
 
-class CudaIpcOfVirtualMemoryOnTwoGpus : public CudaIpcOfVirtualMemory {
+class CudaIpcOfVirtualMemoryOnTwoGpus : public OfTwoGpus<CudaIpcOfVirtualMemory> {
  protected:
-  CudaIpcOfVirtualMemoryOnTwoGpus() : CudaIpcOfVirtualMemory({.devices = 2, .threads = true, .is_two_processes = true}) {}
-  void TearDown() override {
-    near.reset();
-    far.reset();
-    near_loop.reset();
-    far_loop.reset();
-    other_stage.reset();
-    EXPECT_TRUE(other->retirement().reclaim_all(patience()));
-    other.reset();
-    CudaIpcOfVirtualMemory::TearDown();
-  }
-
-  std::shared_ptr<cuda::Device> other = cuda::Device::open(fake.driver(), 1);
-  std::shared_ptr<staged::Stage> other_stage = std::make_shared<staged::Stage>(std::vector{other});
+  CudaIpcOfVirtualMemoryOnTwoGpus() : OfTwoGpus({.devices = 2, .threads = true, .is_two_processes = true}) {}
 };
 
 TEST_F(CudaIpcOfVirtualMemoryOnTwoGpus, IsMappedForTheGpuThatReads) {
-  auto streams = inproc::make_streams(64 << 10);
-  near = over(connect_over(std::move(streams.a), inproc::capabilities(), "inproc", near_loop), stage, near_loop, here);
-  far = over(connect_over(std::move(streams.b), inproc::capabilities(), "inproc", far_loop), other_stage, far_loop, there);
+  open_apart();
   receive();
   const auto memory = mapped(*device, 1);
   write(memory->segment(0).part(0, 100), pattern(1, 100));
