@@ -137,6 +137,7 @@ struct EventLoop::Inner {
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
   void hand_over();
   bool turn();
+  void look_at_clock();
   void sweep();
   bool run_posted();
   bool run_timers();
@@ -161,6 +162,7 @@ struct EventLoop::Inner {
   std::shared_ptr<const Pollers> polled = pollers;
   Clock::time_point now = Clock::now();  // as of some turns ago
   Clock::time_point last_progress;
+  bool progressed_since_clock = false;  // a turn may take longer than anybody spins
   int served_on = -1;      // the processor
   std::thread::id client;  // as last seen
   int client_cpu = -1;
@@ -445,7 +447,7 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
   now = Clock::now();
   while (wait.count() == 0 && !gives_way) {
     const bool progressed = turn();
-    if (progressed) last_progress = now;
+    progressed_since_clock |= progressed;
     gives_way = stopping || callers > 0 || until();
     if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, Turner::Serves);
   }
@@ -486,7 +488,7 @@ void EventLoop::Inner::sweep() {
 bool EventLoop::Inner::turn() {
   if (++turns_since_clock >= kTurnsPerClock) {
     turns_since_clock = 0;
-    now = Clock::now();
+    look_at_clock();
   }
   sweep();
   bool progressed = run_posted();
@@ -494,6 +496,11 @@ bool EventLoop::Inner::turn() {
   progressed |= run_pollers();
   if (polled->empty() || ++turns_since_look >= kTurnsPerLook) progressed |= run_descriptors();
   return progressed;
+}
+
+void EventLoop::Inner::look_at_clock() {
+  now = Clock::now();
+  if (std::exchange(progressed_since_clock, false)) last_progress = now;
 }
 
 bool EventLoop::Inner::run_posted() {
@@ -557,10 +564,8 @@ bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
 // How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
 // holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
 nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turner who) {
-  if (progressed) {
-    last_progress = now;
-    return nanoseconds(0);
-  }
+  progressed_since_clock |= progressed;
+  if (progressed) return nanoseconds(0);
   const bool spins = kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
   const auto spins_on = [&] {
     const auto idle = now - last_progress;
@@ -571,7 +576,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
     return true;
   };
   if (spins_on()) return nanoseconds(0);
-  now = Clock::now();
+  look_at_clock();
   if (spins_on()) return nanoseconds(0);
   std::shared_ptr<const Pollers> all;
   auto until = limit.point();

@@ -35,6 +35,32 @@ TEST(EventLoop, RunsPostedTasksOfOneThreadInOrder) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
 }
 
+// Who looks for more at once saves the other side a wake-up, after a long turn most of all.
+TEST(EventLoop, SpinsAfterALongTurnToo) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "with one processor nobody spins";
+  EventLoop loop("test", EventLoop::Thread::Given);
+  int looks = 0;  // since the turn that took long
+  bool worked = false, parked = false;
+  const auto poller = loop.poll(
+      [&] {
+        if (std::exchange(worked, true)) {
+          ++looks;
+          return false;
+        }
+        const auto begin = Deadline::Clock::now();
+        while (Deadline::Clock::now() - begin < milliseconds(5)) {
+        }
+        return true;
+      },
+      [&] {
+        parked = true;
+        return false;
+      });
+  ASSERT_TRUE(loop.drive([&] { return parked; }, patience()));
+  // The clock is looked at every 16 turns: a loop that counts the long turn as idle parks at the next of these looks.
+  EXPECT_GT(looks, 16);
+}
+
 TEST(EventLoop, HandlersAreInside) {
   EventLoop loop("test");
   EXPECT_FALSE(loop.inside());
