@@ -18,6 +18,8 @@ namespace weft::transport::tcp {
 namespace {
 
 constexpr std::size_t kWindow = 64 << 10;  // read ahead: headers and small messages; the rest goes where it belongs
+constexpr std::size_t kLong = 16 << 10;    // a piece that is worth a system call of its own
+constexpr std::size_t kLittle = 4 << 10;   // read ahead behind such pieces: a header, for the next is as long
 constexpr std::size_t kPieces = 64;        // of one system call
 
 }  // namespace
@@ -93,6 +95,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   std::atomic<bool> idle_{false};     // the buffer's memory is not needed at the moment
   std::uint64_t edges_at_look_ = 0;   // the loop's
   ReceiveBuffer buffer_{kWindow};
+  std::size_t ahead_ = kWindow;     // bytes to read ahead: what lands here is copied once more
   bool closed_ = false;             // the reader has seen the socket's end
   std::atomic<bool> ended_{false};  // and all that came before it
 };
@@ -236,10 +239,12 @@ std::size_t TcpStream::Core::receive(iovec* pieces, std::size_t count, std::size
 TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
   while (buffer_.content().size() < std::max<std::size_t>(wanted, 1) && buffer_.content().size() < kWindow) {
     if (closed_ || (edges_ == seen_ && !hung_up_)) break;
-    const auto room = buffer_.room(wanted);
+    auto room = buffer_.room(wanted);
+    room = room.first(std::min(room.size(), std::max(wanted, ahead_)));
     iovec piece{room.data(), room.size()};
     const std::size_t got = receive(&piece, 1, room.size());
     if (got == 0) break;
+    if (got == room.size()) ahead_ = std::min(ahead_ * 2, kWindow);  // small messages, after all
     buffer_.filled(got);
   }
   if (buffer_.empty() && idle_.exchange(false)) buffer_.release();
@@ -254,11 +259,13 @@ void TcpStream::Core::consume(std::size_t bytes) noexcept {
 }
 
 std::size_t TcpStream::Core::read(std::span<std::byte> to) noexcept {
+  if (to.size() >= kLong) ahead_ = kLittle;
   std::size_t moved = buffer_.take(to);
   if (moved < to.size()) {
     // What comes behind it is read ahead in the same call, if there is memory for it.
     const auto rest = to.subspan(moved);
-    const auto ahead = buffer_.has_memory() ? buffer_.room(kWindow) : std::span<std::byte>();
+    const auto room = buffer_.has_memory() ? buffer_.room(kWindow) : std::span<std::byte>();
+    const auto ahead = room.first(std::min(room.size(), ahead_));
     iovec pieces[] = {{rest.data(), rest.size()}, {ahead.data(), ahead.size()}};
     const std::size_t got = receive(pieces, ahead.empty() ? 1 : 2, rest.size() + ahead.size());
     moved += std::min(got, rest.size());
