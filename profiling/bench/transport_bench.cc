@@ -1,5 +1,5 @@
 // What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1: round trips of a polled
-// and of a blocked caller, one-way streams. Weft's backends against TensorPipe, UCX and Open MPI, and against what the
+// and of a blocked caller, one-way streams, messages that were just written. Weft's backends against TensorPipe, UCX and Open MPI, and against what the
 // machine can do without a library. How each is measured: transport_rounds.h. Workers of all settings take turns, several
 // rounds. Then what a connection costs over its stream, by itself.
 #include <cstdio>
@@ -57,8 +57,10 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   }
   if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
   if (name != "blocked") {
-    // These two poll whoever waits.
-    if (std::system("command -v ucx_perftest >/dev/null") == 0) {
+    // These two poll whoever waits. UCX's own program sends what nobody writes.
+    if (name == "fresh") {
+      report.note(wire + " fresh: UCX is not measured, ucx_perftest has no such mode");
+    } else if (std::system("command -v ucx_perftest >/dev/null") == 0) {
       settings.push_back({"UCX", {"bash", "-c", ucx_script(is_shm ? "posix,cma,self" : "tcp,self", name)}});
     } else {
       report.note("UCX is not measured: no ucx_perftest (ucx-utils)");
@@ -89,6 +91,9 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   };
   if (!is_shm) {
     floor("raw socket");
+  } else if (name == "fresh") {
+    floor("two-copy ring");
+    floor("one copy");
   } else if (name == "stream") {
     floor("two-copy ring");
     floor("memcpy");
@@ -129,8 +134,12 @@ void measure(const std::string& wire, const std::string& name, Report& report, c
     for (Setting& setting : settings) run_once(setting);
   }
   const bool is_stream = name == "stream";
-  for (const std::size_t bytes : is_stream ? weft::bench::kStreamSizes : weft::bench::kRoundTripSizes) {
-    const std::string row = wire + " " + name + (is_stream ? " " : " round trip ") + std::to_string(bytes);
+  const auto& sizes = is_stream         ? weft::bench::kStreamSizes
+                      : name == "fresh" ? weft::bench::kFreshSizes
+                                        : weft::bench::kRoundTripSizes;
+  for (const std::size_t bytes : sizes) {
+    const std::string kind = is_stream || name == "fresh" ? " " : " round trip ";
+    const std::string row = wire + " " + name + kind + std::to_string(bytes);
     for (Setting& setting : settings) {
       const auto found = setting.times.find(bytes);
       if (found == setting.times.end() || found->second.count() == 0) {
@@ -162,7 +171,8 @@ int main(int argc, char** argv) {
   weft::bench::measure_costs(report);
   std::vector<std::pair<std::string, std::string>> cases;
   for (const std::string wire : {"shm", "tcp"}) {
-    for (const std::string name : {"polled", "blocked", "stream"}) {
+    for (const std::string name : {"polled", "blocked", "stream", "fresh"}) {
+      if (name == "fresh" && wire != "shm") continue;  // sockets copy whatever they are given
       if (report.wants(wire + " " + name)) cases.emplace_back(wire, name);
     }
   }

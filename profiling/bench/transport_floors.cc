@@ -7,7 +7,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <weft/base/futex.h>
@@ -70,7 +72,7 @@ int be_spinning_flag() {
                            return times;
                          },
                          {}};
-  measure_round_trips(flag, {8});
+  measure_each(flag.round_trips, {8});
   return 0;
 }
 
@@ -86,7 +88,7 @@ struct Slots {
   std::array<std::array<std::byte, kSlotBytes>, kSlots> slots;
 };
 
-int be_two_copy_ring() {
+int be_two_copy_ring(const std::string& name) {
   Slots& ring = share<Slots>();
   fork_rank_1([&](const auto& goes_on) {
     // Two buffers in turns, as Weft's receiver has them.
@@ -128,9 +130,65 @@ int be_two_copy_ring() {
                                  }
                                  while (ring.emptied.load(std::memory_order_acquire) != written) spin_pause();
                                  return seconds() - begin;
+                               },
+                               [&](std::size_t bytes, int count) {
+                                 ring.bytes = bytes;
+                                 std::vector<double> times;
+                                 for (int i = 0; i < count; ++i) {
+                                   renew(memory.data(), bytes);
+                                   const double begin = seconds();
+                                   for (std::size_t at = 0; at < bytes; at += kSlotBytes) {
+                                     put(&memory[at], std::min(bytes - at, kSlotBytes));
+                                   }
+                                   while (ring.emptied.load(std::memory_order_acquire) != written) spin_pause();
+                                   times.push_back(seconds() - begin);
+                                 }
+                                 return times;
                                }};
-  measure_stream(two_copies);
-  return 0;
+  return measure_case(two_copies, name);
+}
+
+// --- the receiver copies once, out of the sender's memory -------------------------------------------------------------
+
+struct Lent {
+  alignas(64) std::atomic<std::uint64_t> lent{0};  // messages
+  std::atomic<std::uint64_t> bytes{0};
+  alignas(64) std::atomic<std::uint64_t> copied{0};
+};
+
+int be_one_copy(const std::string& name) {
+  Lent& shared = share<Lent>();
+  std::vector<std::byte> memory(64 << 20, std::byte{1});
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  fork_rank_1([&, parent = getpid()](const auto& goes_on) {
+    std::vector<std::byte> to(64 << 20, std::byte{1});
+    for (std::uint64_t seen = 0; goes_on();) {
+      for (int i = 0; i < 100'000; ++i) {
+        if (shared.lent.load(std::memory_order_acquire) == seen) {
+          spin_pause();
+          continue;
+        }
+        const std::size_t bytes = shared.bytes.load(std::memory_order_relaxed);
+        const iovec local{to.data(), bytes}, remote{memory.data(), bytes};
+        if (::process_vm_readv(parent, &local, 1, &remote, 1, 0) != static_cast<ssize_t>(bytes)) std::_Exit(2);
+        shared.copied.store(++seen, std::memory_order_release);
+      }
+    }
+  });
+  std::uint64_t lent = 0;
+  const Participant one_copy{{}, {}, [&](std::size_t bytes, int count) {
+                               std::vector<double> times;
+                               for (int i = 0; i < count; ++i) {
+                                 renew(memory.data(), bytes);
+                                 const double begin = seconds();
+                                 shared.bytes.store(bytes, std::memory_order_relaxed);
+                                 shared.lent.store(++lent, std::memory_order_release);
+                                 while (shared.copied.load(std::memory_order_acquire) != lent) spin_pause();
+                                 times.push_back(seconds() - begin);
+                               }
+                               return times;
+                             }};
+  return measure_case(one_copy, name);
 }
 
 int be_memcpy() {
@@ -243,7 +301,8 @@ int be_raw_socket(const std::string& name) {
 int be_floor(const std::string& which, const std::string& name) {
   if (which == "spinning flag") return be_spinning_flag();
   if (which == "memcpy") return be_memcpy();
-  if (which == "two-copy ring") return be_two_copy_ring();
+  if (which == "two-copy ring") return be_two_copy_ring(name);
+  if (which == "one copy") return be_one_copy(name);
   if (which == "raw socket") return be_raw_socket(name);
   if (which == "device copy") return measure_case(device_copy(), name);
   return 2;

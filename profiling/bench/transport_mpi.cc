@@ -7,8 +7,10 @@
 
 namespace {
 
+enum Wish : unsigned long { kStream, kEcho, kAnswerEach };
+
 struct Order {
-  unsigned long bytes, count, is_echo;
+  unsigned long bytes, count, wish;
 };
 
 void serve() {
@@ -17,10 +19,10 @@ void serve() {
     MPI_Recv(&order, sizeof order, MPI_BYTE, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     if (order.count == 0) return;
     const int bytes = static_cast<int>(order.bytes);
-    if (order.is_echo != 0) {
+    if (order.wish != kStream) {
       for (unsigned long i = 0; i < order.count; ++i) {
         MPI_Recv(memory.data(), bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        MPI_Send(memory.data(), bytes, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
+        MPI_Send(memory.data(), order.wish == kEcho ? bytes : 0, MPI_BYTE, 0, 1, MPI_COMM_WORLD);
       }
       continue;
     }
@@ -37,8 +39,8 @@ void serve() {
   }
 }
 
-void say(std::size_t bytes, int count, bool is_echo) {
-  const Order order{bytes, static_cast<unsigned long>(count), is_echo};
+void say(std::size_t bytes, int count, Wish wish) {
+  const Order order{bytes, static_cast<unsigned long>(count), wish};
   MPI_Send(&order, sizeof order, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
 }
 
@@ -59,7 +61,7 @@ int main(int argc, char** argv) {
   const weft::bench::Participant mpi{
       [&](std::size_t bytes, int count) {
         std::vector<double> times;
-        say(bytes, count, true);
+        say(bytes, count, kEcho);
         for (int i = 0; i < count; ++i) {
           const double begin = seconds();
           MPI_Send(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD);
@@ -69,7 +71,7 @@ int main(int argc, char** argv) {
         return times;
       },
       [&](std::size_t bytes, int count) {
-        say(bytes, count, false);
+        say(bytes, count, kStream);
         const double begin = seconds();
         std::vector<MPI_Request> requests;
         for (int i = 0; i < count; ++i) {
@@ -82,8 +84,20 @@ int main(int argc, char** argv) {
         MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
         MPI_Recv(memory.data(), 1, MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         return seconds() - begin;
+      },
+      [&](std::size_t bytes, int count) {
+        std::vector<double> times;
+        say(bytes, count, kAnswerEach);
+        for (int i = 0; i < count; ++i) {
+          weft::bench::renew(memory.data(), bytes);
+          const double begin = seconds();
+          MPI_Send(memory.data(), static_cast<int>(bytes), MPI_BYTE, 1, 1, MPI_COMM_WORLD);
+          MPI_Recv(memory.data(), 0, MPI_BYTE, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+          times.push_back(seconds() - begin);
+        }
+        return times;
       }};
   weft::bench::measure_case(mpi, argc > 1 ? argv[1] : "polled");
-  say(0, 0, false);
+  say(0, 0, kStream);
   MPI_Finalize();
 }

@@ -2,8 +2,12 @@
 // library only: the peers' programs are compiled by themselves.
 //
 // Two processes, rank 0 on core 0 and rank 1 on core 1. Rank 0 measures and prints a line for each size: the bytes, then
-// seconds: of each round trip (a message there, and one of the same size back), or of a message in each batch of a stream
-// (one way, until the receiver has said that the last one is there).
+// seconds: of each round trip (a message there, and one of the same size back), of each message whose bytes were written
+// just before (one way, until an answer without bytes is back; the writing is not counted), or of a message in each batch
+// of a stream (one way, until the receiver has said that the last one is there).
+//
+// The first and the last send memory that nobody writes: both cores have its lines by then, and who copies it once, out of
+// the sender's memory, reads its own cache. What programs send was just computed; that is what `fresh` measures.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +24,7 @@
 namespace weft::bench {
 
 inline const std::vector<std::size_t> kRoundTripSizes{8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20};
+inline const std::vector<std::size_t> kFreshSizes{16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20};
 inline const std::vector<std::size_t> kStreamSizes{8, 64, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
 constexpr double kSecondsPerSize = 0.3;
 
@@ -29,10 +34,18 @@ struct Participant {
   std::function<std::vector<double>(std::size_t bytes, int count)> round_trips;
   // The seconds that `count` messages took.
   std::function<double(std::size_t bytes, int count)> stream;
+  // The seconds of each of `count` messages that are renewed and sent, one after the other.
+  std::function<std::vector<double>(std::size_t bytes, int count)> fresh = {};
 };
 
 inline double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Writes to each cache line, as who computes the bytes does.
+inline void renew(void* memory, std::size_t bytes) {
+  auto* const words = static_cast<volatile unsigned char*>(memory);
+  for (std::size_t at = 0; at < bytes; at += 64) words[at] = static_cast<unsigned char>(words[at] + 1);
 }
 
 inline void pin_to_core_of(int rank) {
@@ -56,14 +69,15 @@ inline void print_line(std::size_t bytes, const std::vector<double>& times) {
   std::fflush(stdout);
 }
 
-inline void measure_round_trips(const Participant& participant, const std::vector<std::size_t>& sizes = kRoundTripSizes) {
+inline void measure_each(const std::function<std::vector<double>(std::size_t bytes, int count)>& times_of,
+                         const std::vector<std::size_t>& sizes) {
   for (const std::size_t bytes : sizes) {
-    participant.round_trips(bytes, 3);
-    auto some = participant.round_trips(bytes, 9);
+    times_of(bytes, 3);
+    auto some = times_of(bytes, 9);
     std::nth_element(some.begin(), some.begin() + 4, some.end());
     const int count = std::min(20'000, count_for(kSecondsPerSize, some[4], 6));
-    participant.round_trips(bytes, count / 5);
-    print_line(bytes, participant.round_trips(bytes, count));
+    times_of(bytes, std::max(1, count / 5));
+    print_line(bytes, times_of(bytes, count));
   }
 }
 
@@ -82,8 +96,10 @@ inline void measure_stream(const Participant& participant, const std::vector<std
 inline int measure_case(const Participant& participant, const std::string& name) {
   if (name == "stream") {
     measure_stream(participant);
+  } else if (name == "fresh") {
+    measure_each(participant.fresh, kFreshSizes);
   } else {
-    measure_round_trips(participant);
+    measure_each(participant.round_trips, kRoundTripSizes);
   }
   return 0;
 }

@@ -181,6 +181,18 @@ int main(int argc, char** argv) {
         std::unique_lock<std::mutex> lock(sent_mutex);
         sent.wait(lock, [&] { return under_way == 0; });
         return end - begin;
+      },
+      [&](std::size_t bytes, int count) {
+        std::vector<double> times;
+        answers = 0;
+        for (int i = 0; i < count; ++i) {
+          weft::bench::renew(memory.data(), bytes);
+          const double begin = seconds();
+          send('a', bytes);
+          wait_for(i + 1);
+          times.push_back(seconds() - begin);
+        }
+        return times;
       }};
   weft::bench::measure_case(tensorpipe_pipe, argv[2]);
   std::fflush(stdout);

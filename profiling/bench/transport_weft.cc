@@ -88,7 +88,8 @@ class Client {
 
   Participant participant() {
     return {[this](std::size_t bytes, int count) { return is_polled_ ? polled(bytes, count) : blocked(bytes, count); },
-            [this](std::size_t bytes, int count) { return stream(bytes, count); }};
+            [this](std::size_t bytes, int count) { return stream(bytes, count); },
+            [this](std::size_t bytes, int count) { return fresh(bytes, count); }};
   }
 
  private:
@@ -108,8 +109,8 @@ class Client {
     if (then_) then_();
   }
 
-  void send(Wish wish, std::size_t bytes) {
-    const Slice from = buffers_.next(bytes);
+  void send(Wish wish, std::size_t bytes) { send(wish, buffers_.next(bytes)); }
+  void send(Wish wish, const Slice& from) {
     const Op op = connection_->send(header_of(wish), {&from, 1}, {}, {});
     if (op.ended() && op.error()) give_up(*op.error());
   }
@@ -140,6 +141,21 @@ class Client {
     for (int i = 0; i < count; ++i) {
       const double begin = seconds();
       send(Wish::Echo, bytes);
+      loop_->drive([&] { return answers_ > i; });
+      times.push_back(seconds() - begin);
+    }
+    return times;
+  }
+
+  std::vector<double> fresh(std::size_t bytes, int count) {
+    std::vector<double> times;
+    times.reserve(static_cast<std::size_t>(count));
+    answers_ = 0;
+    for (int i = 0; i < count; ++i) {
+      const Slice from = buffers_.next(bytes);
+      renew(from.data, from.bytes);
+      const double begin = seconds();
+      send(Wish::Acknowledge, from);
       loop_->drive([&] { return answers_ > i; });
       times.push_back(seconds() - begin);
     }
