@@ -55,6 +55,9 @@ class Connection {
     std::function<void(const Arrival&)> arrived;
     // Once, after the last message that came whole: nothing more will. Says why: PeerLost, Cancelled (close()), …
     std::function<void(const Error&)> closed;
+    // `arrived` works on payloads where they lie. A lane shows messages that it can keep in place only once all of one is
+    // there, then; else it names long ones early, and they are moved on while more of them comes.
+    bool in_place = false;
   };
 
   virtual ~Connection() = default;

@@ -13,6 +13,8 @@ namespace {
 // What is read in one turn before the loop's other work has its turn; a message counts as kMessageBytes at least.
 constexpr std::size_t kTurnBytes = 4 << 20;
 constexpr std::size_t kMessageBytes = 1 << 10;
+// Shown whole in any case: copying these takes less time than coming back for the rest.
+constexpr std::size_t kShort = 16 << 10;
 
 void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
   for (const Slice& slice : to) {
@@ -30,7 +32,7 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
       loop_(std::move(loop)),
       again_(std::move(again)),
       unit_(stream.unit()),
-      whole_(stream.shown_whole()) {}
+      whole_(std::min(stream.shown_whole(), kShort)) {}
 
 // --- accepting, on any thread ---------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class Inbox {
   Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again);
 
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
+  // See Connection::Handlers::in_place. Before the first pump() that has `arrived`.
+  void work_in_place() { whole_ = stream_.shown_whole(); }
   // From now on accept() fails with this, and no message is shown. For every thread.
   void refuse(const Error& why);
 
@@ -67,8 +69,8 @@ class Inbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
-  const std::size_t unit_;   // of the stream
-  const std::size_t whole_;  // bytes that it shows whole
+  const std::size_t unit_;  // of the stream
+  std::size_t whole_;       // bytes of a message that is shown when all of it is there
 
   // The loop's.
   Phase phase_ = Phase::Preamble;

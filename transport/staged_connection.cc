@@ -66,7 +66,8 @@ void StagedConnection::receive(Handlers handlers) {
                    },
                    [weak = weak_from_this(), kept](const Error& why) {
                      if (const auto self = weak.lock()) self->closed(*kept, why);
-                   }});
+                   },
+                   kept->in_place});
 }
 
 void StagedConnection::close(const Error& why) noexcept {

@@ -122,6 +122,7 @@ void StreamConnection::receive(Handlers handlers) {
   here->post([self = shared_from_this(), handlers = std::move(handlers)]() mutable {
     self->handlers_ = std::move(handlers);
     if (self->ended_) return self->tell_closed();
+    if (self->handlers_->in_place) self->inbox_.work_in_place();
     self->read();
   });
 }

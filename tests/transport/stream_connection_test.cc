@@ -405,6 +405,62 @@ TEST(StreamConnection, AMessageThatFitsTheWindowIsShownInPlaceAndOneThatDoesNotI
   }
 }
 
+// As a stream that keeps up to a half of its ring for one message.
+class Keeping final : public ByteStream {
+ public:
+  explicit Keeping(std::unique_ptr<ByteStream> below) : below_(std::move(below)) {}
+  std::string peer() const override { return below_->peer(); }
+  void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable) override {
+    below_->start(loop, std::move(readable), std::move(writable));
+  }
+  void stop() noexcept override { below_->stop(); }
+  std::size_t write(std::span<const Bytes> pieces) noexcept override { return below_->write(pieces); }
+  Bytes peek(std::size_t wanted) noexcept override { return below_->peek(wanted); }
+  void consume(std::size_t bytes) noexcept override { below_->consume(bytes); }
+  std::size_t read(std::span<std::byte> to) noexcept override { return below_->read(to); }
+  std::size_t window() const override { return below_->window(); }
+  std::size_t shown_whole() const override { return window() / 2; }
+  std::optional<Error> end() const noexcept override { return below_->end(); }
+  void finish_writing() noexcept override { below_->finish_writing(); }
+
+ private:
+  const std::unique_ptr<ByteStream> below_;
+};
+
+TEST(StreamConnection, WhoWorksInPlaceIsShownMessagesWholeAndOthersLongOnesEarly) {
+  const auto payload = pattern(1, 64 << 10);
+  for (const bool in_place : {false, true}) {
+    SCOPED_TRACE(in_place);
+    inproc::Streams streams = inproc::make_streams(256 << 10);
+    streams.b = std::make_unique<Keeping>(std::move(streams.b));
+    Ends ends(std::move(streams));
+    std::atomic<bool> was_shown{false}, was_whole{false};
+    std::vector<std::byte> to(payload.size());
+    Op came;
+    Connection::Handlers handlers{[&](const Arrival& arrival) {
+                                    was_whole = arrival.in_place.size() == payload.size();
+                                    const Slice destination = slice_of(to);
+                                    came = ends.b->accept({&destination, 1}, nullptr, {});
+                                    was_shown = true;
+                                  },
+                                  [](const Error&) {}};
+    handlers.in_place = in_place;
+    ends.a_to_b.hold_at(payload.size() / 2);
+    ends.b->receive(std::move(handlers));
+    ends.a->send({}, std::array{slice_of(payload)}, nullptr, {});
+    flush(*ends.loop_a);
+    flush(*ends.loop_b);
+    EXPECT_NE(was_shown, in_place);
+    ends.a_to_b.release();
+    ASSERT_TRUE(ends.loop_b->drive([&] { return was_shown.load(); }, harness::patience()));
+    expect_good(came);
+    EXPECT_EQ(to, payload);
+    EXPECT_EQ(was_whole, in_place);
+    ends.b->close(Error(Blame::Cancelled, "the handlers' variables go"));
+    flush(*ends.loop_b);
+  }
+}
+
 TEST(StreamConnection, FrontsLargerThanTheWindowAreGathered) {
   Ends ends;
   Mailbox mail(*ends.b, ends.loop_b);

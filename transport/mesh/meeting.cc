@@ -153,6 +153,7 @@ void Meeting::receive(const GuestPointer& guest) {
       live->gone(guest, why);
     }
   };
+  handlers.in_place = true;  // sums are made of what lies in the lane
   connection->receive(std::move(handlers));
 }
 

@@ -7,7 +7,7 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr std::size_t kShownAtOnce = 128 << 10;  // of a large piece, so that the reader copies while the writer does
+constexpr std::size_t kShownAtOnce = 32 << 10;  // of a large piece, so that the reader copies while the writer does
 
 }  // namespace
 

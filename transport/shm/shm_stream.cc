@@ -254,7 +254,7 @@ std::size_t ShmStream::read(std::span<std::byte> to) noexcept {
   std::size_t copied = 0;
   while (copied < to.size()) {
     const Bytes come = peek(1);
-    const std::size_t count = std::min(come.size(), std::min(to.size() - copied, kRingBytes / 8));
+    const std::size_t count = std::min(come.size(), std::min(to.size() - copied, kRingBytes / 32));
     if (count == 0) break;
     std::memcpy(to.data() + copied, come.data(), count);
     consume(count);
