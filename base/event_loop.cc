@@ -163,8 +163,8 @@ struct EventLoop::Inner {
   Clock::time_point now = Clock::now();  // as of some turns ago
   Clock::time_point last_progress;
   bool progressed_since_clock = false;  // a turn may take longer than anybody spins
-  int served_on = -1;      // the processor
-  std::thread::id client;  // as last seen
+  int served_on = -1;                   // the processor
+  std::thread::id client;               // as last seen
   int client_cpu = -1;
   Clock::time_point client_until;
   int turns_since_look = 0;

@@ -1,7 +1,7 @@
 // What a message costs between two processes of one machine, rank 0 on core 0 and rank 1 on core 1: round trips of a polled
-// and of a blocked caller, one-way streams, messages that were just written. Weft's backends against TensorPipe, UCX and Open MPI, and against what the
-// machine can do without a library. How each is measured: transport_rounds.h. Workers of all settings take turns, several
-// rounds. Then what a connection costs over its stream, by itself.
+// and of a blocked caller, one-way streams, messages that were just written. Weft's backends against TensorPipe, UCX and
+// Open MPI, and against what the machine can do without a library. How each is measured: transport_rounds.h. Workers of all
+// settings take turns, several rounds. Then what a connection costs over its stream, by itself.
 #include <cstdio>
 #include <cstdlib>
 #include <map>

@@ -119,7 +119,8 @@ int be_two_copy_ring(const std::string& name) {
     std::memcpy(ring.slots[written % kSlots].data(), from, bytes);
     ring.filled.store(++written, std::memory_order_release);
   };
-  const Participant two_copies{{}, [&](std::size_t bytes, int count) {
+  const Participant two_copies{{},
+                               [&](std::size_t bytes, int count) {
                                  ring.bytes = bytes;
                                  const double begin = seconds();
                                  for (int i = 0; i < count; ++i) {
