@@ -1,0 +1,332 @@
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/base/event_loop_inner.h>
+
+namespace weft {
+
+namespace {
+
+using Clock = Deadline::Clock;
+using std::chrono::nanoseconds;
+
+constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
+constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
+constexpr auto kPollPause = std::chrono::microseconds(50);   // between looks, with pollers that cannot be parked
+constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
+constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
+constexpr int kTurnsPerLook = 64;                            // at the descriptors, while pollers are spun on
+constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
+
+// Spinning keeps whoever is waited for from running where there is one processor only.
+const bool kMaySpin = std::thread::hardware_concurrency() > 1;
+
+}  // namespace
+bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline) {
+  if (inside()) {
+    throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
+  }
+  std::unique_lock lock(turns_mutex);
+  ++callers;
+  while (!done() && !deadline.passed() && !stopping) {
+    if (!turning) {
+      take_turns(lock, done, deadline);
+    } else if (deadline.is_never()) {
+      turns_changed.wait(lock);
+    } else {
+      turns_changed.wait_until(lock, deadline.point());
+    }
+  }
+  const bool was_last = --callers == 0;
+  mailbox->note_client();
+  if (was_last && !turning) {
+    callers_left = now;
+    hand_over();
+  }
+  lock.unlock();
+  if (!was_last) turns_changed.notify_all();
+  return done();
+}
+
+void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+                                  Deadline deadline) {
+  turning = true;
+  turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  lock.unlock();
+  mailbox->attended = true;
+  now = last_progress = Clock::now();
+  for (;;) {
+    const bool progressed = turn();
+    if (done() || now >= deadline.point() || stopping) break;
+    if (callers > 1 && progressed) {
+      std::lock_guard guard(turns_mutex);
+      turns_changed.notify_all();  // their results may have come
+    }
+    sleep(time_to_wait(deadline, progressed, Turner::Waits));
+  }
+  mailbox->attended = false;
+  turner.store(std::thread::id(), std::memory_order_relaxed);
+  lock.lock();
+  turning = false;
+}
+
+// The last caller goes. The loop's thread may sleep, and knows nothing of what came up meanwhile.
+void EventLoop::Inner::hand_over() {
+  if (!standing_by) {
+    std::lock_guard lock(mailbox->mutex);
+    if (!mailbox->posted.empty()) mailbox->rested.notify_one();
+    return;
+  }
+  const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, Turner::Leaves);
+  if (wait.count() == 0 || (wait != nanoseconds::max() && Clock::now() + wait < standing_by_until)) mailbox->wake();
+}
+
+void EventLoop::Inner::recall() {
+  bool must_wake = false;
+  {
+    std::lock_guard lock(turns_mutex);
+    must_wake = standing_by;
+  }
+  turns_changed.notify_all();
+  {
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->recalled = true;
+    must_wake |= mailbox->take_sleeping();
+    if (mailbox->resting) mailbox->rested.notify_one();
+  }
+  if (must_wake) mailbox->wake();
+}
+
+void EventLoop::Inner::serve(const std::function<bool()>& until) {
+  for (;;) {
+    std::unique_lock lock(turns_mutex);
+    if (stopping || until()) return;
+    const bool may_wait = Clock::now() - callers_left < kGiveWay && !mailbox->has_posted;
+    if (turning || callers > 0 || may_wait) {
+      lock.unlock();
+      rest();
+      continue;
+    }
+    turning = true;
+    turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    lock.unlock();
+    own_turns(until);
+  }
+}
+
+// Who serves has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
+// each other would cost both a wake-up. Posted work ends the rest where nobody else does it.
+void EventLoop::Inner::rest() {
+  std::unique_lock lock(mailbox->mutex);
+  if (mailbox->closed) return;
+  mailbox->resting = true;
+  mailbox->rested.wait_for(lock, kGiveWay);
+  mailbox->resting = false;
+}
+
+// Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
+void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
+  nanoseconds wait(0);
+  bool gives_way = false;
+  now = Clock::now();
+  while (wait.count() == 0 && !gives_way) {
+    const bool progressed = turn();
+    progressed_since_clock |= progressed;
+    gives_way = stopping || callers > 0 || until();
+    if (!gives_way) wait = time_to_wait(Deadline::never(), progressed, Turner::Serves);
+  }
+  turner.store(std::thread::id(), std::memory_order_relaxed);
+  served_on = sched_getcpu();
+  {
+    std::lock_guard lock(turns_mutex);
+    turning = false;
+    standing_by = !gives_way && callers == 0 && !stopping;
+    standing_by_until = wait == nanoseconds::max() ? Clock::time_point::max() : Clock::now() + wait;
+    gives_way = !standing_by;
+  }
+  turns_changed.notify_all();
+  if (gives_way) return;
+  sleep(wait);
+  std::lock_guard lock(turns_mutex);
+  standing_by = false;
+}
+
+void EventLoop::Inner::sweep() {
+  if (!mailbox->garbage.load(std::memory_order_relaxed) || !mailbox->garbage.exchange(false)) return;
+  std::vector<std::shared_ptr<Entry>> dead;  // destroyed outside the lock: handlers own things
+  const auto take = [&dead](const std::shared_ptr<Entry>& entry) {
+    if (entry->live) return false;
+    dead.push_back(entry);
+    return true;
+  };
+  std::lock_guard lock(mailbox->mutex);
+  std::erase_if(timers, [&](const auto& item) { return take(item.second); });
+  std::erase_if(descriptors, [&](const auto& item) { return take(item.second); });
+  next_timer = timers.empty() ? Clock::time_point::max() : timers.begin()->first;
+  auto left = std::make_shared<Pollers>(*pollers);
+  if (std::erase_if(*left, take) == 0) return;
+  pollers = std::move(left);
+  pollers_changed = true;
+}
+
+bool EventLoop::Inner::turn() {
+  if (++turns_since_clock >= kTurnsPerClock) {
+    turns_since_clock = 0;
+    look_at_clock();
+  }
+  sweep();
+  bool progressed = run_posted();
+  progressed |= run_timers();
+  progressed |= run_pollers();
+  if (polled->empty() || ++turns_since_look >= kTurnsPerLook) progressed |= run_descriptors();
+  return progressed;
+}
+
+void EventLoop::Inner::look_at_clock() {
+  now = Clock::now();
+  if (std::exchange(progressed_since_clock, false)) last_progress = now;
+}
+
+bool EventLoop::Inner::run_posted() {
+  if (!mailbox->has_posted.load(std::memory_order_relaxed)) return false;
+  mailbox->has_posted.exchange(false, std::memory_order_acquire);
+  std::vector<Task> tasks;
+  {
+    std::lock_guard lock(mailbox->mutex);
+    tasks.swap(mailbox->posted);
+  }
+  for (Task& task : tasks) {
+    task();
+    task = Task();  // what a task held is gone when the next one says that it has run
+  }
+  return !tasks.empty();
+}
+
+bool EventLoop::Inner::run_timers() {
+  if (next_timer.load() > now) return false;
+  std::vector<std::shared_ptr<Entry>> due;
+  {
+    std::lock_guard lock(mailbox->mutex);
+    while (!timers.empty() && timers.begin()->first <= now) {
+      due.push_back(std::move(timers.begin()->second));
+      timers.erase(timers.begin());
+    }
+    next_timer = timers.empty() ? Clock::time_point::max() : timers.begin()->first;
+  }
+  for (const auto& entry : due) {
+    if (entry->live.exchange(false)) entry->task();
+  }
+  return !due.empty();
+}
+
+bool EventLoop::Inner::run_pollers() {
+  if (pollers_changed.load(std::memory_order_acquire) && pollers_changed.exchange(false)) {
+    std::shared_ptr<const Pollers> before;  // destroyed outside the lock: handlers own things
+    std::lock_guard lock(mailbox->mutex);
+    before = std::exchange(polled, pollers);
+  }
+  bool progressed = false;
+  for (const auto& entry : *polled) {
+    if (entry->live) progressed |= entry->poller();
+  }
+  return progressed;
+}
+
+// Whether the thread that serves spins, or would, on the processor of the one that called the loop: it interrupts that one,
+// which waits until it sleeps again.
+bool EventLoop::Inner::would_hold_up_a_client(Turner who) {
+  if (mailbox->client_cpu.load(std::memory_order_relaxed) >= 0) {
+    client_cpu = mailbox->client_cpu.exchange(-1, std::memory_order_acquire);
+    client = mailbox->client.load(std::memory_order_relaxed);
+    client_until = now + kComputes;
+  }
+  if (now >= client_until) return false;
+  if (who == Turner::Leaves) return client_cpu == served_on;
+  return client_cpu == sched_getcpu() && client != std::this_thread::get_id();
+}
+
+// How long whoever turned may sleep: not at all while there is something to do or to spin for. What it returns above zero
+// holds as long as nobody is woken: from then on posted work, earlier timers and parked pollers bring a wake-up.
+nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turner who) {
+  progressed_since_clock |= progressed;
+  if (progressed) return nanoseconds(0);
+  const bool spins = kMaySpin && (who == Turner::Waits || (!polled->empty() && !would_hold_up_a_client(who)));
+  const auto spins_on = [&] {
+    const auto idle = now - last_progress;
+    if (!spins || idle >= kSpin) return false;
+    // Where there are more threads than processors, one of them may be what a caller waits for. Who serves goes on: those
+    // that it would make room for are its own agent's, and wait for what it brings.
+    if (who == Turner::Waits && idle >= kShareAfter) sched_yield();
+    return true;
+  };
+  if (spins_on()) return nanoseconds(0);
+  look_at_clock();
+  if (spins_on()) return nanoseconds(0);
+  std::shared_ptr<const Pollers> all;
+  auto until = limit.point();
+  {
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->sleeping = false;
+    if (!mailbox->posted.empty() || mailbox->garbage || std::exchange(mailbox->recalled, false)) return nanoseconds(0);
+    all = pollers;
+    if (!timers.empty()) until = std::min(until, timers.begin()->first);
+    mailbox->sleeping = true;
+  }
+  for (const auto& entry : *all) {
+    if (!entry->live) continue;
+    if (!entry->park) {
+      until = std::min(until, now + kPollPause);
+    } else if (!entry->park()) {
+      std::lock_guard lock(mailbox->mutex);
+      mailbox->sleeping = false;
+      return nanoseconds(0);
+    }
+  }
+  turns_since_look = kTurnsPerLook;  // after a sleep the descriptors and the clock come first
+  turns_since_clock = kTurnsPerClock;
+  if (until == Clock::time_point::max()) return nanoseconds::max();
+  return std::max(nanoseconds(0), nanoseconds(until - now));
+}
+
+// epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
+void EventLoop::Inner::sleep(nanoseconds wait) const {
+  if (wait.count() == 0) return;
+  pollfd self{epoll, POLLIN, 0};
+  const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000), static_cast<long>(wait.count() % 1'000'000'000)};
+  ppoll(&self, 1, wait == nanoseconds::max() ? nullptr : &limit, nullptr);
+}
+
+bool EventLoop::Inner::run_descriptors() {
+  turns_since_look = 0;
+  epoll_event events[64];
+  const int count = epoll_wait(epoll, events, 64, 0);
+  bool progressed = false;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
+    if (key == kWakeupKey) {
+      if (standing_by) continue;  // it is for the thread that sleeps, which must find it there
+      std::uint64_t ignored = 0;
+      [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
+      continue;
+    }
+    std::shared_ptr<Entry> entry;
+    {
+      std::lock_guard lock(mailbox->mutex);
+      const auto found = descriptors.find(key);
+      if (found == descriptors.end() || !found->second->live) continue;
+      entry = found->second;
+    }
+    entry->handler(events[i].events);
+    progressed = true;
+  }
+  return progressed;
+}
+
+}  // namespace weft
