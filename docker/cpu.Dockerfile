@@ -1,5 +1,5 @@
 # Weft without CUDA: built and tested in a clean system, then a small image that training programs run in. The installing is
-# ./dev's own, so this file names no package of the build.
+# ./dev's own, so this file names no package of the build, only RDMA's of the image that programs run in.
 #
 #   docker build -f docker/cpu.Dockerfile -t weft-cpu .
 #   docker run --rm weft-cpu                                       trains examples/digits on two processes
@@ -32,6 +32,9 @@ FROM build AS gather
 RUN ./dev pack --preset cpu --cuda off --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
 
 FROM ${BASE} AS runtime
+# Opened at run time: RDMA's library and the drivers that it opens by name. Without a card they do nothing.
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    apt-get -q update && apt-get -qy install --no-install-recommends libibverbs1 ibverbs-providers && rm -rf /var/lib/apt/lists/*
 COPY --from=gather /opt/weft /opt/weft
 COPY --from=build /weft/examples/digits/data /weft/examples/digits/data
 RUN useradd --create-home --uid 10001 weft

@@ -146,6 +146,9 @@ def check_dockerfiles():
         runtime = text[text.index("AS runtime") :]
         if "\nUSER weft\n" not in runtime:
             fail(f"docker/{name}.Dockerfile: the runtime stage runs as root")
+        installed = re.findall(r"install --no-install-recommends (.+?) &&", runtime)
+        if [line.split() for line in installed] != [["libibverbs1", "ibverbs-providers"]]:
+            fail(f"docker/{name}.Dockerfile: the runtime stage installs {installed}, not what RDMA needs and no more")
         for copied in re.findall(r"^COPY --from=(\w+) ", runtime, re.MULTILINE):
             if copied not in wanted[:-1]:
                 fail(f"docker/{name}.Dockerfile copies from {copied}")
@@ -197,9 +200,10 @@ def option(command, name):
 
 
 def check_compose(compose):
-    """Each job's services are the two machines of one job."""
-    services = compose["services"]
-    expect(set(services) == {"tcp-0", "tcp-1", "shm-0", "shm-1"}, f"compose.yaml has the services {sorted(services)}")
+    """Each job's services are the two machines of one job; those with GPUs have what GPUs need."""
+    services = dict(compose["services"])
+    expect(set(services) == {"tcp-0", "tcp-1", "shm-0", "shm-1", "gpu", "gpu-rdma"}, f"compose.yaml has the services {sorted(services)}")
+    check_compose_with_gpus(services.pop("gpu"), services.pop("gpu-rdma"))
     for name, service in services.items():
         job, rank = name.split("-")
         command = service["command"]
@@ -222,6 +226,26 @@ def check_compose(compose):
             expect(option(command, "--master-addr") == "127.0.0.1", f"{name}: {command}")
             shared = {key: service.get(key) for key in ("pid", "network_mode")}
             expect(rank == "0" or shared == {"pid": "service:shm-0", "network_mode": "service:shm-0"}, f"{name} shares {shared}")
+
+
+def check_compose_with_gpus(alone, with_rdma):
+    """On all GPUs of a machine; with RDMA as one machine of several, and all else the same."""
+    for service in (alone, with_rdma):
+        command = service["command"]
+        expect(all(isinstance(word, str) for word in command), f"compose.yaml: a word of {command} is no string")
+        expect(command[0] == "weft-run" and option(command, "--nproc-per-node") == "gpu" and "digits" in command, f"compose.yaml: gpu runs {command}")
+        expect(service["image"] == "weft-gpu" and service["build"] == {"context": "..", "dockerfile": "docker/gpu.Dockerfile"}, f"compose.yaml: {service}")
+        (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+        expect(devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}, f"compose.yaml: a service with GPUs reserves {devices}")
+        expect(service["ipc"] in ("shareable", "host") and service["shm_size"] == "1gb", f"compose.yaml: NCCL's /dev/shm: {service}")
+        expect(service["ulimits"]["memlock"] == -1 and service["ulimits"]["stack"] == 64 << 20 and service["init"] is True, f"compose.yaml: {service}")
+    expect(alone["profiles"] == ["gpu"] and with_rdma["profiles"] == ["gpu-rdma"], f"compose.yaml: {alone['profiles']}, {with_rdma['profiles']}")
+    expect("devices" not in alone, "compose.yaml: gpu does not start on a machine without those devices")
+    expect(with_rdma["devices"] == ["/dev/infiniband"] and with_rdma["cap_add"] == ["IPC_LOCK"], f"compose.yaml: RDMA's devices: {with_rdma}")
+    expect(with_rdma["network_mode"] == "host", "compose.yaml: a RoCE port's addresses are of the host's network")
+    command = with_rdma["command"]
+    for name, variable in (("--nnodes", "NNODES"), ("--node-rank", "NODE_RANK"), ("--master-addr", "MASTER_ADDR")):
+        expect(option(command, name).startswith(f"${{{variable}:-"), f"compose.yaml: {name} is {option(command, name)}, which no machine can set")
 
 
 def check_kubernetes(documents):
@@ -287,8 +311,30 @@ def yaml():
     check_workflow(workflow)
 
 
+def fails(check, *arguments):
+    """Whether a check of this file finds something; what it says is not shown."""
+    try:
+        check(*arguments)
+    except SystemExit:
+        return True
+    return False
+
+
+def check_the_check_of_transports():
+    """An image without RDMA's library is found out; one without a device is not (the texts are weft-info's)."""
+    shm = "shm        usable: host memory; connections: preference 100, inline up to 65536 bytes\n"
+    for said, wrong in (("libibverbs finds no RDMA devices (are there any, and is the kernel module ib_uverbs loaded?): Function not implemented", False),
+                        ("no RDMA port can be used: this machine has no RDMA device (or its kernel modules are not loaded: ib_uverbs)", False),
+                        ("libibverbs cannot be opened: libibverbs.so.1: cannot open shared object file; install rdma-core", True)):
+        if fails(check_transports, f"{shm}verbs      not usable: {said}\n") != wrong:
+            fail(f"check_transports takes '{said}' for {'right' if wrong else 'wrong'}")
+    if not fails(check_transports, shm):
+        fail("check_transports wants no verbs")
+
+
 def files():
     check_dev_commands()
+    check_the_check_of_transports()
     check_gpu_preset()
     check_dockerfiles()
     check_scripts()
@@ -339,6 +385,12 @@ def check_digits(said, ranks=2, over=None):
     expect(len(models) == ranks and len(set(models)) == 1, f"the ranks have not the same model:\n{said}")
 
 
+def check_transports(said):
+    """What weft-info says in an image: that it has all of what verbs needs, but for a device where there is none."""
+    expect(re.search(r"^shm +usable: ", said, re.MULTILINE), f"weft-info does not find shm usable:\n{said}")
+    expect(re.search(r"^verbs +(usable: |not usable: .*\bno RDMA )", said, re.MULTILINE), f"weft-info finds more missing for verbs than a device:\n{said}")
+
+
 NOT_IN_AN_IMAGE = ["gcc", "g++", "cc", "clang", "cmake", "ninja", "make", "nvcc", "python", "python3", "pip", "pip3", "git"]
 
 
@@ -355,7 +407,9 @@ def check_runtime(inside, libraries):
     expect(not [one for one in held if one.endswith(".h")], f"the image holds headers: {held[-3:]}")
     size = inside("sh", "-c", "du -sxm / 2>/dev/null | cut -f1; du -sm /opt/weft | cut -f1").split()
     print(f"docker_test: {size[0]} MB in all, {size[1]} MB of them in /opt/weft")
-    expect("shm" in inside("weft-info"), "weft-info does not list shm")
+    check_transports(inside("weft-info"))
+    drivers = inside("sh", "-c", "ls /usr/lib/*/libibverbs /etc/libibverbs.d").split()
+    expect(any("mlx5" in one and ".so" in one for one in drivers) and "mlx5.driver" in drivers, f"the image's drivers for RDMA: {drivers}")
     said = inside("weft-run", "--nproc-per-node", "2", "digits", "--epochs", "1", "--checkpoint", "/tmp/digits.pt")
     print(said)
     check_digits(said)
