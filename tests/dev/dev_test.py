@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -431,37 +432,100 @@ class Gpu(DevTest):
 
 
 class Results(DevTest):
-    def test_rows_of_a_bench_become_a_table(self):
-        results = self.root / "profiling" / "results"
-        results.mkdir(parents=True)
-        page = self.root / "docs" / "benchmarks.md"
-        page.parent.mkdir()
-        page.write_text("# Benchmarks\n")
-        row = {"bench": "rpc", "case": "8 B", "bytes": 8, "metric": "time", "unit": "us", "p99": 9.0, "runs": 3}
-        rows = [{**row, "peer": "weft", "p50": 2.94}, {**row, "peer": "gRPC", "p50": 114.0}, {**row, "case": "64 B", "peer": "gRPC", "p50": 115.0}]
-        (results / "cpu-epyc.json").write_text("".join(json.dumps(one) + "\n" for one in rows))
-        for _ in range(2):
-            with contextlib.redirect_stdout(io.StringIO()):
-                self.dev.command_results([])
-            table = ("### rpc, `cpu-epyc.json`\n\n| case | bytes | p50 of | weft | gRPC |\n|---|---|---|---|---|\n"
-                     "| 8 B | 8 | time, us | 2.94 | 114 |\n| 64 B | 8 | time, us |  | 115 |\n")
-            self.assertEqual(page.read_text().count(table), 1)
-            self.assertIn("No run of `./dev gpu`", page.read_text())
+    ROW = {"bench": "rpc", "case": "8 B", "bytes": 8, "metric": "time", "unit": "us", "p99": 9000.0, "runs": 3}
+
+    def setUp(self):
+        super().setUp()
+        self.results = self.root / "profiling" / "results"
+        self.results.mkdir(parents=True)
+        self.page = self.root / "docs" / "benchmarks.md"
+        self.page.parent.mkdir()
+
+    def measured(self, name, *rows):
+        (self.results / name).write_text("".join(json.dumps({**self.ROW, **row}) + "\n" for row in rows))
+
+    def results_of(self, *markers):
+        """The page with these markers, when ./dev results has filled it."""
+        self.page.write_text("# Benchmarks\n" + "".join(f"before\n<!-- results: {marker} -->\nold\n<!-- end of results -->\nbehind\n" for marker in markers))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.dev.command_results([])
+            first = self.page.read_text()
+            self.dev.command_results([])
+        self.assertEqual(self.page.read_text(), first)  # what is filled is filled again
+        return first
+
+    def test_rows_of_a_bench_become_a_table_with_ratios_where_a_marker_stands(self):
+        self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94}, {"peer": "gRPC", "p50": 114.0}, {"case": "64 B", "peer": "gRPC", "p50": 1150.0},
+                      {"case": "1 B", "peer": "weft", "p50": 1}, {"metric": "messages", "unit": "msgs", "peer": "weft", "p50": 12})
+        self.assertEqual(self.results_of('bench=rpc options="--runs 2" cases="^(8|64) B" peers="gRPC|weft" ratios="gRPC / weft"'),
+                         "# Benchmarks\nbefore\n"
+                         '<!-- results: bench=rpc options="--runs 2" cases="^(8|64) B" peers="gRPC|weft" ratios="gRPC / weft" -->\n'
+                         "p50 of `./dev bench rpc --runs 2`, in `cpu-2026-01-02-abc-rpc.json`:\n\n"
+                         "| case | gRPC | weft | gRPC / weft |\n|---|---|---|---|\n"
+                         "| 8 B | 114 µs | 2.94 µs | 38.8 |\n| 64 B | 1.15 ms |  |  |\n| 8 B: messages |  | 12 msgs |  |\n"
+                         "<!-- end of results -->\nbehind\n")
+        self.assertIn("| case | weft | gRPC |\n", self.results_of("bench=rpc"))
+
+    def test_what_has_no_rows_is_said_to_be_not_measured(self):
+        self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94})
+        self.assertIn("-->\nNot measured on this machine: `./dev bench ddp --runs 4`.\n<!-- end", self.results_of('bench=ddp options="--runs 4"', "bench=rpc"))
+
+    def test_a_table_is_of_the_newest_file_with_such_rows(self):
+        for day, figure in (("2026-01-31", 1), ("2026-02-01", 2), ("2025-12-31", 3)):
+            self.measured(f"cpu-{day}-abc-rpc.json", {"peer": "weft", "p50": figure})
+        self.assertIn("| 8 B | 2 µs |", self.results_of("bench=rpc"))
+        self.measured("cpu-2026-02-01T0930-abc-rpc.json", {"peer": "weft", "p50": 4})
+        self.measured("cpu-2026-03-01-abc-rpc.json", {"case": "number", "peer": "weft", "p50": 5})
+        self.measured("cpu-2026-03-02-abc-ddp.json", {"bench": "ddp", "peer": "weft", "p50": 6})
+        self.assertIn("| 8 B | 4 µs |", self.results_of('bench=rpc cases="8 B"'))
+
+    def test_a_marker_that_is_wrong_is_an_error_and_the_page_is_kept(self):
+        self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 2.94})
+        for marker, said in (("bench=rpc case=x", "is not understood"), ("peers=weft", "is not understood"), ("bench", "is not understood"),
+                             ('bench=rpc cases="8 ("', "is not understood"), ('bench=rpc ratios="weft"', "is not understood"),
+                             ("bench=rpc cases=16", "has rows of that bench, but none of such a case"),
+                             ("bench=rpc peers=wefd", "shows 'wefd' in a table of rpc; cpu-2026-01-02-abc-rpc.json has weft"),
+                             ('bench=rpc ratios="weft / gRPC"', "shows 'gRPC'")):
+            with self.subTest(marker), self.assertRaisesRegex(self.dev.Stop, said):
+                self.results_of(marker)
+            self.assertIn("-->\nold\n<!--", self.page.read_text())
+        self.page.write_text("<!-- results: bench=rpc -->\n<!-- results: gpu -->\n<!-- end of results -->\n")
+        with self.assertRaisesRegex(self.dev.Stop, "no '<!-- end of results -->' behind '<!-- results: bench=rpc -->'"):
+            self.dev.command_results([])
+
+    def test_files_whose_names_do_not_say_which_is_newer_are_an_error(self):
+        self.measured("cpu-2026-01-02-abc-rpc.json", {"peer": "weft", "p50": 1})
+        self.measured("cpu-2026-01-02-bcd-rpc.json", {"peer": "weft", "p50": 2})
+        with self.assertRaisesRegex(self.dev.Stop, "cpu-2026-01-02-abc-rpc.json and cpu-2026-01-02-bcd-rpc.json"):
+            self.results_of("bench=rpc")
+        self.measured("rows.json", {"bench": "ddp", "peer": "weft", "p50": 1})
+        with self.assertRaisesRegex(self.dev.Stop, "rows.json: its name does not say the day"):
+            self.results_of("bench=ddp")
+
+    def test_figures_have_three_digits_and_times_their_unit(self):
+        shown = [self.dev.shown(*figure) for figure in ((0.0294, "us"), (17940, "us"), (999.7, "us"), (0.1651, "s"), (2.118, "s"), (12.22, "M/s"), (3710.4, "B"), (0, "ms"), (0.0752,), (None, "s"))]
+        self.assertEqual(shown, ["29.4 ns", "17.9 ms", "1000 µs", "165 ms", "2.12 s", "12.2 M/s", "3710 B", "0 ms", "0.0752", ""])
+
+    def test_the_page_is_what_the_rows_make(self):
+        """docs/benchmarks.md of this repository, whose tables are all made."""
+        shutil.copytree(SCRIPT.parent / "profiling" / "results", self.results, dirs_exist_ok=True)
+        committed = (SCRIPT.parent / "docs" / "benchmarks.md").read_text()
+        self.page.write_text(committed)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.dev.command_results([])
+        self.assertEqual(self.page.read_text(), committed, "run ./dev results")
+        made = re.compile(self.dev.RESULTS.pattern + r"(?:.*\n)*?" + self.dev.END_OF_RESULTS)
+        self.assertGreater(len(made.findall(committed)), 10)
+        self.assertNotRegex(made.sub("", committed), r"(?m)^\|")
 
     def test_a_result_of_a_gpu_shows_its_checks_and_what_was_not_run(self):
-        results = self.root / "profiling" / "results"
-        results.mkdir(parents=True)
-        page = self.root / "docs" / "benchmarks.md"
-        page.parent.mkdir()
-        page.write_text("# Benchmarks\n")
+        self.assertIn("No run of `./dev gpu`", self.results_of("gpu"))
         tests = [{"program": "communicator_gpu_test", "exit_code": 0, "passed": 7, "passed_by_setting": {"NcclProcesses": 3}, "failed": [], "skipped": {}}]
         result = {"date": "2026-01-02T03:04:05+00:00", "commit": "abc1234", "tests": tests, "sanitizer": None, "rows": [],
                   "devices": [{"name": "NVIDIA H200", "driver_version": "580", "clocks.max.sm": "1980 MHz"}],
                   "not_run": {"gpu_bench --case 'training step'": "ended after 90 s, its share of the time"}}
-        (results / "gpu-nvidia-h200-2026-01-02-abc1234.json").write_text(json.dumps(result))
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.dev.command_results([])
-        text = page.read_text()
+        (self.results / "gpu-nvidia-h200-2026-01-02-abc1234.json").write_text(json.dumps(result))
+        text = self.results_of("gpu")
         self.assertIn("| two ranks on one GPU, correctness: NCCL in two processes | all pass | 3 passed, 0 failed |", text)
         self.assertIn("under compute-sanitizer | no error | not measured |", text)
         self.assertIn("Not run: gpu_bench --case 'training step': ended after 90 s, its share of the time.", text)
