@@ -191,7 +191,7 @@ class Spaces(DevTest):
             self.assertEqual(list(self.dev.needed_libraries("x")), [("libtorch.so", Path("/a b/lib/libtorch.so"))])
         with listing("\tlibtorch.so => not found\n"), self.assertRaisesRegex(self.dev.Stop, "libtorch.so, which is not"):
             list(self.dev.needed_libraries("x"))
-        with listing("2.11.0+cu130\n/a b/torch/lib\n"):
+        with listing("2.11.0+cu130\n13.0\n/a b/torch/lib\n"):
             self.assertEqual(self.dev.torch_libraries("python3"), ["/a b/torch/lib"])
 
 
@@ -274,6 +274,14 @@ class Gpu(DevTest):
         self.assertIn("transport_bench --case 'cuda_ipc'", stopped)
         self.assertEqual(len(limits), 1 + len(self.dev.GPU_BENCHES))
         self.assertTrue(all(limit >= self.dev.LEAST_GPU_SECONDS - 1 for limit in limits), limits)
+
+    def test_a_pack_wants_the_torch_that_it_was_built_for(self):
+        for said, wrong in (("2.10.0+cu130\n13.0\n", "has torch 2.10.0.cu130; the pack was built for 2.11.0"),
+                            ("2.11.0+cpu\nNone\n", "has torch 2.11.0.cpu, of no CUDA; the pack was built for CUDA 13"),
+                            ("2.11.0+cu126\n12.6\n", "has torch 2.11.0.cu126, of CUDA 12.6; the pack was built for CUDA 13")):
+            with mock.patch("subprocess.run", return_value=subprocess.CompletedProcess([], 0, f"{said}/torch/lib\n", "")), \
+                    self.assertRaisesRegex(self.dev.Stop, wrong):
+                self.dev.torch_libraries("python3")
 
     def test_one_that_hangs_takes_its_share_and_not_the_others(self):
         now = [1000.0]
@@ -429,6 +437,57 @@ class Gpu(DevTest):
         self.assertEqual(figures["CUDA IPC, 1 MiB, bandwidth over a device copy's"], "0.8 (400 against 500 GiB/s)")
         self.assertIsNone(figures["CUDA IPC, 256 MiB, bandwidth over a device copy's"])
         self.assertTrue(all(read([]) is None for _, _, read in self.dev.GPU_FIGURES))
+
+
+class FiguresOfGpus(DevTest):
+    """GPU_FIGURES and GPU_BENCHES name what the benches' sources do."""
+
+    @staticmethod
+    def sources_of(program, run):
+        """(the string literals, the numbers) where a bench has cases that begin so, in its headers, and in what all benches share."""
+        folder = SCRIPT.parent / "profiling" / "bench"
+        files = [file for name in (program.removesuffix("bench"), "report.") for file in sorted(folder.glob(f"{name}*"))]
+        code = {file: re.sub(r"^#include.*$|//.*$", "", file.read_text(), flags=re.MULTILINE) for file in files}
+        text = "".join(code[file] for file in files if file.suffix == ".h" or file.stem == "report" or f'"{run}' in code[file])
+        numbers = {int(value) << int(shift or 0) for value, shift in re.findall(r"\b(\d+)\b(?: << (\d+)\b)?", text)}
+        return set(re.findall(r'"((?:[^"\\\n]|\\.)+)"', text)), numbers
+
+    @classmethod
+    def is_made_of(cls, case, literals, numbers):
+        """Whether a case may begin so: literals one after the other, spaces and numbers between them, the last one perhaps cut off."""
+        if not case or any(literal.startswith(case) for literal in literals):
+            return True
+        number = re.match(r"\d+", case)
+        if number and int(number.group()) in numbers and cls.is_made_of(case[number.end():], literals, numbers):
+            return True
+        return any(case.startswith(literal) and cls.is_made_of(case[len(literal):], literals, numbers) for literal in {*literals, " "})
+
+    def test_each_case_peer_and_metric_is_of_a_bench_that_is_run(self):
+        wanted = []  # (what, case, metric, peer)
+        for what, _, read in self.dev.GPU_FIGURES:
+            def row(rows, case, metric, peer, what=what):
+                wanted.append((what, case, metric, peer))
+                return {"case": case, "metric": metric, "peer": peer, "p50": 1.0, "bytes": 0, "unit": "us"}
+            with mock.patch.object(self.dev, "the_row", row):
+                read([])
+        self.assertEqual({what for what, *_ in wanted}, {what for what, _, _ in self.dev.GPU_FIGURES})
+        for what, case, metric, peer in wanted:
+            found = []
+            for program, run in self.dev.GPU_BENCHES:
+                literals, numbers = self.sources_of(program, run)
+                if run in case and self.is_made_of(case, literals, numbers) and {peer, metric} <= literals:
+                    found.append(program)
+            self.assertTrue(found, f"{what}: no bench of GPU_BENCHES gives {metric} of '{peer}' in a case '{case}…'")
+        for program, run in self.dev.GPU_BENCHES:
+            self.assertTrue(self.is_made_of(run, *self.sources_of(program, run)), f"{program} has no case '{run}…'")
+            self.assertTrue(any(run in case for _, case, _, _ in wanted), f"{program} --case '{run}' is run, and no figure is read of it")
+
+    def test_names_that_no_bench_has_are_found_out(self):
+        literals, numbers = {"gpu ", "unpack ", "stream", "nccl all_reduce of one rank"}, {64, 1 << 20}
+        for case in ("gpu unpack", "stream 1048576", "stream 64", "nccl all_reduce", "gpu unpack 64"):
+            self.assertTrue(self.is_made_of(case, literals, numbers), case)
+        for case in ("gpu pack", "stream 65536", "nccl broadcast", "stream to stream", "gpus"):
+            self.assertFalse(self.is_made_of(case, literals, numbers), case)
 
 
 class Results(DevTest):
