@@ -7,6 +7,8 @@
 #
 # BASE is Debian 12, from wherever that is had. Where apt and pip need settings (a mirror, a proxy), mount them for the build:
 #   docker build --secret id=apt,src=apt.conf --secret id=pip,src=pip.conf …
+# What was compiled and downloaded is kept by the builder (--mount=type=cache), beside the image: the next build
+# compiles what has changed.
 ARG BASE=debian:12
 
 FROM ${BASE} AS build
@@ -19,13 +21,18 @@ COPY dev ./
 COPY cmake/requirements cmake/requirements
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
     --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    --mount=type=cache,target=/root/.cache/pip \
     ./dev setup --cuda off
 COPY . .
 ARG JOBS=
-RUN ./dev build --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}} digits weft-run weft-info weft-debug weft-timeline
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    ./dev build --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}} digits weft-run weft-info weft-debug weft-timeline
 
 FROM build AS test
-RUN ./dev test --preset cpu --cuda off
+ARG JOBS=
+RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
+    --mount=type=cache,target=/root/.cache/ccache \
+    ./dev test --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}}
 
 # Programs with the libraries that they need, gathered by the build: no compiler, no headers, no Python.
 FROM build AS gather

@@ -24,6 +24,7 @@ COPY cmake/requirements cmake/requirements
 # nvcc and NCCL come from the wheels that match torch's, so the base need hold no more than a runtime.
 RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false \
     --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    --mount=type=cache,target=/root/.cache/pip \
     ./dev setup --cuda pip
 COPY . .
 
@@ -31,6 +32,7 @@ COPY . .
 FROM source AS test
 ARG JOBS=
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf,required=false \
+    --mount=type=cache,target=/root/.cache/ccache \
     ./dev gpu --prepare --preset profile --cuda pip ${JOBS:+--jobs ${JOBS}}
 # What the results are said to be of: the image has no .git.
 ARG COMMIT=unknown
@@ -39,7 +41,8 @@ CMD ["./dev", "gpu", "--preset", "profile", "--cuda", "pip"]
 
 FROM source AS gather
 ARG JOBS=
-RUN ./dev pack --preset release --cuda pip ${JOBS:+--jobs ${JOBS}} --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    ./dev pack --preset release --cuda pip ${JOBS:+--jobs ${JOBS}} --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
 
 FROM ${BASE} AS runtime
 # Opened at run time: RDMA's library and the drivers that it opens by name. Without a card they do nothing.
