@@ -7,7 +7,8 @@ usage: docker_test.py files | yaml | image | gpu_image | base_image
 
 image: docker/cpu.Dockerfile. WEFT_TEST_IMAGE_BASE names the base image in buildah's storage (tests/docker/base_image.sh makes one);
 WEFT_TEST_APT_CONF and WEFT_TEST_PIP_CONF, if set, are files with the settings of apt and pip that the build is given, WEFT_TEST_JOBS
-is its number of jobs. It takes as long as building Weft does.
+is its number of jobs. It takes as long as building Weft does; with WEFT_TEST_IMAGE nothing is built: the name of an image that was made
+of that file, as buildah finds it (docker-daemon:weft-cpu:latest).
 
 gpu_image: docker/gpu.Dockerfile on that base instead of its vendor's. WEFT_TEST_GPU_STAGES says up to which stages: runtime (the
 programs with CUDA, and the image that holds them), test (all GPU tests and benches), or "runtime test". Each compiles Weft anew.
@@ -276,6 +277,12 @@ def check_kubernetes(documents):
     expect(known == {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}, f"kubernetes.yaml sets {sorted(known)}")
 
 
+def stages_built(job):
+    """(Dockerfile, stage) of each `docker build` of a job; the last stage where none is named."""
+    builds = re.findall(r"docker build -f docker/(\w+)\.Dockerfile( .*)?$", "\n".join(step.get("run", "").strip() for step in job["steps"]), re.MULTILINE)
+    return [(name, re.search(r"--target (\w+)|$", rest).group(1) or STAGES[name][-1]) for name, rest in builds]
+
+
 def check_workflow(workflow):
     """Every job ends in time, and each ./dev of it is understood, whatever the matrix says."""
     jobs = workflow["jobs"]
@@ -295,6 +302,10 @@ def check_workflow(workflow):
         for dockerfile in re.findall(r"-f (\S+)", " ".join(step.get("run", "") for step in job["steps"])):
             expect((ROOT / dockerfile).exists(), f"ci.yaml: {name} uses {dockerfile}, which there is not")
     expect(named >= 4, f"ci.yaml: only {named} uses of ./dev were found")
+    expect(stages_built(jobs["image"]) == [("cpu", "runtime"), ("cpu", "test")], f"ci.yaml: image builds {stages_built(jobs['image'])}")
+    expect(stages_built(jobs["gpu"]) == [("gpu", "test"), ("gpu", "runtime")], f"ci.yaml: gpu builds {stages_built(jobs['gpu'])}")
+    looks = [step["run"] for step in jobs["image"]["steps"] if "docker_test.py image" in step.get("run", "")]
+    expect(len(looks) == 1 and "WEFT_TEST_IMAGE=docker-daemon:weft-cpu:latest" in looks[0], f"ci.yaml: the image is not looked into: {looks}")
     expect("gpu" in jobs["gpu"]["runs-on"] and "self-hosted" in jobs["gpu"]["runs-on"], f"ci.yaml: gpu runs on {jobs['gpu']['runs-on']}")
     expect(all(isinstance(jobs[name]["runs-on"], str) for name in ("cpu", "format", "image")), "ci.yaml: more than the GPU's job needs a machine of one's own")
 
@@ -416,9 +427,11 @@ def check_runtime(inside, libraries):
 
 
 def image():
-    base = base_of_images("docker/cpu.Dockerfile")
-    build_image("cpu.Dockerfile", "runtime", base, "weft-cpu-test")
-    with container_of("weft-cpu-test") as inside:
+    built = os.environ.get("WEFT_TEST_IMAGE")
+    if not built:
+        built = "weft-cpu-test"
+        build_image("cpu.Dockerfile", "runtime", base_of_images("docker/cpu.Dockerfile"), built)
+    with container_of(built) as inside:
         check_runtime(inside, ["libtorch_cpu.so", "libc10.so"])
 
 
