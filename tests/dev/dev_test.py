@@ -283,6 +283,13 @@ class Gpu(DevTest):
                     self.assertRaisesRegex(self.dev.Stop, wrong):
                 self.dev.torch_libraries("python3")
 
+    def test_a_program_whose_tests_were_all_skipped_has_shown_nothing(self):
+        def ran(passed, **skipped):
+            return {"tests": [{"program": "rpc_gpu_test", "exit_code": 0, "passed": passed, "failed": [], "skipped": skipped}], "sanitizer": None,
+                    "failed_benches": {}, "not_run": {}}
+        self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which has skipped all its tests: no GPU"])
+        self.assertEqual(self.dev.failures_of(ran(1, a="needs two GPUs")), [])
+
     def test_one_that_hangs_takes_its_share_and_not_the_others(self):
         now = [1000.0]
         with mock.patch("time.monotonic", lambda: now[0]), mock.patch.multiple(self.dev, GPU_SECONDS=480, LEAST_GPU_SECONDS=20, MOST_GPU_SECONDS=180):
