@@ -7,6 +7,8 @@
 #include <tuple>
 
 #include <weft/profiling/tools/analysis.h>
+#include <weft/profiling/tools/messages.h>
+#include <weft/profiling/tools/waits.h>
 #include <weft/profiling/tools/wording.h>
 
 namespace weft::tools {
@@ -73,6 +75,9 @@ class Analysis {
   // How long a record was under way when the dump was made.
   std::int64_t age(const Record& record, const View& view) const { return now_of(view) - record.begun; }
   bool is_old(std::int64_t nanoseconds) const { return nanoseconds >= older_than_; }
+  bool waits_long_or_in_vain(const Record& record, const View& view) const {
+    return gave_up(record) || (record.state == "open" && is_old(age(record, view)));
+  }
   // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a moment later.)
   bool is_old_to_both(const Record& record, const View& view, const View& other) const {
     return is_old(std::min(now_of(view), now_of(other)) - record.begun);
@@ -128,8 +133,8 @@ class Analysis {
     std::optional<std::uint64_t> stuck;
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
-        const bool counts = gave_up(record) || (record.state == "open" && is_old(age(record, view)));
-        if (record.kind == "collective" && counts) stuck = std::min(stuck.value_or(record.sequence), record.sequence);
+        if (record.kind == "collective" && waits_long_or_in_vain(record, view))
+          stuck = std::min(stuck.value_or(record.sequence), record.sequence);
       }
     }
     return stuck;
@@ -188,7 +193,7 @@ class Analysis {
         text += ", which ended " + duration_text(now_of(view) - before->ended) + " before its dump";
       for (const std::string& doing : doings(view.job_rank)) text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
-      for (const int one : met.waiting) add_wait(job_rank(group, one), job_rank(group, rank), where);
+      for (const int one : met.waiting) waits_.add(job_rank(group, one), job_rank(group, rank), where);
     }
     for (const int rank : met.missing) {
       report(What::MissingRank, {job_rank(group, rank)},
@@ -219,27 +224,146 @@ class Analysis {
     return texts;
   }
 
-  // Receives whose send was not begun, and sends whose receive was not.
-  void find_stuck_messages(const Group& group) {
-    for (const auto& [rank, view] : group.views) {
+  // "it is in …", or what it did last.
+  std::string whereabouts(int job) const {
+    std::string text;
+    for (const std::string& doing : doings(job)) text += (text.empty() ? "it is in " : "; it is in ") + doing;
+    if (!text.empty()) return text;
+    const Record* last = nullptr;
+    const View* where = nullptr;
+    const auto look = [&](const View& view) {
+      if (view.job_rank != job) return;
       for (const Record& record : view.records) {
-        const bool is_receive = record.kind == "receive";
-        if (record.state != "open" || record.peer < 0 || !(is_receive || record.kind == "send")) continue;
-        const auto other = group.views.find(record.peer);
-        if (other == group.views.end() || has_counterpart(other->second, record, rank)) continue;
-        if (!is_old_to_both(record, view, other->second)) continue;
-        add_wait(view.job_rank, other->second.job_rank,
-                 describe(record) + " in " + title(group) + " since " + duration_text(now_of(view) - record.begun));
+        if (record.ended == 0 || (last != nullptr && last->ended >= record.ended)) continue;
+        last = &record;
+        where = &view;
       }
+    };
+    for (const Group& group : dumps_.groups) {
+      for (const auto& [rank, view] : group.views) look(view);
     }
+    for (const auto& [rank, view] : dumps_.agents) look(view);
+    if (last == nullptr) return "it has done nothing at all";
+    return "it is in no operation: its last, " + describe(*last) + ", ended " +
+           duration_text(now_of(*where) - last->ended) + " before its dump";
   }
 
-  static bool has_counterpart(const View& other, const Record& record, int rank) {
-    const char* kind = record.kind == "receive" ? "send" : "receive";
-    return std::any_of(other.records.begin(), other.records.end(), [&](const Record& theirs) {
-      if (theirs.kind != kind || theirs.tag != record.tag) return false;
-      return theirs.peer < 0 || (theirs.peer == rank && theirs.sequence == record.sequence);
-    });
+  // Messages that somebody waits in, or gave up, and those whose ends are of different tensors. Of each sender, receiver
+  // and tag the first: what comes after it waits for it.
+  void find_stuck_messages(const Group& group) {
+    std::set<std::tuple<int, int, int>> told;
+    std::size_t found = 0;
+    for (const Message& message : messages_of(group)) {
+      const std::tuple lane(message.from, message.to, message.tag);
+      if (told.contains(lane)) continue;
+      auto finding = mismatch(group, message);
+      if (!finding) finding = stuck(group, message);
+      if (!finding) continue;
+      told.insert(lane);
+      if (++found <= kMostOfAKind) findings_.push_back(std::move(*finding));
+    }
+    if (found > kMostOfAKind)
+      report(What::StuckMessage, {}, "and " + std::to_string(found - kMostOfAKind) + " more messages in " + title(group));
+  }
+
+  static std::optional<Finding> mismatch(const Group& group, const Message& message) {
+    const Record* send = message.send;
+    const Record* receive = message.receive;
+    if (send == nullptr || receive == nullptr || message.is_guessed) return {};
+    if (send->dtype == receive->dtype && send->bytes == receive->bytes) return {};
+    const auto tensor = [](const Record& one) { return tensor_of(one) + ", " + std::to_string(one.bytes) + " bytes"; };
+    const std::string from = std::to_string(message.from);
+    const std::string to = std::to_string(message.to);
+    return Finding{What::Mismatch,
+                   {job_rank(group, message.from), job_rank(group, message.to)},
+                   "in message #" + std::to_string(message.number) + " from rank " + from + " to rank " + to +
+                       (message.tag == 0 ? "" : " with tag " + std::to_string(message.tag)) + " in " + title(group) +
+                       " rank " + from + " sends " + tensor(*send) + ", and rank " + to + " receives " + tensor(*receive)};
+  }
+
+  // Of two that wait the receiver tells it.
+  std::optional<Finding> stuck(const Group& group, const Message& message) {
+    auto finding = stuck(group, message.to, message.from, message.receive, message.send, message.is_passed);
+    return finding ? finding : stuck(group, message.from, message.to, message.send, message.receive, message.is_passed);
+  }
+
+  // `own`, what `rank` waits in; `theirs`, the same message at the other end. `is_passed`: see Message.
+  std::optional<Finding> stuck(const Group& group, int rank, int peer, const Record* own, const Record* theirs,
+                               bool is_passed) {
+    const auto found = group.views.find(rank);
+    if (own == nullptr || found == group.views.end()) return {};
+    const View& view = found->second;
+    if (!waits_long_or_in_vain(*own, view)) return {};
+    const std::int64_t waited = (own->ended == 0 ? now_of(view) : own->ended) - own->begun;
+    const std::string who = "rank " + std::to_string(rank) + (own->ended == 0 ? " waits" : " waited") + " for " +
+                            duration_text(waited) + " in " + describe(*own) + " in " + title(group);
+    // A limit that passed says no more than how long it waited.
+    const std::string why = gave_up(*own) && own->blame != "Timeout" ? " (" + own->blame + ": " + own->error + ")" : "";
+    if (peer < 0) return unsent(group, *own, view, who, why);
+    const int job = job_rank(group, peer);
+    const auto other = group.views.find(peer);
+    if (other == group.views.end()) {
+      const std::string text = "rank " + std::to_string(peer) + " is missing: there is no dump of it, and " + who + why;
+      return is_missing_already(job) ? std::nullopt : std::optional(Finding{What::MissingRank, {job}, text});
+    }
+    const View& there = other->second;
+    std::string fate;
+    if (theirs != nullptr || is_passed) {
+      if (own->state == "open" && !is_long_at_both(*own, view, theirs, there)) return {};
+      fate = other_end(*own, theirs, peer, there);
+    } else {
+      if (own->state == "open" && !is_old_to_both(*own, view, there)) return {};
+      if (own->state == "open")
+        waits_.add(view.job_rank, there.job_rank,
+                   describe(*own) + " in " + title(group) + " since " + duration_text(now_of(view) - own->begun));
+      const std::string has_not = own->kind == "receive" ? " has not sent" : " has not begun to receive";
+      fate = ", which rank " + std::to_string(peer) + has_not + "; " +
+             (now_of(there) < own->begun ? "its dump is older than that" : whereabouts(there.job_rank));
+    }
+    return Finding{What::StuckMessage, {view.job_rank, job}, who + fate + why};
+  }
+
+  // A receive from any rank: whoever might have sent was asked some time after it had begun.
+  std::optional<Finding> unsent(const Group& group, const Record& own, const View& view, const std::string& who,
+                                const std::string& why) const {
+    Ranks without;
+    for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
+      const auto other = group.views.find(rank);
+      if (other == group.views.end()) {
+        without.push_back(rank);
+      } else if (own.state == "open" && !is_old_to_both(own, view, other->second)) {
+        return {};
+      }
+    }
+    return Finding{What::StuckMessage,
+                   {view.job_rank},
+                   who + ", which no rank has sent" +
+                       (without.empty() ? "" : " of those that left a dump (" + list_ranks(without) + " did not)") + why};
+  }
+
+  bool is_missing_already(int job) const {
+    return std::any_of(findings_.begin(), findings_.end(),
+                       [&](const Finding& one) { return one.what == What::MissingRank && one.ranks == Ranks{job}; });
+  }
+
+  // Who waits was asked long after the other end had ended; or both were, after the later of them had come.
+  bool is_long_at_both(const Record& own, const View& view, const Record* theirs, const View& there) const {
+    if (theirs == nullptr) return true;  // ended, and forgotten since
+    if (theirs->ended != 0) return is_old(now_of(view) - std::max(own.begun, theirs->ended));
+    return is_old(std::min(now_of(view), now_of(there)) - std::max(own.begun, theirs->begun));
+  }
+
+  std::string other_end(const Record& own, const Record* theirs, int peer, const View& there) const {
+    const std::string who = ", which rank " + std::to_string(peer);
+    const std::string has = who + (own.kind == "receive" ? " has sent" : " has received");
+    if (theirs == nullptr) return has + ", and later ones as well";
+    if (own.ended != 0 && theirs->begun >= own.ended)
+      return who + " came to only " + duration_text(theirs->begun - own.ended) + " after that";
+    if (theirs->state == "failed")
+      return who + " has come to as well: it failed there: " + theirs->blame + ": " + theirs->error;
+    if (theirs->ended != 0) return has + ", " + duration_text(now_of(there) - theirs->ended) + " before its dump";
+    return who + " has come to as well: it is in " + describe(*theirs) + " since " +
+           duration_text(now_of(there) - theirs->begun);
   }
 
   // Nothing is stuck, but one comes last to nearly every collective.
@@ -342,7 +466,7 @@ class Analysis {
     if (call.peer == caller) return "it is a call to itself";
     const auto callee = dumps_.agents.find(call.peer);
     if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
-    if (call.state == "open" && is_old_to_both(call, from, callee->second)) add_wait(caller, call.peer, describe(call));
+    if (call.state == "open" && is_old_to_both(call, from, callee->second)) waits_.add(caller, call.peer, describe(call));
     for (const Record& served : callee->second.records) {
       if (served.kind != "served" || served.peer != caller || !is_of(served, call, from, callee->second)) continue;
       if (served.state == "open") return "it runs there since " + duration_text(now_of(callee->second) - served.begun);
@@ -365,40 +489,16 @@ class Analysis {
     });
   }
 
-  void add_wait(int who, int whom, std::string in) {
-    if (who != whom) waits_[who].emplace(whom, std::move(in));
-  }
-
-  // The shortest circle.
   void find_cycle() {
-    Ranks best;
-    for (const auto& [start, edges] : waits_) {
-      std::map<int, int> from{{start, start}};
-      Ranks front{start};
-      for (std::size_t i = 0; i < front.size(); ++i) {
-        const auto next = waits_.find(front[i]);
-        if (next == waits_.end()) continue;
-        for (const auto& [whom, in] : next->second) {
-          if (whom == start) {
-            Ranks circle;
-            for (int rank = front[i]; rank != start; rank = from[rank]) circle.push_back(rank);
-            circle.push_back(start);
-            std::reverse(circle.begin(), circle.end());
-            if (best.empty() || circle.size() < best.size()) best = circle;
-          } else if (from.emplace(whom, front[i]).second) {
-            front.push_back(whom);
-          }
-        }
-      }
+    const Ranks circle = waits_.shortest_circle();
+    if (circle.empty()) return;
+    std::string text = list_ranks(circle) + " wait for each other: ";
+    for (std::size_t i = 0; i < circle.size(); ++i) {
+      const int whom = circle[(i + 1) % circle.size()];
+      text += (i > 0 ? "; " : "") + std::string("rank ") + std::to_string(circle[i]) + " for rank " + std::to_string(whom) +
+              " in " + waits_.in(circle[i], whom);
     }
-    if (best.empty()) return;
-    std::string text = list_ranks(best) + " wait for each other: ";
-    for (std::size_t i = 0; i < best.size(); ++i) {
-      const int whom = best[(i + 1) % best.size()];
-      text += (i > 0 ? "; " : "") + std::string("rank ") + std::to_string(best[i]) + " for rank " + std::to_string(whom) +
-              " in " + waits_.at(best[i]).at(whom);
-    }
-    report(What::CycleOfWaits, best, text);
+    report(What::CycleOfWaits, circle, text);
   }
 
   void find_first_failure() {
@@ -422,8 +522,8 @@ class Analysis {
   }
 
   const Dumps& dumps_;
-  const std::int64_t older_than_;                    // nanoseconds
-  std::map<int, std::map<int, std::string>> waits_;  // ranks of the job: who, for whom, in what
+  const std::int64_t older_than_;  // nanoseconds
+  Waits waits_;                    // of ranks of the job
   std::vector<Finding> findings_;
 };
 
@@ -435,6 +535,7 @@ const char* name(Finding::What what) {
     case What::MissingRank: return "missing rank";
     case What::LateRank: return "late rank";
     case What::StuckCollective: return "stuck collective";
+    case What::StuckMessage: return "stuck message";
     case What::StuckBackward: return "stuck backward";
     case What::NoReply: return "no reply";
     case What::CycleOfWaits: return "cycle of waits";

@@ -1,5 +1,6 @@
-// What went wrong in a job, from the flight recorders of its ranks: who is late or missing, whose collectives do not match,
-// which calls got no reply, who waits for whom in a circle, and who makes the others wait though nothing is stuck.
+// What went wrong in a job, from the flight recorders of its ranks: who is late or missing, whose collectives or messages
+// do not match, which messages do not end, which calls got no reply, who waits for whom in a circle, and who makes the
+// others wait though nothing is stuck.
 //
 // A job that runs has operations under way: only one that has been for some time counts as waiting, held against the dumps
 // of all whom it is about. One that failed counts whatever its age. Agents that shut down wait for each other, which is
@@ -20,6 +21,7 @@ struct Finding {
     MissingRank,
     LateRank,
     StuckCollective,
+    StuckMessage,
     StuckBackward,
     NoReply,
     CycleOfWaits,

@@ -57,8 +57,9 @@ int main(int argc, char** argv) {
   CLI::App app("Says what went wrong in a job, from the dumps of its ranks.", "weft-debug");
   app.require_subcommand(1);
   weft::tools::Options options;
-  CLI::App* analyze = app.add_subcommand(
-      "analyze", "Names late and missing ranks, collectives that do not match, calls without a reply, waits in a circle");
+  CLI::App* analyze = app.add_subcommand("analyze",
+                                         "Names late and missing ranks, collectives and messages that do not match or end, "
+                                         "calls without a reply, waits in a circle");
   analyze->add_option("dumps", options.files, "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment")
       ->required();
   analyze

@@ -168,6 +168,28 @@ TEST_F(PlantedFaults, RanksThatWaitForEachOtherAreNamed) {
               HasSubstr("rank 0 for rank 1 in recv #1 from rank 1 with tag 3 of float32 [4] in group 'default'"));
 }
 
+TEST_F(PlantedFaults, AReceiveThatNobodySendsIsNamedAndWhoDoesNot) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    group.all_reduce(tensor).wait();
+    if (rank == 0) {
+      Work work = group.recv(tensor, 1);
+      EXPECT_EQ(harness::error_of([&] { work.synchronize(200ms); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u) << "its time was over: it wrote by itself";
+  ask(ranks, 1);
+  const auto found = findings(What::StuckMessage);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
+  EXPECT_THAT(found[0].text, HasSubstr("in recv #1 from rank 1 of float32 [4] in group 'default', which rank 1 has not "
+                                       "sent; it is in no operation: its last, collective #1, all_reduce"));
+}
+
 TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   Processes ranks(2, [](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
