@@ -69,7 +69,10 @@ struct Core : std::enable_shared_from_this<Core> {
     const char* name = "";                     // "all_reduce"
     std::function<std::string()> fingerprint;  // what must agree between ranks; asked for with WEFT_DEBUG=detail only
     c10::Device device;
-    std::vector<at::Tensor> tensors;  // pinned until the operation has passed
+    std::vector<at::Tensor>
+        tensors;  // pinned until the operation has passed; but in all_to_all, the first has one shape on all ranks
+    std::optional<ReduceOp> reduction;
+    int root = -1;
     // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.
     struct Parts {
       std::vector<std::int64_t> sends, takes;

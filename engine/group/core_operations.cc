@@ -70,9 +70,10 @@ Work Core::issue(Operation operation, const Call& call) {
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
   state->what = std::string(operation.name) + " #" + std::to_string(number);
-  auto traced = trace::Operation::begin(
-      member_, trace::Kind::Collective,
-      about(operation.name, number, operation.tensors.empty() ? nullptr : &operation.tensors.front()));
+  auto shown = about(operation.name, number, operation.tensors.empty() ? nullptr : &operation.tensors.front());
+  shown.peer = operation.root;
+  if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
+  auto traced = trace::Operation::begin(member_, trace::Kind::Collective, shown);
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
   } catch (...) {

@@ -45,8 +45,8 @@ std::vector<Slice> parts_of(const at::Tensor& tensor, int ranks) {
   return parts;
 }
 
-Tensors joined(Tensors list, const at::Tensor& last) {
-  list.push_back(last);
+Tensors joined(const at::Tensor& first, Tensors list) {
+  list.insert(list.begin(), first);
   return list;
 }
 
@@ -110,7 +110,11 @@ Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
   check_tensor(core(), "broadcast", "tensor", tensor);
   core().check_rank(root, "broadcast: root");
   const auto data = tensor::elements_of(tensor);
-  return core().issue({"broadcast", [&] { return with(tensor, root); }, tensor.device(), {tensor}},
+  return core().issue({.name = "broadcast",
+                       .fingerprint = [&] { return with(tensor, root); },
+                       .device = tensor.device(),
+                       .tensors = {tensor},
+                       .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.broadcast(data, root, pin, ready));
                       });
@@ -121,11 +125,15 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   core().check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return core().issue(
-      {"reduce", [&] { return with(tensor, op) + ", root " + std::to_string(root); }, tensor.device(), {tensor}},
-      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-        ops.push_back(ranks.reduce(data, root, op, pin, ready));
-      });
+  return core().issue({.name = "reduce",
+                       .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
+                       .device = tensor.device(),
+                       .tensors = {tensor},
+                       .reduction = op,
+                       .root = root},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                      });
 }
 
 Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -136,7 +144,11 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_tensor(core(), "all_reduce", "tensor", tensor);
   check_reduction(core(), "all_reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return core().issue({"all_reduce", [&] { return with(tensor, op); }, tensor.device(), {tensor}},
+  return core().issue({.name = "all_reduce",
+                       .fingerprint = [&] { return with(tensor, op); },
+                       .device = tensor.device(),
+                       .tensors = {tensor},
+                       .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_reduce(data, op, pin, ready));
                       });
@@ -147,11 +159,13 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
-  return core().issue(
-      {"all_gather", [&] { return tensor::describe(input); }, input.device(), joined(std::move(outputs), input)},
-      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-        ops.push_back(ranks.all_gather(to, from, pin, ready));
-      });
+  return core().issue({.name = "all_gather",
+                       .fingerprint = [&] { return tensor::describe(input); },
+                       .device = input.device(),
+                       .tensors = joined(input, std::move(outputs))},
+                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                        ops.push_back(ranks.all_gather(to, from, pin, ready));
+                      });
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
@@ -161,7 +175,10 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   check_flat("all_gather_into", output, "output", input, size());
   const auto to = parts_of(output, size());
   const auto from = tensor::elements_of(input);
-  return core().issue({"all_gather_into", [&] { return tensor::describe(input); }, input.device(), {output, input}},
+  return core().issue({.name = "all_gather_into",
+                       .fingerprint = [&] { return tensor::describe(input); },
+                       .device = input.device(),
+                       .tensors = {input, output}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
@@ -177,7 +194,11 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   }
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
-  return core().issue({"gather", [&] { return with(input, root); }, input.device(), joined(std::move(outputs), input)},
+  return core().issue({.name = "gather",
+                       .fingerprint = [&] { return with(input, root); },
+                       .device = input.device(),
+                       .tensors = joined(input, std::move(outputs)),
+                       .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.gather(to, from, root, pin, ready));
                       });
@@ -193,7 +214,11 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   }
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
-  return core().issue({"scatter", [&] { return with(output, root); }, output.device(), joined(std::move(inputs), output)},
+  return core().issue({.name = "scatter",
+                       .fingerprint = [&] { return with(output, root); },
+                       .device = output.device(),
+                       .tensors = joined(output, std::move(inputs)),
+                       .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.scatter(to, from, root, pin, ready));
                       });
@@ -214,7 +239,13 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   // Parts of different sizes: one reduction to each rank, the own one in place. Copied here, because the operation starts
   // behind what the current stream holds when it is issued.
   if (!even) output.copy_(inputs[static_cast<std::size_t>(rank())], /*non_blocking=*/true);
-  return core().issue({"reduce_scatter", fingerprint, output.device(), joined(inputs, output)},
+  Tensors pinned = inputs;  // the first of which all ranks give alike; outputs may differ
+  pinned.push_back(output);
+  return core().issue({.name = "reduce_scatter",
+                       .fingerprint = fingerprint,
+                       .device = output.device(),
+                       .tensors = std::move(pinned),
+                       .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         if (even) {
                           ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
@@ -237,7 +268,11 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   check_reduction(core(), "reduce_scatter_into", output, op);
   const auto from = parts_of(input, size());
   const auto to = tensor::elements_of(output);
-  return core().issue({"reduce_scatter_into", [&] { return with(output, op); }, output.device(), {output, input}},
+  return core().issue({.name = "reduce_scatter_into",
+                       .fingerprint = [&] { return with(output, op); },
+                       .device = output.device(),
+                       .tensors = {output, input},
+                       .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
                       });

@@ -83,15 +83,19 @@ class Analysis {
     return is_old(std::min(now_of(view), now_of(other)) - record.begun);
   }
 
+  static std::string what_must_agree(const Record& collective) {
+    if (collective.dtype.empty()) return call_of(collective);
+    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;  // parts of any size
+    return call_of(collective) + ", " + std::to_string(collective.bytes) + " bytes";
+  }
+
   // The first collective that not all call alike; what comes after it is a consequence.
   void find_mismatch(const Group& group) {
     std::map<std::uint64_t, std::map<std::string, Ranks>> calls;  // number, what, by whom
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
         if (record.kind != "collective") continue;
-        std::string what = record.name + (record.dtype.empty() ? "" : " of " + record.dtype);
-        if (record.name != "all_to_all" && !record.dtype.empty()) what += ", " + std::to_string(record.bytes) + " bytes";
-        calls[record.sequence][what].push_back(rank);
+        calls[record.sequence][what_must_agree(record)].push_back(rank);
       }
     }
     for (const auto& [sequence, whats] : calls) {

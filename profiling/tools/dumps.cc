@@ -52,6 +52,7 @@ Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   record.bytes = word_of(json, "bytes");
   record.dtype = text_of(json, "dtype");
   record.shape = shape_of(json);
+  record.reduction = text_or_none(json, "reduction");
   const std::int64_t begun = integer_of(json, "begun", 0, now);
   const std::int64_t ended = integer_of(json, "ended", 0, now);
   if (ended != 0 && ended < begun) throw Error(Blame::Caller, "an operation in it ended before it began");

@@ -14,11 +14,12 @@ struct Record {
   std::string state;  // "open", "done", "failed"
   std::string name;
   std::uint64_t sequence = 0;
-  int peer = -1;
+  int peer = -1;  // of a collective the root
   int tag = 0;
   std::uint64_t bytes = 0;
   std::string dtype;
   std::vector<std::int64_t> shape;
+  std::string reduction;   // "Sum"
   std::int64_t begun = 0;  // nanoseconds since 1970, by the clock of the process's machine
   std::int64_t ended = 0;  // 0 while it is open
   std::string blame;

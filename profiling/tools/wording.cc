@@ -19,10 +19,17 @@ std::string duration_text(std::int64_t nanoseconds) {
 
 std::string title(const Group& group) { return "group '" + group.name + "'"; }
 
+std::string call_of(const Record& collective) {
+  std::string how = collective.reduction;
+  if (collective.peer >= 0) how += (how.empty() ? "root " : ", root ") + std::to_string(collective.peer);
+  const std::string tensor = tensor_of(collective);
+  return collective.name + (how.empty() ? "" : " (" + how + ")") + (tensor.empty() ? "" : " of " + tensor);
+}
+
 std::string describe(const Record& record) {
+  if (record.kind == "collective") return "collective #" + std::to_string(record.sequence) + ", " + call_of(record);
   const std::string tensor = tensor_of(record);
   std::string text = record.name;
-  if (record.kind == "collective") text = "collective #" + std::to_string(record.sequence) + ", " + text;
   if (record.kind == "send") text += " #" + std::to_string(record.sequence) + " to rank " + std::to_string(record.peer);
   if (record.kind == "receive")
     text += record.peer < 0 ? " from any rank"

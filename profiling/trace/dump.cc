@@ -88,6 +88,7 @@ void write(Json& json, const Record& record, int party) {
   for (std::size_t i = 0; i < std::min<std::size_t>(record.dims, kMostDims); ++i) json.number(record.shape[i]);
   json.close(']');
   json.key("dims").number(record.dims);
+  json.key("reduction").text(record.reduction);
   json.key("begun").number(record.begun);
   json.key("ended").number(record.ended);
   if (record.state == State::Failed) {

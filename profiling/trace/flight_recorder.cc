@@ -59,6 +59,7 @@ std::uint64_t FlightRecorder::begin(const Member& member, Kind kind, const About
     record.dtype = about.dtype;
     record.dims = static_cast<std::uint8_t>(std::min<std::size_t>(about.shape.size(), 255));
     std::copy_n(about.shape.begin(), std::min(about.shape.size(), kMostDims), record.shape.begin());
+    record.reduction = about.reduction;
     record.begun = time;
     write(slot, record);
     slot.version.store(version_of(ticket, kOpen), std::memory_order_release);
@@ -105,6 +106,7 @@ void FlightRecorder::write(Slot& slot, const Record& record) noexcept {
   set(next++, std::bit_cast<std::uint64_t>(record.dtype));
   set(next++, record.bytes);
   set(next++, static_cast<std::uint64_t>(record.begun));
+  set(next++, std::bit_cast<std::uint64_t>(record.reduction));
   set(next++, record.dims);
   for (const auto dimension : record.shape) set(next++, static_cast<std::uint64_t>(dimension));
 }
@@ -132,6 +134,7 @@ Record FlightRecorder::read(const Slot& slot) noexcept {
   record.dtype = std::bit_cast<const char*>(get(next++));
   record.bytes = get(next++);
   record.begun = static_cast<std::int64_t>(get(next++));
+  record.reduction = std::bit_cast<const char*>(get(next++));
   record.dims = static_cast<std::uint8_t>(get(next++));
   for (auto& dimension : record.shape) dimension = static_cast<std::int64_t>(get(next++));
   return record;

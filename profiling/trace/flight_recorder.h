@@ -31,6 +31,7 @@ struct Record {
   const char* dtype = "";
   std::uint8_t dims = 0;
   std::array<std::int64_t, kMostDims> shape{};
+  const char* reduction = "";
   std::int64_t begun = 0;  // now()
   std::int64_t ended = 0;  // 0 while it is open
   std::uint8_t blame = 0;  // of a failure
@@ -55,7 +56,7 @@ class FlightRecorder {
 
  private:
   // A Record's fields, each a word that is read and written whole.
-  static constexpr std::size_t kWords = 11 + kMostDims + kErrorBytes / 8;
+  static constexpr std::size_t kWords = 12 + kMostDims + kErrorBytes / 8;
   struct Slot {
     std::atomic<std::uint64_t> version{0};  // the ticket, and below it a Phase
     std::array<std::atomic<std::uint64_t>, kWords> words{};

@@ -89,7 +89,7 @@ class Drawing {
               {"sequence", span.sequence},
               {"bytes", span.bytes}};
     if (span.owner.generation > 0) args["generation"] = span.owner.generation;
-    if (span.peer >= 0) args["peer"] = span.peer;
+    if (span.peer >= 0) args[span.kind == "collective" ? "root" : "peer"] = span.peer;
     if (span.tag != 0) args["tag"] = span.tag;
     if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();
     if (!span.error.empty()) args["error"] = span.error;

@@ -62,11 +62,12 @@ struct About {
   const char* name = "";  // "all_reduce"; a function's name
   std::uint64_t sequence =
       0;          // collectives: in the group; messages: among those of one sender, receiver and tag; calls: their id
-  int peer = -1;  // who sends or receives, is called, or calls
+  int peer = -1;  // who sends or receives, is called, or calls; a collective's root
   int tag = 0;
   std::uint64_t bytes = 0;
   const char* dtype = "";
   std::span<const std::int64_t> shape;  // the first kMostDims dimensions are kept
+  const char* reduction = "";           // of a collective that reduces: "Sum"
 };
 
 // The same text for as long as the process lives. For texts of which there are few: groups, functions.

@@ -105,7 +105,8 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
   EXPECT_THAT(late[0].ranks, ElementsAre(2));
   EXPECT_THAT(
       late[0].text,
-      HasSubstr("it has not come to collective #2, all_reduce of float32 [4] in group 'default', where ranks 0, 1 wait"));
+      HasSubstr(
+          "it has not come to collective #2, all_reduce (Sum) of float32 [4] in group 'default', where ranks 0, 1 wait"));
 }
 
 TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
@@ -123,8 +124,31 @@ TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
   const auto found = findings(What::Mismatch);
   ASSERT_EQ(found.size(), 1u);
   EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(found[0].text, HasSubstr("rank 0 calls all_reduce of float32, 16 bytes"));
-  EXPECT_THAT(found[0].text, HasSubstr("rank 1 calls broadcast of float32, 16 bytes"));
+  EXPECT_THAT(found[0].text, HasSubstr("rank 0 calls all_reduce (Sum) of float32 [4], 16 bytes"));
+  EXPECT_THAT(found[0].text, HasSubstr("rank 1 calls broadcast (root 0) of float32 [4], 16 bytes"));
+}
+
+TEST_F(PlantedFaults, RootsAndReductionsThatDifferAreNamed) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    at::Tensor tensor = torch::ones({4});
+    auto other = group.new_group({0, 1});
+    // Each takes itself for the root, and in the other group each another reduction.
+    Work first = group.broadcast(tensor, rank);
+    Work second = other.reduce(tensor, 1, rank == 0 ? ReduceOp::Sum : ReduceOp::Max);
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.wait_for(rank, "there");
+    ask(ranks, rank);
+  }
+  const auto found = findings(What::Mismatch);
+  ASSERT_EQ(found.size(), 2u) << "of each group the first";
+  EXPECT_THAT(found[0].text, HasSubstr("rank 0 calls broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
+                                       "broadcast (root 1) of float32 [4], 16 bytes"));
+  EXPECT_THAT(found[1].text, HasSubstr("calls reduce (Max, root 1) of float32 [4]"));
+  EXPECT_THAT(found[1].text, HasSubstr("calls reduce (Sum, root 1) of float32 [4]"));
 }
 
 TEST_F(PlantedFaults, AMissingRankIsNamedByThoseThatLostIt) {

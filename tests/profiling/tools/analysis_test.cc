@@ -136,14 +136,42 @@ TEST(Analysis, NamesWhoseCollectivesDoNotMatch) {
   auto findings = of(analyze(dumps), What::Mismatch);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_THAT(findings[0].text, HasSubstr("in collective #2 of group 'default' ranks 0, 2 call all_reduce of float32, 16 "
-                                          "bytes, and rank 1 calls broadcast of float32, 16 bytes"));
+  EXPECT_THAT(findings[0].text, HasSubstr("in collective #2 of group 'default' ranks 0, 2 call all_reduce of float32 [4], "
+                                          "16 bytes, and rank 1 calls broadcast of float32 [4], 16 bytes"));
   views[1].records[1].name = "all_reduce";
   views[1].records[1].bytes = 20;
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
   views[1].records[1].bytes = 16;
   views[1].records[1].dtype = "int32";
   EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).ranks, ElementsAre(1));
+}
+
+TEST(Analysis, NamesWhoseRootReductionOrShapeIsAnother) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  const auto all_call = [&](const char* name, const char* reduction, int root) {
+    for (int rank = 0; rank < 3; ++rank) {
+      views[rank].records = {collective(1, 0, 0, name)};
+      views[rank].records[0].reduction = reduction;
+      views[rank].records[0].peer = root;
+    }
+  };
+  all_call("broadcast", "", 0);
+  views[1].records[0].peer = 1;
+  auto findings = of(analyze(dumps), What::Mismatch);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+  EXPECT_THAT(findings[0].text, HasSubstr("ranks 0, 2 call broadcast (root 0) of float32 [4], 16 bytes, and rank 1 calls "
+                                          "broadcast (root 1) of float32 [4], 16 bytes"));
+  all_call("reduce", "Sum", 2);
+  EXPECT_TRUE(of(analyze(dumps), What::Mismatch).empty());
+  views[2].records[0].reduction = "Max";
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).text,
+              HasSubstr("ranks 0, 1 call reduce (Sum, root 2) of float32 [4], 16 bytes, and rank 2 calls reduce (Max, root "
+                        "2) of float32 [4], 16 bytes"));
+  all_call("all_reduce", "Sum", -1);
+  views[0].records[0].shape = {2, 2};
+  EXPECT_THAT(of(analyze(dumps), What::Mismatch).at(0).text, HasSubstr("rank 0 calls all_reduce (Sum) of float32 [2, 2]"));
 }
 
 TEST(Analysis, OfTwoRanksThatDifferNeitherIsRight) {

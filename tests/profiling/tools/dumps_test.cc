@@ -14,6 +14,7 @@
 #include <weft/base/error.h>
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/remarks.h>
+#include <weft/profiling/tools/wording.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/tests/harness/folder.h>
@@ -49,9 +50,9 @@ void work(const Member& member) {
     return;
   }
   Operation::begin(member, Kind::Collective, {.name = "barrier", .sequence = 1}).end();
-  Operation::begin(member, Kind::Collective,
-                   {.name = "all_reduce", .sequence = 2, .bytes = 16, .dtype = "float32", .shape = shape})
-      .fail(Error(Blame::Timeout, "too \"late\""));
+  const trace::About reduce{
+      .name = "reduce", .sequence = 2, .peer = 1, .bytes = 16, .dtype = "float32", .shape = shape, .reduction = "Max"};
+  Operation::begin(member, Kind::Collective, reduce).fail(Error(Blame::Timeout, "too \"late\""));
   Operation::begin(member, Kind::Collective,
                    {.name = "all_reduce", .sequence = 3, .bytes = 16, .dtype = "float32", .shape = shape});
   Operation::begin(member, Kind::Receive, {.name = "recv", .sequence = 1, .peer = other, .tag = 3, .bytes = 16});
@@ -120,7 +121,9 @@ TEST_F(DumpFiles, OfOneJobArePutTogether) {
   ASSERT_EQ(dumps.groups.size(), 1u);
   EXPECT_EQ(dumps.groups[0].views.size(), 2u);
   EXPECT_EQ(dumps.agents.size(), 2u);
-  EXPECT_EQ(dumps.groups[0].views.at(1).records.at(1).error, "too \"late\"");
+  const Record& reduce = dumps.groups[0].views.at(1).records.at(1);
+  EXPECT_EQ(reduce.error, "too \"late\"");
+  EXPECT_EQ(describe(reduce), "collective #2, reduce (Max, root 1) of float32 [2, 2]");
 }
 
 // Ranks in two containers of a machine may have one pid.

@@ -26,7 +26,7 @@ std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>
 TEST(FlightRecorder, KeepsWhatAnOperationWasAbout) {
   const auto recorder = made();
   const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};
-  const auto ticket = recorder->begin(somebody(), Kind::Send, {"send", 7, 1, 42, 128, "float32", shape}, 1000);
+  const auto ticket = recorder->begin(somebody(), Kind::Send, {"send", 7, 1, 42, 128, "float32", shape, "Max"}, 1000);
   auto records = recorder->read();
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].member.party(), somebody().party());
@@ -40,6 +40,7 @@ TEST(FlightRecorder, KeepsWhatAnOperationWasAbout) {
   EXPECT_STREQ(records[0].dtype, "float32");
   EXPECT_EQ(records[0].dims, 5);
   EXPECT_EQ(records[0].shape, (std::array<std::int64_t, kMostDims>{2, 3, 4, 5}));
+  EXPECT_STREQ(records[0].reduction, "Max");
   EXPECT_EQ(records[0].begun, 1000);
   EXPECT_EQ(records[0].ended, 0);
   EXPECT_TRUE(recorder->end(ticket, 3000, nullptr, -1, 0));

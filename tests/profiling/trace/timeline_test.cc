@@ -119,6 +119,14 @@ TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
   }
 }
 
+TEST_F(Timeline, ShowsTheRootOfACollective) {
+  run(0, 1, [] { Operation::begin(member(0, 1), Kind::Collective, {.name = "broadcast", .sequence = 1, .peer = 0}).end(); });
+  const auto spans = events(read(), "X");
+  ASSERT_EQ(spans.size(), 1u);
+  EXPECT_EQ(spans[0].at("args").at("root"), 0);
+  EXPECT_FALSE(spans[0].at("args").contains("peer"));
+}
+
 TEST_F(Timeline, DrawsArrowsFromTheLastOfACollectiveAndForCalls) {
   run(0, 2, [] {
     Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end();
