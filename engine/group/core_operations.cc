@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 #include <sstream>
 
 #include <weft/base/config.h>
@@ -10,12 +11,15 @@ namespace weft::group {
 
 namespace {
 
-trace::About about(const char* name, std::uint64_t number, const at::Tensor* tensor) {
+// The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
+// shape are the first one's.
+trace::About about(const char* name, std::uint64_t number, std::span<const at::Tensor> tensors) {
   trace::About about{.name = name, .sequence = number};
-  if (tensor == nullptr) return about;
-  about.bytes = tensor->nbytes();
-  about.dtype = weft::name(tensor::dtype_of(tensor->scalar_type())).data();  // a literal
-  about.shape = {tensor->sizes().data(), tensor->sizes().size()};
+  if (tensors.empty()) return about;
+  for (const at::Tensor& tensor : tensors) about.bytes += tensor.nbytes();
+  const at::Tensor& first = tensors.front();
+  about.dtype = weft::name(tensor::dtype_of(first.scalar_type())).data();  // a literal
+  about.shape = {first.sizes().data(), first.sizes().size()};
   return about;
 }
 
@@ -70,7 +74,7 @@ Work Core::issue(Operation operation, const Call& call) {
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
   state->what = std::string(operation.name) + " #" + std::to_string(number);
-  auto shown = about(operation.name, number, operation.tensors.empty() ? nullptr : &operation.tensors.front());
+  auto shown = about(operation.name, number, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
   auto traced = trace::Operation::begin(member_, trace::Kind::Collective, shown);
@@ -155,7 +159,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
     ledger_->begin_recv(peer);
   }
   const bool from_any = peer == transport::kAnySource;
-  auto shown = about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), &tensor);
+  auto shown = about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), {&tensor, 1});
   shown.peer = peer;
   shown.tag = tag;
   auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);

@@ -43,8 +43,8 @@ class Counting final : public trace::Observer {
                         .Register(registry)),
         bytes_(prometheus::BuildCounter()
                    .Name("weft_bytes_total")
-                   .Help("Bytes of this rank's tensors in operations that have begun; of calls, the arguments, and the "
-                         "result when it is there")
+                   .Help("Bytes of this rank's tensors, inputs and outputs, in operations that have begun; of calls, the "
+                         "arguments, and the result when it is there")
                    .Labels(labels_)
                    .Register(registry)),
         errors_(prometheus::BuildCounter()

@@ -85,7 +85,8 @@ class Analysis {
 
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
-    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;  // parts of any size
+    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;      // parts of any size
+    if (collective.name == "gather" || collective.name == "scatter") return call_of(collective);  // the root has more
     return call_of(collective) + ", " + std::to_string(collective.bytes) + " bytes";
   }
 

@@ -64,7 +64,7 @@ struct About {
       0;          // collectives: in the group; messages: among those of one sender, receiver and tag; calls: their id
   int peer = -1;  // who sends or receives, is called, or calls; a collective's root
   int tag = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // of all its tensors, here
   const char* dtype = "";
   std::span<const std::int64_t> shape;  // the first kMostDims dimensions are kept
   const char* reduction = "";           // of a collective that reduces: "Sum"

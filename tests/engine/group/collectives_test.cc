@@ -1,10 +1,12 @@
 #include <cstring>
+#include <map>
 
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
 #include <weft/group.h>
+#include <weft/profiling/trace/flight_recorder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -328,6 +330,62 @@ TEST_P(Collectives, AGroupOfOneRankNeedsNobody) {
     EXPECT_TRUE(same(scattered, torch::full({2}, 5.0)));
     group.barrier().wait();
     group.monitored_barrier(std::chrono::seconds(1));
+  });
+}
+
+// Of what a rank has recorded, by name.
+struct Seen {
+  std::uint64_t bytes = 0;
+  std::vector<std::int64_t> shape;
+  int root = -1;
+  std::string reduction;
+  bool operator==(const Seen&) const = default;
+};
+
+void PrintTo(const Seen& seen, std::ostream* out) {
+  *out << seen.bytes << " bytes, shape " << testing::PrintToString(seen.shape) << ", root " << seen.root << ", "
+       << seen.reduction;
+}
+
+std::map<std::string, Seen> seen_by(int rank) {
+  std::map<std::string, Seen> all;
+  for (const trace::Record& record : trace::flight_recorder().read()) {
+    if (record.kind != trace::Kind::Collective || record.member.party()->rank != rank) continue;
+    all[record.name] = {
+        record.bytes, {record.shape.begin(), record.shape.begin() + record.dims}, record.peer, record.reduction};
+  }
+  return all;
+}
+
+// Three ranks; every part has 5 floats, and in all_to_all as many as its receiver's rank counts from 1.
+TEST_P(Collectives, AreRecordedWithTheBytesOfAllTensorsOfTheRankAndWhatRanksMustAgreeOn) {
+  on_ranks(3, [](ProcessGroup& group) {
+    const auto part = [](std::int64_t elements = 5) { return torch::ones({elements}); };
+    const auto parts = [&] { return std::vector<at::Tensor>{part(), part(), part()}; };
+    const auto none = std::vector<at::Tensor>();
+    const int rank = group.rank();
+    group.broadcast(part(), 1).wait();
+    group.reduce(part(), 2, ReduceOp::Max).wait();
+    group.all_reduce(part()).wait();
+    group.all_gather(parts(), part()).wait();
+    group.all_gather_into(part(15).view({3, 5}), part()).wait();
+    group.gather(rank == 0 ? parts() : none, part(), 0).wait();
+    group.scatter(part(), rank == 0 ? parts() : none, 0).wait();
+    group.reduce_scatter(part(), parts(), ReduceOp::Product).wait();
+    group.reduce_scatter_into(part(), part(15), ReduceOp::Min).wait();
+    group.all_to_all({part(rank + 1), part(rank + 1), part(rank + 1)}, {part(1), part(2), part(3)}).wait();
+    auto seen = seen_by(rank);
+    EXPECT_EQ(seen["broadcast"], (Seen{20, {5}, 1, ""}));
+    EXPECT_EQ(seen["reduce"], (Seen{20, {5}, 2, "Max"}));
+    EXPECT_EQ(seen["all_reduce"], (Seen{20, {5}, -1, "Sum"}));
+    EXPECT_EQ(seen["all_gather"], (Seen{4 * 20, {5}, -1, ""}));
+    EXPECT_EQ(seen["all_gather_into"], (Seen{4 * 20, {5}, -1, ""}));
+    const std::uint64_t at_root = rank == 0 ? 4 * 20 : 20;
+    EXPECT_EQ(seen["gather"], (Seen{at_root, {5}, 0, ""}));
+    EXPECT_EQ(seen["scatter"], (Seen{at_root, {5}, 0, ""}));
+    EXPECT_EQ(seen["reduce_scatter"], (Seen{4 * 20, {5}, -1, "Product"}));
+    EXPECT_EQ(seen["reduce_scatter_into"], (Seen{4 * 20, {5}, -1, "Min"}));
+    EXPECT_EQ(seen["all_to_all"].bytes, 4u * static_cast<std::uint64_t>(3 * (rank + 1) + 6));
   });
 }
 

@@ -191,6 +191,19 @@ TEST(Analysis, PartsOfDifferentSizesInAllToAllAreNoMismatch) {
   EXPECT_TRUE(analyze(dumps).empty());
 }
 
+TEST(Analysis, ARootThatHasEverybodysPartsIsNoMismatch) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  for (const char* name : {"gather", "scatter"}) {
+    views[0].records = {collective(1, 0, 1, name)};
+    views[1].records = {collective(1, 0, 1, name)};
+    views[1].records[0].bytes = 48;
+    EXPECT_TRUE(analyze(dumps).empty()) << name;
+    views[1].records[0].shape = {2};
+    EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u) << name;
+  }
+}
+
 TEST(Analysis, NamesRanksThatWaitForEachOthersMessages) {
   Dumps dumps = job(3);
   auto& views = dumps.groups[0].views;

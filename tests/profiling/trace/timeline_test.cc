@@ -120,7 +120,8 @@ TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
 }
 
 TEST_F(Timeline, ShowsTheRootOfACollective) {
-  run(0, 1, [] { Operation::begin(member(0, 1), Kind::Collective, {.name = "broadcast", .sequence = 1, .peer = 0}).end(); });
+  run(0, 1,
+      [] { Operation::begin(member(0, 1), Kind::Collective, {.name = "broadcast", .sequence = 1, .peer = 0}).end(); });
   const auto spans = events(read(), "X");
   ASSERT_EQ(spans.size(), 1u);
   EXPECT_EQ(spans[0].at("args").at("root"), 0);
