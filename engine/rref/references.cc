@@ -246,7 +246,7 @@ void References::let_go(std::shared_ptr<Owned> value) {
 }
 
 void References::remove_fork(Id id, ForkId fork, int holder) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id});
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork ended", .sequence = id, .peer = holder});
   Entry ended;
   bool is_given_up = false;
   {

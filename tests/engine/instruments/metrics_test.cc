@@ -26,6 +26,7 @@
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/rpc.h>
+#include <weft/tests/harness/ranks.h>
 
 namespace weft::instruments {
 namespace {
@@ -146,6 +147,42 @@ TEST(Metrics, CountErrorsByBlame) {
   EXPECT_EQ(value_of(R"(weft_errors_total{rank="5",blame="Busy",kind="served"})"), -1);
 }
 
+// Of the bucket to that many seconds, how many operations of that kind took no longer.
+std::map<double, double> buckets(const std::string& kind) {
+  const std::string text = get(serve(), "/metrics");
+  const std::string start = R"(weft_operation_seconds_bucket{rank="5",kind=")" + kind + R"(",le=")";
+  std::map<double, double> counts;
+  for (auto at = text.find(start); at != std::string::npos; at = text.find(start, at + 1)) {
+    const auto limit = at + start.size();
+    counts[std::strtod(text.c_str() + limit, nullptr)] = std::atof(text.c_str() + text.find("} ", limit) + 2);
+  }
+  return counts;
+}
+
+TEST(Metrics, CountAnOperationInTheBucketsOfWhatItTookAndLonger) {
+  constexpr std::int64_t kLeast = 3'000'000;
+  serve();
+  const trace::Member member = trace::Member::join({"agent", "worker5", 5, {}});
+  const std::int64_t before = trace::now();
+  trace::Operation traced = trace::Operation::begin(member, trace::Kind::Backward, {.name = "backward"});
+  for (const std::int64_t begun = trace::now(); trace::now() - begun < kLeast;) std::this_thread::yield();
+  traced.end();
+  const double most = static_cast<double>(trace::now() - before) * 1e-9;
+  const auto counts = buckets("backward");
+  ASSERT_EQ(counts.size(), 24u) << "1 us to 60 s, and +Inf";
+  EXPECT_DOUBLE_EQ(counts.begin()->first, 1e-6);
+  EXPECT_DOUBLE_EQ(std::prev(counts.end(), 2)->first, 60);
+  EXPECT_EQ(std::prev(counts.end())->second, 1);
+  for (const auto& [seconds, count] : counts) {
+    if (seconds < static_cast<double>(kLeast) * 1e-9) {
+      EXPECT_EQ(count, 0) << seconds;
+    }
+    if (seconds >= most) {
+      EXPECT_EQ(count, 1) << seconds;
+    }
+  }
+}
+
 // Functions that wait until the test lets them go on; in this process, whose memory the test shares.
 std::promise<void> gate;
 std::atomic<int> came{0};
@@ -207,6 +244,28 @@ TEST(Metrics, ShowWhatWaitsAtTransports) {
     EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 2);
   }
   EXPECT_EQ(value_of(R"(weft_queued_messages{rank="5",transport="carrier pigeon"})"), 1);
+}
+
+// In processes that served nothing before.
+TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
+  const int ports[] = {launch::free_port(), launch::free_port()};
+  harness::Processes ranks(2, [&](int rank) {
+    ::setenv("WEFT_METRICS", ("127.0.0.1:" + std::to_string(ports[rank])).c_str(), 1);
+    ProcessGroupOptions options;
+    options.backend = "tcp";
+    options.device = c10::Device(c10::kCPU);
+    auto group = init_process_group(options);
+    for (int i = 0; i < 2; ++i) group.all_reduce(torch::ones({4})).wait();
+    harness::Processes::say("there");
+    for (;;) ::pause();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.wait_for(rank, "there");
+    const std::string text = get(ports[rank], "/metrics");
+    const std::string labels = "{rank=\"" + std::to_string(rank) + "\",kind=\"collective\",name=\"all_reduce\"}";
+    EXPECT_THAT(text, HasSubstr("weft_operations_total" + labels + " 2\n"));
+    EXPECT_THAT(text, HasSubstr("weft_bytes_total" + labels + " 32\n"));
+  }
 }
 
 TEST(Metrics, AreScrapedByPrometheus) {

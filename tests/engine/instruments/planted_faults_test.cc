@@ -232,6 +232,22 @@ TEST_F(PlantedFaults, ACallWithoutReplyIsNamedAndWhereItHangs) {
   EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1: it runs there since"));
 }
 
+TEST_F(PlantedFaults, WorkersThatCallEachOtherAndWaitAreNamedAsACircle) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    const auto call = agent.async<&hang>(1 - rank);
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 2; ++rank) ranks.wait_for(rank, "there");
+  for (int rank = 0; rank < 2; ++rank) ask(ranks, rank);
+  const auto found = findings(What::CycleOfWaits, 0ns);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0].ranks, ElementsAre(0, 1));
+  EXPECT_THAT(found[0].text, HasSubstr("rank 0 for rank 1 in the call of"));
+  EXPECT_THAT(found[0].text, HasSubstr("hang on rank 1; rank 1 for rank 0 in the call of"));
+}
+
 // Comes to each collective some time after the others: the delay is what is planted.
 TEST_F(PlantedFaults, AStragglerIsNamedThoughNothingIsStuck) {
   Processes ranks(2, [](int rank) {

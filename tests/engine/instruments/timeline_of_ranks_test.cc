@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <set>
 #include <thread>
 #include <tuple>
 
@@ -16,6 +18,7 @@
 #include <weft/group.h>
 #include <weft/parallel.h>
 #include <weft/profiling/tools/summary.h>
+#include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/folder.h>
@@ -207,6 +210,35 @@ TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) 
     EXPECT_EQ(arrows("starts", rank, rank), 3 * 2) << "weight and bias, in each step";
     EXPECT_GE(arrows("issues", rank, rank), 3);
   }
+}
+
+int value_of(RRef<int> reference) { return reference.to_here(); }
+
+using Events = std::multiset<std::pair<std::string, int>>;  // what became of a reference, and of whose
+
+// Created by rank 0 on rank 1, lent to rank 2, given back by both.
+TEST_F(TimelineOfRanks, HoldsWhatBecomesOfAReferenceAndSoDoesTheRecorder) {
+  const Events expected{{"creation came", 0}, {"fork", 2}, {"fork ended", 0}, {"fork ended", 2}, {"value released", -1}};
+  Processes ranks(3, [&](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      const auto reference = agent.remote<&twice>("worker1", 21);
+      EXPECT_EQ(agent.sync<&value_of>("worker2", reference), 42);
+    }
+    agent.shutdown();
+    if (rank != 1) return;
+    Events recorded;
+    for (const trace::Record& record : trace::flight_recorder().read()) {
+      if (record.kind == trace::Kind::Reference) recorded.emplace(record.name, record.peer);
+    }
+    EXPECT_EQ(recorded, expected);
+  });
+  ranks.expect_success();
+  Events drawn;
+  for (const Drawn& event : spans("reference")) {
+    if (event.rank == 1) drawn.emplace(event.name, event.peer);
+  }
+  EXPECT_EQ(drawn, expected);
 }
 
 at::Tensor doubled(at::Tensor x) { return x * 2; }

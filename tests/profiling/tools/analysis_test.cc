@@ -370,6 +370,20 @@ TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
   EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(), 1u);
 }
 
+TEST(Analysis, NamesTheCircleOfCalls) {
+  Dumps dumps = job(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+    dumps.agents[rank].records = {call("call", next, 7, "open"), call("served", before, 7, "open")};
+  }
+  auto findings = of(analyze(dumps), What::CycleOfWaits);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].ranks, testing::UnorderedElementsAre(0, 1, 2));
+  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 for rank 1 in the call of work::slowly on rank 1; rank 1 for rank 2"));
+  dumps.agents[2].records = {call("served", 1, 7, "open")};
+  EXPECT_TRUE(of(analyze(dumps), What::CycleOfWaits).empty());
+}
+
 TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
   Dumps dumps = job(3);
   dumps.agents[0].records = {call("call", 1, 7, "open"), call("call", 1, 8, "open"), call("call", 2, 9, "open"),
