@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
 #include <set>
-#include <tuple>
 
 #include <weft/profiling/tools/analysis.h>
-#include <weft/profiling/tools/messages.h>
+#include <weft/profiling/tools/evidence.h>
+#include <weft/profiling/tools/stuck_messages.h>
 #include <weft/profiling/tools/waits.h>
 #include <weft/profiling/tools/wording.h>
 
@@ -17,16 +16,6 @@ namespace {
 
 using What = Finding::What;
 using Ranks = std::vector<int>;
-
-constexpr std::size_t kMostOfAKind = 20;
-
-bool gave_up(const Record& record) {
-  return record.state == "failed" &&
-         (record.blame == "Timeout" || record.blame == "PeerLost" || record.blame == "Cancelled");
-}
-
-// Whether others are or were waited for: it goes on, or gave up.
-bool waits(const Record& record) { return record.state == "open" || gave_up(record); }
 
 const Record* collective(const View& view, std::uint64_t sequence) {
   for (const Record& record : view.records) {
@@ -45,13 +34,13 @@ std::uint64_t last_begun(const View& view) {
 
 class Analysis {
  public:
-  Analysis(const Dumps& dumps, std::chrono::nanoseconds older_than) : dumps_(dumps), older_than_(older_than.count()) {}
+  Analysis(const Dumps& dumps, std::chrono::nanoseconds older_than) : dumps_(dumps), evidence_(dumps, older_than) {}
 
   std::vector<Finding> run() {
     for (const Group& group : dumps_.groups) {
       find_mismatch(group);
       find_late(group);
-      find_stuck_messages(group);
+      find_stuck_messages(group, evidence_, waits_, findings_);
       find_slow(group);
     }
     find_backward();
@@ -65,23 +54,6 @@ class Analysis {
 
  private:
   void report(What what, Ranks ranks, std::string text) { findings_.push_back({what, std::move(ranks), std::move(text)}); }
-
-  std::int64_t now_of(const View& view) const { return dumps_.dumps[view.dump].time; }
-  static int job_rank(const Group& group, int rank) {
-    const bool is_member = rank >= 0 && static_cast<std::size_t>(rank) < group.ranks.size();
-    return is_member ? group.ranks[static_cast<std::size_t>(rank)] : rank;
-  }
-
-  // How long a record was under way when the dump was made.
-  std::int64_t age(const Record& record, const View& view) const { return now_of(view) - record.begun; }
-  bool is_old(std::int64_t nanoseconds) const { return nanoseconds >= older_than_; }
-  bool waits_long_or_in_vain(const Record& record, const View& view) const {
-    return gave_up(record) || (record.state == "open" && is_old(age(record, view)));
-  }
-  // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a moment later.)
-  bool is_old_to_both(const Record& record, const View& view, const View& other) const {
-    return is_old(std::min(now_of(view), now_of(other)) - record.begun);
-  }
 
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
@@ -138,7 +110,7 @@ class Analysis {
     std::optional<std::uint64_t> stuck;
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
-        if (record.kind == "collective" && waits_long_or_in_vain(record, view))
+        if (record.kind == "collective" && evidence_.waits_long_or_in_vain(record, view))
           stuck = std::min(stuck.value_or(record.sequence), record.sequence);
       }
     }
@@ -156,14 +128,15 @@ class Analysis {
       met.shown = record;
       met.gave_up |= gave_up(*record);
       met.first = std::min(met.first, record->begun);
-      met.longest = std::max(met.longest, (record->ended == 0 ? now_of(view) : record->ended) - record->begun);
+      met.longest = std::max(met.longest, (record->ended == 0 ? evidence_.now_of(view) : record->ended) - record->begun);
     }
     for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
       const auto view = group.views.find(rank);
       if (view == group.views.end()) {
         met.missing.push_back(rank);
       } else if (collective(view->second, sequence) == nullptr && last_begun(view->second) < sequence) {
-        const bool is_late = met.gave_up || (met.shown != nullptr && is_old(now_of(view->second) - met.first));
+        const bool is_late =
+            met.gave_up || (met.shown != nullptr && evidence_.is_old(evidence_.now_of(view->second) - met.first));
         if (is_late) met.late.push_back(rank);
         met.may_come |= !is_late;
       }
@@ -174,8 +147,9 @@ class Analysis {
   // All have come, and for long: those who wait were asked some time after the last of them came.
   bool is_stuck(const Group& group, const Meeting& met) const {
     if (!met.late.empty() || !met.missing.empty() || met.may_come) return false;
-    return met.gave_up || std::any_of(met.waiting.begin(), met.waiting.end(),
-                                      [&](int rank) { return is_old(now_of(group.views.at(rank)) - met.last); });
+    return met.gave_up || std::any_of(met.waiting.begin(), met.waiting.end(), [&](int rank) {
+             return evidence_.is_old(evidence_.now_of(group.views.at(rank)) - met.last);
+           });
   }
 
   // Who has not come to the first collective that others wait in.
@@ -195,8 +169,8 @@ class Analysis {
       const Record* before = last == 0 ? nullptr : collective(view, last);
       text += before == nullptr ? "it has begun none at all" : "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
-        text += ", which ended " + duration_text(now_of(view) - before->ended) + " before its dump";
-      for (const std::string& doing : doings(view.job_rank)) text += "; it is in " + doing;
+        text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) + " before its dump";
+      for (const std::string& doing : evidence_.doings(view.job_rank)) text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
       for (const int one : met.waiting) waits_.add(job_rank(group, one), job_rank(group, rank), where);
     }
@@ -210,165 +184,6 @@ class Analysis {
     for (const int rank : met.waiting) all.push_back(job_rank(group, rank));
     report(What::StuckCollective, all,
            "all ranks have come to " + where + ", and " + list_ranks(met.waiting) + " did not get through it");
-  }
-
-  // What a rank of the job has begun and not ended.
-  std::vector<std::string> doings(int job) const {
-    std::vector<std::string> texts;
-    const auto look = [&](const View& view, const std::string& where) {
-      if (view.job_rank != job) return;
-      for (const Record& record : view.records) {
-        if (record.state == "open" && !is_of_shutdown(record) && texts.size() < 4)
-          texts.push_back(describe(record) + where + " since " + duration_text(now_of(view) - record.begun));
-      }
-    };
-    for (const Group& group : dumps_.groups) {
-      for (const auto& [rank, view] : group.views) look(view, " in " + title(group));
-    }
-    for (const auto& [rank, view] : dumps_.agents) look(view, "");
-    return texts;
-  }
-
-  // "it is in …", or what it did last.
-  std::string whereabouts(int job) const {
-    std::string text;
-    for (const std::string& doing : doings(job)) text += (text.empty() ? "it is in " : "; it is in ") + doing;
-    if (!text.empty()) return text;
-    const Record* last = nullptr;
-    const View* where = nullptr;
-    const auto look = [&](const View& view) {
-      if (view.job_rank != job) return;
-      for (const Record& record : view.records) {
-        if (record.ended == 0 || (last != nullptr && last->ended >= record.ended)) continue;
-        last = &record;
-        where = &view;
-      }
-    };
-    for (const Group& group : dumps_.groups) {
-      for (const auto& [rank, view] : group.views) look(view);
-    }
-    for (const auto& [rank, view] : dumps_.agents) look(view);
-    if (last == nullptr) return "it has done nothing at all";
-    return "it is in no operation: its last, " + describe(*last) + ", ended " +
-           duration_text(now_of(*where) - last->ended) + " before its dump";
-  }
-
-  // Messages that somebody waits in, or gave up, and those whose ends are of different tensors. Of each sender, receiver
-  // and tag the first: what comes after it waits for it.
-  void find_stuck_messages(const Group& group) {
-    std::set<std::tuple<int, int, int>> told;
-    std::size_t found = 0;
-    for (const Message& message : messages_of(group)) {
-      const std::tuple lane(message.from, message.to, message.tag);
-      if (told.contains(lane)) continue;
-      auto finding = mismatch(group, message);
-      if (!finding) finding = stuck(group, message);
-      if (!finding) continue;
-      told.insert(lane);
-      if (++found <= kMostOfAKind) findings_.push_back(std::move(*finding));
-    }
-    if (found > kMostOfAKind)
-      report(What::StuckMessage, {}, "and " + std::to_string(found - kMostOfAKind) + " more messages in " + title(group));
-  }
-
-  static std::optional<Finding> mismatch(const Group& group, const Message& message) {
-    const Record* send = message.send;
-    const Record* receive = message.receive;
-    if (send == nullptr || receive == nullptr || message.is_guessed) return {};
-    if (send->dtype == receive->dtype && send->bytes == receive->bytes) return {};
-    const auto tensor = [](const Record& one) { return tensor_of(one) + ", " + std::to_string(one.bytes) + " bytes"; };
-    const std::string from = std::to_string(message.from);
-    const std::string to = std::to_string(message.to);
-    return Finding{What::Mismatch,
-                   {job_rank(group, message.from), job_rank(group, message.to)},
-                   "in message #" + std::to_string(message.number) + " from rank " + from + " to rank " + to +
-                       (message.tag == 0 ? "" : " with tag " + std::to_string(message.tag)) + " in " + title(group) +
-                       " rank " + from + " sends " + tensor(*send) + ", and rank " + to + " receives " + tensor(*receive)};
-  }
-
-  // Of two that wait the receiver tells it.
-  std::optional<Finding> stuck(const Group& group, const Message& message) {
-    auto finding = stuck(group, message.to, message.from, message.receive, message.send, message.is_passed);
-    return finding ? finding : stuck(group, message.from, message.to, message.send, message.receive, message.is_passed);
-  }
-
-  // `own`, what `rank` waits in; `theirs`, the same message at the other end. `is_passed`: see Message.
-  std::optional<Finding> stuck(const Group& group, int rank, int peer, const Record* own, const Record* theirs,
-                               bool is_passed) {
-    const auto found = group.views.find(rank);
-    if (own == nullptr || found == group.views.end()) return {};
-    const View& view = found->second;
-    if (!waits_long_or_in_vain(*own, view)) return {};
-    const std::int64_t waited = (own->ended == 0 ? now_of(view) : own->ended) - own->begun;
-    const std::string who = "rank " + std::to_string(rank) + (own->ended == 0 ? " waits" : " waited") + " for " +
-                            duration_text(waited) + " in " + describe(*own) + " in " + title(group);
-    // A limit that passed says no more than how long it waited.
-    const std::string why = gave_up(*own) && own->blame != "Timeout" ? " (" + own->blame + ": " + own->error + ")" : "";
-    if (peer < 0) return unsent(group, *own, view, who, why);
-    const int job = job_rank(group, peer);
-    const auto other = group.views.find(peer);
-    if (other == group.views.end()) {
-      const std::string text = "rank " + std::to_string(peer) + " is missing: there is no dump of it, and " + who + why;
-      return is_missing_already(job) ? std::nullopt : std::optional(Finding{What::MissingRank, {job}, text});
-    }
-    const View& there = other->second;
-    std::string fate;
-    if (theirs != nullptr || is_passed) {
-      if (own->state == "open" && !is_long_at_both(*own, view, theirs, there)) return {};
-      fate = other_end(*own, theirs, peer, there);
-    } else {
-      if (own->state == "open" && !is_old_to_both(*own, view, there)) return {};
-      if (own->state == "open")
-        waits_.add(view.job_rank, there.job_rank,
-                   describe(*own) + " in " + title(group) + " since " + duration_text(now_of(view) - own->begun));
-      const std::string has_not = own->kind == "receive" ? " has not sent" : " has not begun to receive";
-      fate = ", which rank " + std::to_string(peer) + has_not + "; " +
-             (now_of(there) < own->begun ? "its dump is older than that" : whereabouts(there.job_rank));
-    }
-    return Finding{What::StuckMessage, {view.job_rank, job}, who + fate + why};
-  }
-
-  // A receive from any rank: whoever might have sent was asked some time after it had begun.
-  std::optional<Finding> unsent(const Group& group, const Record& own, const View& view, const std::string& who,
-                                const std::string& why) const {
-    Ranks without;
-    for (int rank = 0; rank < static_cast<int>(group.ranks.size()); ++rank) {
-      const auto other = group.views.find(rank);
-      if (other == group.views.end()) {
-        without.push_back(rank);
-      } else if (own.state == "open" && !is_old_to_both(own, view, other->second)) {
-        return {};
-      }
-    }
-    return Finding{What::StuckMessage,
-                   {view.job_rank},
-                   who + ", which no rank has sent" +
-                       (without.empty() ? "" : " of those that left a dump (" + list_ranks(without) + " did not)") + why};
-  }
-
-  bool is_missing_already(int job) const {
-    return std::any_of(findings_.begin(), findings_.end(),
-                       [&](const Finding& one) { return one.what == What::MissingRank && one.ranks == Ranks{job}; });
-  }
-
-  // Who waits was asked long after the other end had ended; or both were, after the later of them had come.
-  bool is_long_at_both(const Record& own, const View& view, const Record* theirs, const View& there) const {
-    if (theirs == nullptr) return true;  // ended, and forgotten since
-    if (theirs->ended != 0) return is_old(now_of(view) - std::max(own.begun, theirs->ended));
-    return is_old(std::min(now_of(view), now_of(there)) - std::max(own.begun, theirs->begun));
-  }
-
-  std::string other_end(const Record& own, const Record* theirs, int peer, const View& there) const {
-    const std::string who = ", which rank " + std::to_string(peer);
-    const std::string has = who + (own.kind == "receive" ? " has sent" : " has received");
-    if (theirs == nullptr) return has + ", and later ones as well";
-    if (own.ended != 0 && theirs->begun >= own.ended)
-      return who + " came to only " + duration_text(theirs->begun - own.ended) + " after that";
-    if (theirs->state == "failed")
-      return who + " has come to as well: it failed there: " + theirs->blame + ": " + theirs->error;
-    if (theirs->ended != 0) return has + ", " + duration_text(now_of(there) - theirs->ended) + " before its dump";
-    return who + " has come to as well: it is in " + describe(*theirs) + " since " +
-           duration_text(now_of(there) - theirs->begun);
   }
 
   // Nothing is stuck, but one comes last to nearly every collective.
@@ -400,15 +215,9 @@ class Analysis {
       std::string text = "rank " + std::to_string(rank) + " came last to " + std::to_string(delays.size()) +
                          " of the last " + std::to_string(counted) + " collectives of " + title(group) + ", " +
                          duration_text(median) + " behind the one before it (median)";
-      if (on_several_hosts(group)) text += "; the machines' clocks were compared by the calendar only";
+      if (evidence_.on_several_hosts(group)) text += "; the machines' clocks were compared by the calendar only";
       report(What::SlowRank, {job_rank(group, rank)}, text);
     }
-  }
-
-  bool on_several_hosts(const Group& group) const {
-    std::set<std::string> hosts;
-    for (const auto& [rank, view] : group.views) hosts.insert(dumps_.dumps[view.dump].host);
-    return hosts.size() > 1;
   }
 
   // Passes of distributed autograd that take long, or took too long, and where nodes run that do not end.
@@ -422,10 +231,10 @@ class Analysis {
       for (const Record& record : agent.records) {
         if (record.kind != "backward") continue;
         const bool is_late = record.state == "failed" && record.blame == "Timeout";
-        if (!is_late && (record.state != "open" || !is_old(age(record, agent)))) continue;
+        if (!is_late && (record.state != "open" || !evidence_.is_old(evidence_.age(record, agent)))) continue;
         Standing& standing = passes[record.sequence];
         standing.in.push_back(rank);
-        const std::int64_t end = record.ended == 0 ? now_of(agent) : record.ended;
+        const std::int64_t end = record.ended == 0 ? evidence_.now_of(agent) : record.ended;
         standing.longest = std::max(standing.longest, end - record.begun);
       }
     }
@@ -439,7 +248,7 @@ class Analysis {
             continue;
           if (running.empty() || running.back() != rank) running.push_back(rank);
           where += (where.empty() ? "rank " : "; rank ") + std::to_string(rank) + " runs what a gradient of rank " +
-                   std::to_string(record.peer) + " started, since " + duration_text(now_of(agent) - record.begun);
+                   std::to_string(record.peer) + " started, since " + duration_text(evidence_.now_of(agent) - record.begun);
         }
       }
       report(What::StuckBackward, running.empty() ? standing.in : running,
@@ -453,10 +262,10 @@ class Analysis {
     std::size_t found = 0;
     for (const auto& [rank, agent] : dumps_.agents) {
       for (const Record& call : agent.records) {
-        const bool no_reply =
-            (call.state == "open" && is_old(age(call, agent))) || (call.state == "failed" && call.blame == "Timeout");
+        const bool no_reply = (call.state == "open" && evidence_.is_old(evidence_.age(call, agent))) ||
+                              (call.state == "failed" && call.blame == "Timeout");
         if (call.kind != "call" || !no_reply || is_of_shutdown(call)) continue;
-        const std::int64_t waited = (call.ended == 0 ? now_of(agent) : call.ended) - call.begun;
+        const std::int64_t waited = (call.ended == 0 ? evidence_.now_of(agent) : call.ended) - call.begun;
         std::string text = "rank " + std::to_string(rank) + (call.ended == 0 ? " waits" : " waited") + " for " +
                            duration_text(waited) + " for a reply to " + describe(call) + ": " + fate(call, agent);
         if (++found <= kMostOfAKind) report(What::NoReply, {rank, call.peer}, text);
@@ -471,14 +280,17 @@ class Analysis {
     if (call.peer == caller) return "it is a call to itself";
     const auto callee = dumps_.agents.find(call.peer);
     if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
-    if (call.state == "open" && is_old_to_both(call, from, callee->second)) waits_.add(caller, call.peer, describe(call));
+    if (call.state == "open" && evidence_.is_old_to_both(call, from, callee->second))
+      waits_.add(caller, call.peer, describe(call));
     for (const Record& served : callee->second.records) {
       if (served.kind != "served" || served.peer != caller || !is_of(served, call, from, callee->second)) continue;
-      if (served.state == "open") return "it runs there since " + duration_text(now_of(callee->second) - served.begun);
+      if (served.state == "open")
+        return "it runs there since " + duration_text(evidence_.now_of(callee->second) - served.begun);
       return "it was answered there after " + duration_text(served.ended - served.begun) +
              "; the reply did not come, or too late";
     }
-    if (now_of(callee->second) < call.begun) return "the dump of rank " + std::to_string(call.peer) + " is older than it";
+    if (evidence_.now_of(callee->second) < call.begun)
+      return "the dump of rank " + std::to_string(call.peer) + " is older than it";
     return "it has never come there";
   }
 
@@ -527,8 +339,8 @@ class Analysis {
   }
 
   const Dumps& dumps_;
-  const std::int64_t older_than_;  // nanoseconds
-  Waits waits_;                    // of ranks of the job
+  const Evidence evidence_;
+  Waits waits_;  // of ranks of the job
   std::vector<Finding> findings_;
 };
 
