@@ -145,6 +145,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void follow(const std::string& what, const Op& op, std::function<void(const std::optional<Error>&)> done);
   // Counts the messages to, or from, a rank with a tag: 1, 2, …
   std::uint64_t next_message(bool is_send, int peer, int tag);
+  // What split() makes, the `count`-th of this group.
+  ProcessGroup divide(int count, int color, int key);
   ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made);
 
   const trace::Member member_;

@@ -10,6 +10,8 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/pause.h>
+#include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::group {
@@ -42,12 +44,30 @@ constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
 constinit trace::Name monitored_barrier{trace::Layer::Engine, "monitored_barrier"};
 }  // namespace traced
 
+// Runs `meet`, in which ranks meet over the store, as an operation: the recorder shows it, and whose rank has not come.
+template <class Meet>
+auto recorded(const trace::Member& member, const char* name, std::uint64_t number, const std::string& place,
+              const Meet& meet) {
+  auto traced = trace::Operation::begin(member, trace::Kind::Meeting, {.name = name, .sequence = number});
+  try {
+    auto made = meet();
+    traced.end();
+    return made;
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::PeerLost);
+    traced.fail(error);
+    if (trace::is_worth_a_dump(error)) trace::dump_after(place, error);
+    throw;
+  }
+}
+
 }  // namespace
 
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
-  const std::string number = std::to_string(next_number("group"));
+  const int count = next_number("group");
+  const std::string number = std::to_string(count);
   const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
   if (ranks.empty()) refuse("no ranks are given");
   if (wanted.timeout <= std::chrono::milliseconds(0)) refuse("the timeout is " + describe(wanted.timeout));
@@ -64,13 +84,19 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
     made.backend = wanted.backend;
   }
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
-  return make_subgroup(ranks, "group" + number + "/", std::move(made));
+  return recorded(member_, "new_group", static_cast<std::uint64_t>(count), place(),
+                  [&] { return make_subgroup(ranks, "group" + number + "/", std::move(made)); });
 }
 
 ProcessGroup Core::split(int color, int key) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
-  const std::string number = std::to_string(next_number("split"));
+  const int count = next_number("split");
+  return recorded(member_, "split", static_cast<std::uint64_t>(count), place(), [&] { return divide(count, color, key); });
+}
+
+ProcessGroup Core::divide(int count, int color, int key) {
+  const std::string number = std::to_string(count);
   const std::string base = "split/" + number + "/";
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode({color, key})));
   const Deadline deadline = Deadline::in(options.timeout);
@@ -119,12 +145,12 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   }
   timeout = std::min(timeout, kLongestTimeout);
   for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
-  const std::string base = "monitored/" + std::to_string(bootstrap->add("monitored/closed", 0) + 1) + "/";
-  if (options.rank == 0) {
-    lead_monitored_barrier(base, timeout);
-  } else {
-    follow_monitored_barrier(base, timeout);
-  }
+  const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
+  const std::string base = "monitored/" + std::to_string(round) + "/";
+  recorded(member_, "monitored_barrier", round, place(), [&] {
+    options.rank == 0 ? lead_monitored_barrier(base, timeout) : follow_monitored_barrier(base, timeout);
+    return true;
+  });
   // This round passed: everybody came to it, and so has left those before; nobody reads their keys any more.
   const auto mine = std::partition(monitored_keys_.begin(), monitored_keys_.end(),
                                    [&](const std::string& key) { return !key.starts_with(base); });

@@ -17,17 +17,30 @@ namespace {
 using What = Finding::What;
 using Ranks = std::vector<int>;
 
-const Record* collective(const View& view, std::uint64_t sequence) {
+// What all ranks of a group do in one order, numbered: its collectives, and each kind of meeting over the store.
+struct Series {
+  const char* kind = "";
+  const char* name = "";         // "": all of that kind
+  bool may_be_left_out = false;  // who was not in one is not behind in the next
+  bool waits_for_all = true;     // not for members only
+  bool has(const Record& record) const { return record.kind == kind && (*name == '\0' || record.name == name); }
+};
+constexpr Series kSeries[] = {{"collective", ""},
+                              {"meeting", "monitored_barrier", /*may_be_left_out=*/true},
+                              {"meeting", "new_group", /*may_be_left_out=*/false, /*waits_for_all=*/false},
+                              {"meeting", "split"}};
+
+const Record* find(const View& view, const Series& series, std::uint64_t sequence) {
   for (const Record& record : view.records) {
-    if (record.kind == "collective" && record.sequence == sequence) return &record;
+    if (series.has(record) && record.sequence == sequence) return &record;
   }
   return nullptr;
 }
 
-std::uint64_t last_begun(const View& view) {
+std::uint64_t last_begun(const View& view, const Series& series) {
   std::uint64_t last = 0;
   for (const Record& record : view.records) {
-    if (record.kind == "collective") last = std::max(last, record.sequence);
+    if (series.has(record)) last = std::max(last, record.sequence);
   }
   return last;
 }
@@ -39,7 +52,7 @@ class Analysis {
   std::vector<Finding> run() {
     for (const Group& group : dumps_.groups) {
       find_mismatch(group);
-      find_late(group);
+      for (const Series& series : kSeries) find_late(group, series);
       find_stuck_messages(group, evidence_, waits_, findings_);
       find_slow(group);
     }
@@ -92,7 +105,7 @@ class Analysis {
     }
   }
 
-  // Who waits in a collective, and who has not come to it.
+  // Who waits in a collective or over the store, and who has not come to it.
   struct Meeting {
     Ranks waiting;
     Ranks late;
@@ -105,22 +118,23 @@ class Analysis {
     std::int64_t longest = 0;
   };
 
-  // The number of the first collective that was waited in for long, or in vain.
-  std::optional<std::uint64_t> first_stuck(const Group& group) const {
+  // The number of the first that was waited in for long, or in vain; of those that may be left out the last.
+  std::optional<std::uint64_t> first_stuck(const Group& group, const Series& series) const {
     std::optional<std::uint64_t> stuck;
     for (const auto& [rank, view] : group.views) {
       for (const Record& record : view.records) {
-        if (record.kind == "collective" && evidence_.waits_long_or_in_vain(record, view))
-          stuck = std::min(stuck.value_or(record.sequence), record.sequence);
+        if (!series.has(record) || !evidence_.waits_long_or_in_vain(record, view)) continue;
+        const std::uint64_t other = stuck.value_or(record.sequence);
+        stuck = series.may_be_left_out ? std::max(other, record.sequence) : std::min(other, record.sequence);
       }
     }
     return stuck;
   }
 
-  Meeting meeting(const Group& group, std::uint64_t sequence) const {
+  Meeting meeting(const Group& group, const Series& series, std::uint64_t sequence) const {
     Meeting met;
     for (const auto& [rank, view] : group.views) {
-      const Record* record = collective(view, sequence);
+      const Record* record = find(view, series, sequence);
       if (record == nullptr) continue;
       met.last = std::max(met.last, record->begun);
       if (!waits(*record)) continue;
@@ -134,7 +148,11 @@ class Analysis {
       const auto view = group.views.find(rank);
       if (view == group.views.end()) {
         met.missing.push_back(rank);
-      } else if (collective(view->second, sequence) == nullptr && last_begun(view->second) < sequence) {
+      } else if (find(view->second, series, sequence) != nullptr) {
+        continue;
+      } else if (last_begun(view->second, series) > sequence) {  // forgotten since, or left out
+        met.may_come |= series.may_be_left_out;
+      } else {
         const bool is_late =
             met.gave_up || (met.shown != nullptr && evidence_.is_old(evidence_.now_of(view->second) - met.first));
         if (is_late) met.late.push_back(rank);
@@ -152,11 +170,11 @@ class Analysis {
            });
   }
 
-  // Who has not come to the first collective that others wait in.
-  void find_late(const Group& group) {
-    const auto stuck = first_stuck(group);
+  // Who has not come to the first one that others wait in.
+  void find_late(const Group& group, const Series& series) {
+    const auto stuck = first_stuck(group, series);
     if (!stuck) return;
-    const Meeting met = meeting(group, *stuck);
+    const Meeting met = meeting(group, series, *stuck);
     if (met.shown == nullptr) return;  // a dump that has two records of one number
     const std::string where = describe(*met.shown) + " in " + title(group);
     const std::string who_waits =
@@ -165,14 +183,16 @@ class Analysis {
       const View& view = group.views.at(rank);
       std::string text =
           "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " + who_waits + "; ";
-      const std::uint64_t last = last_begun(view);
-      const Record* before = last == 0 ? nullptr : collective(view, last);
+      const std::uint64_t last = last_begun(view, series);
+      const Record* before = last == 0 ? nullptr : find(view, series, last);
       text += before == nullptr ? "it has begun none at all" : "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
         text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) + " before its dump";
       for (const std::string& doing : evidence_.doings(view.job_rank)) text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
-      for (const int one : met.waiting) waits_.add(job_rank(group, one), job_rank(group, rank), where);
+      for (const int one : met.waiting) {
+        if (series.waits_for_all) waits_.add(job_rank(group, one), job_rank(group, rank), where);
+      }
     }
     for (const int rank : met.missing) {
       report(What::MissingRank, {job_rank(group, rank)},

@@ -40,8 +40,9 @@ std::string milliseconds(double time, int digits) { return std::isnan(time) ? "â
 
 const char* color_of(const std::string& kind) {
   static const std::map<std::string, const char*> colors{
-      {"collective", "#3b76c4"}, {"send", "#d97706"},     {"receive", "#b45309"},  {"call", "#0f766e"},
-      {"served", "#15803d"},     {"backward", "#7c3aed"}, {"gradient", "#a21caf"}, {"reference", "#6b7280"}};
+      {"collective", "#3b76c4"}, {"send", "#d97706"},      {"receive", "#b45309"},
+      {"call", "#0f766e"},       {"served", "#15803d"},    {"backward", "#7c3aed"},
+      {"gradient", "#a21caf"},   {"reference", "#6b7280"}, {"meeting", "#1d4ed8"}};
   const auto found = colors.find(kind);
   return found == colors.end() ? "#9ca3af" : found->second;
 }

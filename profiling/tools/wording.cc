@@ -30,6 +30,7 @@ std::string describe(const Record& record) {
   if (record.kind == "collective") return "collective #" + std::to_string(record.sequence) + ", " + call_of(record);
   const std::string tensor = tensor_of(record);
   std::string text = record.name;
+  if (record.kind == "meeting") text += " #" + std::to_string(record.sequence);
   if (record.kind == "send") text += " #" + std::to_string(record.sequence) + " to rank " + std::to_string(record.peer);
   if (record.kind == "receive")
     text += record.peer < 0 ? " from any rank"

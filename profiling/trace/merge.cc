@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -38,12 +39,12 @@ using parts::Timeline;
 constexpr int kRowsOfKind = 1'000'000;  // more than can be under way at a time
 
 int kind_order(const std::string& kind) {
-  constexpr const char* kOrder[] = {"gradient", "collective", "send",      "receive", "call",
-                                    "served",   "backward",   "reference", "device"};
-  for (int i = 0; i < 9; ++i) {
-    if (kind == kOrder[i]) return i + 1;
+  constexpr std::array kOrder{"gradient", "collective", "meeting",  "send",      "receive",
+                              "call",     "served",     "backward", "reference", "device"};
+  for (std::size_t i = 0; i < kOrder.size(); ++i) {
+    if (kind == kOrder[i]) return static_cast<int>(i) + 1;
   }
-  return 10;
+  return static_cast<int>(kOrder.size()) + 1;
 }
 
 // Gives each span a row of its kind where it overlaps no other: slices of one row must nest.

@@ -48,6 +48,7 @@ const char* name(Kind kind) noexcept {
     case Kind::Reference: return "reference";
     case Kind::Backward: return "backward";
     case Kind::Gradient: return "gradient";
+    case Kind::Meeting: return "meeting";
   }
   broken("no such trace::Kind");
 }

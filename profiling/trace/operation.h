@@ -1,6 +1,6 @@
-// What a process communicates, one operation at a time: collectives, messages, calls, references, backward passes. Whoever
-// begins one says so here, and again when it has ended; from that come the flight recorder (always), the timeline, NVTX
-// ranges of a tool that is attached, and the metrics.
+// What a process communicates, one operation at a time: collectives, messages, meetings over the store, calls, references,
+// backward passes. Whoever begins one says so here, and again when it has ended; from that come the flight recorder
+// (always), the timeline, NVTX ranges of a tool that is attached, and the metrics.
 //
 //   const trace::Member member = trace::Member::join({.kind = "group", .name = "default", .rank = 0, .ranks = {0, 1}});
 //   trace::Operation traced = trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce", .sequence =
@@ -24,8 +24,8 @@ namespace weft::trace {
 // The host's clock, nanoseconds: CLOCK_MONOTONIC, which all processes of a machine share.
 std::int64_t now() noexcept;
 
-enum class Kind : std::uint8_t { Collective, Send, Receive, Call, Served, Reference, Backward, Gradient };
-constexpr std::size_t kKinds = 8;
+enum class Kind : std::uint8_t { Collective, Send, Receive, Call, Served, Reference, Backward, Gradient, Meeting };
+constexpr std::size_t kKinds = 9;
 const char* name(Kind kind) noexcept;  // "collective", "send", …
 
 // One rank of a group, or one worker of a job. Kept until the process ends, each once.
@@ -59,10 +59,10 @@ constexpr std::size_t kMostDims = 4;
 
 // What an operation is about. Texts have static lifetime (see keep).
 struct About {
-  const char* name = "";  // "all_reduce"; a function's name
-  std::uint64_t sequence =
-      0;          // collectives: in the group; messages: among those of one sender, receiver and tag; calls: their id
-  int peer = -1;  // who sends or receives, is called, or calls; a collective's root
+  const char* name = "";       // "all_reduce"; a function's name
+  std::uint64_t sequence = 0;  // collectives, and meetings of one name: in the group; messages: among those of one sender,
+                               // receiver and tag; calls: their id
+  int peer = -1;               // who sends or receives, is called, or calls; a collective's root
   int tag = 0;
   std::uint64_t bytes = 0;  // of all its tensors, here
   const char* dtype = "";

@@ -109,6 +109,24 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
           "it has not come to collective #2, all_reduce (Sum) of float32 [4] in group 'default', where ranks 0, 1 wait"));
 }
 
+TEST_F(PlantedFaults, WhoDoesNotComeToAMonitoredBarrierIsNamed) {
+  Processes ranks(3, [](int rank) {
+    auto group = join();
+    if (rank != 2) {
+      EXPECT_EQ(harness::error_of([&] { group.monitored_barrier(300ms); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  for (int rank = 0; rank < 2; ++rank) EXPECT_GE(dumps_of(ranks.process(rank)), 1u) << "its time was over";
+  ask(ranks, 2);
+  const auto late = findings(What::LateRank);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_THAT(late[0].ranks, ElementsAre(2));
+  EXPECT_THAT(late[0].text, HasSubstr("it has not come to monitored_barrier #1 in group 'default', where ranks 0, 1 wait"));
+}
+
 TEST_F(PlantedFaults, CollectivesThatDoNotMatchAreNamed) {
   Processes ranks(2, [](int rank) {
     auto group = join();

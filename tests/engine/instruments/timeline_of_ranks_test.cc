@@ -137,6 +137,20 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
   EXPECT_GE(count.at("reply"), 1);
 }
 
+TEST_F(TimelineOfRanks, HoldsWhatRanksAgreeOnOverTheStore) {
+  Processes ranks(2, [](int rank) {
+    auto group = join();
+    group.monitored_barrier();
+    group.new_group({0, 1});
+    group.split(rank, 0);
+  });
+  ranks.expect_success();
+  std::multiset<std::string> names;
+  for (const Drawn& meeting : spans("meeting")) names.insert(meeting.name);
+  EXPECT_EQ(names, (std::multiset<std::string>{"monitored_barrier", "monitored_barrier", "new_group", "new_group", "split",
+                                               "split"}));
+}
+
 TEST_F(TimelineOfRanks, TheOptionOverridesTheEnvironmentAndAProcessMakesOne) {
   const std::string other = folder_ + "/option.json";
   Processes ranks(2, [&](int rank) {

@@ -107,6 +107,46 @@ TEST(Analysis, SaysWhatTheLateRankDoesInstead) {
   EXPECT_THAT(findings[0].text, HasSubstr("it is in recv #1 from rank 0 of float32 [4] in group 'default' since 9.0 s"));
 }
 
+Record meeting(const std::string& name, std::uint64_t number, const std::string& state = "open") {
+  Record record = collective(number, kSecond, state == "open" ? 0 : 2 * kSecond, name);
+  record.kind = "meeting";
+  record.state = state;
+  record.dtype.clear();
+  if (state == "failed") record.blame = "Timeout";
+  return record;
+}
+
+TEST(Analysis, NamesWhoHasNotComeToAMeetingOverTheStore) {
+  for (const char* name : {"monitored_barrier", "new_group", "split"}) {
+    Dumps dumps = job(3);
+    auto& views = dumps.groups[0].views;
+    // Each is numbered by itself.
+    for (int rank = 0; rank < 3; ++rank) views[rank].records = {collective(1, 0, 1), collective(2, 0, 1)};
+    views[0].records.push_back(meeting(name, 1));
+    views[2].records.push_back(meeting(name, 1));
+    const auto findings = analyze(dumps);
+    ASSERT_EQ(findings.size(), 1u) << name;
+    EXPECT_THAT(findings[0].ranks, ElementsAre(1));
+    EXPECT_THAT(findings[0].text, HasSubstr(std::string("it has not come to ") + name +
+                                            " #1 in group 'default', where ranks 0, 2 wait for 9.0 s"));
+    views[1].records.push_back(message("receive", 0, 1));
+    EXPECT_EQ(of(analyze(dumps), What::CycleOfWaits).size(), std::string(name) == "new_group" ? 0u : 1u)
+        << "a new group waits for its members only";
+  }
+}
+
+TEST(Analysis, WhoLeftAMonitoredBarrierOutIsNotBehindInTheNext) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {meeting("monitored_barrier", 1, "failed"), meeting("monitored_barrier", 2, "done")};
+  views[1].records = {meeting("monitored_barrier", 2, "done")};
+  const auto findings = analyze(dumps);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].what, What::Failure);
+  views[0].records.push_back(meeting("monitored_barrier", 3));
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("it has not come to monitored_barrier #3"));
+}
+
 TEST(Analysis, ARankThatGaveUpWaitedAsWell) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
