@@ -41,8 +41,8 @@ struct Span::Begun {
 };
 
 Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] const char* text,
-                 [[maybe_unused]] trace::Layer layer, [[maybe_unused]] std::uint64_t bytes,
-                 [[maybe_unused]] int rank) noexcept {
+                 [[maybe_unused]] trace::Layer layer, [[maybe_unused]] std::uint64_t bytes, [[maybe_unused]] int rank,
+                 [[maybe_unused]] std::optional<trace::Arrow> from) noexcept {
   Span made;
 #if WEFT_TRACE_ENABLED  // else there are no ranges of threads either
   if (!trace::timeline::on()) return made;
@@ -56,7 +56,7 @@ Span Span::begin([[maybe_unused]] const StreamRef& stream, [[maybe_unused]] cons
     begun->span.stream = reinterpret_cast<std::uintptr_t>(stream.native());
     begun->span.label = {text, layer, bytes, rank};
     begun->first.record(stream);
-    begun->span.arrow = trace::Arrow::leave().id();
+    begun->span.arrow = (from ? *from : trace::Arrow::leave()).id();
     made.begun_ = std::move(begun);
   } catch (const std::exception& error) {
     log::debug(std::string("a span of a device is not shown: ") + error.what());

@@ -26,9 +26,10 @@ class Span {
  public:
   Span() = default;  // none; ending it does nothing
   // The stream comes to it after what is enqueued now. None without a timeline, and where the stream is being captured: a
-  // graph is no moment. `text` has static lifetime; `rank` -1: of no known one.
-  static Span begin(const StreamRef& stream, const char* text, trace::Layer layer, std::uint64_t bytes = 0,
-                    int rank = -1) noexcept;
+  // graph is no moment. `text` has static lifetime; `rank` -1: of no known one. `from` arrives at it: what brought it about
+  // was the range that this thread is in, unless the caller knows of an earlier one.
+  static Span begin(const StreamRef& stream, const char* text, trace::Layer layer, std::uint64_t bytes = 0, int rank = -1,
+                    std::optional<trace::Arrow> from = std::nullopt) noexcept;
   // The stream has done it after what is enqueued now. Without a call it is not shown.
   void end(const StreamRef& stream) noexcept;
 

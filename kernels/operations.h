@@ -67,8 +67,10 @@ void with_cast(const CastTypes& types, double scale, Function&& function) {
 template <class Executor>
 void cast(Executor executor, std::span<const Slice> from, Dtype from_dtype, std::span<const Slice> to, Dtype to_dtype,
           double scale) {
-  const trace::Range range(traced::cast);
-  [[maybe_unused]] const auto shown = executor.launches(traced::cast, 0);
+  std::size_t bytes = 0;
+  for (const Slice& slice : to) bytes += slice.bytes;
+  const trace::Range range(traced::cast, {.bytes = bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::cast, bytes);
   const Call call{"cast", executor.device()};
   const CastTypes types = call.cast_types(from_dtype, to_dtype, scale);
   call.check_pairs(from, from_dtype, to, to_dtype);
@@ -216,11 +218,19 @@ SgdScalars<P> sgd_scalars(const SgdOptions& options, bool first_step) {
           .first_step = first_step};
 }
 
+template <class Tensor>
+std::size_t bytes_of_parameters(std::span<const Tensor> tensors) {
+  std::size_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor.parameter.bytes;
+  return bytes;
+}
+
 template <class Executor>
 void sgd_step(Executor executor, std::span<const SgdTensor> tensors, Dtype dtype, Dtype gradient_dtype,
               const SgdOptions& options) {
-  const trace::Range range(traced::sgd_step);
-  [[maybe_unused]] const auto shown = executor.launches(traced::sgd_step, 0);
+  const std::size_t all_bytes = bytes_of_parameters(tensors);
+  const trace::Range range(traced::sgd_step, {.bytes = all_bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::sgd_step, all_bytes);
   Call{"sgd_step", executor.device()}.check_sgd(tensors, dtype, gradient_dtype, options);
   const std::size_t bytes = size_of(dtype);
   with_optimizer_types(dtype, gradient_dtype, [&]<class P, class G>(Type<P>, Type<G>) {
@@ -271,8 +281,9 @@ inline std::optional<std::int64_t> next_step(std::span<const AdamWTensor> tensor
 template <class Executor>
 void adamw_step(Executor executor, std::span<const AdamWTensor> tensors, Dtype dtype, Dtype gradient_dtype,
                 const AdamWOptions& options) {
-  const trace::Range range(traced::adamw_step);
-  [[maybe_unused]] const auto shown = executor.launches(traced::adamw_step, 0);
+  const std::size_t all_bytes = bytes_of_parameters(tensors);
+  const trace::Range range(traced::adamw_step, {.bytes = all_bytes});
+  [[maybe_unused]] const auto shown = executor.launches(traced::adamw_step, all_bytes);
   Call{"adamw_step", executor.device()}.check_adamw(tensors, dtype, gradient_dtype, options);
   const std::size_t bytes = size_of(dtype);
   with_optimizer_types(dtype, gradient_dtype, [&]<class P, class G>(Type<P>, Type<G>) {

@@ -6,11 +6,11 @@
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/cuda/retire.h>
-#include <weft/cuda/span.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/transport/fenced_queue.h>
 #include <weft/transport/in_flight.h>
 #include <weft/transport/staged.h>
+#include <weft/transport/staging.h>
 
 namespace weft::transport::staged {
 
@@ -33,6 +33,12 @@ struct Held {
   cuda::PinnedMemory block;
   std::vector<Slice> pieces;
 };
+
+void make(const std::vector<Copy>& copies, const cuda::StreamRef& stream, int rank) {
+  cuda::Span shown = show(stream, copies, rank);
+  for (const Copy& copy : copies) cuda::copy(stream, copy.to, copy.from);
+  shown.end(stream);
+}
 
 // The host's half of an operation, on its way: whoever drops it last without an outcome (a loop that ended) fails it. With
 // the outcome the flag is raised that a stream waits for.
@@ -261,20 +267,17 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
     if (const auto lost = device_->lost()) throw *lost;
     held = hold(parts, std::move(pin));
     ready.wait(out_);
-    auto shown = cuda::Span::begin(out_, "copy to host", trace::Layer::Transport, 0, rank());
+    std::vector<Copy> to_host, to_device;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].to_host) cuda::copy(out_, held->pieces[i], parts[i].device);
+      if (parts[i].to_host) to_host.push_back({held->pieces[i], parts[i].device});
+      if (parts[i].to_device) to_device.push_back({parts[i].device, held->pieces[i]});
     }
-    shown.end(out_);
+    make(to_host, out_, rank());
     const Fence copied = flags_.signal(out_);
     cuda::record(out_).wait(in_);  // the flag's order is invisible to the driver
     landed = flags_.make();
     landed->wait(in_);
-    shown = cuda::Span::begin(in_, "copy to device", trace::Layer::Transport, 0, rank());
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].to_device) cuda::copy(in_, parts[i].device, held->pieces[i]);
-    }
-    shown.end(in_);
+    make(to_device, in_, rank());
     const Fence done = cuda::record(in_);
     const Completion completion(held, done);
     auto delivery = std::make_shared<Delivery>(name, completion, landed, Delivery::Then::CopyBack);
@@ -312,7 +315,7 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
     if (const auto lost = device_->lost()) throw *lost;
     held = hold({{data.slice, true, false}}, std::move(pin));
     ready.wait(sending_);
-    cuda::copy(sending_, held->pieces[0], data.slice);
+    make({{held->pieces[0], data.slice}}, sending_, rank());
     const Fence copied = flags_.signal(sending_);
     // The memory stays until the copy is made, also if the message is given up before.
     copying_.add({name, Completion(held, copied), held, ready, copied}, shared_from_this());
@@ -366,10 +369,11 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
 // The message has come: copies it to where it belongs. On a thread of the host's communicator.
 void StagedCommunicator::land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
                               const Slice& to, const Fence& ready, const std::string& name) noexcept {
+  const trace::Range range(staging, {.bytes = to.bytes, .rank = rank(), .ranks = size()});
   try {
     if (const auto lost = device_->lost()) throw *lost;
     ready.wait(receiving_);
-    cuda::copy(receiving_, to, held->pieces[0]);
+    make({{to, held->pieces[0]}}, receiving_, rank());
     const Fence copied = cuda::record(receiving_);
     delivery->completion().set_source_rank(op.source_rank());
     received_.add({name, delivery->completion(), held, ready, copied}, shared_from_this());

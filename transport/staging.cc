@@ -2,6 +2,8 @@
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
+#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/transport/staged_frame.h>
 #include <weft/transport/staging.h>
 
@@ -9,7 +11,15 @@ namespace weft::transport::staged {
 
 namespace {
 
+constinit trace::Name copying{trace::Layer::Transport, "enqueue copies"};
+
 constexpr auto kSetUp = std::chrono::seconds(60);
+
+std::size_t bytes_of(std::span<const Copy> copies) {
+  std::size_t bytes = 0;
+  for (const Copy& copy : copies) bytes += copy.to.bytes;
+  return bytes;
+}
 
 }  // namespace
 
@@ -120,6 +130,16 @@ std::shared_ptr<Completion> ending_of(Completion completion, std::string name) {
 
 // --- copying ------------------------------------------------------------------------------------------------------------
 
+cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int rank) noexcept {
+  const std::size_t bytes = trace::timeline::on() ? bytes_of(copies) : 0;
+  if (bytes == 0) return {};
+  const Copy& first = copies.front();
+  const char* const text = first.to.device.is_host()     ? "copy to host"
+                           : first.from.device.is_host() ? "copy to device"
+                                                         : "copy";
+  return cuda::Span::begin(stream, text, trace::Layer::Transport, bytes, rank);
+}
+
 CopyStream::CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop)
     : device_(std::move(device)),
       flags_(flags),
@@ -202,9 +222,12 @@ void CopyStream::close(const Error& why) {
 Op CopyStream::enqueue(const std::string& name, const std::vector<Copy>& copies, const Pin& pin,
                        const std::shared_ptr<const void>& owner) {
   if (const auto lost = device_->lost()) throw *lost;
+  const trace::Range range(copying, {.bytes = bytes_of(copies), .device = device_->index()});
   std::size_t enqueued = 0;
   try {
+    cuda::Span shown = show(stream_, copies);
     for (; enqueued < copies.size(); ++enqueued) cuda::copy(stream_, copies[enqueued].to, copies[enqueued].from);
+    shown.end(stream_);
     const Fence made = flags_.signal(stream_);
     const Completion completion(pin, made);
     in_flight_.add({name, completion, pin, Fence(), made}, owner);

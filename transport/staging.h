@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include <weft/cuda/event.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/pinned.h>
+#include <weft/cuda/span.h>
 #include <weft/cuda/stream.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/in_flight.h>
@@ -105,13 +107,19 @@ class Landing {
   std::atomic<std::size_t> parts_{1};
 };
 
+struct Copy {
+  Slice to;
+  Slice from;
+};
+
+// What the timeline shows of copies that the stream makes one after the other, all in one direction: "copy to host", "copy
+// to device", or "copy" from GPU to GPU, with their bytes. None where there is nothing to copy. Ends as a cuda::Span does.
+cuda::Span show(const cuda::StreamRef& stream, std::span<const Copy> copies, int rank = -1) noexcept;
+
 // One lane's copies to or from one GPU, in order.
 class CopyStream {
  public:
-  struct Copy {
-    Slice to;
-    Slice from;
-  };
+  using Copy = staged::Copy;
 
   CopyStream(std::shared_ptr<cuda::Device> device, cuda::FlagPool& flags, const std::shared_ptr<EventLoop>& loop);
 

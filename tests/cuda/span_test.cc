@@ -1,13 +1,8 @@
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <thread>
-
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/cuda/span.h>
 #include <weft/tests/cuda/fake_cuda.h>
-#include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/device_timeline.h>
 
 namespace weft::cuda {
 namespace {
@@ -35,41 +30,7 @@ TEST(TimedEvents, SayHowMuchTimeLiesBetweenThem) {
 
 #if WEFT_TRACE_ENABLED
 
-// A timeline, and a device that runs.
-class Spans : public ThreadedCuda {
- protected:
-  ~Spans() override { trace::timeline::finish(); }
-  void record_timeline() { trace::timeline::join(folder_ + "/run.json", {"0123456789abcdef", 0, 1, {}}); }
-
-  // Ends the timeline when it has so many (ctest's time limit ends the waiting); what stands in its part.
-  static std::vector<DeviceSpan> ended(std::size_t count) {
-    const std::string path = trace::timeline::own_part();
-    while (read(path).size() < count) std::this_thread::yield();
-    EXPECT_EQ(trace::timeline::end_part(), path);
-    return read(path);
-  }
-  static std::vector<DeviceSpan> read(const std::string& path) {
-    std::vector<DeviceSpan> spans;
-    std::ifstream part(path);
-    for (std::string line; std::getline(part, line);) {
-      if (!line.starts_with("[\"D\"") || !line.ends_with("]")) continue;  // or it is being written
-      DeviceSpan span;
-      unsigned long stream = 0;
-      EXPECT_EQ(std::sscanf(line.c_str(), "[\"D\",%d,%lu,%ld,%ld,\"pack\",\"kernels\",%*d,%*d,%ld", &span.device, &stream,
-                            &span.begin, &span.end, &span.error),
-                5)
-          << line;
-      spans.push_back(span);
-    }
-    return spans;
-  }
-
-  std::vector<std::pair<std::int64_t, std::int64_t>> bounds;
-
- private:
-  const harness::Folder kept_;
-  const std::string folder_ = kept_.path();
-};
+class Spans : public ThreadedCuda {};
 
 TEST_F(Spans, AreNothingWithoutATimeline) {
   const Stream stream(*device);
@@ -81,8 +42,9 @@ TEST_F(Spans, AreNothingWithoutATimeline) {
 }
 
 TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStated) {
-  record_timeline();
+  harness::DeviceTimeline timeline;
   const Stream stream(*device);
+  std::vector<std::pair<std::int64_t, std::int64_t>> bounds;
   for (int i = 0; i < 3; ++i) {
     const std::int64_t before = trace::now();
     fake.delay(&Driver::launch_kernel, 20ms);
@@ -92,9 +54,13 @@ TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStat
     ASSERT_TRUE(record(stream).synchronize(Deadline::in(10s)));
     bounds.emplace_back(before, trace::now());
   }
-  const auto shown = ended(bounds.size());
+  const auto shown = timeline.ended(bounds.size());
   ASSERT_EQ(shown.size(), bounds.size());
   for (std::size_t i = 0; i < shown.size(); ++i) {
+    EXPECT_EQ(shown[i].name, "pack");
+    EXPECT_EQ(shown[i].layer, "kernels");
+    EXPECT_EQ(shown[i].bytes, 64u);
+    EXPECT_EQ(shown[i].rank, 3);
     EXPECT_GT(shown[i].error, 0);
     EXPECT_GE(shown[i].begin, bounds[i].first - shown[i].error);
     EXPECT_LE(shown[i].end, bounds[i].second + shown[i].error);
@@ -104,7 +70,7 @@ TEST_F(Spans, LieWhereTheDeviceDidTheWorkByTheHostsClockWithinTheErrorThatIsStat
 }
 
 TEST_F(Spans, ThatNobodyEndsAreNotShown) {
-  record_timeline();
+  harness::DeviceTimeline timeline;
   const Stream stream(*device);
   {
     Span dropped = Span::begin(stream, "pack", trace::Layer::Kernels);
@@ -113,11 +79,11 @@ TEST_F(Spans, ThatNobodyEndsAreNotShown) {
     kept.end(stream);
   }
   ASSERT_TRUE(record(stream).synchronize(Deadline::in(10s)));
-  EXPECT_EQ(ended(1).size(), 1u);
+  EXPECT_EQ(timeline.ended(1).size(), 1u);
 }
 
 TEST_F(Spans, OfAStreamThatIsLostAreLeftOut) {
-  record_timeline();
+  harness::DeviceTimeline timeline;
   const Stream stream(*device);
   Span span = Span::begin(stream, "pack", trace::Layer::Kernels);
   fake.lose_context(0);
@@ -127,6 +93,27 @@ TEST_F(Spans, OfAStreamThatIsLostAreLeftOut) {
   second.end(stream);
   device->spans().collect([](const DeviceSpan&) { ADD_FAILURE() << "a span of a lost device"; });
   take_logged();
+}
+
+// What waits in line is enqueued by another thread than the one that brought it about.
+TEST_F(Spans, AnArrowComesFromTheRangeAroundThemOrFromWhereTheCallerSays) {
+  constinit static trace::Name bucket{trace::Layer::User, "bucket"}, gradient{trace::Layer::User, "gradient"};
+  harness::DeviceTimeline timeline;
+  const Stream stream(*device);
+  trace::Arrow earlier;
+  {
+    const trace::Range range(gradient);
+    earlier = trace::Arrow::leave();
+  }
+  {
+    const trace::Range range(bucket);
+    Span::begin(stream, "first", trace::Layer::Kernels).end(stream);
+    Span::begin(stream, "second", trace::Layer::Kernels, 0, -1, earlier).end(stream);
+  }
+  Span::begin(stream, "third", trace::Layer::Kernels).end(stream);
+  ASSERT_TRUE(record(stream).synchronize(Deadline::in(10s)));
+  EXPECT_THAT(timeline.names(3), testing::ElementsAre("first: 0 bytes", "second: 0 bytes", "third: 0 bytes"));
+  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("bucket -> first", "gradient -> second"));
 }
 
 #endif

@@ -1,12 +1,15 @@
 // What CudaKernels enqueues: how many launches, of which kernels and grids, and that the host never waits. Over the fake
 // driver, whose streams this test steps.
 
+#include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
 #include <weft/kernels/cuda_kernels.h>
 #include <weft/kernels/kernel_image.h>
 #include <weft/kernels/kernel_list.h>
 #include <weft/kernels/segments.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/kernels/fake_kernels.h>
 
 namespace weft::kernels {
@@ -139,6 +142,32 @@ TEST_F(CudaLaunch, RefusesBeforeAnythingIsEnqueued) {
               HasSubstr("these kernels are loaded on cuda:0, the stream is of cuda:1"));
   EXPECT_THAT(enqueued(), ElementsAre());
 }
+
+#if WEFT_TRACE_ENABLED
+class CudaLaunchInATimeline : public cuda::ThreadedCuda {};
+
+TEST_F(CudaLaunchInATimeline, IsOneSpanForACallWithAnArrowFromWhatBroughtItAbout) {
+  constinit static trace::Name gradient{trace::Layer::User, "gradient"};
+  define_kernels(fake);
+  const CudaKernels kernels(device);
+  const cuda::Stream stream(*device);
+  const cuda::DeviceMemory memory(stream, 64 << 10);
+  const Slice flat = memory.slice().part(0, 32 << 10), other = memory.slice().part(32 << 10, 32 << 10);
+  std::vector<Slice> many(2 * ManyLaunch<Cast<float, Half>>::kSegments + 1, other.part(0, 4));
+  const AdamWTensor tensor{flat, flat, other, other, {}};
+  harness::DeviceTimeline timeline;
+  {
+    const trace::Range range(gradient);
+    kernels.pack(many, Dtype::Float32, flat.part(0, many.size() * 2), Dtype::Float16, 1, stream);
+  }
+  kernels.cast({&flat, 1}, Dtype::Float32, {&other, 1}, Dtype::Float32, 1, stream);
+  kernels.adamw_step({&tensor, 1}, Dtype::Float32, Dtype::Float32, {}, stream);
+  ASSERT_TRUE(cuda::record(stream).synchronize(Deadline::in(std::chrono::seconds(60))));
+  EXPECT_THAT(timeline.names(3), ElementsAre("pack: " + std::to_string(many.size() * 2) + " bytes", "cast: 32768 bytes",
+                                             "adamw_step: 32768 bytes"));
+  EXPECT_THAT(timeline.arrows(), ElementsAre("adamw_step -> adamw_step", "cast -> cast", "gradient > pack -> pack"));
+}
+#endif
 
 TEST_F(CudaLaunch, CodeIsUnloadedLaterNotInTheDestructor) {
   EXPECT_EQ(fake.alive().libraries, 1u);

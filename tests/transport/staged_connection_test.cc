@@ -4,10 +4,13 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <map>
 
 #include <weft/cuda/fence.h>
 #include <weft/cuda/memory.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/staged_connection.h>
@@ -82,6 +85,30 @@ TEST_F(StagedConnectionTest, CopiesNoFurtherAheadThanItHasChunks) {
   EXPECT_EQ(copies() - before, 64);
   EXPECT_EQ(stage->pinned().usage().used_bytes, pinned);
 }
+
+#if WEFT_TRACE_ENABLED
+TEST_F(StagedConnectionTest, EachPieceIsASpanOfTheTimelineOnItsWayOutAndOnItsWayIn) {
+  constinit static trace::Name gradient{trace::Layer::User, "send gradient"};
+  stage_near();
+  const auto from = on_device(kChunkBytes + 7), to = on_device(kChunkBytes + 7);
+  std::atomic<bool> arrived{false};
+  far->receive({[&](const Arrival&) { arrived = true; }, [](const Error&) {}});
+  harness::DeviceTimeline timeline;
+  Op sent;
+  {
+    const trace::Range range(gradient);
+    sent = near->send({}, std::array{from->slice()}, from, {});
+  }
+  ASSERT_TRUE(loop->drive([&] { return arrived.load(); }, patience()));
+  expect_good(far->accept(std::array{to->slice()}, to, {}));
+  expect_good(sent);
+  std::map<std::string, std::vector<std::uint64_t>> bytes;
+  for (const auto& span : timeline.ended(4)) bytes[span.name].push_back(span.bytes);
+  EXPECT_EQ(bytes, (std::map<std::string, std::vector<std::uint64_t>>{{"copy to host", {kChunkBytes, 7}},
+                                                                      {"copy to device", {kChunkBytes, 7}}}));
+  EXPECT_THAT(timeline.arrows(), testing::Contains("send gradient > enqueue copies -> copy to host"));
+}
+#endif
 
 TEST_F(StagedConnectionTest, ACopyThatIsRefusedAtOnceFailsItsMessageAlone) {
   stage_near();

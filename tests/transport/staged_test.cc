@@ -6,7 +6,9 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/memory.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/device_timeline.h>
 #include <weft/transport/staged.h>
 
 namespace weft::transport {
@@ -189,6 +191,31 @@ TEST_F(StagedTest, OnlyWhatIsReadIsCopiedOutAndOnlyWhatIsWrittenBack) {
   EXPECT_EQ(copies(), before + 2);
   EXPECT_EQ(value_of(*a), 7);
 }
+
+#if WEFT_TRACE_ENABLED
+TEST_F(StagedTest, EachCopyIsOneSpanOfTheTimelineWithItsBytes) {
+  constinit static trace::Name bucket{trace::Layer::User, "bucket"};
+  const auto a = number(3), b = number(4);
+  harness::DeviceTimeline timeline;
+  std::vector<Op> ops;
+  {
+    const trace::Range range(bucket);
+    ops.push_back(staged->all_reduce(floats(*a), ReduceOp::Sum, a, Fence()));
+  }
+  wait_for_call(0).completion->finish();
+  ops.push_back(staged->barrier(Fence()));  // copies nothing
+  wait_for_call(1).completion->finish();
+  ops.push_back(staged->point_to_point()->send(floats(*a), 1, 9, a, Fence()));
+  wait_for_call(2).completion->finish();
+  ops.push_back(staged->point_to_point()->recv(floats(*b), 1, 9, b, Fence()));
+  wait_for_call(3).completion->finish();
+  for (const Op& op : ops) EXPECT_TRUE(op.done().synchronize(soon()));
+  EXPECT_THAT(timeline.names(4), testing::UnorderedElementsAre("copy to host: 4 bytes", "copy to device: 4 bytes",
+                                                               "copy to host: 4 bytes", "copy to device: 4 bytes"));
+  EXPECT_THAT(timeline.arrows(), testing::ElementsAre("bucket > stage -> copy to device", "bucket > stage -> copy to host",
+                                                      "stage -> copy to device", "stage -> copy to host"));
+}
+#endif
 
 TEST_F(StagedTest, AStreamThatWaitsGoesOnWhenTheHostsHalfFails) {
   const auto a = number(3);

@@ -57,6 +57,12 @@ std::string unsupported(const char* name, Dtype dtype, ReduceOp op) {
          std::string(weft::name(op));
 }
 
+std::size_t bytes_of(std::span<const Slice> slices) {
+  std::size_t bytes = 0;
+  for (const Slice& slice : slices) bytes += slice.bytes;
+  return bytes;
+}
+
 // A fence behind everything on the communicator's stream; one that has passed where nothing will run there any more.
 Fence behind(const Handle& handle) noexcept {
   try {
@@ -192,58 +198,63 @@ std::optional<Reduction> NcclCommunicator::reduction_for(Dtype dtype, ReduceOp o
 }
 
 Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return issue("broadcast", std::move(pin), std::move(ready), nccl::broadcast(data.slice, root));
+  return issue("broadcast", data.slice.bytes, std::move(pin), std::move(ready), nccl::broadcast(data.slice, root));
 }
 
 Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
-  return issue("all_reduce", std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction));
+  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction));
 }
 
 Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
-  return issue("reduce", std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root));
+  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root));
 }
 
 Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
-  return issue("all_gather", std::move(pin), std::move(ready), nccl::all_gather(outputs, input.slice, rank_));
+  return issue("all_gather", input.slice.bytes + bytes_of(outputs), std::move(pin), std::move(ready),
+               nccl::all_gather(outputs, input.slice, rank_));
 }
 
 Op NcclCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin,
                             Fence ready) noexcept {
-  return issue("gather", std::move(pin), std::move(ready), nccl::gather(outputs, input.slice, rank_, root));
+  return issue("gather", input.slice.bytes + bytes_of(outputs), std::move(pin), std::move(ready),
+               nccl::gather(outputs, input.slice, rank_, root));
 }
 
 Op NcclCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
                              Fence ready) noexcept {
-  return issue("scatter", std::move(pin), std::move(ready), nccl::scatter(output.slice, inputs, rank_, root));
+  return issue("scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
+               nccl::scatter(output.slice, inputs, rank_, root));
 }
 
 Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
                                     Fence ready) noexcept {
   const auto reduction = reduction_for(output.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
-  return issue("reduce_scatter", std::move(pin), std::move(ready),
+  return issue("reduce_scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
                nccl::reduce_scatter(output.slice, inputs, *reduction, rank_));
 }
 
 Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
                                 Fence ready) noexcept {
-  return issue("all_to_all", std::move(pin), std::move(ready), nccl::all_to_all(outputs, inputs));
+  return issue("all_to_all", bytes_of(outputs) + bytes_of(inputs), std::move(pin), std::move(ready),
+               nccl::all_to_all(outputs, inputs));
 }
 
 Op NcclCommunicator::barrier(Fence ready) noexcept {
   const Slice word = scratch_.slice().part(0, kBarrierBytes);  // zero, and stays so
-  return issue("barrier", Pin(), std::move(ready), nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
+  return issue("barrier", 0, Pin(), std::move(ready), nccl::all_reduce(word, *reduction_of(Dtype::Int32, ReduceOp::Sum)));
 }
 
 Op NcclCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
   if (tag != 0)
     return refuse(Blame::Unsupported, "send with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
   if (to == rank_) return refuse(Blame::Caller, "send to rank " + std::to_string(to) + ", which is this rank");
-  return issue("send to rank " + std::to_string(to), std::move(pin), std::move(ready), nccl::send(data.slice, to));
+  return issue("send to rank " + std::to_string(to), data.slice.bytes, std::move(pin), std::move(ready),
+               nccl::send(data.slice, to));
 }
 
 Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
@@ -252,15 +263,16 @@ Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
   if (tag != 0)
     return refuse(Blame::Unsupported, "recv with tag " + std::to_string(tag) + ": NCCL's messages have no tags; use 0");
   if (from == rank_) return refuse(Blame::Caller, "recv from rank " + std::to_string(from) + ", which is this rank");
-  return issue("recv from rank " + std::to_string(from), std::move(pin), std::move(ready), nccl::recv(data.slice, from));
+  return issue("recv from rank " + std::to_string(from), data.slice.bytes, std::move(pin), std::move(ready),
+               nccl::recv(data.slice, from));
 }
 
-Op NcclCommunicator::issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept {
-  trace::Range range(enqueuing, {.rank = rank_, .ranks = size_});
+Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call) noexcept {
+  trace::Range range(enqueuing, {.bytes = bytes, .rank = rank_, .ranks = size_, .device = device_->index()});
   std::unique_lock lock(mutex_);
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());
-  Request request{name, std::move(call), ready, launch};
+  Request request{name, std::move(call), ready, launch, bytes, trace::Arrow::leave()};
   std::optional<std::string> captured;  // its name
   if (cuda::is_captured(ready)) captured = name;
   const bool is_first = line_.empty();
@@ -304,7 +316,8 @@ Op NcclCommunicator::refuse(Blame blame, const std::string& text) const noexcept
 void NcclCommunicator::start(Request& request) {
   request.ready.wait(handle_->stream());
   if (trace::timeline::on()) {
-    request.span = cuda::Span::begin(handle_->stream(), trace::keep(request.name), trace::Layer::Transport, 0, rank_);
+    request.span = cuda::Span::begin(handle_->stream(), trace::keep(request.name), trace::Layer::Transport, request.bytes,
+                                     rank_, request.issued);
   }
   handle_->start(request.call);
 }

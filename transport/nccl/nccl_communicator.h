@@ -67,13 +67,17 @@ class NcclCommunicator final : public Communicator,
     Handle::Call call;
     Fence ready;
     std::shared_ptr<Launch> launch;
+    // For the timeline.
+    std::size_t bytes = 0;
+    trace::Arrow issued = {};  // from there, also where another thread starts it later
+    cuda::Span span = {};
     bool started = false;
-    cuda::Span span = {};  // for the timeline
   };
 
   void warm_up(Deadline deadline);
   std::optional<Reduction> reduction_for(Dtype dtype, ReduceOp op) const;
-  Op issue(std::string name, Pin pin, Fence ready, Handle::Call call) noexcept;
+  // `bytes` of all that it reads and writes.
+  Op issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call) noexcept;
   void see_through_capture(const Launch& launch, const std::string& name) noexcept;
   // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
   Op refuse(Blame blame, const std::string& text) const noexcept;

@@ -1,9 +1,9 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
-#include <fstream>
 #include <latch>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ops/full.h>
@@ -17,9 +17,9 @@
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
-#include <weft/profiling/trace/timeline.h>
+#include <weft/profiling/trace/trace.h>
+#include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
-#include <weft/tests/harness/folder.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -109,29 +109,32 @@ TEST_F(CudaGroup, OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotT
 }
 
 #if WEFT_TRACE_ENABLED
-// What summaries call exposed: ctest's time limit ends the looking for it.
-TEST_F(CudaGroup, WhatAStreamWaitsForIsASpanOfTheTimeline) {
-  const harness::Folder folder;
-  trace::timeline::join(folder.path() + "/run.json", {"0123456789abcdef", 0, 1, {}});
-  const std::string part = trace::timeline::own_part();
-  const auto waits = [&] {
-    std::ifstream file(part);
-    int count = 0;
-    for (std::string line; std::getline(file, line);)
-      count += line.starts_with("[\"D\"") && line.find("\"wait\",\"engine\"") != std::string::npos;
-    return count;
-  };
+// What summaries call exposed, and the copies through host memory, whose arrows come from what issued them.
+TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimeline) {
+  constinit static trace::Name gradients{trace::Layer::User, "gradients"};
+  harness::DeviceTimeline timeline;
+  std::vector<std::string> names;
+  std::latch waited(kRanks);
   run([&](Rank& rank) {
     const at::Tensor tensor = bytes(rank, 8);
     fill(rank, tensor, rank.rank + 1);
     fake_->hold(stream(rank));
-    Work work = rank.group.all_reduce(tensor);
-    work.wait();
+    {
+      const trace::Range range(gradients);
+      rank.group.all_reduce(tensor).wait();
+    }
     fake_->release(stream(rank));
     drain(rank, devices(rank));
-    while (waits() < kRanks) std::this_thread::yield();  // the devices live meanwhile
+    waited.arrive_and_wait();  // the devices live meanwhile
+    if (rank.rank == 0) names = timeline.names(3 * kRanks);
+    rank.group.barrier().wait();
   });
-  trace::timeline::finish();
+  EXPECT_THAT(names, testing::UnorderedElementsAre("wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes",
+                                                   "wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes"));
+  EXPECT_THAT(timeline.arrows(),
+              testing::ElementsAre("gradients > stage -> copy to device", "gradients > stage -> copy to device",
+                                   "gradients > stage -> copy to host", "gradients > stage -> copy to host",
+                                   "gradients > wait -> wait", "gradients > wait -> wait"));
 }
 #endif
 

@@ -1,6 +1,7 @@
 // The NCCL backend over the fake NCCL: what it asks of the library, and how it fails. (That its results are right is
 // claimed for every backend in tests/conformance.)
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -8,7 +9,9 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/flag_pool.h>
 #include <weft/cuda/poll.h>
+#include <weft/profiling/trace/trace.h>
 #include <weft/tests/cuda/fake_cuda.h>
+#include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/fake_nccl.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 #include <weft/transport/nccl/nccl.h>
@@ -176,6 +179,39 @@ TEST_F(NcclTest, ThePinIsHeldUntilTheStreamIsDoneWithIt) {
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
   EXPECT_TRUE(first.done().query());
 }
+
+#if WEFT_TRACE_ENABLED
+// Also of what another thread starts, because it had to wait in line.
+TEST_F(NcclTest, AnOperationIsOneSpanOfTheTimelineWithAnArrowFromWhoIssuedIt) {
+  constinit static trace::Name bucket{trace::Layer::User, "bucket"};
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  const auto both = std::make_shared<cuda::DeviceMemory>(stream, 2 * sizeof(float));
+  const Slice parts[] = {both->slice().part(0, 4), both->slice().part(4, 4)};
+  harness::DeviceTimeline timeline;
+  nccl.hold(0);
+  std::vector<Op> ops;
+  {
+    const trace::Range range(bucket);
+    ops.push_back(ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence()));
+    ops.push_back(ranks[0]->all_gather(parts, floats(*a), both, Fence()));
+  }
+  ops.push_back(ranks[1]->all_reduce(floats(*b), ReduceOp::Sum, b, Fence()));
+  ops.push_back(ranks[1]->all_gather(parts, floats(*b), both, Fence()));
+  nccl.release(0);
+  for (const Op& op : ops) EXPECT_TRUE(op.done().synchronize(soon()));
+  std::map<int, std::vector<std::string>> shown;
+  for (const auto& span : timeline.ended(4)) {
+    EXPECT_EQ(span.layer, "transport");
+    shown[span.rank].push_back(span.name + ": " + std::to_string(span.bytes) + " bytes");
+  }
+  const std::vector<std::string> expected{"all_reduce: 4 bytes", "all_gather: 12 bytes"};
+  EXPECT_EQ(shown, (std::map<int, std::vector<std::string>>{{0, expected}, {1, expected}}));
+  EXPECT_THAT(timeline.arrows(),
+              testing::ElementsAre("bucket > nccl enqueue -> all_gather", "bucket > nccl enqueue -> all_reduce",
+                                   "nccl enqueue -> all_gather", "nccl enqueue -> all_reduce"));
+}
+#endif
 
 TEST_F(NcclTest, WhatMustConnectFirstWaitsInLineAndKeepsItsOrder) {
   auto ranks = join(2);
