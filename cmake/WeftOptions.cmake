@@ -129,10 +129,15 @@ weft_decide(METRICS ${metrics_found} "no prometheus/exposer.h; install prometheu
 
 # --- Ranges: for the timeline, and by NVTX for tools where its headers are.
 weft_decide(TRACE TRUE "")
+set(WEFT_NVTX OFF)
 if(WEFT_TRACE)
-  find_path(WEFT_NVTX_INCLUDE_DIR nvtx3/nvtx3.hpp HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NVTX_ROOT}/include)
-  if(NOT WEFT_NVTX_INCLUDE_DIR)
-    message(STATUS "no nvtx3/nvtx3.hpp, so Nsight sees no ranges; it comes with the CUDA toolkit")
+  # The torch wheel for CUDA brings nvidia-nvtx, which a build without a toolkit can use as well.
+  find_path(WEFT_NVTX_INCLUDE_DIR nvtx3/nvtx3.hpp
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NVTX_ROOT}/include ${Libtorch_ROOT}/../nvidia/cu13/include)
+  if(WEFT_NVTX_INCLUDE_DIR)
+    set(WEFT_NVTX ON)
+  else()
+    message(STATUS "no nvtx3/nvtx3.hpp, so Nsight sees no ranges; it comes with the CUDA toolkit, and with torch's wheel for CUDA")
   endif()
 endif()
 

@@ -259,7 +259,7 @@ std::shared_ptr<Held> StagedCommunicator::hold(const std::vector<Part>& parts, P
 }
 
 Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin pin, Fence ready, HostCall call) noexcept {
-  trace::Range range(staging, {.rank = rank(), .ranks = size()});
+  trace::Range range(staging, {.rank = rank(), .ranks = size(), .device = device_->index()});
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
   std::shared_ptr<cuda::MappedFlag> landed;
@@ -307,7 +307,7 @@ void StagedCommunicator::begin(const std::shared_ptr<Held>& held, const std::sha
 }
 
 Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
-  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
+  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   const std::string name = "send to rank " + std::to_string(to);
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
@@ -336,7 +336,7 @@ Op StagedCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fenc
 }
 
 Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
-  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size()});
+  trace::Range range(staging, {.bytes = data.slice.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   const std::string name = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
   if (cuda::is_captured(ready)) return refuse_capture(name);
   std::shared_ptr<Held> held;
@@ -369,7 +369,7 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
 // The message has come: copies it to where it belongs. On a thread of the host's communicator.
 void StagedCommunicator::land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
                               const Slice& to, const Fence& ready, const std::string& name) noexcept {
-  const trace::Range range(staging, {.bytes = to.bytes, .rank = rank(), .ranks = size()});
+  const trace::Range range(staging, {.bytes = to.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   try {
     if (const auto lost = device_->lost()) throw *lost;
     ready.wait(receiving_);

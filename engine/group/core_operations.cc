@@ -13,8 +13,8 @@ namespace {
 
 // The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
 // shape are the first one's.
-trace::About about(const char* name, std::uint64_t number, std::span<const at::Tensor> tensors) {
-  trace::About about{.name = name, .sequence = number};
+trace::About about(const char* name, std::uint64_t number, const c10::Device& device, std::span<const at::Tensor> tensors) {
+  trace::About about{.name = name, .sequence = number, .device = device.is_cpu() ? -1 : device.index()};
   if (tensors.empty()) return about;
   for (const at::Tensor& tensor : tensors) about.bytes += tensor.nbytes();
   const at::Tensor& first = tensors.front();
@@ -74,7 +74,7 @@ Work Core::issue(Operation operation, const Call& call) {
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
   state->what = std::string(operation.name) + " #" + std::to_string(number);
-  auto shown = about(operation.name, number, operation.tensors);
+  auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
   auto traced = trace::Operation::begin(member_, trace::Kind::Collective, shown);
@@ -159,7 +159,8 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
     ledger_->begin_recv(peer);
   }
   const bool from_any = peer == transport::kAnySource;
-  auto shown = about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), {&tensor, 1});
+  auto shown =
+      about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), tensor.device(), {&tensor, 1});
   shown.peer = peer;
   shown.tag = tag;
   auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);

@@ -19,22 +19,28 @@ inline namespace enabled {
 
 namespace {
 
-// A Payload as the tool sees it.
+// A Payload as the tool sees it, and what only operations have.
 struct Wire {
-  std::uint64_t bytes;
-  nvtxStringHandle_t operation;
-  std::int32_t rank;
-  std::int32_t ranks;
-  std::int32_t device;
+  std::uint64_t communicator = 0;
+  std::uint64_t bytes = 0;
+  nvtxStringHandle_t reduction = nullptr;
+  std::int32_t rank = -1;
+  std::int32_t ranks = -1;
+  std::int32_t device = -1;
+  std::int32_t root = -1;
+  std::int32_t peer = -1;
 };
 
 constexpr nvtxPayloadSchemaEntry_t kWireEntries[] = {
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "NCCL communicator ID", nullptr, 0, offsetof(Wire, communicator), nullptr, nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_UINT64, "Message size [bytes]", nullptr, 0, offsetof(Wire, bytes), nullptr, nullptr},
-    {0, NVTX_PAYLOAD_ENTRY_TYPE_NVTX_REGISTERED_STRING_HANDLE, "Reduction operation", nullptr, 0, offsetof(Wire, operation),
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_NVTX_REGISTERED_STRING_HANDLE, "Reduction operation", nullptr, 0, offsetof(Wire, reduction),
      nullptr, nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Rank", nullptr, 0, offsetof(Wire, rank), nullptr, nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "No. of ranks", nullptr, 0, offsetof(Wire, ranks), nullptr, nullptr},
     {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "CUDA device", nullptr, 0, offsetof(Wire, device), nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Root", nullptr, 0, offsetof(Wire, root), nullptr, nullptr},
+    {0, NVTX_PAYLOAD_ENTRY_TYPE_INT32, "Peer rank", nullptr, 0, offsetof(Wire, peer), nullptr, nullptr},
 };
 
 constexpr std::uint64_t kWireSchema = NVTX_PAYLOAD_SCHEMA_ID_STATIC_START;  // unique within our domain
@@ -80,6 +86,19 @@ nvtxStringHandle_t registered(Layer layer, const char* text) {
   return handles.emplace(std::pair(layer, text), made).first->second;
 }
 
+// The same on all ranks of a group, and another for one that is made anew: FNV-1a of what they have in common. (Not what
+// NCCL calls its communicators, which it tells nobody.)
+std::uint64_t communicator_of(const Member& member) {
+  const Party& party = *member.party();
+  if (party.kind != "group") return 0;
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  for (const char letter : party.name) mix(static_cast<unsigned char>(letter));
+  for (const int rank : party.ranks) mix(static_cast<std::uint64_t>(rank));
+  mix(member.generation());
+  return hash;
+}
+
 }  // namespace
 
 // The attributes of one event, and the memory they point to.
@@ -102,8 +121,12 @@ struct Attributes {
 
   // In the domain of that layer.
   void attach(Layer layer, const Payload& payload) {
-    const nvtxStringHandle_t operation = payload.operation ? registered(layer, payload.operation->text()) : nullptr;
-    wire = {payload.bytes, operation, payload.rank, payload.ranks, payload.device};
+    const nvtxStringHandle_t reduction = *payload.reduction != '\0' ? registered(layer, payload.reduction) : nullptr;
+    wire = {.bytes = payload.bytes,
+            .reduction = reduction,
+            .rank = payload.rank,
+            .ranks = payload.ranks,
+            .device = payload.device};
     data = {kWireSchema, sizeof wire, &wire};
     event.payloadType = NVTX_PAYLOAD_TYPE_EXT;
     event.reserved0 = 1;  // payloads in the array that follows
@@ -161,10 +184,19 @@ void mark(Name& name, const Payload* payload) noexcept {
   with(name, payload, [](nvtxDomainHandle_t where, const auto* event) { nvtxDomainMarkEx(where, event); });
 }
 
-std::uint64_t start(const char* text, const Payload& payload) noexcept {
+std::uint64_t start(const Member& member, Kind kind, const About& about) noexcept {
   const nvtxDomainHandle_t where = domain(Layer::Engine);
   if (where == nullptr) return 0;
-  return nvtxDomainRangeStartEx(where, Attributes(Layer::Engine, text, payload).get());
+  const Party& party = *member.party();
+  Attributes attributes(Layer::Engine, about.name,
+                        {.bytes = about.bytes,
+                         .reduction = about.reduction,
+                         .rank = party.rank,
+                         .ranks = static_cast<std::int32_t>(party.ranks.size()),
+                         .device = about.device});
+  attributes.wire.communicator = communicator_of(member);
+  (kind == Kind::Collective ? attributes.wire.root : attributes.wire.peer) = about.peer;
+  return nvtxDomainRangeStartEx(where, attributes.get());
 }
 
 void stop(std::uint64_t range) noexcept {

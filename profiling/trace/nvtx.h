@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::trace::nvtx {
@@ -12,14 +13,14 @@ namespace weft::trace::nvtx {
 void push(Name& name, const Payload* payload) noexcept;
 void pop(Layer layer) noexcept;
 void mark(Name& name, const Payload* payload) noexcept;
-// A range of the engine that ends on another thread; 0 without a tool. The text has static lifetime.
-std::uint64_t start(const char* text, const Payload& payload) noexcept;
+// An operation as a range of the engine, which may end on another thread; 0 without a tool.
+std::uint64_t start(const Member& member, Kind kind, const About& about) noexcept;
 void stop(std::uint64_t range) noexcept;
 #else
 inline void push(Name&, const Payload*) noexcept {}
 inline void pop(Layer) noexcept {}
 inline void mark(Name&, const Payload*) noexcept {}
-inline std::uint64_t start(const char*, const Payload&) noexcept { return 0; }
+inline std::uint64_t start(const Member&, Kind, const About&) noexcept { return 0; }
 inline void stop(std::uint64_t) noexcept {}
 #endif
 

@@ -95,8 +95,7 @@ Operation Operation::begin(const Member& member, Kind kind, const About& about) 
   made.bytes_ = about.bytes;
   made.begun_ = now();
   made.ticket_ = flight_recorder().begin(member, kind, about, made.begun_);
-  const auto ranks = static_cast<std::int32_t>(member.party()->ranks.size());
-  made.range_ = nvtx::start(about.name, {.bytes = about.bytes, .rank = member.party()->rank, .ranks = ranks});
+  made.range_ = nvtx::start(member, kind, about);
   if (timeline::on()) timeline::begin(made.ticket_, member, kind, about, made.begun_);
   if (auto* watching = observer.load(std::memory_order_acquire)) watching->begun(kind, about.name, about.bytes);
   return made;

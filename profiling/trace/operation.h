@@ -68,6 +68,7 @@ struct About {
   const char* dtype = "";
   std::span<const std::int64_t> shape;  // the first kMostDims dimensions are kept
   const char* reduction = "";           // of a collective that reduces: "Sum"
+  int device = -1;                      // the GPU of its tensors; -1: none
 };
 
 // The same text for as long as the process lives. For texts of which there are few: groups, functions.

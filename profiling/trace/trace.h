@@ -42,7 +42,7 @@ class Name {
 // "No. of ranks" and "CUDA device"; ours are called the same, so that Nsight's tables join. -1: not known.
 struct Payload {
   std::uint64_t bytes = 0;
-  Name* operation = nullptr;
+  const char* reduction = "";  // "Sum"; has static lifetime
   std::int32_t rank = -1;
   std::int32_t ranks = -1;
   std::int32_t device = -1;
@@ -91,7 +91,7 @@ class Name {
 
 struct Payload {
   std::uint64_t bytes = 0;
-  Name* operation = nullptr;
+  const char* reduction = "";
   std::int32_t rank = -1;
   std::int32_t ranks = -1;
   std::int32_t device = -1;

@@ -204,13 +204,15 @@ Op NcclCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence re
 Op NcclCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("all_reduce", data.dtype, op));
-  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction));
+  return issue("all_reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::all_reduce(data.slice, *reduction),
+               op);
 }
 
 Op NcclCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
   const auto reduction = reduction_for(data.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce", data.dtype, op));
-  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root));
+  return issue("reduce", data.slice.bytes, std::move(pin), std::move(ready), nccl::reduce(data.slice, *reduction, root),
+               op);
 }
 
 Op NcclCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
@@ -235,7 +237,7 @@ Op NcclCommunicator::reduce_scatter(const Elements& output, std::span<const Slic
   const auto reduction = reduction_for(output.dtype, op);
   if (!reduction) return refuse(Blame::Unsupported, unsupported("reduce_scatter", output.dtype, op));
   return issue("reduce_scatter", output.slice.bytes + bytes_of(inputs), std::move(pin), std::move(ready),
-               nccl::reduce_scatter(output.slice, inputs, *reduction, rank_));
+               nccl::reduce_scatter(output.slice, inputs, *reduction, rank_), op);
 }
 
 Op NcclCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype, Pin pin,
@@ -267,8 +269,13 @@ Op NcclCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
                nccl::recv(data.slice, from));
 }
 
-Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call) noexcept {
-  trace::Range range(enqueuing, {.bytes = bytes, .rank = rank_, .ranks = size_, .device = device_->index()});
+Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call,
+                           std::optional<ReduceOp> reduction) noexcept {
+  trace::Range range(enqueuing, {.bytes = bytes,
+                                 .reduction = reduction ? weft::name(*reduction).data() : "",  // a literal
+                                 .rank = rank_,
+                                 .ranks = size_,
+                                 .device = device_->index()});
   std::unique_lock lock(mutex_);
   if (broken_) return Op::failed(broken_->within(name));
   const auto launch = std::make_shared<Launch>(weak_from_this());

@@ -77,7 +77,8 @@ class NcclCommunicator final : public Communicator,
   void warm_up(Deadline deadline);
   std::optional<Reduction> reduction_for(Dtype dtype, ReduceOp op) const;
   // `bytes` of all that it reads and writes.
-  Op issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call) noexcept;
+  Op issue(std::string name, std::size_t bytes, Pin pin, Fence ready, Handle::Call call,
+           std::optional<ReduceOp> reduction = std::nullopt) noexcept;
   void see_through_capture(const Launch& launch, const std::string& name) noexcept;
   // Of a reduction that can_reduce() refuses, or a message that NCCL does not know.
   Op refuse(Blame blame, const std::string& text) const noexcept;

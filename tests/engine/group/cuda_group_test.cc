@@ -1,6 +1,7 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
 #include <latch>
+#include <set>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -20,6 +21,9 @@
 #include <weft/profiling/trace/trace.h>
 #include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
+#ifdef WEFT_TEST_NVTX
+#include <weft/tests/harness/nvtx_tool.h>
+#endif
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -135,6 +139,28 @@ TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimel
               testing::ElementsAre("gradients > stage -> copy to device", "gradients > stage -> copy to device",
                                    "gradients > stage -> copy to host", "gradients > stage -> copy to host",
                                    "gradients > wait -> wait", "gradients > wait -> wait"));
+}
+#endif
+
+#ifdef WEFT_TEST_NVTX
+[[maybe_unused]] const bool tool_is_attached = (harness::attach_nvtx_tool(), true);  // before anything is traced
+
+TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).synchronize();
+    rank.group.barrier().synchronize();
+    at::Tensor on_host = at::ones({2});
+    rank.group.broadcast(on_host, 0).synchronize();
+  });
+  const auto recording = harness::take_nvtx_recording();
+  std::set<std::string> seen;
+  for (const char* name : {"all_reduce", "barrier", "broadcast"}) {
+    for (auto fields : recording.payloads(std::string("start weft.engine ") + name))
+      seen.insert(std::string(name) + " of rank " + fields["Rank"] + " on " + fields["CUDA device"]);
+  }
+  EXPECT_THAT(seen,
+              testing::ElementsAre("all_reduce of rank 0 on 0", "all_reduce of rank 1 on 1", "barrier of rank 0 on 0",
+                                   "barrier of rank 1 on 1", "broadcast of rank 0 on -1", "broadcast of rank 1 on -1"));
 }
 #endif
 

@@ -14,6 +14,9 @@
 #include <weft/tests/harness/device_timeline.h>
 #include <weft/tests/harness/fake_nccl.h>
 #include <weft/tests/harness/memory_bootstrap.h>
+#ifdef WEFT_TEST_NVTX
+#include <weft/tests/harness/nvtx_tool.h>
+#endif
 #include <weft/transport/nccl/nccl.h>
 #include <weft/transport/nccl/nccl_communicator.h>
 
@@ -210,6 +213,32 @@ TEST_F(NcclTest, AnOperationIsOneSpanOfTheTimelineWithAnArrowFromWhoIssuedIt) {
   EXPECT_THAT(timeline.arrows(),
               testing::ElementsAre("bucket > nccl enqueue -> all_gather", "bucket > nccl enqueue -> all_reduce",
                                    "nccl enqueue -> all_gather", "nccl enqueue -> all_reduce"));
+}
+#endif
+
+#ifdef WEFT_TEST_NVTX
+// Once, before anything is traced.
+[[maybe_unused]] const bool tool_is_attached = (harness::attach_nvtx_tool(), true);
+
+TEST_F(NcclTest, AToolSeesWhatIsReducedWhere) {
+  auto ranks = join(2);
+  const auto a = number(1), b = number(2);
+  harness::take_nvtx_recording();
+  const Op first = ranks[0]->all_reduce(floats(*a), ReduceOp::Max, a, Fence());
+  const Op second = ranks[1]->all_reduce(floats(*b), ReduceOp::Max, b, Fence());
+  EXPECT_TRUE(first.done().synchronize(soon()) && second.done().synchronize(soon()));
+  const auto expected = [](const char* rank) {
+    return std::map<std::string, std::string>{{"NCCL communicator ID", "0"},
+                                              {"Message size [bytes]", "4"},
+                                              {"Reduction operation", "Max"},
+                                              {"Rank", rank},
+                                              {"No. of ranks", "2"},
+                                              {"CUDA device", "0"},
+                                              {"Root", "-1"},
+                                              {"Peer rank", "-1"}};
+  };
+  EXPECT_THAT(harness::take_nvtx_recording().payloads("push weft.transport nccl enqueue"),
+              testing::ElementsAre(expected("0"), expected("1")));
 }
 #endif
 
