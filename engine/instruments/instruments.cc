@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 
 #include <weft/base/config.h>
@@ -56,15 +57,17 @@ trace::timeline::Clock by_calendar(const LocalClock& clock, transport::Bootstrap
 // Of this process: its part of the timeline, until the last group and agent has ended.
 class Recording {
  public:
-  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store,
+  Recording(Participant participant, std::string job, std::shared_ptr<transport::Bootstrap> store, JobClock clock,
             std::vector<std::shared_ptr<const void>> kept, bool away)
       : participant_(std::move(participant)),
         job_(std::move(job)),
         kept_(std::move(kept)),
         store_(std::move(store)),
+        clock_(std::move(clock)),
         away_(away) {}
   ~Recording() {
     try {
+      if (const auto clock = clock_.at_end()) trace::timeline::measured_again(*clock);
       if (participant_.rank == 0) take_parts(*store_, participant_.ranks, participant_.timeline, job_);
       if (away_) send();
     } catch (const std::exception& error) {
@@ -93,6 +96,7 @@ class Recording {
   const std::string job_;
   const std::vector<std::shared_ptr<const void>> kept_;  // outlives the store's use
   const std::shared_ptr<transport::Bootstrap> store_;
+  const JobClock clock_;
   const bool away_;
 };
 
@@ -101,7 +105,7 @@ std::map<int, std::weak_ptr<const Recording>> recordings;  // by rank: of thread
 
 // Where all ranks are known: how their parts come together.
 std::shared_ptr<const Recording> record(const Participant& participant, const std::string& job,
-                                        const std::shared_ptr<transport::Bootstrap>& store,
+                                        const std::shared_ptr<transport::Bootstrap>& store, JobClock clock,
                                         std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
   bool away = false;
   if (participant.rank == 0) {
@@ -115,7 +119,7 @@ std::shared_ptr<const Recording> record(const Participant& participant, const st
   std::lock_guard lock(recordings_mutex);
   auto& known = recordings[participant.rank];
   if (auto lives = known.lock()) return lives;
-  auto made = std::make_shared<const Recording>(participant, job, store, std::move(kept), away);
+  auto made = std::make_shared<const Recording>(participant, job, store, std::move(clock), std::move(kept), away);
   known = made;
   return made;
 }
@@ -127,24 +131,26 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   trace::timeline::Place place;
   place.rank = participant.rank;
   place.ranks = participant.ranks;
-  bool all_came = participant.ranks > 0;
+  std::optional<JobClock> compared;
   try {
     place.job = job_name(*store, deadline);
     agree_on_file(participant, *store, deadline);
-    const LocalClock clock = local_clock();
-    place.clock =
-        participant.ranks > 0 ? measure(participant, *store, clock, deadline) : by_calendar(clock, *store, deadline);
+    if (participant.ranks > 0) {
+      compared.emplace(participant, store, local_clock(), deadline);
+      place.clock = compared->at_start();
+    } else {
+      place.clock = by_calendar(local_clock(), *store, deadline);
+    }
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     log::warn("not all ranks make a timeline, so this one's clock is not compared: " + error.text());
     place.clock.error = 1'000'000'000;
-    all_came = false;
     if (place.job.empty()) return nullptr;
   }
   trace::timeline::join(participant.timeline, place);
-  if (!all_came) return nullptr;
+  if (!compared) return nullptr;
   try {
-    return record(participant, place.job, store, std::move(kept), deadline);
+    return record(participant, place.job, store, std::move(*compared), std::move(kept), deadline);
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     log::warn("the timeline of this rank may stay on its machine: " + error.text());

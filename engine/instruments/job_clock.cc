@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <weft/base/error.h>
+#include <weft/base/log.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/instruments/job_clock.h>
 
@@ -30,20 +31,42 @@ std::string take(transport::Bootstrap& store, const std::string& key, Deadline d
   return group::to_text(store.get(kBase + key, deadline));
 }
 
-std::string round_key(const char* what, int rank, int round) {
-  return std::string(what) + "/" + std::to_string(rank) + "/" + std::to_string(round);
+std::string round_key(const std::string& what, int rank, int round) {
+  return what + "/" + std::to_string(rank) + "/" + std::to_string(round);
 }
 
-void answer(const Participant& participant, transport::Bootstrap& store, const LocalClock& clock, Deadline deadline) {
-  for (int rank = 1; rank < participant.ranks; ++rank) {
-    if (take(store, "host/" + std::to_string(rank), deadline) == clock.host) continue;
-    for (int round = 0; round < kRounds; ++round) {
-      take(store, round_key("ask", rank, round), deadline);
-      put(store, round_key("answer", rank, round), std::to_string(clock.now()));
-      store.erase(kBase + round_key("ask", rank, round));
-    }
+// One rank's rounds; `when` keeps those of the start and of the end apart.
+void answer(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock, Deadline deadline) {
+  const std::string ask = when + std::string("ask"), reply = when + std::string("answer");
+  for (int round = 0; round < kRounds; ++round) {
+    take(store, round_key(ask, rank, round), deadline);
+    put(store, round_key(reply, rank, round), std::to_string(clock.now()));
+    store.erase(kBase + round_key(ask, rank, round));
   }
 }
+
+trace::timeline::Clock ask(const char* when, int rank, transport::Bootstrap& store, const LocalClock& clock,
+                           Deadline deadline) {
+  const std::string ask = when + std::string("ask"), reply = when + std::string("answer");
+  trace::timeline::Clock best{0, std::numeric_limits<std::int64_t>::max()};
+  for (int round = 0; round < kRounds; ++round) {
+    const std::int64_t before = clock.now();
+    put(store, round_key(ask, rank, round), "");
+    const std::int64_t theirs = number(take(store, round_key(reply, rank, round), deadline));
+    const std::int64_t after = clock.now();
+    store.erase(kBase + round_key(reply, rank, round));
+    const std::int64_t error = (after - before) / 2 + 1;
+    const std::int64_t middle = before + (after - before) / 2;
+    // The first round also waits for rank 0 to come to this rank at all.
+    if (error < best.error) best = {theirs - middle, error, middle};
+  }
+  return best;
+}
+
+constexpr const char* kStart = "";
+constexpr const char* kEnd = "end/";
+
+std::string done_key(int rank) { return kEnd + std::string("done/") + std::to_string(rank); }
 
 }  // namespace
 
@@ -55,26 +78,43 @@ LocalClock local_clock() {
           }};
 }
 
-trace::timeline::Clock measure(const Participant& participant, transport::Bootstrap& store, const LocalClock& clock,
-                               Deadline deadline) {
-  put(store, "host/" + std::to_string(participant.rank), clock.host);
-  if (participant.rank == 0) {
-    answer(participant, store, clock, deadline);
-    return {};
+JobClock::JobClock(const Participant& participant, std::shared_ptr<transport::Bootstrap> store, LocalClock clock,
+                   Deadline deadline)
+    : rank_(participant.rank), store_(std::move(store)), clock_(std::move(clock)) {
+  put(*store_, "host/" + std::to_string(rank_), clock_.host);
+  const auto differs = [&](int rank) { return take(*store_, "host/" + std::to_string(rank), deadline) != clock_.host; };
+  if (rank_ != 0) {
+    if (!differs(0)) return;
+    others_.push_back(0);
+    at_start_ = ask(kStart, rank_, *store_, clock_, deadline);
+    return;
   }
-  if (take(store, "host/0", deadline) == clock.host) return {};
-  trace::timeline::Clock best{0, std::numeric_limits<std::int64_t>::max()};
-  for (int round = 0; round < kRounds; ++round) {
-    const std::int64_t before = clock.now();
-    put(store, round_key("ask", participant.rank, round), "");
-    const std::int64_t theirs = number(take(store, round_key("answer", participant.rank, round), deadline));
-    const std::int64_t after = clock.now();
-    store.erase(kBase + round_key("answer", participant.rank, round));
-    const std::int64_t error = (after - before) / 2 + 1;
-    // The first round also waits for rank 0 to come to this rank at all.
-    if (error < best.error) best = {theirs - (before + after) / 2, error};
+  for (int rank = 1; rank < participant.ranks; ++rank) {
+    if (!differs(rank)) continue;
+    others_.push_back(rank);
+    answer(kStart, rank, *store_, clock_, deadline);
   }
-  return best;
+}
+
+std::optional<trace::timeline::Clock> JobClock::at_end(std::chrono::milliseconds patience) const noexcept {
+  for (const int other : others_) {
+    try {
+      const Deadline deadline = Deadline::in(rank_ == 0 ? patience : 2 * patience);
+      if (rank_ == 0) {
+        answer(kEnd, other, *store_, clock_, deadline);
+        take(*store_, done_key(other), deadline);  // the store may end with this process: not before it has been heard
+      } else {
+        const auto measured = ask(kEnd, rank_, *store_, clock_, deadline);
+        put(*store_, done_key(rank_), "");
+        return measured;
+      }
+    } catch (const std::exception& error) {
+      log::debug("the clocks of ranks " + std::to_string(rank_) + " and " + std::to_string(other) +
+                 " are not compared at the end: " + error.what());
+      patience /= 5;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace weft::instruments

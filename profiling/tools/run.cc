@@ -84,6 +84,7 @@ class Reader {
       run_.lost += word_of(rank, "events_lost");
       if (!flag_of(rank, "ended_in_order")) run_.cut.push_back(number);
       run_.ranks[number].clock_error = number_of(rank, "clock_error_ns") / 1000;
+      run_.ranks[number].clock_again = rank.contains("clock_measured_again") && flag_of(rank, "clock_measured_again");
       run_.ranks[number].has_ranges = !rank.contains("ranges") || flag_of(rank, "ranges");
     }
     for (auto& [number, rank] : run_.ranks) {

@@ -32,8 +32,9 @@ struct RankRun {
   std::vector<double> steps;     // when each began
   std::map<int, std::string> rows;
   double end = 0;
-  double clock_error = 0;  // microseconds
-  bool has_ranges = true;  // else its program was built with WEFT_TRACE=OFF
+  double clock_error = 0;    // microseconds
+  bool clock_again = false;  // it was compared at the end as well, and the drift taken out
+  bool has_ranges = true;    // else its program was built with WEFT_TRACE=OFF
 };
 
 struct Run {

@@ -374,7 +374,9 @@ std::string to_text(const Run& run, const Summary& summary, std::size_t steps) {
   std::string text = heading(run, summary);
   for (const auto& [rank, events] : run.ranks) {
     if (events.clock_error > 0)
-      text += line("the clock of rank %d was known to %.1f us at the start, and may drift", rank, events.clock_error);
+      text += line(events.clock_again ? "the clock of rank %d was known to %.1f us at the start and at the end"
+                                      : "the clock of rank %d was known to %.1f us at the start, and may drift",
+                   rank, events.clock_error);
   }
   if (run.lost > 0)
     text += line("%llu events are missing: there was no room for them", static_cast<unsigned long long>(run.lost));

@@ -255,14 +255,18 @@ void draw(const Timeline& timeline, std::FILE* file) {
   for (const Span& span : timeline.spans) processes[span.owner.job_rank];
   for (const ThreadRow& row : timeline.threads) processes[row.rank];
   Json ranks = Json::array();
+  bool is_measured_again = true;
   for (const auto& [rank, info] : timeline.ranks) {
-    processes[rank] =
-        " on " + info.machine +
-        (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs at the start" : "");
+    processes[rank] = " on " + info.machine +
+                      (info.clock_error > 0 ? ", clock ± " + std::to_string(info.clock_error / 1000) + " µs at the start" +
+                                                  (info.clock_again ? " and the end" : "")
+                                            : "");
+    is_measured_again = is_measured_again && (info.clock_again || info.clock_error == 0);
     ranks.push_back({{"rank", rank},
                      {"machine", info.machine},
                      {"pid", info.pid},
                      {"clock_error_ns", info.clock_error},
+                     {"clock_measured_again", info.clock_again},
                      {"events_lost", info.lost},
                      {"ranges", info.ranges},
                      {"ended_in_order", info.ended}});
@@ -292,7 +296,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
   draw_arrows(drawing, timeline);
   drawing.finish({{"weft", "timeline 1"},
                   {"job_ranks", timeline.job_ranks},
-                  {"clock_error_is_of", "the job's start"},  // clocks drift
+                  {"clock_error_is_of", is_measured_again ? "the job's start and end" : "the job's start"},  // clocks drift
                   {"ranks", ranks}});
 }
 

@@ -4,8 +4,8 @@
 // from a range to the operations begun in it and to what it has a GPU do, and from the rank that came last to a collective
 // to the others.
 //
-// Times are the job's; how far each rank's clock may have been off at the job's start stands in otherData and beside the
-// rank's name.
+// Times are the job's; how far each rank's clock may have been off when it was compared, at the job's start and, where rank
+// 0 was there for it, at its end, stands in otherData and beside the rank's name.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ namespace weft::trace::timeline {
 
 namespace {
 
-constexpr std::uint64_t kEnd = 128;  // bytes that add_end() may need
+constexpr std::uint64_t kEnd = 256;  // bytes that the clock and add_end() may need
 
 #if WEFT_TRACE_ENABLED
 constexpr const char* kRanges = "true";
@@ -82,7 +82,8 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
   line_ += ",\"machine\":";
   append_quoted(line_, machine());
   line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"ranges\":" + kRanges +
-           ",\"offset\":" + std::to_string(place.clock.offset) + ",\"error\":" + std::to_string(place.clock.error) + "}";
+           ",\"offset\":" + std::to_string(place.clock.offset) + ",\"error\":" + std::to_string(place.clock.error) +
+           ",\"measured\":" + std::to_string(place.clock.at) + "}";
   write_line();
   flush();
 }
@@ -222,6 +223,12 @@ void Part::add(const DeviceSpan& span) {
   number(static_cast<std::int64_t>(span.arrow));
   line_ += ']';
   write_line();
+}
+
+void Part::add(const Clock& again) {
+  line_ = "{\"clock\":" + std::to_string(again.at) + ",\"offset\":" + std::to_string(again.offset) +
+          ",\"error\":" + std::to_string(again.error) + "}";
+  put_line();
 }
 
 void Part::add_end(std::uint64_t lost) {

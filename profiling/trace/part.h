@@ -2,7 +2,7 @@
 // lock on it as long as it lives, whatever ends it. Internal to profiling/trace; read by merge.cc.
 //
 //   {"weft":"timeline part 1","job":"…","rank":0,"ranks":2,"host":"…","machine":"…","pid":1,"ranges":true,
-//    "offset":0,"error":0}   ranges: whether trace::Range writes any (WEFT_TRACE)
+//    "offset":0,"error":0,"measured":0}   ranges: whether trace::Range writes any (WEFT_TRACE); and the Clock at the start
 //   {"thread":1,"name":"main"}          {"party":1,"kind":"group","name":"default","rank":0,"ranks":[0,1],"generation":0}
 //   ["B",thread,time,"name","layer",bytes,rank]   a range begins      ["E",thread,time]   and ends
 //   ["M",thread,time,"name","layer",bytes,rank]   a mark
@@ -11,6 +11,7 @@
 //   ["L",thread,time,arrow]   an arrow leaves the range that the thread is in      ["A",thread,time,arrow]   and arrives
 //   ["T",thread,time,ticket]   one arrives that left an operation
 //   ["D",device,stream,begin,end,"name","layer",bytes,rank,error,arrow]   what a device did
+//   {"clock":5,"offset":0,"error":0}   the Clock at another time, by which the times between are corrected
 //   {"lost":12}   so many events there was no room for        {"end":time}   the process ended in good order
 #pragma once
 
@@ -34,6 +35,7 @@ class Part {
   void add_thread(const Lane& lane);
   void add(const Lane& lane, const Event& event);
   void add(const DeviceSpan& span);
+  void add(const Clock& again);
   void add_end(std::uint64_t lost);  // events that never came here
   void flush();                      // the first failure to write is a warning
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -6,12 +7,44 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/profiling/trace/part_reader.h>
+#include <weft/profiling/trace/timeline.h>
 
 namespace weft::trace::timeline::parts {
 
 namespace {
 
 using Json = nlohmann::json;
+
+// A part may be of another machine: whatever it holds.
+std::int64_t sum(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
+// Of a part's process: what its times are in the job's.
+class JobTime {
+ public:
+  void start(const Clock& clock) { first_ = clock; }
+  // A second point, from which on the drift in between is known.
+  void correct(const Clock& clock) {
+    drift_ = static_cast<double>(clock.offset) - static_cast<double>(first_.offset);
+    if (clock.at <= first_.at || std::abs(drift_) > kMostDrift) return;
+    last_ = clock;
+  }
+  std::int64_t of(std::int64_t time) const {
+    if (!last_) return sum(time, first_.offset);
+    const double passed = (static_cast<double>(time) - static_cast<double>(first_.at)) /
+                          (static_cast<double>(last_->at) - static_cast<double>(first_.at));
+    return sum(time, sum(first_.offset, std::llround(drift_ * std::clamp(passed, 0.0, 1.0))));
+  }
+  bool is_corrected() const { return last_.has_value(); }
+  std::int64_t error() const { return last_ ? std::max(first_.error, last_->error) : first_.error; }
+
+ private:
+  static constexpr double kMostDrift = 3.6e12;  // nanoseconds: an hour is no drift
+  Clock first_;
+  std::optional<Clock> last_;
+  double drift_ = 0;  // between the two
+};
 
 class PartReader {
  public:
@@ -21,6 +54,7 @@ class PartReader {
 
   // False for a file that is no part.
   bool read(const std::string& path) {
+    look_for_clock(path);
     std::ifstream file(path);
     std::string line;
     while (std::getline(file, line)) {
@@ -43,15 +77,29 @@ class PartReader {
   }
 
  private:
+  // The clock at the end stands behind the times that it corrects.
+  void look_for_clock(const std::string& path) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+      if (!line.starts_with("{\"clock\"")) continue;
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (!json.is_object()) return;
+      const auto number = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
+      if (number("clock") && number("offset") && number("error")) again_ = {json["offset"], json["error"], json["clock"]};
+    }
+  }
+
   void take_object(const Json& json) {
     if (json.contains("weft")) {
       header_ = json;
       RankInfo& info = into_.ranks[rank()];
       info.machine = json.at("machine");
       info.pid = json.at("pid");
-      info.clock_error = json.at("error");
       info.ranges = json.value("ranges", true);
-      offset_ = json.at("offset");
+      job_time_.start({json.at("offset"), json.at("error"), json.value("measured", std::int64_t{0})});
+      if (again_) job_time_.correct(*again_);
+      info.clock_error = job_time_.error();
+      info.clock_again = job_time_.is_corrected();
       into_.job_ranks = std::max(into_.job_ranks, json.at("ranks").get<int>());
     } else if (json.contains("thread")) {
       threads_[json.at("thread")].name = json.at("name");
@@ -143,7 +191,7 @@ class PartReader {
       span.end = std::max(last_, span.begin);
       if (const auto found = ends_.find(ticket); found != ends_.end()) {
         const Json& json = found->second;
-        span.end = std::max(sum(json.at(3).get<std::int64_t>(), offset_), span.begin);
+        span.end = std::max(job_time_.of(json.at(3).get<std::int64_t>()), span.begin);
         span.state = json.size() > 6 ? "failed" : "done";
         if (json.size() > 6) span.error = json.at(6);
         if (json.at(4).get<int>() >= 0) {
@@ -177,12 +225,8 @@ class PartReader {
   PartArrows& arrows() { return into_.arrows[static_cast<std::size_t>(part_)]; }
 
   int rank() const { return header_->at("rank"); }
-  // A part may be of another machine: whatever it holds.
-  static std::int64_t sum(std::int64_t a, std::int64_t b) {
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  }
   std::int64_t at(const Json& time) {
-    const std::int64_t job = sum(time.get<std::int64_t>(), offset_);
+    const std::int64_t job = job_time_.of(time.get<std::int64_t>());
     last_ = std::max(last_, job);
     return job;
   }
@@ -200,7 +244,8 @@ class PartReader {
   std::uint64_t device_spans_ = 0;
   std::map<std::pair<int, std::int64_t>, int> streams_;  // numbered as they come
   std::optional<Json> header_;
-  std::int64_t offset_ = 0;
+  JobTime job_time_;
+  std::optional<Clock> again_;
   std::int64_t last_ = 0;
   std::map<int, Owner> owners_;
   std::set<int> owned_;

@@ -72,7 +72,8 @@ struct PartArrows {
 struct RankInfo {
   std::string machine;
   std::int64_t pid = 0;
-  std::int64_t clock_error = 0;
+  std::int64_t clock_error = 0;  // the larger one, where the clock was compared again
+  bool clock_again = false;      // it was, at the end
   std::uint64_t lost = 0;
   bool ranges = true;  // were recorded
   bool ended = false;

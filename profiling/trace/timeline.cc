@@ -59,6 +59,10 @@ class Collector {
 
   const std::string& file() const { return file_; }
   const std::string& part() const { return path_; }
+  void measured_again(const Clock& clock) {
+    std::lock_guard lock(mutex_);
+    again_ = clock;
+  }
   void count_lost() { lost_.fetch_add(1, std::memory_order_relaxed); }
 
   // Called once.
@@ -70,6 +74,7 @@ class Collector {
     changed_.notify_all();
     thread_.join();
     drain();
+    if (again_) part_->add(*again_);
     part_->add_end(lost_);
     part_.reset();  // and with it the lock
   }
@@ -115,6 +120,7 @@ class Collector {
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   bool ends_ = false;
+  std::optional<Clock> again_;
   int made_ = 0;
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::atomic<std::uint64_t> lost_{0};
@@ -291,6 +297,11 @@ void join(const std::string& file, const Place& place) {
   remove_leftovers(file, place.job);
   collector.store(new Collector(file, place), std::memory_order_release);
   detail::is_on.store(true);
+}
+
+void measured_again(const Clock& clock) noexcept {
+  std::lock_guard lock(joining);
+  if (Collector* const made = collector.load()) made->measured_again(clock);
 }
 
 void require(const std::string& file) {

@@ -68,10 +68,11 @@ class Source {
 void ask(std::shared_ptr<Source> source);
 
 // How this process's clock relates to that of the job: job time = now() + offset, wrong by at most `error` when it was
-// measured, at the start. Nanoseconds.
+// measured. Nanoseconds.
 struct Clock {
   std::int64_t offset = 0;
   std::int64_t error = 0;
+  std::int64_t at = 0;  // when, as now(); clocks drift
 };
 
 // Who a process is in the job.
@@ -79,12 +80,14 @@ struct Place {
   std::string job;  // what its processes agree on; parts of other jobs in the same folder are left-overs
   int rank = 0;
   int ranks = 1;
-  Clock clock;
+  Clock clock;  // at the start
 };
 
 // Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. Throws Caller where
 // the part cannot be written, and what require() throws.
 void join(const std::string& file, const Place& place);
+// The clock at the end: in between it is taken to have drifted evenly. Nothing without a timeline; the last one counts.
+void measured_again(const Clock& clock) noexcept;
 // Throws Caller where this process makes a timeline already, and for another file, and where the file cannot be one: it is
 // a folder or a device.
 void require(const std::string& file);

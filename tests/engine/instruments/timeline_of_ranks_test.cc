@@ -1,8 +1,10 @@
 // WEFT_TIMELINE with real ranks.
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 #include <thread>
@@ -10,7 +12,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/sched.h>
 #include <nlohmann/json.hpp>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -19,6 +26,7 @@
 #include <weft/parallel.h>
 #include <weft/profiling/tools/summary.h>
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/folder.h>
@@ -209,6 +217,58 @@ TEST_F(TimelineOfRanks, PartsThatRankZeroCannotReadTravelToIt) {
   EXPECT_GE(arrows("call", 1, 0), 1);
   for (const char* machine : {"1", "2"}) EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/" + machine)) << machine;
   EXPECT_FALSE(std::filesystem::exists(file_ + ".parts"));
+}
+
+// Runs `body` in a process whose clock is so many seconds ahead: a time namespace, which only what is forked from now on is
+// in. False where this user may not have one.
+bool run_with_clock_ahead(int seconds, const std::function<void()>& body) {
+  if (::unshare(CLONE_NEWTIME) != 0) return false;
+  std::ofstream("/proc/self/timens_offsets") << "monotonic " << seconds << " 0" << std::flush;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body();
+    trace::timeline::finish();
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  return true;
+}
+
+// As on two machines.
+TEST_F(TimelineOfRanks, ClocksThatDifferAreComparedAtTheStartAndAtTheEnd) {
+  const pid_t probe = ::fork();
+  if (probe == 0) ::_exit(run_with_clock_ahead(5000, [] {}) ? 0 : 1);
+  int status = 0;
+  ::waitpid(probe, &status, 0);
+  if (status != 0) GTEST_SKIP() << "this user may have no time namespace, and so no second clock";
+  Processes ranks(2, [](int rank) {
+    const auto work = [] {
+      auto group = join();
+      at::Tensor tensor = torch::ones({1000});
+      for (int i = 0; i < 3; ++i) group.all_reduce(tensor).wait();
+    };
+    if (rank == 0) {
+      work();
+    } else {
+      EXPECT_TRUE(run_with_clock_ahead(5000, work));
+    }
+  });
+  ranks.expect_success();
+  const auto run = tools::read_run(file_);
+  ASSERT_EQ(run.ranks.size(), 2u);
+  EXPECT_EQ(run.ranks.at(0).clock_error, 0);
+  EXPECT_GT(run.ranks.at(1).clock_error, 0);
+  EXPECT_TRUE(run.ranks.at(1).clock_again);
+  double first = 0, last = 0;  // microseconds
+  for (const Drawn& span : spans("collective")) {
+    first = std::min(first, span.begin);
+    last = std::max(last, span.begin);
+  }
+  EXPECT_LT(last - first, 1e6 * static_cast<double>(std::chrono::seconds(harness::kLimit).count()))
+      << "the clocks are 5000 s apart";
 }
 
 TEST_F(TimelineOfRanks, GradientsOfAModelPointToTheirBucketAndItToTheAllReduce) {

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,56 +16,13 @@
 #include <weft/profiling/trace/part.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
-#include <weft/tests/harness/folder.h>
+#include <weft/tests/profiling/trace/timeline_of_children.h>
 
 namespace weft::trace {
 namespace {
 
-using Json = nlohmann::json;
-
 constinit Name outer{Layer::Engine, "outer"};
 constinit Name inner{Layer::Kernels, "inner"};
-
-constexpr const char* kJob = "0123456789abcdef";
-
-class Timeline : public testing::Test {
- protected:
-  // Runs body as a rank, in a process of its own.
-  void run(int rank, int ranks, const std::function<void()>& body, timeline::Clock clock = {}) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      timeline::join(file_, {kJob, rank, ranks, clock});
-      body();
-      timeline::finish();
-      ::_exit(HasFailure() ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  }
-
-  Json read() const {
-    std::ifstream stream(file_);
-    return Json::parse(stream);
-  }
-  static std::vector<Json> events(const Json& json, const std::string& phase) {
-    std::vector<Json> found;
-    for (const Json& event : json.at("traceEvents")) {
-      if (event.at("ph") == phase) found.push_back(event);
-    }
-    return found;
-  }
-
-  const harness::Folder kept_;
-  const std::string folder_ = kept_.path();
-  const std::string file_ = folder_ + "/run.json";
-};
-
-Member member(int rank, int ranks) {
-  Party party{"group", "default", rank, {}};
-  for (int i = 0; i < ranks; ++i) party.ranks.push_back(i);
-  return Member::join(party);
-}
 
 TEST_F(Timeline, IsOffUntilAJobIsJoined) {
   EXPECT_FALSE(timeline::on());
@@ -159,25 +115,6 @@ TEST_F(Timeline, OperationsThatOverlapGetRowsOfTheirOwn) {
   EXPECT_EQ(spans[1].at("tid"), spans[3].at("tid"));
   EXPECT_EQ(spans[2].at("args").at("state"), "failed");
   EXPECT_EQ(spans[2].at("args").at("error"), "gone");
-}
-
-TEST_F(Timeline, ClocksAreShiftedAndTheirErrorIsStated) {
-  constexpr std::int64_t kHour = 3'600'000'000'000;
-  run(0, 2, [] { Operation::begin(member(0, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); });
-  run(1, 2, [] { Operation::begin(member(1, 2), Kind::Collective, {.name = "all_reduce", .sequence = 1}).end(); },
-      {kHour, 1'500'000});
-  const Json json = read();
-  std::map<int, double> begins;
-  for (const Json& span : events(json, "X")) begins[span.at("pid")] = span.at("ts");
-  EXPECT_GE(begins[1] - begins[0], kHour / 1000.0);
-  EXPECT_EQ(json.at("otherData").at("ranks")[1].at("clock_error_ns"), 1'500'000);
-  EXPECT_EQ(json.at("otherData").at("clock_error_is_of"), "the job's start");
-  std::set<std::string> names;
-  for (const Json& meta : events(json, "M")) {
-    if (meta.at("name") == "process_name") names.insert(meta.at("args").at("name").get<std::string>());
-  }
-  EXPECT_TRUE(std::any_of(names.begin(), names.end(),
-                          [](const auto& name) { return name.ends_with("clock ± 1500 µs at the start"); }));
 }
 
 TEST_F(Timeline, DrawsArrowsFromRangesToWhatTheyStart) {
