@@ -4,10 +4,7 @@
 //
 // The program is examples/digits on two ranks, as a user would start it; its settings take turns, so that a noisy machine
 // is noisy for both. WEFT_BENCH_UNTRACED names a second one, built with WEFT_TRACE=OFF and else alike, that is measured
-// too:
-//
-//   build/venv/bin/cmake --preset dev -B build/untraced -DWEFT_TRACE=OFF && build/venv/bin/cmake --build build/untraced
-//   --target digits WEFT_BENCH_UNTRACED=build/untraced/bin/digits ./dev bench timeline --case "digits step"
+// too; ./dev bench timeline --untraced builds it.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -92,6 +89,11 @@ void steps(Report& report) {
                 "with a timeline a step takes %+.2f %% (aim: at most 1 %%); the two shares differ by %.1f points (aim: 5)",
                 100 * (on.quantile(0.5) / off.quantile(0.5) - 1), std::abs(seen.quantile(0.5) - said.quantile(0.5)));
   report.note(text);
+  if (untraced != nullptr) {
+    std::snprintf(text, sizeof text, "tracing that is off takes %+.2f %% of a step, against a build without any",
+                  100 * (off.quantile(0.5) / without.quantile(0.5) - 1));
+    report.note(text);
+  }
   std::filesystem::remove_all(folder);
 }
 

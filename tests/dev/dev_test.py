@@ -497,6 +497,30 @@ class FiguresOfGpus(DevTest):
             self.assertFalse(self.is_made_of(case, literals, numbers), case)
 
 
+class Bench(DevTest):
+    def test_the_timelines_bench_is_given_the_digits_without_tracing_where_that_is_asked_for(self):
+        (self.root / "profiling" / "bench").mkdir(parents=True)
+        (self.root / "profiling" / "bench" / "timeline_bench.cc").touch()
+        (self.root / "profiling" / "bench" / "ddp_bench.cc").touch()
+        built = []
+        presets = json.loads((SCRIPT.parent / "CMakePresets.json").read_text())["configurePresets"]
+        with mock.patch.object(self.dev, "build", lambda options, targets: built.append((options.preset, targets))), \
+                mock.patch.object(self.dev, "program", lambda options, name: self.root / options.preset / name), \
+                mock.patch.object(self.dev, "install_system_packages"), mock.patch("os.execve") as started, \
+                mock.patch.object(sys, "argv", ["dev", "bench", "--untraced", "timeline", "--runs", "3"]):
+            self.dev.main()
+        self.assertEqual(built, [("dev", ["timeline_bench"]), ("untraced", ["digits"])])
+        path, command, environment = started.call_args.args
+        self.assertEqual(command, [str(self.root / "dev" / "timeline_bench"), "--runs", "3"])
+        self.assertEqual(environment["WEFT_BENCH_UNTRACED"], str(self.root / "untraced" / "digits"))
+        untraced = next(preset for preset in presets if preset["name"] == "untraced")
+        self.assertEqual((untraced["inherits"], untraced["cacheVariables"]["WEFT_TRACE"]), ("dev", "OFF"))
+        for words in (["--untraced", "ddp"], ["--untraced", "--preset", "release", "timeline"]):
+            code, printed = self.call("bench", *words)
+            self.assertEqual(code, 1)
+            self.assertIn("--untraced is for ./dev bench timeline", printed)
+
+
 class Results(DevTest):
     ROW = {"bench": "rpc", "case": "8 B", "bytes": 8, "metric": "time", "unit": "us", "p99": 9000.0, "runs": 3}
 
