@@ -14,9 +14,10 @@ namespace {
 class StreamConnection final : public Connection, private OneSided, public std::enable_shared_from_this<StreamConnection> {
  public:
   StreamConnection(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities, std::string transport_name,
-                   const std::shared_ptr<EventLoop>& loop)
+                   const std::shared_ptr<EventLoop>& loop, std::chrono::milliseconds linger)
       : loop_(loop),
         loop_address_(loop.get()),
+        linger_for_(linger),
         capabilities_(capabilities),
         transport_(std::move(transport_name)),
         peer_(stream->peer()),
@@ -71,6 +72,7 @@ class StreamConnection final : public Connection, private OneSided, public std::
 
   const std::weak_ptr<EventLoop> loop_;
   EventLoop* const loop_address_;
+  const std::chrono::milliseconds linger_for_;
   const Capabilities capabilities_;
   const std::string transport_;
   const std::string peer_;
@@ -163,7 +165,7 @@ void StreamConnection::end(const Error& why, const std::optional<std::string>& r
   tell_closed();
   auto* const here = loop();
   if (!reason || !is_heard || !here || inbox_.drain()) return let_go();
-  linger_ = here->at(Deadline::in(kLinger), [self = shared_from_this()] { self->let_go(); });
+  linger_ = here->at(Deadline::in(linger_for_), [self = shared_from_this()] { self->let_go(); });
 }
 
 void StreamConnection::tell_closed() {
@@ -195,8 +197,10 @@ struct Holder {
 }  // namespace
 
 std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
-                                         std::string transport_name, std::shared_ptr<EventLoop> loop) {
-  auto connection = std::make_shared<StreamConnection>(std::move(stream), capabilities, std::move(transport_name), loop);
+                                         std::string transport_name, std::shared_ptr<EventLoop> loop,
+                                         std::chrono::milliseconds linger) {
+  auto connection =
+      std::make_shared<StreamConnection>(std::move(stream), capabilities, std::move(transport_name), loop, linger);
   connection->start();
   auto* const seen = connection.get();
   const auto holder = std::shared_ptr<Holder>(new Holder{std::move(loop), std::move(connection)});

@@ -9,7 +9,7 @@
 // - An accept() with the wrong destinations fails with Caller, and the message waits on for a right one.
 // - Who drops the last reference closes the lane; no handler is called from then on. One that is running goes on.
 // - After close() the stream is kept until the peer has ended its side too, so that what was sent is not lost with it; the
-//   loop keeps it then, for kLinger at most.
+//   loop keeps it then, for the linger at most.
 // - Memory that messages lie in is host memory.
 #pragma once
 
@@ -27,6 +27,7 @@ constexpr auto kLinger = std::chrono::seconds(30);
 
 // The connection shares the loop, and starts the stream on it. Throws what ByteStream::start() throws.
 std::shared_ptr<Connection> connect_over(std::unique_ptr<ByteStream> stream, const Capabilities& capabilities,
-                                         std::string transport_name, std::shared_ptr<EventLoop> loop);
+                                         std::string transport_name, std::shared_ptr<EventLoop> loop,
+                                         std::chrono::milliseconds linger = kLinger);
 
 }  // namespace weft::transport

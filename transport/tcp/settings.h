@@ -8,6 +8,8 @@
 
 #include <chrono>
 
+#include <weft/transport/stream_connection.h>
+
 namespace weft::transport::tcp {
 
 struct Settings {
@@ -19,6 +21,7 @@ struct Settings {
   std::chrono::milliseconds first_pause{2};      // between two rounds over a peer's addresses; doubles
   std::chrono::milliseconds longest_pause{500};  // and stays so
   std::chrono::milliseconds greeting{10'000};    // what connects here and says nothing is put out
+  std::chrono::milliseconds linger = kLinger;    // after a close, for the peer to end its side
   std::chrono::milliseconds shortage{100};       // before accepting again where descriptors or memory ran out
 };
 

@@ -21,8 +21,9 @@ Capabilities capabilities_of_sockets() {
   return capabilities;
 }
 
-std::shared_ptr<Connection> connection_over(std::unique_ptr<TcpStream> stream, std::shared_ptr<EventLoop> loop) {
-  return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop));
+std::shared_ptr<Connection> connection_over(std::unique_ptr<TcpStream> stream, std::shared_ptr<EventLoop> loop,
+                                            const Settings& settings) {
+  return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop), settings.linger);
 }
 
 // Why one host cannot be meant for us; nothing where it may be, as with every name.
@@ -63,12 +64,13 @@ std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
 
 std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted) throw Error(Blame::Caller, "tcp listen: a loop and `accepted` must be given");
-  const auto accept = [weak = std::weak_ptr(options.loop), accepted = options.accepted](std::unique_ptr<TcpStream> stream) {
+  const auto accept = [weak = std::weak_ptr(options.loop), accepted = options.accepted,
+                       settings = settings_](std::unique_ptr<TcpStream> stream) {
     const auto loop = weak.lock();
     if (!loop) return;
     std::shared_ptr<Connection> connection;
     try {
-      connection = connection_over(std::move(stream), loop);
+      connection = connection_over(std::move(stream), loop, settings);
     } catch (const Error& error) {
       return log::warn("tcp: a connection was accepted and dropped: " + error.text());
     }
@@ -81,7 +83,7 @@ std::shared_ptr<Connection> Tcp::connect(const std::string& address, const Conne
   if (!options.loop) throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
   auto stream =
       std::make_unique<TcpStream>(options.loop, Address::parse(address), options.deadline, settings_, options.has_listened);
-  return connection_over(std::move(stream), options.loop);
+  return connection_over(std::move(stream), options.loop, settings_);
 }
 
 Result<std::shared_ptr<Transport>> open() {

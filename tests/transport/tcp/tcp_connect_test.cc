@@ -1,10 +1,16 @@
 // Making connections.
 #include <atomic>
+#include <cstddef>
+#include <iterator>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <weft/tests/harness/leftovers.h>
@@ -127,6 +133,53 @@ TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
   EXPECT_THAT(error.text(), HasSubstr("cannot connect (tcp) to " + address));
   EXPECT_THAT(error.text(), HasSubstr("Connection refused"));
+}
+
+// Nobody to wait for: it was there, and its port is closed now.
+TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
+  const auto loop = make_loop();
+  const Socket nobody = reserved_port();
+  const auto address = Address::parse(local(local_end(nobody).port()));
+  End a(loop, std::make_unique<TcpStream>(loop, address, Deadline::never(), Settings(), /*refusal_ends=*/true));
+  const Error error = a.wait_end();
+  EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+  EXPECT_EQ(error.native_code(), ECONNREFUSED);
+}
+
+// From now on this thread, and those it makes, are told that there is no memory for another socket. False where this
+// process may not have that.
+bool run_out_of_sockets() {
+  sock_filter instructions[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 1),
+                                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+                                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{std::size(instructions), instructions};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(TcpConnect, WithoutMemoryForASocketItIsBusyAndLaterItWorks) {
+  const auto loop = make_loop();
+  Lobby lobby(loop);
+  bool may_run_out = false;
+  std::thread([&] {
+    may_run_out = run_out_of_sockets();
+    if (!may_run_out) return;
+    const auto poor = make_loop("poor");
+    End a(poor, dial(poor, lobby.address(), Deadline::in(milliseconds(100))));
+    const Error error = a.wait_end();
+    EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+    EXPECT_EQ(error.native_code(), ENOMEM);
+    try {
+      const Lobby another(poor);
+      ADD_FAILURE() << "it listens without a socket";
+    } catch (const Error& refused) {
+      EXPECT_EQ(refused.blame(), Blame::Busy) << refused.what();
+    }
+  }).join();
+  if (!may_run_out) GTEST_SKIP() << "this process may not filter its own system calls (seccomp)";
+  End a(loop, dial(loop, lobby.address()));
+  End b(loop, lobby.take());
+  expect_talk(a, b);
 }
 
 TEST(TcpConnect, ADeadlineThatHasPassedIsATimeout) {

@@ -1,16 +1,13 @@
 // Peers that are killed, stopped, forgotten, or behind a cable that is cut. Each test has a process and, where it needs
 // one, a network of its own.
 #include <csignal>
-#include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <sched.h>
-#include <unistd.h>
 
-#include <weft/tests/transport/tcp/streams.h>
+#include <weft/tests/transport/tcp/cable.h>
 
 namespace weft::transport::tcp {
 namespace {
@@ -28,29 +25,12 @@ Settings quick() {
   return settings;
 }
 
-void tell_address(int to, const std::string& address) {
-  const std::string line = address + "\n";
-  if (::write(to, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
-    throw system_error(Blame::PeerLost, "tell", errno);
-}
-
-std::string hear_line(const Child& child) {
-  std::string line;
-  for (char letter = child.hear(); letter != '\n' && letter != '\0'; letter = child.hear()) line += letter;
-  return line;
-}
-
-void wait_for_byte(int socket) {
-  char letter = 0;
-  if (::read(socket, &letter, 1) != 1) throw Error(Blame::PeerLost, "the test has ended");
-}
-
 // A child that listens, takes one connection and hands it to `body`.
 Child listening_child(const std::string& interface_address, const std::function<void(int, End&)>& body) {
   return Child([=](int parent) {
     const auto loop = make_loop("child");
     Lobby lobby(loop, interface_address);
-    tell_address(parent, lobby.address());
+    tell_line(parent, lobby.address());
     End end(loop, lobby.take());
     body(parent, end);
   });
@@ -74,7 +54,7 @@ TEST(TcpCut, APeerKilledInMidTransferIsLostForItsWriter) {
   Child child = listening_child("", [](int parent, End& end) {
     end.take(1 << 20);
     end.hold(true);
-    tell_address(parent, "full");
+    tell_line(parent, "full");
     wait_for_byte(parent);
   });
   const auto loop = make_loop();
@@ -88,9 +68,9 @@ TEST(TcpCut, APeerKilledInMidTransferIsLostForItsWriter) {
 TEST(TcpCut, AStoppedPeerIsWaitedFor) {
   const std::string bytes = pattern(32 << 20);
   Child child = listening_child("", [&](int parent, End& end) {
+    end.send("here");
     wait_for_byte(parent);  // stopped here
-    EXPECT_TRUE(end.take(bytes.size()) == bytes);
-    tell_address(parent, "whole");
+    tell_line(parent, end.take(bytes.size()) == bytes ? "whole" : "something else");
     wait_for_byte(parent);
   });
   const auto loop = make_loop();
@@ -98,6 +78,7 @@ TEST(TcpCut, AStoppedPeerIsWaitedFor) {
   Settings settings = quick();
   settings.silence = seconds(2);
   End a(loop, dial(loop, hear_line(child), patience(), settings));
+  EXPECT_EQ(a.take(4), "here");
   child.signal(SIGSTOP);
   a.send(bytes, 1 << 20);
   // Much longer than silence would be held against a peer.
@@ -112,70 +93,41 @@ TEST(TcpCut, AStoppedPeerIsWaitedFor) {
   EXPECT_FALSE(a.ended());
 }
 
-// What a machine does that went down and came up again: it knows nothing of the connection.
-TEST(TcpCut, APeerThatForgotTheConnectionIsLostAtTheNextWrite) {
-  auto [one, other] = tcp_pair();
-  const int on = 1;
-  if (::setsockopt(other.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) != 0) {
-    GTEST_SKIP() << "making a socket forget its connection (TCP_REPAIR) takes CAP_NET_ADMIN";
-  }
-  const auto loop = make_loop();
-  End a(loop, std::make_unique<TcpStream>(loop, std::move(one), "the other", Settings{}));
-  other.reset();
-  a.send("hello?");
-  const Error error = a.wait_end();
+void expect_reset(const Error& error) {
   EXPECT_EQ(error.blame(), Blame::PeerLost);
   EXPECT_THAT(error.text(), HasSubstr("reset by the peer"));
 }
 
-bool shell(const std::string& command) { return std::system(("( " + command + " ) >/dev/null 2>&1").c_str()) == 0; }
+TEST(TcpCut, APeerThatForgotTheConnectionIsLostAtTheNextWrite) {
+  auto [one, other] = tcp_pair();
+  const auto loop = make_loop();
+  Settings settings;
+  settings.idle = seconds(1000);  // not by this
+  End a(loop, std::make_unique<TcpStream>(loop, std::move(one), "the other", settings));
+  if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
+  a.send("hello?");
+  expect_reset(a.wait_end());
+}
 
-// This process and a child, each with a network of its own, and a cable between: 10.77.7.1 and 10.77.7.2. Throws
-// Unsupported where that is not permitted.
-class Cable {
- public:
-  explicit Cable(const std::function<void(int, End&)>& body) {
-    if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
-      throw Error(Blame::Unsupported, "this process may not make network namespaces");
-    }
-    peer_ = std::make_unique<Child>([body](int parent) {
-      if (::unshare(CLONE_NEWNET) != 0) throw system_error(Blame::Unsupported, "unshare", errno);
-      tell_address(parent, "apart");
-      wait_for_byte(parent);
-      const auto loop = make_loop("child");
-      Lobby lobby(loop, "10.77.7.2");
-      tell_address(parent, lobby.address());
-      End end(loop, lobby.take());
-      body(parent, end);
-    });
-    const std::string process = std::to_string(peer_->process());
-    const std::string theirs = "nsenter -t " + process + " -n ip ";
-    if (hear_line(*peer_) != "apart" ||
-        !shell("ip link set lo up && ip link add name weft0 type veth peer name weft0 netns " + process +
-               " && ip addr add 10.77.7.1/24 dev weft0 && ip link set weft0 up && " + theirs +
-               "addr add 10.77.7.2/24 dev weft0 && " + theirs + "link set weft0 up && " + theirs + "link set lo up")) {
-      throw Error(Blame::Unsupported, "this machine makes no cable between network namespaces (ip, nsenter, veth)");
-    }
-    peer_->say('x');
-    address_ = hear_line(*peer_);
-  }
-  const std::string& address() const { return address_; }
-  Child& peer() { return *peer_; }
-  void cut() { ASSERT_TRUE(shell("nsenter -t " + std::to_string(peer_->process()) + " -n ip link set weft0 down")); }
-  void mend() { ASSERT_TRUE(shell("nsenter -t " + std::to_string(peer_->process()) + " -n ip link set weft0 up")); }
+TEST(TcpCut, APeerThatForgotTheConnectionIsLostWhileNothingMoves) {
+  auto [one, other] = tcp_pair();
+  const auto loop = make_loop();
+  End a(loop, std::make_unique<TcpStream>(loop, std::move(one), "the other", quick()));
+  if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
+  expect_reset(a.wait_end());
+}
 
- private:
-  std::unique_ptr<Child> peer_;
-  std::string address_;
-};
-
+// A cable to a child that takes one connection and hands it to `body`; null, and why, where none can be laid.
 std::unique_ptr<Cable> cable_or_skip(const std::function<void(int, End&)>& body, std::string& why_not) {
-  try {
-    return std::make_unique<Cable>(body);
-  } catch (const Error& error) {
-    why_not = error.text();
-    return nullptr;
-  }
+  return lay_cable(
+      [body](int parent) {
+        const auto loop = make_loop("child");
+        Lobby lobby(loop, "10.77.7.2");
+        tell_line(parent, lobby.address());
+        End end(loop, lobby.take());
+        body(parent, end);
+      },
+      why_not);
 }
 
 void expect_no_answer(const Error& error) {
@@ -188,13 +140,13 @@ TEST(TcpCut, ACableCutInMidTransferIsNoticed) {
   const auto cable = cable_or_skip(
       [](int parent, End& end) {
         end.take(1 << 20);
-        tell_address(parent, "underway");
+        tell_line(parent, "underway");
         wait_for_byte(parent);
       },
       why_not);
   if (!cable) GTEST_SKIP() << why_not;
   const auto loop = make_loop();
-  End a(loop, dial(loop, cable->address(), patience(), quick()));
+  End a(loop, dial(loop, cable->heard(), patience(), quick()));
   a.send(pattern(1 << 20));
   EXPECT_EQ(hear_line(cable->peer()), "underway");
   cable->cut();
@@ -209,7 +161,7 @@ TEST(TcpCut, ACableCutBehindASmallMessageIsNoticed) {
   const auto loop = make_loop();
   Settings settings = quick();
   settings.idle = seconds(1000);  // not by this
-  End a(loop, dial(loop, cable->address(), patience(), settings));
+  End a(loop, dial(loop, cable->heard(), patience(), settings));
   a.send("x");
   a.wait_sent();
   cable->cut();
@@ -227,7 +179,7 @@ TEST(TcpCut, ACableCutWhileNothingMovesIsNoticed) {
       why_not);
   if (!cable) GTEST_SKIP() << why_not;
   const auto loop = make_loop();
-  End a(loop, dial(loop, cable->address(), patience(), quick()));
+  End a(loop, dial(loop, cable->heard(), patience(), quick()));
   EXPECT_EQ(a.take(5), "ready");
   cable->cut();
   expect_no_answer(a.wait_end());
@@ -238,14 +190,13 @@ TEST(TcpCut, AShortCutIsBridged) {
   std::string why_not;
   const auto cable = cable_or_skip(
       [&](int parent, End& end) {
-        EXPECT_TRUE(end.take(bytes.size()) == bytes);
-        tell_address(parent, "whole");
+        tell_line(parent, end.take(bytes.size()) == bytes ? "whole" : "something else");
         wait_for_byte(parent);
       },
       why_not);
   if (!cable) GTEST_SKIP() << why_not;
   const auto loop = make_loop();
-  End a(loop, dial(loop, cable->address()));
+  End a(loop, dial(loop, cable->heard()));
   a.send(bytes.substr(0, 4 << 20), 1 << 20);
   cable->cut();
   a.send(bytes.substr(4 << 20), 1 << 20);
@@ -259,7 +210,7 @@ TEST(TcpCut, ConnectingOverACutCableEndsAtTheDeadline) {
   if (!cable) GTEST_SKIP() << why_not;
   cable->cut();
   const auto loop = make_loop();
-  End a(loop, dial(loop, cable->address(), Deadline::in(milliseconds(300)), quick()));
+  End a(loop, dial(loop, cable->heard(), Deadline::in(milliseconds(300)), quick()));
   const Error error = a.wait_end();
   EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
   EXPECT_THAT(error.text(), HasSubstr("cannot connect (tcp) to 10.77.7.2"));

@@ -1,0 +1,115 @@
+// After close() a lane is kept until its peer has ended its side, so that what was sent is not lost. A peer that does not,
+// for whatever reason, is given up; the owner has heard of the end long before.
+#include <gtest/gtest.h>
+
+#include <weft/tests/harness/leftovers.h>
+#include <weft/tests/harness/mail.h>
+#include <weft/tests/transport/tcp/cable.h>
+#include <weft/transport/tcp/tcp.h>
+
+namespace weft::transport::tcp {
+namespace {
+
+using harness::bytes_of;
+using harness::expect_good;
+using harness::Mailbox;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// No way out by any timer: each test leaves the one that it is about.
+Settings endless() {
+  Settings settings;
+  settings.idle = seconds(1000);
+  settings.silence = seconds(1000);
+  settings.linger = seconds(1000);
+  return settings;
+}
+
+// What a lane leaves behind is its socket.
+class TcpClose : public testing::Test {
+ protected:
+  void lane_over(Socket socket, const Settings& settings) {
+    loop = make_loop();
+    connection = connect_over(std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings), Capabilities(),
+                              "tcp", loop, settings.linger);
+    expect_good(connection->send(bytes_of("what comes first"), {}, nullptr, {}));
+  }
+  void lane_to(const std::string& address, const Settings& settings) {
+    loop = make_loop();
+    Tcp tcp(settings);
+    Connector& connector = *tcp.connector();
+    connection = connector.connect(address, {loop, patience()});
+    expect_good(connection->send(bytes_of("what comes first"), {}, nullptr, {}));
+  }
+  // Closes the lane, of which nothing may be left then.
+  void close() {
+    const auto descriptors = harness::open_descriptors();
+    Mailbox mail(*connection, loop);
+    connection->close(Error(Blame::Cancelled, "enough"));
+    EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
+    // Sooner than by the linger that lanes have where nobody says another.
+    const Deadline before = Deadline::in(kLinger - seconds(10));
+    EXPECT_TRUE(loop->drive([&] { return harness::open_descriptors() < descriptors; }, before)) << "the socket is kept";
+  }
+
+  std::shared_ptr<EventLoop> loop;  // a thread of the network that the test is in by then
+  std::shared_ptr<Connection> connection;
+};
+
+TEST_F(TcpClose, TowardsAPeerThatForgotTheConnectionKeepsNothing) {
+  auto [one, other] = tcp_pair();
+  lane_over(std::move(one), endless());
+  if (!forget(std::move(other))) GTEST_SKIP() << kMayNotForget;
+  close();
+}
+
+TEST_F(TcpClose, TowardsAPeerThatDoesNotEndItsSideGivesUpAfterTheLinger) {
+  auto [one, silent] = tcp_pair();
+  Settings settings = endless();
+  settings.linger = milliseconds(300);
+  lane_over(std::move(one), settings);
+  close();
+}
+
+// A child at the other end of the cable that takes a lane, and then nothing.
+std::unique_ptr<Cable> cable_to_a_lane(std::string& why_not) {
+  return lay_cable(
+      [](int parent) {
+        const auto child_loop = make_loop("child");
+        Tcp tcp;
+        Connector& connector = *tcp.connector();
+        std::shared_ptr<Connection> accepted;
+        const auto listener =
+            connector.listen({.loop = child_loop, .interface_address = "10.77.7.2", .accepted = [&](auto lane) {
+                                accepted = std::move(lane);
+                              }});
+        tell_line(parent, listener->address());
+        wait_for_byte(parent);
+      },
+      why_not);
+}
+
+TEST_F(TcpClose, OverACutCableEndsWhenNoAnswerHasComeForTooLong) {
+  std::string why_not;
+  const auto cable = cable_to_a_lane(why_not);
+  if (!cable) GTEST_SKIP() << why_not;
+  Settings settings = endless();
+  settings.silence = milliseconds(400);
+  lane_to(cable->heard(), settings);
+  cable->cut();
+  close();
+}
+
+TEST_F(TcpClose, OverACutCableGivesUpAfterTheLinger) {
+  std::string why_not;
+  const auto cable = cable_to_a_lane(why_not);
+  if (!cable) GTEST_SKIP() << why_not;
+  Settings settings = endless();
+  settings.linger = milliseconds(300);
+  lane_to(cable->heard(), settings);
+  cable->cut();
+  close();
+}
+
+}  // namespace
+}  // namespace weft::transport::tcp
