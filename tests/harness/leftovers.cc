@@ -3,17 +3,9 @@
 #include <mutex>
 
 #include <malloc.h>
-// g++ says it by a macro, clang by a feature.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WEFT_TEST_SANITIZED 1
-#endif
 
 #include <weft/tests/harness/leftovers.h>
+#include <weft/tests/harness/sanitized.h>
 
 #ifdef WEFT_TEST_SANITIZED
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // its header comes with clang only

@@ -1,19 +1,37 @@
+#include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/log.h>
+#include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/sanitized.h>
 #include <weft/transport/shm/shm_stream.h>
+#include <weft/transport/transport.h>
 #include <weft/transport/unix_socket.h>
 
 namespace weft::transport::shm {
+
+Result<std::shared_ptr<Transport>> open();  // as the table of backends declares it
+
 namespace {
+
+constexpr uid_t kNobody = 65534;
 
 using std::chrono::seconds;
 using Bytes = ByteStream::Bytes;
@@ -160,10 +178,141 @@ TEST(ShmStream, ToAListenerThatIsGoneEndsWithPeerLost) {
   EXPECT_EQ(connecting.end()->blame(), Blame::PeerLost);
 }
 
+// This process gets no larger files, and no more address space than it has: what shared memory runs out of.
+class Limit {
+ public:
+  Limit(__rlimit_resource which, rlim_t most) : which_(which) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(which, &before_);
+    rlimit now = before_;
+    now.rlim_cur = most;
+    ::setrlimit(which, &now);
+  }
+  ~Limit() { ::setrlimit(which_, &before_); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  const __rlimit_resource which_;
+  rlimit before_{};
+};
+
+std::size_t address_space() {
+  std::ifstream numbers("/proc/self/statm");
+  std::size_t pages = 0;
+  numbers >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItWorks) {
+  const ListeningSocket listening = listen_for_this_user("shm");
+  Address address = Address::here();
+  address.descriptor = listening.name.get();
+  const auto expect_busy = [&](__rlimit_resource which, rlim_t most, const std::string& text) {
+    const Limit limit(which, most);
+    try {
+      const ShmStream refused(address, patience());
+      ADD_FAILURE() << "a segment was made of nothing";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+      EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
+    }
+  };
+  expect_busy(RLIMIT_FSIZE, 4096, "no memory for a segment of");
+  // A sanitizer has taken more address space than any limit leaves.
+  if (!harness::kSanitized) expect_busy(RLIMIT_AS, address_space() + (64 << 10), "no address space for a segment");
+  EventLoop loop("test");
+  ShmStream connecting(address, patience());
+  Receiver receiver(loop, connecting);
+  Descriptor accepted;
+  while (!accepted) accepted = accept_from(listening.socket, "shm");
+  EXPECT_FALSE(connecting.end());
+}
+
 TEST(ShmAddress, ThatIsNoneIsACallerError) {
   for (const char* text : {"", "a/b/c", "a/b/1/x", "a/b/-1/3", "/b/1/2", "127.0.0.1:80", "a/b/1/2/3"}) {
     EXPECT_THROW(Address::parse(text), Error) << text;
   }
+}
+
+// The other process: becomes another user and connects to the listener whose name it is passed, when its door is shut
+// and when it is open. Says after each what came of it: an errno, or 0 and then that nothing was read.
+[[noreturn]] void knock_as_another_user(const Descriptor& wire) {
+  std::array<std::byte, 1> word{};
+  const auto name = take_passed(wire, word, "test");
+  if (!name || !*name || ::setgid(kNobody) != 0 || ::setuid(kNobody) != 0) ::_exit(1);
+  const std::string path = "/proc/self/fd/" + std::to_string(name->get());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, path.size());
+  for (const bool is_open : {false, true}) {
+    const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    int came = 0;
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) came = errno;
+    char nothing = 0;
+    if (came == 0 && ::read(socket.get(), &nothing, 1) != 0) came = -1;
+    if (::write(wire.get(), &came, sizeof came) != sizeof came) ::_exit(1);
+    if (!is_open && ::read(wire.get(), &nothing, 1) != 1) ::_exit(1);
+  }
+  ::_exit(0);
+}
+
+// Two doors: the mode of the socket's name, and who the kernel says has connected.
+TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can start a process of another user";
+  int numbers[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, numbers), 0);
+  const Descriptor wire(numbers[0]);
+  Descriptor theirs(numbers[1]);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) knock_as_another_user(theirs);
+  theirs = Descriptor();
+  std::mutex mutex;
+  std::string logged;
+  const log::Capture capture([&](LogLevel, std::string_view line) {
+    std::lock_guard lock(mutex);
+    logged += line;
+  });
+  const auto transport = open().value();
+  const auto loop = std::make_shared<EventLoop>("test");
+  std::atomic<int> accepted{0};
+  const auto listener = transport->connector()->listen(
+      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) { ++accepted; }});
+  const int name = Address::parse(listener->address()).descriptor;
+  ASSERT_TRUE(pass(wire, std::array{std::byte{1}}, Descriptor(::dup(name)), "test"));
+  const auto hear = [&] {
+    int came = -1;
+    EXPECT_EQ(::read(wire.get(), &came, sizeof came), static_cast<ssize_t>(sizeof came)) << "the child has ended";
+    return came;
+  };
+  EXPECT_EQ(hear(), EACCES);
+  ASSERT_EQ(::chmod(("/proc/self/fd/" + std::to_string(name)).c_str(), 0666), 0);
+  ASSERT_EQ(::write(wire.get(), "x", 1), 1);
+  EXPECT_EQ(hear(), 0) << "it was not put out";
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(accepted, 0);
+  std::lock_guard lock(mutex);
+  EXPECT_NE(logged.find("belongs to user " + std::to_string(kNobody)), std::string::npos) << logged;
+}
+
+// The name that a listener's socket has for a moment stays where its process was killed in that moment.
+TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
+  const harness::Folder folder;
+  ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
+  const auto left = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator());
+  };
+  constexpr int kLeft = 20;
+  for (int i = 0; i < kLeft; ++i) {
+    std::ofstream(folder.path() + "/weft-" + std::to_string(::getpid()) + "-" + std::to_string(i));
+  }
+  ASSERT_EQ(left(), kLeft);
+  for (int i = 0; i < kLeft; ++i) listen_for_this_user("shm");
+  ::unsetenv("TMPDIR");
+  EXPECT_LT(left(), kLeft);
 }
 
 TEST(ShmSocket, RefusesWhatPassesNoSegment) {
