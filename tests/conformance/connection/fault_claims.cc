@@ -3,17 +3,26 @@
 // whole and in order, a lane that ends says why once, and no operation is left pending.
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include <sys/resource.h>
 
 #include <weft/tests/conformance/connection/far.h>
+#include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/sanitized.h>
 
 namespace weft::conformance {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 60 << 10;
 constexpr std::size_t kPayloadBytes = 64 << 20;
+
+// The end of a process is heard from its kernel, at once. Every timer that would find it out too takes longer than this
+// (the shortest, of retransmissions over verbs, 9 s), and what has come must be read to its end first.
+Deadline before_any_timer() { return harness::kSanitized ? patience() : Deadline::in(std::chrono::seconds(8)); }
 
 // Sees to it that headers are those of messages 0, 1, 2, …, each whole.
 class Watch {
@@ -140,7 +149,7 @@ class ConnectionFaults : public ConnectionProcessClaims {
       EXPECT_EQ(watch.closings(), 0) << watch.why().what();
     }
     child->kill();
-    EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, patience())) << "the end is not noticed";
+    EXPECT_TRUE(loop->drive([&] { return watch.closings() > 0; }, before_any_timer())) << "the end is not noticed";
     // While it connects it tries again until its deadline: there may be another process by then.
     const bool may_be_late = phase == Phase::Connect && watch.why().blame() == Blame::Timeout;
     EXPECT_TRUE(may_be_late || watch.why().blame() == Blame::PeerLost) << watch.why().what();
@@ -171,6 +180,31 @@ TEST_P(ConnectionFaults, AStoppedPeerIsWaitedForAndNoticedOnceItIsKilledInEveryP
     hit(phase, /*is_stopped_first=*/true);
     if (IsSkipped() || HasFatalFailure()) return;
   }
+}
+
+// Who closes does not wait for the peer; what it had sent stays the peer's.
+TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsWhatWasSent) {
+  const bool is_started = start([](Far& far) {
+    Mailbox mail(*far.connection, far.loop);
+    EXPECT_EQ(mail.next().header, "before");
+    far.wire.say("it stands");
+    for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(same(mail.next().payloads.at(0), pattern(i, 1000))) << i;
+    EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  });
+  if (!is_started) return;
+  Mailbox mail(*near, loop);
+  near->send(bytes_of("before"), {}, nullptr, {});
+  EXPECT_EQ(child->hear(), "it stands");
+  child->signal(SIGSTOP);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const auto payload = pattern(i, 1000);
+    expect_good(near->send({}, std::array{slice_of(payload)}, nullptr, {}));
+  }
+  near->close(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
+  EXPECT_EQ(mail.closings(), 1);
+  child->signal(SIGCONT);
+  child->expect_success();
 }
 
 TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsEnd) {
@@ -218,6 +252,50 @@ TEST_P(ConnectionFaults, ASlowPeerHoldsTheSenderBackAndGetsEverything) {
   EXPECT_EQ(child->hear(), "all of it");
   child->say("enough");
   child->expect_success();
+}
+
+// What this process has open or mapped of shared memory.
+bool holds_shared_memory() {
+  std::error_code gone;  // a descriptor may be closed meanwhile
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    if (std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:weft") != std::string::npos) return true;
+  }
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:weft") != std::string::npos) return true;
+  }
+  return false;
+}
+
+// Listens and connects to itself again and again, and says so each time.
+void make_lanes_for_ever(Far& far) {
+  for (;;) {
+    Harbour harbour(*far.transport->connector(), far.loop);
+    const auto one = far.transport->connector()->connect(harbour.address(), {far.loop, patience()});
+    const auto other = harbour.next();
+    far.wire.say("another");
+  }
+}
+
+// Killed while it makes lanes: of what it made nothing outlives it, but the name of a socket that was to be taken away in
+// that moment. At its peer's nothing is left once the lane has ended.
+TEST_P(ConnectionFaults, AKilledProcessLeavesNothingBehind) {
+  const harness::Folder folder;
+  ASSERT_EQ(::setenv("TMPDIR", folder.path().c_str(), 1), 0);
+  for (int lanes = 1; lanes <= 5; ++lanes) {
+    const bool is_started = start(make_lanes_for_ever);
+    if (!is_started) break;
+    Mailbox mail(*near, loop);
+    for (int i = 0; i < lanes; ++i) child->hear();
+    child->kill();
+    EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+    near.reset();
+    EXPECT_TRUE(loop->drive([] { return !holds_shared_memory(); }, patience())) << "a segment is kept";
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      EXPECT_TRUE(entry.is_socket() && entry.path().filename().string().starts_with("weft-")) << entry.path();
+    }
+  }
+  ::unsetenv("TMPDIR");
 }
 
 // A process that has no descriptors left is refused with Busy, or its connection ends; once it has some it connects.

@@ -184,22 +184,39 @@ TEST_P(ConnectionProcessClaims, APeerThatClosedAndEndedFailsWhatIsSentLaterAlsoW
   expect_sends_to_fail(*near, *loop);
 }
 
-TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
-  const bool is_started = start([](Far& far) { far.wait_for_word(); });
-  if (!is_started) return;
-  const auto second = std::make_unique<Child>([&](Child& self) {
+// The address of one that listened and was killed.
+std::string address_of_a_killed_listener(const std::string& backend) {
+  Child killed([&](Child& self) {
     const auto own_loop = std::make_shared<EventLoop>("gone");
-    const auto own = transport::open(GetParam());
+    const auto own = transport::open(backend);
     Harbour harbour(*own->connector(), own_loop);
     self.say(harbour.address());
     static_cast<void>(self.hear());
   });
-  const std::string address = second->hear();
-  second->kill();
+  return killed.hear();
+}
+
+TEST_P(ConnectionProcessClaims, AListenerThatWasKilledCannotBeReached) {
+  const bool is_started = start([](Far& far) { far.wait_for_word(); });
+  if (!is_started) return;
+  const std::string address = address_of_a_killed_listener(GetParam());
   const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(300))});
   Mailbox mail(*connection, loop);
   const Error why = mail.wait_closed();
   EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
+}
+
+// As a remote call connects: the worker has listened, so that who refuses now is no process that is still to come.
+TEST_P(ConnectionProcessClaims, WhoHasListenedAndRefusesIsLostThoughThereIsNoDeadline) {
+  const bool is_started = start([](Far& far) { far.wait_for_word(); });
+  if (!is_started) return;
+  const std::string address = address_of_a_killed_listener(GetParam());
+  const auto connection =
+      transport->connector()->connect(address, {.loop = loop, .deadline = Deadline::never(), .has_listened = true});
+  Mailbox mail(*connection, loop);
+  const Op sent = connection->send(bytes_of("anybody?"), {}, nullptr, {});
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
 }
 
 INSTANTIATE_TEST_SUITE_P(Transport, ConnectionProcessClaims, testing::ValuesIn(connecting_backends()),
