@@ -15,7 +15,7 @@
 
 namespace weft::harness {
 
-class FileBootstrap final : public transport::Bootstrap {
+class FileBootstrap : public transport::Bootstrap {
  public:
   explicit FileBootstrap(std::filesystem::path folder) : folder_(std::move(folder)) {
     std::filesystem::create_directories(folder_);

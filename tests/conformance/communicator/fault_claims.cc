@@ -3,6 +3,7 @@
 // error names rank 1, and every later operation fails at once.
 #include <csignal>
 #include <filesystem>
+#include <future>
 
 #include <gmock/gmock.h>
 
@@ -38,14 +39,12 @@ class CommunicatorFaults : public testing::TestWithParam<std::string> {
     std::filesystem::remove_all(folder_);
   }
 
-  std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<EventLoop>& loop, milliseconds timeout) const {
+  std::shared_ptr<Communicator> join(int rank, const std::shared_ptr<EventLoop>& loop, milliseconds timeout,
+                                     std::shared_ptr<transport::Bootstrap> store = nullptr) const {
+    if (!store) store = std::make_shared<harness::FileBootstrap>(folder_);
     return transport::open(GetParam())
-        ->join({.rank = rank,
-                .size = 2,
-                .group_name = "faults",
-                .store = std::make_shared<harness::FileBootstrap>(folder_),
-                .timeout = timeout,
-                .loop = loop});
+        ->join(
+            {.rank = rank, .size = 2, .group_name = "faults", .store = std::move(store), .timeout = timeout, .loop = loop});
   }
 
   // Rank 1, which joins and then does `body`; before this process has made threads.
@@ -63,6 +62,11 @@ class CommunicatorFaults : public testing::TestWithParam<std::string> {
     return communicator.all_reduce({slice, Dtype::Float32}, ReduceOp::Sum, {}, {});
   }
 
+  static Op broadcast_of(int root, Communicator& communicator, std::vector<float>& numbers) {
+    const Slice slice{numbers.data(), numbers.size() * sizeof(float), Device::host()};
+    return communicator.broadcast({slice, Dtype::Float32}, root, {}, {});
+  }
+
   static void expect_broken(Communicator& communicator, const Error& why, Blame blame) {
     EXPECT_EQ(why.blame(), blame) << why.what();
     EXPECT_THAT(why.text(), testing::HasSubstr("rank 1"));
@@ -74,6 +78,13 @@ class CommunicatorFaults : public testing::TestWithParam<std::string> {
   std::string folder_;
   std::unique_ptr<Child> other_;
 };
+
+// Everything posted to the loop before has run.
+void turn_of(EventLoop& loop) {
+  std::atomic<bool> is_over{false};
+  loop.post([&] { is_over = true; });
+  EXPECT_TRUE(loop.drive([&] { return is_over.load(); }, harness::patience()));
+}
 
 void reduce_for_ever(Communicator& communicator, Child&) {
   std::vector<float> numbers(4 << 20, 1.0F);
@@ -95,6 +106,110 @@ TEST_P(CommunicatorFaults, ARankThatIsKilledWhileOthersJoinIsNamed) {
     EXPECT_TRUE(error.blame() == Blame::Timeout || error.blame() == Blame::PeerLost) << error.what();
     EXPECT_THAT(error.text(), testing::HasSubstr("rank 1"));
   }
+}
+
+// Rank 0's: stops rank 1 when that has said where it listens, and waits for rank 0 to say so.
+class StoppingStore final : public harness::FileBootstrap {
+ public:
+  StoppingStore(const std::string& folder, Child& rank_1) : FileBootstrap(folder), rank_1_(rank_1) {}
+  void set(const std::string& key, const Bytes& value) override {
+    if (key == "mesh/address/0") {
+      get("mesh/address/1", harness::patience());
+      rank_1_.signal(SIGSTOP);
+    }
+    FileBootstrap::set(key, value);
+  }
+
+ private:
+  Child& rank_1_;
+};
+
+TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileItJoinsIsNamed) {
+  start([](Communicator&, Child&) {});
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  try {
+    join(0, loop, milliseconds(700), std::make_shared<StoppingStore>(folder_, *other_));
+    ADD_FAILURE() << "joined with a rank that is stopped";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_THAT(error.text(), testing::HasSubstr("rank 1"));
+  }
+}
+
+TEST_P(CommunicatorFaults, ARankThatIsStoppedWhileNothingHappensFailsTheNextOperationAtItsDeadline) {
+  start([](Communicator&, Child&) {});
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::seconds(2));
+  other_->signal(SIGSTOP);
+  std::vector<float> numbers(10);
+  expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::Timeout);
+}
+
+TEST_P(CommunicatorFaults, ARankLeavesWithoutWaitingForOneThatIsStoppedWhichHearsOfItLater) {
+  start([](Communicator& communicator, Child& self) {
+    self.say("joined");
+    static_cast<void>(self.hear());
+    const Error why = failure_of(communicator.barrier({}));
+    EXPECT_EQ(why.blame(), Blame::PeerLost) << why.what();
+    EXPECT_THAT(why.text(), testing::HasSubstr("rank 0"));
+  });
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  auto communicator = join(0, loop, std::chrono::minutes(1));
+  EXPECT_EQ(other_->hear(), "joined");
+  other_->signal(SIGSTOP);
+  const auto left = std::async(std::launch::async, [&] { communicator.reset(); });
+  ASSERT_EQ(left.wait_for(std::chrono::seconds(20)), std::future_status::ready) << "it waits for who does not move";
+  other_->signal(SIGCONT);
+  other_->say("go on");
+  other_->say("enough");
+  other_->expect_success();
+}
+
+TEST_P(CommunicatorFaults, WhatARankHadDoneBeforeItLeftAndWasKilledEndsWellForTheOthers) {
+  other_ = std::make_unique<Child>([&](Child& self) {
+    const auto loop = std::make_shared<EventLoop>("rank 1");
+    auto communicator = join(1, loop, std::chrono::minutes(1));
+    std::vector<float> numbers(10'000, 7);
+    harness::expect_good(broadcast_of(1, *communicator, numbers));
+    communicator.reset();
+    self.say("left");
+    static_cast<void>(self.hear());
+  });
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::minutes(1));
+  std::vector<float> numbers(10'000);
+  const Op broadcast = broadcast_of(1, *communicator, numbers);
+  EXPECT_EQ(other_->hear(), "left");
+  other_->kill();
+  harness::expect_good(broadcast);
+  EXPECT_EQ(numbers, std::vector<float>(10'000, 7));
+  expect_broken(*communicator, failure_of(all_reduce(*communicator, numbers)), Blame::PeerLost);
+}
+
+// Broadcasts of 80 MiB in all that the other rank enters only when it is told to.
+TEST_P(CommunicatorFaults, AFasterRankIsHeldBackAndNothingOfItIsLost) {
+  constexpr int kRounds = 10;
+  constexpr std::size_t kElements = 2 << 20;
+  start([](Communicator& communicator, Child& self) {
+    static_cast<void>(self.hear());
+    std::vector<float> numbers(kElements);
+    for (int round = 0; round < kRounds; ++round) {
+      harness::expect_good(broadcast_of(0, communicator, numbers));
+      EXPECT_EQ(numbers, std::vector<float>(kElements, static_cast<float>(round))) << round;
+    }
+  });
+  const auto loop = std::make_shared<EventLoop>("rank 0");
+  const auto communicator = join(0, loop, std::chrono::minutes(1));
+  std::vector<std::vector<float>> sent;
+  std::vector<Op> ops;
+  for (int round = 0; round < kRounds; ++round) sent.emplace_back(kElements, static_cast<float>(round));
+  for (auto& numbers : sent) ops.push_back(broadcast_of(0, *communicator, numbers));
+  for (int turn = 0; turn < 100; ++turn) turn_of(*loop);
+  EXPECT_FALSE(ops.back().ended()) << "80 MiB wait somewhere, and nobody has taken them";
+  other_->say("now");
+  for (const Op& op : ops) harness::expect_good(op);
+  other_->say("enough");
+  other_->expect_success();
 }
 
 TEST_P(CommunicatorFaults, ARankThatIsKilledInAReductionFailsItForTheOthers) {
