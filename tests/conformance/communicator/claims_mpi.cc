@@ -1,5 +1,6 @@
 // The claims for MPI, whose ranks are processes below mpirun: each runs this program, and so each of its tests, together
 // with the others (mpi_test.cc starts them).
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -128,6 +129,18 @@ TEST(MpiGroups, OfOneProcessTwiceAreRefused) {
     EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
     EXPECT_NE(error.text().find("rank 1 is the process of another rank"), std::string::npos) << error.what();
   }
+}
+
+// By itself: mpirun ends the job, and with it this test.
+TEST(MpiFaults, ARankIsKilledInTheMiddle) {
+  Rank rank = this_rank(next_store());
+  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  const auto memory = rank.allocate(sizeof(std::int64_t));
+  for (int i = 0; i < 10; ++i) {
+    if (rank.rank == rank.size - 1 && i == 5) ::raise(SIGKILL);
+    static_cast<void>(sum(*rank.communicator, *memory, memory).done().synchronize(Deadline::in(std::chrono::seconds(60))));
+  }
+  ADD_FAILURE() << "all ten sums ended, and nobody ended this rank";
 }
 
 TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {

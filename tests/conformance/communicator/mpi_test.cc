@@ -2,12 +2,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <weft/tests/harness/folder.h>
 #include <weft/transport/registry.h>
 
 namespace weft::conformance {
@@ -40,14 +40,15 @@ class Mpi : public testing::TestWithParam<int> {
 };
 
 // With those options of mpirun and of the ranks.
+Outcome run_ranks(int ranks, const std::string& options, const std::string& filter) {
+  const harness::Folder folder;
+  return run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout 170 -n " +
+             std::to_string(ranks) + " -x WEFT_TEST_FOLDER=" + folder.path() + options + " " + WEFT_MPI_RANKS +
+             " --gtest_brief=1 '--gtest_filter=" + filter + "'");
+}
+
 void expect_claims(int ranks, const std::string& options, const std::string& filter) {
-  std::string folder = std::filesystem::temp_directory_path() / "weft-mpi-XXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const Outcome outcome =
-      run("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --timeout 170 -n " +
-          std::to_string(ranks) + " -x WEFT_TEST_FOLDER=" + folder + options + " " + WEFT_MPI_RANKS +
-          " --gtest_brief=1 '--gtest_filter=" + filter + "'");
-  std::filesystem::remove_all(folder);
+  const Outcome outcome = run_ranks(ranks, options, filter);
   EXPECT_EQ(outcome.code, 0) << outcome.out;
   // Every rank ran all of them.
   std::size_t passed = 0;
@@ -59,7 +60,7 @@ void expect_claims(int ranks, const std::string& options, const std::string& fil
   EXPECT_EQ(outcome.out.find("0 tests from"), std::string::npos) << outcome.out;
 }
 
-constexpr const char* kAll = "*-*SingleThread*";
+constexpr const char* kAll = "*-*SingleThread*:MpiFaults.*";
 
 TEST_P(Mpi, KeepsTheClaimsBelowMpirun) { expect_claims(GetParam(), "", kAll); }
 INSTANTIATE_TEST_SUITE_P(Ranks, Mpi, testing::Values(2, 4));
@@ -73,6 +74,14 @@ TEST_P(MpiOfTheProgram, IsRefusedWhereItWasStartedForASingleThread) {
   expect_claims(GetParam(), " -x WEFT_TEST_MPI_LEVEL=0", "*SingleThread*");
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiOfTheProgram, testing::Values(2));
+
+// mpirun ends all ranks when one of them was killed: there is nobody to tell.
+TEST_P(Mpi, EndsAsAWholeWithARankThatIsKilled) {
+  const Outcome outcome = run_ranks(GetParam(), "", "MpiFaults.ARankIsKilledInTheMiddle");
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(outcome.out.find("signal 9"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("nobody ended this rank"), std::string::npos) << outcome.out;
+}
 
 TEST(MpiTransport, SaysWhyItCannotBeUsedWithoutMpirun) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) GTEST_SKIP() << "this test itself runs below mpirun";
