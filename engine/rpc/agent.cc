@@ -96,6 +96,7 @@ Going Agent::going(const Destination& to, bool on_loop) const {
 WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().rank_of(who)).worker; }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
+std::string Agent::transport_to(const Destination& worker) const { return core().transport_to(core().rank_of(worker)); }
 void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
 std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
 void Agent::shutdown(const Graceful& options) { core().shutdown(options); }

@@ -80,6 +80,9 @@ class Agent {
   WorkerInfo worker(const Destination& who) const;
   std::vector<WorkerInfo> workers() const;
   const WorkerInfo& self() const;
+  // By which transport calls reach that worker ("shm"): it is chosen at the first call, and anew after a lane was lost.
+  // Empty where no lane stands, and for this worker itself. Throws Caller for somebody who is not there.
+  std::string transport_to(const Destination& worker) const;
 
   // The default limit of calls issued from now on; 0 = none.
   void set_timeout(std::chrono::milliseconds limit);

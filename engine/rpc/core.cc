@@ -563,6 +563,15 @@ void AgentCore::keep_until_left(std::shared_ptr<const void> kept) {
   kept_until_left_.swap(kept);
 }
 
+std::string AgentCore::transport_to(int rank) const {
+  std::shared_ptr<Peer> known;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = peers_.find(rank); found != peers_.end()) known = found->second;
+  }
+  return known ? known->transport() : std::string();
+}
+
 DebugInfo AgentCore::debug_info() const {
   DebugInfo info;
   if (closed_) return info;

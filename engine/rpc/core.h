@@ -156,6 +156,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void hold_activity(int change) { waiting_ += static_cast<std::uint64_t>(change); }
 
   DebugInfo debug_info() const;
+  // Empty where there is no lane to that worker.
+  std::string transport_to(int rank) const;
 
  private:
   explicit AgentCore(Parts parts);

@@ -127,6 +127,11 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
   return made;
 }
 
+std::string Peer::transport() const {
+  std::lock_guard lock(mutex_);
+  return lane_.connection ? std::string(lane_.connection->transport()) : std::string();
+}
+
 // One that carries device memory where a map says that there will be some.
 std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const transport::Routes& routes) const {
   // Not the limit of the call that connects: others will wait for the same connection.

@@ -48,6 +48,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   Lane lane(const transport::Routes& routes);
   const WorkerInfo& worker() const { return entry_.worker; }
+  // Of the lane that stands; empty where none does.
+  std::string transport() const;
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
   const DeviceMap& map() const { return map_; }
   const DeviceMap& map_back() const { return map_back_; }
@@ -67,7 +69,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap map_;
   const DeviceMap map_back_;
   trace::Depth& in_flight_;  // calls to it
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Lane lane_;
   std::optional<Error> closed_;  // why no lane is made any more
 };

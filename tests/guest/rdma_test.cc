@@ -1,5 +1,7 @@
 // What only verbs does, on a real device of the guest.
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <future>
 
 #include <gmock/gmock.h>
@@ -7,6 +9,7 @@
 
 #include <weft/tests/conformance/connection/lanes.h>
 #include <weft/tests/harness/leftovers.h>
+#include <weft/transport/routes.h>
 #include <weft/transport/verbs/queue_pair.h>
 
 namespace weft::conformance {
@@ -40,6 +43,16 @@ TEST(Rdma, AnAddressOnAnotherFabricIsRefusedWithBothNames) {
   ASSERT_TRUE(why);
   EXPECT_THAT(*why, HasSubstr("InfiniBand"));
   EXPECT_THAT(*why, HasSubstr("RoCE"));
+}
+
+TEST(Rdma, IsTheWayToAnotherHostWhereTcpIsOneToo) {
+  const transport::Routes all;
+  EXPECT_THAT(all.names(), testing::ElementsAre("shm", "verbs", "inproc", "tcp"));
+  const auto loop = std::make_shared<EventLoop>("host");
+  transport::Routes host({"tcp", "verbs"});
+  const auto offers = host.listen({.loop = loop, .interface_address = {}, .accepted = [](auto) {}});
+  EXPECT_EQ(all.connect(offers, {loop, patience()})->transport(), "verbs");
+  host.close();
 }
 
 // Closes so many turns of its loop from now.
@@ -162,6 +175,72 @@ TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
   EXPECT_EQ(error.native_code(), IBV_WC_REM_ACCESS_ERR);
   EXPECT_THAT(error.text(), HasSubstr("somebody failed: remote access error"));
   EXPECT_TRUE(same(to, std::vector<std::byte>(to.size())));
+}
+
+// Two devices and a cable between them, which verbs.sh has laid: packets get lost on it from here on, all of them, in both
+// directions. The kernel keeps both ports up, as with a switch between.
+class VerbsCable : public testing::Test {
+ protected:
+  static void cut() {
+    for (const char* end : {"va", "vb"}) {
+      ASSERT_EQ(std::system(("/bin/tc qdisc replace dev " + std::string(end) + " root netem loss 100%").c_str()), 0);
+    }
+  }
+  void TearDown() override {
+    for (const char* end : {"va", "vb"}) {
+      EXPECT_EQ(std::system(("/bin/tc qdisc del dev " + std::string(end) + " root").c_str()), 0);
+    }
+  }
+};
+
+TEST_F(VerbsCable, CutInMidTransferIsNoticedByTheSenderOnceTheDeviceHasTriedLongEnough) {
+  Verbs verbs;
+  const auto near = verbs.connect();
+  const auto far = verbs.harbour.next();
+  ASSERT_TRUE(far);
+  Mailbox mail(*near, verbs.near_loop);
+  const auto payload = pattern(1, 64 << 20);
+  std::vector<std::byte> got(payload.size());
+  std::promise<Op> promised;
+  far->receive({[&](const Arrival&) { promised.set_value(far->accept(std::array{slice_of(got)}, nullptr, {})); },
+                [](const Error&) {}});
+  const Op sent = near->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
+  const Op accepted = promised.get_future().get();
+  // Where the receiver's note of the place is lost, it is the receiver's device that tries in vain.
+  const auto is_under_way = [&] { return std::equal(got.begin(), got.begin() + (1 << 20), payload.begin()); };
+  ASSERT_TRUE(verbs.far_loop->drive(is_under_way, patience()));
+  cut();
+  EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
+  EXPECT_THAT(mail.wait_closed().text(), HasSubstr("transport retry counter exceeded"));
+  EXPECT_EQ(mail.closings(), 1);
+  EXPECT_EQ(failure_of(near->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
+  // Nothing tells the receiver before the keep-alive of its socket does. It need not wait for that.
+  far->close(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
+}
+
+TEST_F(VerbsCable, CutWhileALaneClosesDoesNotHoldItsOwnerUp) {
+  Verbs verbs;
+  const auto near = verbs.connect();
+  const auto far = verbs.harbour.next();
+  ASSERT_TRUE(far);
+  Mailbox mail(*near, verbs.near_loop);
+  near->send(bytes_of("first"), {}, nullptr, {});
+  Mailbox far_mail(*far, verbs.far_loop);
+  EXPECT_EQ(far_mail.next().header, "first");
+  cut();
+  near->close(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::Cancelled);
+}
+
+TEST_F(VerbsCable, CutBeforeALaneConnectsEndsTheAttemptAtItsDeadline) {
+  Verbs verbs;
+  const std::string address = verbs.harbour.address();
+  cut();
+  const auto near =
+      verbs.transport->connector()->connect(address, {verbs.near_loop, Deadline::in(std::chrono::milliseconds(500))});
+  Mailbox mail(*near, verbs.near_loop);
+  EXPECT_EQ(mail.wait_closed().blame(), Blame::Timeout);
 }
 
 }  // namespace

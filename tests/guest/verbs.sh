@@ -1,5 +1,5 @@
 # Runs in the guest, see guest.py. First one device that reaches itself, with all claims; then two devices joined by a cable
-# that loses one packet in a hundred each way.
+# that loses one packet in a hundred each way, then delays them as well, and in the end loses all of them.
 export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
 failed=0
 check() { # check TITLE COMMAND…
@@ -23,6 +23,8 @@ processes='*ProcessClaims.*/verbs:*ConnectionFaults.*/verbs:*/VerbsProcesses3'
 check 'weft-info' /mnt/bin/guest_info
 tests 'one device, processes' /mnt/bin/guest_test "$processes"
 tests 'one device, threads' /mnt/bin/guest_test "$threads"
+export WEFT_SOAK_MESSAGES=5000
+tests 'one device, a longer run' /mnt/bin/guest_test '*ConnectionSoak.*/verbs'
 if [ -x /mnt/bin/guest_gpu_test ]; then
   # What RDMA in software takes by address it takes of a fake GPU as well, as with nvidia_peermem; dma-bufs it does not know.
   # A process each: a fake GPU keeps its addresses, and under a sanitizer the guest has too little memory for those of all.
@@ -69,4 +71,11 @@ for interface in va vb; do
   /bin/tc -s qdisc show dev $interface | grep -o 'dropped [0-9]*' | sed "s/^/$interface: /"
   /bin/tc -s qdisc show dev $interface | grep -q 'dropped [1-9]' || { echo "== $interface lost nothing"; failed=1; }
 done
+# Late as well, in their order: what overtakes is lost to a reliable connection. What moves tens of megabytes takes a minute so.
+for interface in va vb; do
+  /bin/tc qdisc change dev $interface root netem delay 1ms loss 1% limit 10000
+done
+some='*.CarriesAMessageEachWay/verbs:*.PayloadsLand*/verbs:*.WhatWasSentArrives*/verbs:*.AKilledPeerEndsALaneThatIsIdle/verbs'
+tests 'two devices, packets late and lost' /mnt/bin/guest_test "$some:*PutClaims.*/verbs:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
+tests 'two devices, a cut cable' /mnt/bin/guest_test 'VerbsCable.*'
 exit $failed

@@ -34,6 +34,12 @@ std::vector<std::pair<std::string, std::string>> unusable_backends();
 std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend);
 // What its lanes are called then.
 std::string name_for_claims(const std::string& backend);
+// Memory as those lanes carry it: of the host, or of a fake GPU, which the host may read and write where it lies.
+struct ClaimsMemory {
+  Slice slice;
+  Pin pin;
+};
+ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes);
 
 // An end for as long as a test needs both: `near` connected, `far` was accepted.
 struct Lane {

@@ -1,3 +1,4 @@
+#include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/connection/staged_lanes.h>
 
 namespace weft::conformance {
@@ -7,5 +8,12 @@ std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend
 }
 
 std::string name_for_claims(const std::string& backend) { return backend; }
+
+ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes) {
+  Rank bench;
+  equip(bench, dynamic_cast<StagedTransport&>(on).device());
+  const auto memory = bench.allocate(bytes);
+  return {memory->slice(), memory};
+}
 
 }  // namespace weft::conformance

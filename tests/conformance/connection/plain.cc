@@ -6,4 +6,9 @@ std::shared_ptr<transport::Transport> open_for_claims(const std::string& backend
 
 std::string name_for_claims(const std::string& backend) { return backend; }
 
+ClaimsMemory memory_for_claims(transport::Transport&, std::size_t bytes) {
+  const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+  return {slice_of(*memory), memory};
+}
+
 }  // namespace weft::conformance

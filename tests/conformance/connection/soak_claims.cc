@@ -34,12 +34,14 @@ constexpr std::size_t kMaxPayloads = 3;
 // may be as large as the ring.
 class Script {
  public:
-  explicit Script(std::uint32_t direction) : bytes_(pattern(direction, 2 * kLargest)) {}
+  Script(std::uint32_t direction, transport::Transport& on) : memory_(memory_for_claims(on, 2 * kLargest)) {
+    std::memcpy(memory_.slice.data, pattern(direction, 2 * kLargest).data(), 2 * kLargest);
+  }
 
   struct Message {
     std::uint64_t number;
     std::size_t payloads;
-    std::array<std::span<const std::byte>, kMaxPayloads> contents;
+    std::array<Slice, kMaxPayloads> contents;
   };
   Message message(std::uint64_t number) const {
     std::uint64_t state = (number + 1) * 0x9e3779b97f4a7c15u;
@@ -53,28 +55,27 @@ class Script {
     Message result{number, upto(kMaxPayloads), {}};
     for (std::size_t i = 0; i < result.payloads; ++i) {
       const std::size_t bytes = upto(largest);
-      result.contents[i] = std::span(bytes_).subspan(upto(kLargest - 1), bytes);
+      result.contents[i] = memory_.slice.part(upto(kLargest - 1), bytes);
     }
     return result;
   }
 
  private:
-  std::vector<std::byte> bytes_;
+  const ClaimsMemory memory_;
 };
 
-bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
-}
+bool same_bytes(const void* a, const Slice& b) { return b.bytes == 0 || std::memcmp(a, b.data, b.bytes) == 0; }
 
 // Receives one direction. Every second message is read where it lies, if it lies there; the others land in memory. The lane
 // holds on to it.
 class Checker {
  public:
-  Checker(Connection& connection, std::uint32_t direction) : connection_(connection), script_(direction) {
-    for (auto& piece : memory_) piece.resize(kLargest);
+  Checker(Connection& connection, std::uint32_t direction, transport::Transport& on)
+      : connection_(connection), script_(direction, on) {
+    for (auto& piece : memory_) piece = memory_for_claims(on, kLargest);
   }
-  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction) {
-    const auto self = std::make_shared<Checker>(connection, direction);
+  static std::shared_ptr<Checker> begin(Connection& connection, std::uint32_t direction, transport::Transport& on) {
+    const auto self = std::make_shared<Checker>(connection, direction, on);
     connection.receive(
         {[self](const Arrival& arrival) { self->take(arrival); }, [self](const Error&) { self->ended_ = true; }});
     return self;
@@ -90,23 +91,23 @@ class Checker {
     std::uint64_t number = ~expected.number;
     if (arrival.header.size() == sizeof number) std::memcpy(&number, arrival.header.data(), sizeof number);
     bool good = number == expected.number && arrival.sizes.size() == expected.payloads;
-    for (std::size_t i = 0; good && i < expected.payloads; ++i) good = arrival.sizes[i] == expected.contents[i].size();
+    for (std::size_t i = 0; good && i < expected.payloads; ++i) good = arrival.sizes[i] == expected.contents[i].bytes;
     if (!good) return ended(false, connection_.accept({}, {}, {}));
     if (!arrival.in_place.empty() && expected.number % 2 == 0) {
       auto left = arrival.in_place;
       for (std::size_t i = 0; i < expected.payloads; ++i) {
-        good &= same_bytes(left.first(expected.contents[i].size()), expected.contents[i]);
-        left = left.subspan(expected.contents[i].size());
+        good &= same_bytes(left.data(), expected.contents[i]);
+        left = left.subspan(expected.contents[i].bytes);
       }
       return ended(good, connection_.accept({}, {}, {}));
     }
     std::array<Slice, kMaxPayloads> to;
-    for (std::size_t i = 0; i < expected.payloads; ++i) to[i] = slice_of(memory_[i]).part(0, expected.contents[i].size());
+    for (std::size_t i = 0; i < expected.payloads; ++i) to[i] = memory_[i].slice.part(0, expected.contents[i].bytes);
     const Op op = connection_.accept(std::span(to).first(expected.payloads), {}, {});
     const auto compare = [this, expected] {
       bool is_same = true;
       for (std::size_t i = 0; i < expected.payloads; ++i) {
-        is_same &= same_bytes(std::span(memory_[i]).first(expected.contents[i].size()), expected.contents[i]);
+        is_same &= same_bytes(memory_[i].slice.data, expected.contents[i]);
       }
       return is_same;
     };
@@ -120,7 +121,7 @@ class Checker {
 
   Connection& connection_;
   const Script script_;
-  std::array<std::vector<std::byte>, kMaxPayloads> memory_;
+  std::array<ClaimsMemory, kMaxPayloads> memory_;
   std::atomic<std::uint64_t> checked_{0};
   std::atomic<std::uint64_t> wrong_{0};
   std::atomic<bool> ended_{false};
@@ -132,14 +133,10 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
   std::vector<Op> under_way(256);
   for (std::uint64_t number = begin; number < end; ++number) {
     const auto message = mine.message(number);
-    std::array<Slice, kMaxPayloads> payloads;
-    for (std::size_t i = 0; i < message.payloads; ++i) {
-      payloads[i] = {const_cast<std::byte*>(message.contents[i].data()), message.contents[i].size(), Device::host()};
-    }
     Op& oldest = under_way[number % under_way.size()];
     expect_good(oldest);
-    oldest =
-        connection.send(std::as_bytes(std::span(&message.number, 1)), std::span(payloads).first(message.payloads), {}, {});
+    oldest = connection.send(std::as_bytes(std::span(&message.number, 1)),
+                             std::span(message.contents).first(message.payloads), {}, {});
   }
   for (const Op& op : under_way) expect_good(op);
   const Deadline limit = Deadline::in(std::chrono::minutes(10));
@@ -150,10 +147,10 @@ void exchange(Connection& connection, EventLoop& loop, const Script& mine, const
 
 // One end. A first tenth brings every buffer and pool to its size; from then on nothing may grow. `meet` waits for the
 // other end where it is in this process, and has what is counted here.
-void run_end(Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
+void run_end(transport::Transport& on, Connection& connection, EventLoop& loop, std::uint32_t mine, std::uint32_t theirs,
              const std::function<void()>& meet) {
-  const Script sent(mine);
-  const auto kept = Checker::begin(connection, theirs);
+  const Script sent(mine, on);
+  const auto kept = Checker::begin(connection, theirs, on);
   const Checker& checker = *kept;
   const std::uint64_t first = messages() / 10;
   exchange(connection, loop, sent, checker, 0, first);
@@ -175,9 +172,9 @@ using ConnectionSoak = ConnectionProcessClaims;
 
 TEST_P(ConnectionSoak, AMillionMessagesOfMixedSizesBothWaysArriveWholeAndLeaveNothingBehind) {
   lifetime = std::chrono::hours(1);
-  const bool is_started = start([](Far& far) { run_end(*far.connection, *far.loop, 1, 2, [] {}); });
+  const bool is_started = start([](Far& far) { run_end(*far.transport, *far.connection, *far.loop, 1, 2, [] {}); });
   if (!is_started) return;
-  run_end(*near, *loop, 2, 1, [] {});
+  run_end(*transport, *near, *loop, 2, 1, [] {});
   child->expect_success();
 }
 
@@ -192,8 +189,8 @@ TEST_P(ConnectionSoakOfThreads, AMillionMessagesOfMixedSizesBothWaysArriveWholeA
   Lane lane = open();
   std::barrier both(2);
   const auto meet = [&] { both.arrive_and_wait(); };
-  std::thread other([&] { run_end(*lane.far, *lane.far_loop, 1, 2, meet); });
-  run_end(*lane.near, *lane.near_loop, 2, 1, meet);
+  std::thread other([&] { run_end(*transport_, *lane.far, *lane.far_loop, 1, 2, meet); });
+  run_end(*transport_, *lane.near, *lane.near_loop, 2, 1, meet);
   other.join();
 }
 

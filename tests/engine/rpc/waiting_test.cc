@@ -1,9 +1,11 @@
 // Futures of calls, and waiting for several: groups RB and RE of the behaviours.
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/tests/engine/rpc/workers.h>
@@ -286,6 +288,33 @@ TEST(LookingInside, RB043_DebugInfoCountsWhatWaitsRunsAndWasServed) {
     EXPECT_EQ(now.calls_waiting + now.owner_rrefs + now.forks + now.pending_users, 0U);
     EXPECT_EQ(now.contexts + now.backward_passes, 0U);
   });
+}
+
+TEST(LookingInside, SaysByWhichTransportAWorkerIsReachedAndLogsThatOnce) {
+  std::mutex mutex;
+  std::vector<std::string> chosen;
+  const log::Capture capture([&](LogLevel, std::string_view line) {
+    std::lock_guard lock(mutex);
+    if (line.starts_with("worker0 (rank 0) reaches ")) chosen.emplace_back(line);
+  });
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto init = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .world_size = 2, .store = store, .transports = {"tcp", "shm"}});
+  };
+  std::jthread other([&] { init(1).shutdown({.timeout = 30s}); });
+  auto agent = init(0);
+  EXPECT_EQ(agent.transport_to("worker1"), "") << "nobody has been called";
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(agent.sync<&waiting::after_release>(1, i), i);
+  EXPECT_EQ(agent.transport_to("worker1"), "tcp") << "the first that both have, in the list's order";
+  EXPECT_EQ(agent.transport_to(agent.self()), "") << "calls to oneself take none";
+  EXPECT_EQ(error_of([&] { static_cast<void>(agent.transport_to("nobody")); }).blame(), Blame::Caller);
+  agent.shutdown({.timeout = 30s});
+  EXPECT_EQ(agent.transport_to("worker1"), "") << "no lane is left";
+  other.join();
+  std::lock_guard lock(mutex);
+  ASSERT_EQ(chosen.size(), 1U);
+  EXPECT_NE(chosen[0].find("by tcp ("), std::string::npos) << chosen[0];
 }
 
 }  // namespace
