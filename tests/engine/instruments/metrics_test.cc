@@ -250,7 +250,8 @@ TEST(Metrics, ShowWhatWaitsAtTransports) {
 TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
   const int ports[] = {launch::free_port(), launch::free_port()};
   harness::Processes ranks(2, [&](int rank) {
-    ::setenv("WEFT_METRICS", ("127.0.0.1:" + std::to_string(ports[rank])).c_str(), 1);
+    // To which it adds its LOCAL_RANK.
+    ::setenv("WEFT_METRICS", ("127.0.0.1:" + std::to_string(ports[rank] - rank)).c_str(), 1);
     ProcessGroupOptions options;
     options.backend = "tcp";
     options.device = c10::Device(c10::kCPU);

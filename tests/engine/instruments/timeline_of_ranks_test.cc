@@ -148,7 +148,7 @@ TEST_F(TimelineOfRanks, HoldsCollectivesMessagesAndCallsOfAllRanksWithArrows) {
 TEST_F(TimelineOfRanks, HoldsWhatRanksAgreeOnOverTheStore) {
   Processes ranks(2, [](int rank) {
     auto group = join();
-    group.monitored_barrier();
+    group.monitored_barrier(std::chrono::seconds(30));
     group.new_group({0, 1});
     group.split(rank, 0);
   });
