@@ -136,9 +136,9 @@ TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimel
   EXPECT_THAT(names, testing::UnorderedElementsAre("wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes",
                                                    "wait: 0 bytes", "copy to host: 8 bytes", "copy to device: 8 bytes"));
   EXPECT_THAT(timeline.arrows(),
-              testing::ElementsAre("gradients > stage -> copy to device", "gradients > stage -> copy to device",
-                                   "gradients > stage -> copy to host", "gradients > stage -> copy to host",
-                                   "gradients > wait -> wait", "gradients > wait -> wait"));
+              testing::ElementsAre("gradients -> wait", "gradients -> wait", "gradients > stage -> copy to device",
+                                   "gradients > stage -> copy to device", "gradients > stage -> copy to host",
+                                   "gradients > stage -> copy to host"));
 }
 #endif
 

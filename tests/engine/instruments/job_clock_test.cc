@@ -71,7 +71,7 @@ TEST(JobClock, OffsetsOfOtherMachinesAreRightWithinTheErrorThatIsStated) {
 
 TEST(JobClock, AtTheEndTheyAreFoundOnceMoreWithWhatTheClocksHaveDrifted) {
   const auto measured = measure_all({{"a"}, {"b", kAhead}, {"a"}, {"c", 0}},
-                                    [](int rank, std::int64_t& ahead) { ahead += rank * 1'000'000'000; });
+                                    [](int rank, std::int64_t& ahead) { ahead += std::int64_t{1'000'000'000} * rank; });
   EXPECT_FALSE(measured[0].end) << "the job's time is rank 0's";
   EXPECT_FALSE(measured[2].end) << "one clock with rank 0";
   ASSERT_TRUE(measured[1].end && measured[3].end);
