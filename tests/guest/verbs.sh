@@ -1,6 +1,7 @@
 # Runs in the guest, see guest.py. First one device that reaches itself, with all claims; then two devices joined by a cable
 # that loses one packet in a hundred each way, then delays them as well, and in the end loses all of them.
 export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
+export WEFT_TEST_SHORT_TIMEOUT_MS=10000  # joining alone takes a second here
 failed=0
 check() { # check TITLE COMMAND…
   title=$1; shift

@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 
 #include <weft/tests/conformance/connection/child.h>
+#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/conformance/connection/leaving.h>
 #include <weft/tests/harness/file_bootstrap.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/transport/registry.h>
@@ -19,13 +21,10 @@ using harness::failure_of;
 using std::chrono::milliseconds;
 using transport::Communicator;
 
+// Within one process there is nothing to kill.
 std::vector<std::string> joining_backends() {
-  std::vector<std::string> names;
-  for (const transport::Backend& backend : transport::backends()) {
-    const auto opened = backend.open();
-    // Within one process there is nothing to kill.
-    if (opened.ok() && opened.value()->connector() != nullptr && backend.name != "inproc") names.emplace_back(backend.name);
-  }
+  auto names = connecting_backends();
+  std::erase_if(names, [](const std::string& name) { return why_within_the_process(name).has_value(); });
   return names;
 }
 
