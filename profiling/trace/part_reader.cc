@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <weft/base/error.h>
 #include <weft/profiling/trace/part_reader.h>
 #include <weft/profiling/trace/timeline.h>
 
@@ -15,12 +16,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A part may be of another machine: whatever it holds.
-std::int64_t sum(std::int64_t a, std::int64_t b) {
-  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-}
+// A part may be of another machine: whatever it holds. Within so much of zero (ns, 73 years) times can be added and
+// subtracted.
+constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 
-// Of a part's process: what its times are in the job's.
+std::int64_t bounded(std::int64_t time) { return std::clamp(time, -kFarthest, kFarthest); }
+std::int64_t nanoseconds(const Json& json) { return bounded(json.get<std::int64_t>()); }
+
+// Of a part's process: what its times are in the job's. All that it is given lies within kFarthest.
 class JobTime {
  public:
   void start(const Clock& clock) { first_ = clock; }
@@ -31,10 +34,11 @@ class JobTime {
     last_ = clock;
   }
   std::int64_t of(std::int64_t time) const {
-    if (!last_) return sum(time, first_.offset);
+    const std::int64_t begun = bounded(time + first_.offset);
+    if (!last_) return begun;
     const double passed = (static_cast<double>(time) - static_cast<double>(first_.at)) /
                           (static_cast<double>(last_->at) - static_cast<double>(first_.at));
-    return sum(time, sum(first_.offset, std::llround(drift_ * std::clamp(passed, 0.0, 1.0))));
+    return bounded(begun + std::llround(drift_ * std::clamp(passed, 0.0, 1.0)));
   }
   bool is_corrected() const { return last_.has_value(); }
   std::int64_t error() const { return last_ ? std::max(first_.error, last_->error) : first_.error; }
@@ -69,9 +73,9 @@ class PartReader {
       } catch (const std::exception&) {
         break;  // what no Part writes
       }
-      if (!header_) return false;
+      if (!rank_) return false;
     }
-    if (!header_) return false;
+    if (!rank_) return false;
     finish();
     return true;
   }
@@ -85,22 +89,14 @@ class PartReader {
       const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
       if (!json.is_object()) return;
       const auto number = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
-      if (number("clock") && number("offset") && number("error")) again_ = {json["offset"], json["error"], json["clock"]};
+      if (!number("clock") || !number("offset") || !number("error")) continue;
+      again_ = {nanoseconds(json["offset"]), nanoseconds(json["error"]), nanoseconds(json["clock"])};
     }
   }
 
   void take_object(const Json& json) {
     if (json.contains("weft")) {
-      header_ = json;
-      RankInfo& info = into_.ranks[rank()];
-      info.machine = json.at("machine");
-      info.pid = json.at("pid");
-      info.ranges = json.value("ranges", true);
-      job_time_.start({json.at("offset"), json.at("error"), json.value("measured", std::int64_t{0})});
-      if (again_) job_time_.correct(*again_);
-      info.clock_error = job_time_.error();
-      info.clock_again = job_time_.is_corrected();
-      into_.job_ranks = std::max(into_.job_ranks, json.at("ranks").get<int>());
+      take_header(json);
     } else if (json.contains("thread")) {
       threads_[json.at("thread")].name = json.at("name");
     } else if (json.contains("party")) {
@@ -117,6 +113,24 @@ class PartReader {
     }
   }
 
+  void take_header(const Json& json) {
+    if (rank_) throw Error(Blame::PeerLost, "a part of the timeline has two headers");
+    const int rank = json.at("rank");
+    RankInfo info;
+    info.machine = json.at("machine");
+    info.pid = json.at("pid");
+    info.ranges = json.value("ranges", true);
+    job_time_.start({nanoseconds(json.at("offset")), nanoseconds(json.at("error")),
+                     json.contains("measured") ? nanoseconds(json.at("measured")) : 0});
+    if (again_) job_time_.correct(*again_);
+    info.clock_error = job_time_.error();
+    info.clock_again = job_time_.is_corrected();
+    const int job_ranks = json.at("ranks");
+    into_.job_ranks = std::max(into_.job_ranks, job_ranks);
+    into_.ranks[rank] = std::move(info);
+    rank_ = rank;
+  }
+
   void take_event(const Json& json) {
     const std::string& letter = json.at(0).get_ref<const std::string&>();
     if (letter == "O") return begin_operation(json);
@@ -131,7 +145,6 @@ class PartReader {
       return;
     }
     if (letter == "L" || letter == "A" || letter == "T") {
-      if (letter == "L" && thread.depth == 0) return;  // from no range
       thread.arrows.push_back({letter[0], json.at(3), time});
       return;
     }
@@ -171,7 +184,7 @@ class PartReader {
     span.end = std::max(at(json.at(4)), span.begin);
     span.name = json.at(5);
     span.bytes = json.at(7);
-    span.clock_error = json.at(9);
+    span.clock_error = nanoseconds(json.at(9));
     span.state = "done";
     span.part = part_;
     span.ticket = kFirstDevice + device_spans_++;  // of no operation
@@ -181,22 +194,25 @@ class PartReader {
 
   // The threads' lines are not in one order: an operation's end may stand before its beginning.
   void end_operation(const Json& json) {
-    const std::uint64_t ticket = json.at(1);
-    ends_[ticket] = json;
-    at(json.at(3));
+    End end;
+    end.time = at(json.at(3));
+    end.peer = json.at(4);
+    end.sequence = json.at(5);
+    if (json.size() > 6) end.error = json.at(6).get<std::string>();
+    ends_[json.at(1)] = std::move(end);
   }
 
   void finish() {
     for (auto& [ticket, span] : open_) {
       span.end = std::max(last_, span.begin);
       if (const auto found = ends_.find(ticket); found != ends_.end()) {
-        const Json& json = found->second;
-        span.end = std::max(job_time_.of(json.at(3).get<std::int64_t>()), span.begin);
-        span.state = json.size() > 6 ? "failed" : "done";
-        if (json.size() > 6) span.error = json.at(6);
-        if (json.at(4).get<int>() >= 0) {
-          span.peer = json.at(4);
-          span.sequence = json.at(5);
+        const End& end = found->second;
+        span.end = std::max(end.time, span.begin);
+        span.state = end.error ? "failed" : "done";
+        span.error = end.error.value_or("");
+        if (end.peer >= 0) {
+          span.peer = end.peer;
+          span.sequence = end.sequence;
         }
       }
       into_.spans.push_back(std::move(span));
@@ -224,13 +240,19 @@ class PartReader {
   }
   PartArrows& arrows() { return into_.arrows[static_cast<std::size_t>(part_)]; }
 
-  int rank() const { return header_->at("rank"); }
+  int rank() const { return *rank_; }
   std::int64_t at(const Json& time) {
-    const std::int64_t job = job_time_.of(time.get<std::int64_t>());
+    const std::int64_t job = job_time_.of(nanoseconds(time));
     last_ = std::max(last_, job);
     return job;
   }
 
+  struct End {
+    std::int64_t time = 0;
+    int peer = -1;
+    std::uint64_t sequence = 0;
+    std::optional<std::string> error;
+  };
   struct Thread {
     std::string name;
     int rank = -1;
@@ -243,7 +265,7 @@ class PartReader {
   const int part_;
   std::uint64_t device_spans_ = 0;
   std::map<std::pair<int, std::int64_t>, int> streams_;  // numbered as they come
-  std::optional<Json> header_;
+  std::optional<int> rank_;                              // of the header, once that has been read
   JobTime job_time_;
   std::optional<Clock> again_;
   std::int64_t last_ = 0;
@@ -251,7 +273,7 @@ class PartReader {
   std::set<int> owned_;
   std::map<int, Thread> threads_;
   std::map<std::uint64_t, Span> open_;
-  std::map<std::uint64_t, Json> ends_;
+  std::map<std::uint64_t, End> ends_;
 };
 
 }  // namespace

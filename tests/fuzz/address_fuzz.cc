@@ -4,21 +4,52 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/transport/registry.h>
 #include <weft/transport/shm/address.h>
 #include <weft/transport/tcp/address.h>
+#ifdef WEFT_FUZZ_VERBS
+#include <weft/transport/verbs/verbs.h>
+#endif
 
 namespace {
+
+using namespace weft;
+
+void check_blame(const Error& error) {
+  if (error.blame() != Blame::Caller) broken("an address that cannot be read is not the caller's fault");
+}
 
 template <class Address>
 void check(const std::string& text) {
   std::string written;
   try {
     written = Address::parse(text).text();
-  } catch (const weft::Error& error) {
-    if (error.blame() != weft::Blame::Caller) weft::broken("an address that cannot be read is not the caller's fault");
-    return;
+  } catch (const Error& error) {
+    return check_blame(error);
   }
-  if (Address::parse(written).text() != written) weft::broken("an address changes when it is written");
+  if (Address::parse(written).text() != written) broken("an address changes when it is written");
+}
+
+// Whose addresses nobody else can read: what it makes of one is seen by what it says.
+void check_inproc(const std::string& text) {
+  static const auto transport = transport::open("inproc");
+  static const auto loop = std::make_shared<EventLoop>("fuzz");
+  static const auto listener = transport->connector()->listen({loop, "", [](const auto&) {}});
+  transport::Connector& connector = *transport->connector();
+  if (connector.why_unreachable(listener->address())) broken("who listens cannot be reached");
+  // A few numbers at the end of the real one lead to places that there are not.
+  for (const std::string& address : {text, listener->address() + text}) {
+    const auto why = connector.why_unreachable(address);
+    if (why && why->find("'" + address + "'") == std::string::npos) broken("a refusal does not say of what");
+    const bool is_no_address = why && why->ends_with("is no address of inproc");
+    try {
+      connector.connect(address, {loop, Deadline::never()})->close(Error(Blame::Cancelled, "enough"));
+      if (is_no_address) broken("what is no address is connected to");
+    } catch (const Error& error) {
+      check_blame(error);
+      if (!is_no_address) broken("an address is refused by one and read by the other");
+    }
+  }
 }
 
 }  // namespace
@@ -26,10 +57,15 @@ void check(const std::string& text) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   if (bytes == 0) return 0;
   const std::string text(reinterpret_cast<const char*>(data + 1), bytes - 1);
-  if (data[0] % 2 == 0) {
-    check<weft::transport::tcp::Address>(text);
-  } else {
-    check<weft::transport::shm::Address>(text);
+  switch (data[0] % 4) {
+    case 0: check<transport::tcp::Address>(text); break;
+    case 1: check<transport::shm::Address>(text); break;
+    case 2: check_inproc(text); break;
+    default:
+#ifdef WEFT_FUZZ_VERBS
+      check<transport::verbs::Address>(text);
+#endif
+      break;
   }
   return 0;
 }

@@ -1,0 +1,87 @@
+// Anybody who reaches a group's port may say anything there. It is refused, or is frames within their limits that say the
+// same when they are written again, in whatever pieces the bytes come; and the ledger takes whatever ranks say of their
+// leaving. The first byte says how large the pieces are.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/engine/group/frame.h>
+#include <weft/engine/group/ledger.h>
+
+namespace {
+
+using namespace weft;
+using namespace weft::group;
+
+constexpr int kRanks = 4;
+
+struct Heard {
+  std::vector<Frame> frames;
+  bool is_refused = false;
+};
+
+bool is_same(const Frame& a, const Frame& b) {
+  return a.type == b.type && a.rank == b.rank && a.number == b.number && a.group == b.group && a.text == b.text;
+}
+
+Heard hear(std::span<const char> bytes, std::size_t piece) {
+  Heard heard;
+  FrameReader reader(kRanks);
+  while (!bytes.empty() && !heard.is_refused) {
+    const std::size_t count = std::min(piece, bytes.size());
+    reader.append(bytes.first(count));
+    bytes = bytes.subspan(count);
+    for (;;) {
+      Frame frame;
+      const auto next = reader.next(frame);
+      heard.is_refused = !next.ok();
+      if (!next || !next.value()) break;
+      heard.frames.push_back(std::move(frame));
+    }
+  }
+  return heard;
+}
+
+void check(const Frame& frame) {
+  if (frame.type < FrameType::Hello || frame.type > FrameType::Goodbye) broken("a type that there is not");
+  if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that there is not");
+  if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText) broken("beyond the limits");
+  const std::string written = encode(frame);
+  const Heard again = hear(written, written.size());
+  if (again.frames.size() != 1 || !is_same(again.frames[0], frame)) broken("a frame changes when it is written");
+}
+
+// As membership passes them on.
+void tell(Ledger& ledger, const Frame& frame) {
+  if (frame.type == FrameType::Leaving) {
+    ledger.on_leaving(frame);
+    if (frame.rank != 0 && !ledger.has_left(frame.rank)) broken("who says that it leaves is still there");
+  } else if (frame.type == FrameType::Completed) {
+    ledger.on_completed(frame.rank, static_cast<int>(frame.number));
+  }
+  const auto why = ledger.left_behind();
+  if (why && why->blame() != Blame::PeerLost) broken("a rank that leaves is nobody's fault but its own");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  if (bytes == 0) return 0;
+  const std::span input(reinterpret_cast<const char*>(data + 1), bytes - 1);
+  const Heard whole = hear(input, input.size());
+  const Heard pieces = hear(input, 1 + data[0]);
+  if (whole.is_refused != pieces.is_refused || !std::ranges::equal(whole.frames, pieces.frames, is_same)) {
+    broken("how the bytes are cut makes a difference");
+  }
+  Ledger ledger("group", 0, {0, 1, 2, 3}, [](const Frame&) {});
+  static_cast<void>(ledger.begin_collective());
+  ledger.begin_recv(-1);
+  for (const Frame& frame : whole.frames) {
+    check(frame);
+    tell(ledger, frame);
+  }
+  return 0;
+}
