@@ -12,7 +12,11 @@ std::shared_ptr<Transport> open(std::string_view name) {
     }
     known += (known.empty() ? "" : ", ") + std::string(backend.name);
   }
-  throw Error(Blame::Caller, "no backend '" + std::string(name) + "' in this build; it has: " + known);
+  std::string why;
+  for (const LeftOut& one : left_out()) {
+    if (one.name == name) why = " (" + std::string(one.why) + ")";
+  }
+  throw Error(Blame::Caller, "no backend '" + std::string(name) + "' in this build" + why + "; it has: " + known);
 }
 
 }  // namespace weft::transport

@@ -15,8 +15,16 @@ struct Backend {
 
 std::span<const Backend> backends();
 
-// Opens one by name. Throws: Caller for a name that this build does not have (the text lists those it has), Unsupported
-// with the reason where it cannot be used.
+// The folders under transport/ that this build, or this program, has no code of.
+struct LeftOut {
+  std::string_view name;
+  std::string_view why;
+};
+
+std::span<const LeftOut> left_out();
+
+// Opens one by name. Throws: Caller for a name that this build does not have (the text lists those it has, and says why it
+// lacks that one), Unsupported with the reason where it cannot be used.
 std::shared_ptr<Transport> open(std::string_view name);
 
 }  // namespace weft::transport

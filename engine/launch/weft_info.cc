@@ -47,6 +47,13 @@ nlohmann::ordered_json describe_cuda_ipc() {
     row["why_not"] = driver.error().text();
     return row;
   }
+  int gpus = 0;
+  const CUresult counted = driver.value()->device_get_count(&gpus);
+  if (counted != CUDA_SUCCESS || gpus == 0) {
+    row["why_not"] = counted == CUDA_SUCCESS ? "this process sees no GPU; see CUDA_VISIBLE_DEVICES"
+                                             : cuda::error_of(*driver.value(), counted, "cuDeviceGetCount").text();
+    return row;
+  }
   row["usable"] = true;
   row["host_memory"] = false;
   row["device_memory"] = true;
@@ -86,6 +93,10 @@ int show(bool as_json) {
 #if WEFT_INFO_CUDA
   rows.push_back(describe_cuda_ipc());
 #endif
+  for (const transport::LeftOut& one : transport::left_out()) {
+    const std::string why = "not in this build: " + std::string(one.why);
+    rows.push_back({{"name", one.name}, {"usable", false}, {"why_not", why}});
+  }
   if (as_json) {
     std::printf("%s\n", nlohmann::ordered_json{{"transports", rows}}.dump(2).c_str());
   } else {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <random>
 
 #include <weft/base/log.h>
@@ -45,6 +46,13 @@ Directory::Entry entry_of(const Record& record) {
   for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
   for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});
   return entry;
+}
+
+int rank_in(const std::string& text) {
+  int rank = -1;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (failure == std::errc() && end == text.data() + text.size() && rank >= 0) return rank;
+  throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
 }
 
 std::string slot(long index) { return "worker/" + std::to_string(index); }
@@ -237,7 +245,7 @@ std::map<int, Directory::Entry> Directory::refresh() {
   for (long index = 1; index <= joined; ++index) {
     const std::string key = "joined/" + std::to_string(index);
     if (!store_->exists(key)) continue;  // it is about to
-    const int rank = std::stoi(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5)))));
+    const int rank = rank_in(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5)))));
     const Record record = read(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5))));
     if (!record.gone) all.insert_or_assign(rank, entry_of(record));
   }

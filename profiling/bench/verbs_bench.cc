@@ -157,11 +157,16 @@ struct Perftest {
   Samples samples;
 };
 
+// Whether the shell finds it; what stands behind its name are options.
+bool is_there(const std::string& program) {
+  return std::system(("command -v " + program.substr(0, program.find(' ')) + " > /dev/null").c_str()) == 0;
+}
+
 void add(Report& report, const Row& weft, const std::vector<Perftest>& peers) {
   report.add(weft);
   for (const Perftest& peer : peers) {
     if (peer.samples.count() == 0) {
-      report.note(peer.name + " is not installed, or printed no number");
+      report.note(peer.name + (is_there(peer.name) ? " printed no number" : " is not there: install perftest"));
       continue;
     }
     Row row = weft;

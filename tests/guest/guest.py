@@ -185,7 +185,10 @@ def build_initramfs(folder, programs, file):
     busybox = find_tool("busybox")
     archive.add("bin/busybox", Path(busybox).read_bytes())
     archive.add_libraries(busybox)
-    for tool in TOOLS + [tool for tool in OPTIONAL_TOOLS if shutil.which(tool)]:
+    absent = [tool for tool in OPTIONAL_TOOLS if not shutil.which(tool)]
+    if absent:
+        print(f"guest: without {', '.join(absent)} (of perftest and ibverbs-utils), which are not on this machine", flush=True)
+    for tool in TOOLS + [tool for tool in OPTIONAL_TOOLS if tool not in absent]:
         path = find_tool(tool)
         archive.add(f"bin/{tool}", Path(path).read_bytes())
         archive.add_libraries(path)

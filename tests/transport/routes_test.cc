@@ -48,6 +48,25 @@ std::string chosen(const Routes& routes, const std::vector<Offer>& offers) {
   return std::string(connection->transport());
 }
 
+// The programs of these tests are built without libtorch, so without Gloo.
+TEST(Registry, SaysWhyABackendOfTheTreeIsNotInTheProgram) {
+  const auto all = left_out();
+  const auto gloo = std::find_if(all.begin(), all.end(), [](const LeftOut& one) { return one.name == "gloo"; });
+  ASSERT_NE(gloo, all.end());
+  EXPECT_FALSE(gloo->why.empty());
+  for (const LeftOut& one : all) {
+    EXPECT_TRUE(std::ranges::none_of(backends(), [&](const Backend& backend) { return backend.name == one.name; }))
+        << one.name;
+  }
+  try {
+    open("gloo");
+    FAIL() << "it was opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("no backend 'gloo' in this build (" + std::string(gloo->why) + ")"));
+  }
+}
+
 TEST(Routes, TakesTheBestThatBothHaveWhateverTheOrderOfTheOffers) {
   Host host({"tcp", "shm"});
   ASSERT_EQ(host.offers.size(), 2u);

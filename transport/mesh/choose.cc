@@ -20,7 +20,7 @@ std::size_t chunk_of(std::size_t block_bytes) {
   return std::clamp(wanted, kSmallestChunk, kLargestChunk);
 }
 
-// Measured by `./dev bench collectives --case algorithms`: docs/benchmarks.md has the table.
+// Measured: `./dev bench collectives --case algorithms` prints each algorithm over sizes and ranks.
 Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic, std::size_t chunk) {
   const bool many = ranks >= kManyRanks;
   if (is_small && (!many || arithmetic.wide)) return {Algorithm::Direct};

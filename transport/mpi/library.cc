@@ -71,6 +71,11 @@ std::string Library::version() const {
   return whole.substr(0, whole.find(','));
 }
 
+std::string Library::why_no_device_memory() const {
+  return version() + (is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams" : " was built without CUDA") +
+         "; stage it (transport/staged.h)";
+}
+
 Error error_of(const Library& library, int code, std::string_view what, Place place) {
   char text[MPI_MAX_ERROR_STRING] = {};
   int bytes = 0;

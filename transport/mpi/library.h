@@ -52,6 +52,8 @@ struct Library {
   // "Open MPI v4.1.4"
   std::string version() const;
   bool is_cuda_aware() const { return query_cuda_support != nullptr && query_cuda_support() == 1; }
+  // Why memory of a GPU is not handed to MPI, whether or not it would take it.
+  std::string why_no_device_memory() const;
 };
 
 // "what: MPI_ERR_TRUNCATE: message truncated", with the code as native_code(). What MPI refuses is Caller, no memory Busy,

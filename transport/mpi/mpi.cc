@@ -17,12 +17,8 @@ class Mpi final : public Transport {
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
   std::shared_ptr<Communicator> join(const JoinOptions& options) override {
     if (!options.device.is_host()) {
-      throw Error(Blame::Unsupported,
-                  "joining " + place_of(options, name()) + ": no memory of " + weft::describe(options.device) + "; " +
-                      library_->version() +
-                      (library_->is_cuda_aware() ? " is CUDA-aware, but knows nothing of streams; stage it"
-                                                 : " was built without CUDA; stage it") +
-                      " (transport/staged.h)");
+      throw Error(Blame::Unsupported, "joining " + place_of(options, name()) + ": no memory of " +
+                                          weft::describe(options.device) + "; " + library_->why_no_device_memory());
     }
     return std::make_shared<MpiCommunicator>(options, World::of_process(library_));
   }

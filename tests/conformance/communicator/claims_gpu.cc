@@ -1,38 +1,20 @@
 // The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks on one GPU, which must
 // be processes that each believe in a host of their own.
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 
-#include <spawn.h>
-
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <weft/cuda/driver.h>
 #include <weft/engine/launch/process.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/file_bootstrap.h>
+#include <weft/tests/harness/start_again.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/staged.h>
 
 namespace weft::conformance {
 namespace {
 
-const Result<std::shared_ptr<const cuda::Driver>>& driver() {
-  static const auto opened = [] {
-    // Ranks of one process share a GPU here: each of their streams needs a hardware queue of its own (staged.h). And no
-    // kernel may be loaded while a stream waits for a flag.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-    return cuda::Driver::open();
-  }();
-  return opened;
-}
-
-std::string no_gpu() { return driver().ok() ? "" : "no GPU: " + driver().error().text(); }
+std::string no_gpu() { return real_driver().ok() ? "" : "no GPU: " + real_driver().error().text(); }
 
 std::string no_backend(const char* name) {
   if (const std::string reason = no_gpu(); !reason.empty()) return reason;
@@ -55,7 +37,7 @@ class GlooOnGpu final : public Threads {
   std::string why_not() const override { return no_backend("gloo"); }
   bool sees_peers_end() const override { return true; }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
-    auto device = cuda::Device::open(driver().value(), 0);
+    auto device = cuda::Device::open(real_driver().value(), 0);
     const auto gloo = transport::open("gloo");
     const auto join = [&](Rank& rank) {
       equip(rank, device);
@@ -79,7 +61,7 @@ class NcclAlone final : public Threads {
   std::chrono::milliseconds short_timeout() const override { return kShortOnGpu; }
   std::string why_not() const override { return no_backend("nccl"); }
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
-    auto device = cuda::Device::open(driver().value(), 0);
+    auto device = cuda::Device::open(real_driver().value(), 0);
     const auto join = [&](Rank& rank) {
       equip(rank, device);
       rank.communicator = join_nccl(options_for(rank, timeout), device);
@@ -116,7 +98,7 @@ class NcclProcesses final : public Threads {
 
   static void be(int number, const char* folder, std::chrono::milliseconds timeout,
                  const std::function<void(Rank&)>& body) {
-    auto device = cuda::Device::open(driver().value(), 0);
+    auto device = cuda::Device::open(real_driver().value(), 0);
     {
       Rank rank;
       rank.rank = number;
@@ -133,46 +115,32 @@ class NcclProcesses final : public Threads {
 
   // Without shared memory and without a network other than the loopback, as two hosts would be.
   static std::vector<std::string> environment_of(int rank, const std::string& folder) {
-    std::vector<std::string> variables;
-    for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
     const std::string number = std::to_string(rank);
-    for (const std::string& variable :
-         {kRankVariable + ("=" + number), kFolderVariable + ("=" + folder), "NCCL_HOSTID=rank" + number,
-          std::string("NCCL_SOCKET_IFNAME=lo"), std::string("NCCL_NET=Socket"), std::string("NCCL_IB_DISABLE=1"),
-          std::string("NCCL_NVLS_ENABLE=0"), std::string("NCCL_MAX_NCHANNELS=1"), std::string("NCCL_ALGO=Ring"),
-          std::string("NCCL_PROTO=Simple"), std::string("NCCL_RAS_ENABLE=0"), std::string("CUDA_MODULE_LOADING=EAGER")}) {
-      variables.push_back(variable);
-    }
-    return variables;
+    return {kRankVariable + ("=" + number),
+            kFolderVariable + ("=" + folder),
+            "NCCL_HOSTID=rank" + number,
+            "NCCL_SOCKET_IFNAME=lo",
+            "NCCL_NET=Socket",
+            "NCCL_IB_DISABLE=1",
+            "NCCL_NVLS_ENABLE=0",
+            "NCCL_MAX_NCHANNELS=1",
+            "NCCL_ALGO=Ring",
+            "NCCL_PROTO=Simple",
+            "NCCL_RAS_ENABLE=0",
+            "CUDA_MODULE_LOADING=EAGER"};
   }
 
-  static pid_t start(int rank, const std::string& folder, const std::string& test) {
-    const std::string filter = "--gtest_filter=" + test;
-    const std::string log = folder + "/rank" + std::to_string(rank) + ".log";
-    std::string program = std::filesystem::read_symlink("/proc/self/exe");
-    std::array<char*, 3> arguments{program.data(), const_cast<char*>(filter.data()), nullptr};
-    auto variables = environment_of(rank, folder);
-    std::vector<char*> environment;
-    for (std::string& variable : variables) environment.push_back(variable.data());
-    environment.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
-    posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-    pid_t process = 0;
-    const int failed = posix_spawn(&process, program.c_str(), &actions, nullptr, arguments.data(), environment.data());
-    posix_spawn_file_actions_destroy(&actions);
-    if (failed != 0) throw system_error(Blame::Busy, "starting " + program, failed);
-    return process;
+  static std::string log_of(int rank, const std::string& folder) {
+    return folder + "/rank" + std::to_string(rank) + ".log";
   }
 
   void start_ranks() const {
-    const auto* const info = testing::UnitTest::GetInstance()->current_test_info();
-    const std::string test = std::string(info->test_suite_name()) + "." + info->name();
     std::string folder = (std::filesystem::temp_directory_path() / "weft-claims-XXXXXX").string();
     ASSERT_NE(mkdtemp(folder.data()), nullptr);
     launch::Children children;
-    for (int rank = 0; rank < kRanks; ++rank) children.add(start(rank, folder, test));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      children.add(harness::start_again(log_of(rank, folder), environment_of(rank, folder)));
+    }
     const Deadline deadline = Deadline::in(kPatience);
     while (!children.running().empty()) {
       const auto ended = children.wait(deadline.remaining());
@@ -184,8 +152,7 @@ class NcclProcesses final : public Threads {
     }
     children.end_all(std::chrono::seconds(1));
     for (int rank = 0; testing::Test::HasFailure() && rank < kRanks; ++rank) {
-      std::ifstream log(folder + "/rank" + std::to_string(rank) + ".log");
-      ADD_FAILURE() << "rank " << rank << ":\n" << std::string{std::istreambuf_iterator<char>(log), {}};
+      ADD_FAILURE() << "rank " << rank << ":\n" << harness::text_of_file(log_of(rank, folder));
     }
     std::filesystem::remove_all(folder);
   }

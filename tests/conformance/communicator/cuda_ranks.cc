@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -67,6 +68,17 @@ class CudaMemory final : public Memory {
 };
 
 }  // namespace
+
+const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
+  static const auto opened = [] {
+    // Each of their streams needs a hardware queue of its own (staged.h), and no kernel may be loaded while one waits for a
+    // flag.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+    return cuda::Driver::open();
+  }();
+  return opened;
+}
 
 void equip(Rank& rank, const std::shared_ptr<cuda::Device>& device, OnDevice kind) {
   const auto bench = std::make_shared<Bench>(device);

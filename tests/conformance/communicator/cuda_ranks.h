@@ -1,10 +1,15 @@
 // A rank's GPU, real or fake: memory that is written and read through pinned copies, and gates that streams wait at.
 #pragma once
 
+#include <weft/base/result.h>
 #include <weft/cuda/device.h>
+#include <weft/cuda/driver.h>
 #include <weft/tests/conformance/communicator/ranks.h>
 
 namespace weft::conformance {
+
+// The machine's own, opened once for tests whose ranks or ends share a GPU. An error where there is none.
+const Result<std::shared_ptr<const cuda::Driver>>& real_driver();
 
 // Device memory of stream-ordered pools, which stays in the process, or such that others may open.
 enum class OnDevice { Pooled, Shareable };

@@ -1,8 +1,7 @@
-// Payloads and destinations on a GPU: every backend's lanes through pinned memory, on a fake GPU and, where there is one,
-// on a real one; and by name, on a fake one. What they must do for host memory is in the other files, which are checked
-// over such lanes as well.
+// Payloads and destinations on a GPU: every backend's lanes through pinned memory, on a fake GPU or, in the program for
+// machines that have one, on a real one; and by name, on a fake one. What they must do for host memory is in the other
+// files, which are checked over such lanes as well.
 #include <array>
-#include <cstdlib>
 
 #include <weft/base/config.h>
 #include <weft/cuda/fence.h>
@@ -26,15 +25,6 @@ std::string name_of(const testing::TestParamInfo<Setting>& info) {
          (info.param.way == Way::Pinned   ? ""
           : info.param.way == Way::Direct ? "Direct"
                                           : "ByName");
-}
-
-const Result<std::shared_ptr<const cuda::Driver>>& real_driver() {
-  static const auto opened = [] {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);  // two lanes' ends, four streams, in one process
-    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-    return cuda::Driver::open();
-  }();
-  return opened;
 }
 
 class DeviceClaims : public testing::TestWithParam<Setting> {
@@ -377,11 +367,14 @@ TEST_P(DeviceClaims, MemoryOfAnotherDeviceIsTheCallersErrorAndTheLaneGoesOn) {
 std::vector<Setting> settings() {
   std::vector<Setting> all;
   for (const std::string& backend : connecting_backends()) {
+#ifdef WEFT_TEST_ON_GPU
+    all.push_back({backend, Gpu::Real});
+#else
     const bool may_reach = transport::open(backend)->connector()->capabilities().direct_bytes > 0;
     const bool is_direct = may_reach && config().gpu_direct == GpuDirect::PeerMemory;  // as a fake GPU's memory can be
     all.push_back({backend, Gpu::Fake, is_direct ? Way::Direct : Way::Pinned});
-    all.push_back({backend, Gpu::Real});
     all.push_back({backend, Gpu::Fake, Way::ByName});
+#endif
   }
   return all;
 }

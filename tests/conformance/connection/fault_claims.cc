@@ -1,6 +1,7 @@
 // The fault matrix between two processes (docs/faults.md): a peer that is killed, stopped and then killed, slow, or without
 // memory, while the lane connects, carries headers, carries a payload, is idle, closes. Whatever happens: messages come
 // whole and in order, a lane that ends says why once, and no operation is left pending.
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdlib>
@@ -93,7 +94,8 @@ void be_hit(Far& far, Phase phase) {
     case Phase::Connect: break;
     case Phase::Header:  // some header is half written at most times
       for (std::uint32_t number = 0;; ++number) {
-        const Op op = far.connection->send(header_of(number, kHeaderBytes), {}, nullptr, {});
+        const std::size_t bytes = std::min(kHeaderBytes, far.connection->capabilities().max_header);
+        const Op op = far.connection->send(header_of(number, bytes), {}, nullptr, {});
         if (!op.done().synchronize(Deadline::never()) || op.error()) break;
       }
       break;
@@ -211,14 +213,14 @@ TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsW
 TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsEnd) {
   const auto listening = std::make_unique<Child>([&](Child& self) {
     const auto own_loop = std::make_shared<EventLoop>("stopped");
-    const auto own = transport::open(GetParam());
+    const auto own = open_for_claims(GetParam());
     Harbour harbour(*own->connector(), own_loop);
     self.say(harbour.address());
     static_cast<void>(self.hear());
   });
   const std::string address = listening->hear();
   listening->signal(SIGSTOP);
-  transport = transport::open(GetParam());
+  transport = open_for_claims(GetParam());
   if (const auto why = transport->connector()->why_unreachable(address)) GTEST_SKIP() << *why;
   loop = std::make_shared<EventLoop>("near");
   const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(200))});
@@ -306,7 +308,7 @@ TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
     const std::string tried = self.hear();  // another listener: the attempt may get as far as there in the end
     const std::string address = self.hear();
     const auto own_loop = std::make_shared<EventLoop>("poor");
-    const auto own = transport::open(GetParam());
+    const auto own = open_for_claims(GetParam());
     rlimit before{};
     getrlimit(RLIMIT_NOFILE, &before);
     rlimit none = before;
@@ -326,7 +328,7 @@ TEST_P(ConnectionFaults, WithoutDescriptorsConnectingIsRefusedAndLaterItWorks) {
     expect_good(works->send(bytes_of("here"), {}, nullptr, {}));
     EXPECT_EQ(mail.next().header, "there");
   });
-  transport = transport::open(GetParam());
+  transport = open_for_claims(GetParam());
   loop = std::make_shared<EventLoop>("rich");
   Harbour in_vain(*transport->connector(), loop);
   Harbour harbour(*transport->connector(), loop);

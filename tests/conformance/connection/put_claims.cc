@@ -13,7 +13,7 @@ using transport::RegionKey;
 std::vector<std::string> one_sided_backends() {
   auto names = connecting_backends();
   std::erase_if(names,
-                [](const std::string& name) { return !transport::open(name)->connector()->capabilities().one_sided; });
+                [](const std::string& name) { return !open_for_claims(name)->connector()->capabilities().one_sided; });
   return names;
 }
 

@@ -1,7 +1,10 @@
+#include <filesystem>
+#include <map>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <weft/tests/engine/launch/command.h>
 
@@ -10,6 +13,42 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
+
+// By name.
+std::map<std::string, nlohmann::json> rows(const std::string& environment = "") {
+  const auto outcome = run(environment + path_of("weft-info") + " --json");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::map<std::string, nlohmann::json> found;
+  for (const auto& row : nlohmann::json::parse(outcome.out).at("transports")) found[row.at("name")] = row;
+  return found;
+}
+
+TEST(WeftInfo, NamesEveryTransportOfTheTreeAndWhyNotWhereItIsOfNoUse) {
+  const auto found = rows();
+  for (const auto& folder : std::filesystem::directory_iterator(WEFT_TEST_TRANSPORTS)) {
+    const std::string name = folder.path().filename();
+    if (!std::filesystem::exists(folder.path() / "CMakeLists.txt") || name == "mesh") continue;  // what several are made of
+    ASSERT_TRUE(found.contains(name)) << name;
+    const auto& row = found.at(name);
+    if (row.at("usable")) {
+      EXPECT_TRUE(row.at("host_memory") || row.at("device_memory")) << row;
+      EXPECT_FALSE(row.contains("why_not")) << row;
+    } else {
+      EXPECT_FALSE(row.at("why_not").get<std::string>().empty()) << row;
+    }
+  }
+  for (const char* name : {"inproc", "shm", "tcp"}) {
+    EXPECT_TRUE(found.at(name).at("usable")) << name;
+    EXPECT_GT(found.at(name).at("inline_bytes"), 0) << name;
+  }
+}
+
+#ifdef WEFT_TEST_NO_GPUS
+TEST(WeftInfo, WhatNeedsAGpuIsOfNoUseWhereTheDriverHasNone) {
+  const auto found = rows("LD_LIBRARY_PATH=" WEFT_TEST_NO_GPUS " ");
+  EXPECT_THAT(found.at("cuda_ipc").at("why_not").get<std::string>(), HasSubstr("sees no GPU"));
+}
+#endif
 
 TEST(WeftInfo, DoesNotCallCollectivesOnlyWhatSendsAndReceives) {
   const auto outcome = run(path_of("weft-info"));

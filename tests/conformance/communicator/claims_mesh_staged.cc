@@ -1,0 +1,17 @@
+// The claims for every backend that has connections, for device memory: through pinned memory, on fake GPUs.
+#include <weft/tests/conformance/communicator/fake_gpus.h>
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+namespace {
+
+std::vector<std::shared_ptr<Setting>> settings() {
+  std::vector<std::shared_ptr<Setting>> all;
+  for (const std::string& backend : connecting_backends()) all.push_back(std::make_shared<Staged>(backend, 3));
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mesh, CommunicatorClaims, testing::ValuesIn(settings()), name_of);
+
+}  // namespace
+}  // namespace weft::conformance

@@ -1,0 +1,132 @@
+// By name between two processes on a real GPU. (On fake ones in cuda_ipc_test and connection_ipc_test, where a driver plays
+// both.)
+#include <array>
+#include <cstdlib>
+
+#include <weft/engine/launch/process.h>
+#include <weft/tests/conformance/communicator/cuda_ranks.h>
+#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/tests/harness/file_bootstrap.h>
+#include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/start_again.h>
+#include <weft/transport/cuda_ipc/cuda_ipc.h>
+#include <weft/transport/staged_connection.h>
+
+namespace weft::conformance {
+namespace {
+
+constexpr const char* kFolderVariable = "WEFT_CLAIMS_FOLDER";
+constexpr std::array<std::size_t, 5> kSizes{1, 65'537, 1u << 20, (5u << 20) + 13, 3};
+
+std::vector<std::byte> word(const std::string& text) {
+  const auto bytes = bytes_of(text);
+  return {bytes.begin(), bytes.end()};
+}
+
+// One of the two processes: the GPU, a lane of shm with the other, and the lane by name over it.
+class End {
+ public:
+  explicit End(const std::string& folder) : store(folder), device_(cuda::Device::open(real_driver().value(), 0)) {
+    equip(bench, device_, OnDevice::Shareable);
+    stage_ = std::make_shared<transport::staged::Stage>(std::vector{device_});
+  }
+  ~End() {
+    lane.reset();
+    stage_.reset();
+    bench = {};
+    reclaim(std::move(device_));
+  }
+  End(const End&) = delete;
+  End& operator=(const End&) = delete;
+
+  void listen() {
+    Harbour harbour(*shm_->connector(), loop);
+    store.set("address", word(harbour.address()));
+    take(harbour.next());
+  }
+  void connect() {
+    const auto bytes = store.get("address", patience());
+    const std::string address(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    take(shm_->connector()->connect(address, {loop, patience()}));
+  }
+  void wait_for_message() {
+    const int wanted = ++seen_;
+    EXPECT_TRUE(loop->drive([&] { return *come_ >= wanted; }, patience())) << "nothing arrives";
+  }
+
+  harness::FileBootstrap store;
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("end");
+  Rank bench;
+  std::shared_ptr<Connection> lane;
+
+ private:
+  void take(std::shared_ptr<Connection> below) {
+    ASSERT_TRUE(below);
+    lane = transport::cuda_ipc::over(transport::staged::over(std::move(below), stage_, loop), stage_, loop);
+    lane->receive({[come = come_](const Arrival&) { ++*come; }, [](const Error&) {}});
+  }
+
+  std::shared_ptr<cuda::Device> device_;
+  std::shared_ptr<transport::staged::Stage> stage_;
+  std::shared_ptr<transport::Transport> shm_ = transport::open("shm");
+  std::shared_ptr<std::atomic<int>> come_ = std::make_shared<std::atomic<int>>(0);
+  int seen_ = 0;
+};
+
+// Sends back what comes, behind the copy and without waiting for it.
+void echo(const std::string& folder) {
+  End end(folder);
+  end.listen();
+  for (const std::size_t bytes : kSizes) {
+    const auto memory = end.bench.allocate(bytes);
+    end.wait_for_message();
+    end.store.set("seen/" + std::to_string(bytes), {});
+    const Op taken = end.lane->accept(std::array{memory->slice()}, memory, {});
+    expect_good(end.lane->send({}, std::array{memory->slice()}, memory, taken.done()));
+    expect_good(taken);
+  }
+  end.store.get("enough", patience());
+}
+
+void ask(const std::string& folder) {
+  End end(folder);
+  end.connect();
+  EXPECT_EQ(end.lane->transport(), "cuda_ipc");
+  std::uint32_t round = 0;
+  for (const std::size_t bytes : kSizes) {
+    SCOPED_TRACE(bytes);
+    const auto payload = pattern(++round, bytes);
+    const auto from = end.bench.allocate(bytes), back = end.bench.allocate(bytes);
+    const Gate gate = end.bench.gate();
+    const Op sent = end.lane->send({}, std::array{from->slice()}, from, gate.fence);
+    // Where it goes by name it is there before its bytes are; through pinned memory nobody would have seen it yet. The
+    // first lanes may only just be meeting, and then it goes as the lane below would.
+    if (round > 1) end.store.get("seen/" + std::to_string(bytes), patience());
+    EXPECT_FALSE(sent.ended());
+    from->write(payload.data());
+    gate.open();
+    end.wait_for_message();
+    expect_good(end.lane->accept(std::array{back->slice()}, back, {}));
+    expect_good(sent);
+    std::vector<std::byte> got(bytes);
+    back->read(got.data());
+    EXPECT_TRUE(same(got, payload));
+  }
+  end.store.set("enough", {});
+}
+
+TEST(CudaIpcOfProcesses, CarriesMemoryOfOneGpuThereAndBackByName) {
+  if (!real_driver().ok()) GTEST_SKIP() << "no GPU: " << real_driver().error().text();
+  if (const char* const folder = std::getenv(kFolderVariable)) return echo(folder);
+  const harness::Folder folder;
+  const std::string log = folder.path() + "/other.log";
+  launch::Children other;
+  other.add(harness::start_again(log, {std::string(kFolderVariable) + "=" + folder.path()}));
+  ask(folder.path());
+  const auto ended = other.wait(std::chrono::minutes(1));
+  EXPECT_TRUE(ended.process != 0 && ended.status == 0) << launch::describe_status(ended.status);
+  if (HasFailure()) ADD_FAILURE() << "the other process:\n" << harness::text_of_file(log);
+}
+
+}  // namespace
+}  // namespace weft::conformance

@@ -1,0 +1,60 @@
+// What the job's store says of the workers was written by all of them. Whatever stands there: a worker that joins, and one
+// that looks for others, gets an Error, or records that can be used. The first byte says whether workers come and go, the
+// second how long the text is that stands for a worker's rank; what is left is the record of each worker.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <weft/base/error.h>
+#include <weft/engine/rpc/directory.h>
+
+namespace {
+
+using namespace weft;
+using namespace weft::rpc;
+
+class HostileStore final : public transport::Bootstrap {
+ public:
+  HostileStore(Bytes rank, Bytes record) : rank_(std::move(rank)), record_(std::move(record)) {}
+  void set(const std::string&, const Bytes&) override {}
+  void erase(const std::string&) override {}
+  bool exists(const std::string&) override { return true; }
+  Bytes get(const std::string& key, Deadline) override { return key.starts_with("worker/") ? record_ : rank_; }
+  // As if this worker were the first of its rank and name, and others there.
+  long add(const std::string& key, long) override {
+    if (key.starts_with("kind/")) return 0;
+    return key == "read" ? 2 : 1;
+  }
+
+ private:
+  const Bytes rank_;
+  const Bytes record_;
+};
+
+template <class Call>
+void allow_errors(Call call) {
+  try {
+    call();
+  } catch (const Error&) {  // anything else ends the program
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  if (bytes < 2) return 0;
+  const auto input = std::as_bytes(std::span(data + 2, bytes - 2));
+  const auto rank = input.first(std::min<std::size_t>(data[1], input.size()));
+  const auto record = input.subspan(rank.size());
+  const auto store = std::make_shared<HostileStore>(transport::Bootstrap::Bytes(rank.begin(), rank.end()),
+                                                    transport::Bootstrap::Bytes(record.begin(), record.end()));
+  const auto size = data[0] % 2 == 0 ? std::optional<int>() : 2;
+  Directory directory(store, {"self", 0}, size, /*has_secret=*/false, {});
+  allow_errors([&] { directory.join({}, {}, Deadline::in(std::chrono::seconds(1))); });
+  allow_errors([&] { directory.workers(); });
+  allow_errors([&] { directory.find("worker1"); });
+  allow_errors([&] { directory.find(1); });
+  allow_errors([&] { directory.gpus(); });
+  return 0;
+}
