@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include <weft/base/fence.h>
 #include <weft/engine/autograd/ids.h>
 
 namespace weft::rpc {
@@ -46,8 +47,12 @@ class Contexts {
   // The agent ends.
   void close();
 
-  // Held by who steps an optimizer on this worker, unless it may overlap with others.
-  std::mutex& stepping() { return stepping_; }
+  // Steps of optimizers on this worker, but for those that may overlap with others.
+  struct Steps {
+    std::mutex mutex;  // held by who steps
+    Fence last;        // what the last of them has enqueued on GPUs has run
+  };
+  Steps& steps() { return steps_; }
 
   struct Counts {
     std::size_t contexts = 0;
@@ -62,7 +67,7 @@ class Contexts {
 
   rpc::AgentCore& core_;
   std::atomic<std::uint64_t> next_{1};
-  std::mutex stepping_;
+  Steps steps_;
   mutable std::mutex mutex_;  // of the rest
   std::unordered_map<ContextId, std::shared_ptr<Context>> contexts_;
   // Those that have ended: a message that is late does not bring them back.

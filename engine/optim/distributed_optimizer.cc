@@ -5,12 +5,14 @@
 #include <sstream>
 
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::optim {
@@ -19,11 +21,28 @@ namespace weft::optim {
 namespace internal {
 using Shared = std::shared_ptr<LocalOptimizer>;
 constexpr std::size_t kMostPasses = 256;
+// Steps, for a worker whose next call will find the weights stepped on whatever streams it runs: done when the GPUs are.
+Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const Shared& optimizer,
+                              autograd::Context& context) {
+  const Fence has_run = optimizer->step(context);
+  const Promise<void> stepped(core->crew());
+  if (has_run.query()) {
+    stepped.set();
+  } else {
+    core->loop()->when(has_run, Task([stepped] { stepped.set(); }));
+  }
+  return stepped.future();
+}
 // Nothing where this worker knows nothing of the context: no pass has come here.
-void step_one(Shared& optimizer, std::uint64_t id) {
-  const auto core = rpc::current_call("step()").core();
-  if (const auto context = core->contexts().find(id)) return optimizer->step(*context);
-  if (!core->contexts().has_ended(id)) return;
+Future<void> step_one(Shared& optimizer, std::uint64_t id) {
+  const rpc::CallAmbient& here = rpc::current_call("step()");
+  const auto core = here.core();
+  if (const auto context = core->contexts().find(id)) {
+    if (here.call().caller != core->self()) return step_for_another(core, optimizer, *context);
+    optimizer->step(*context);  // on streams of the caller's, which wait for it
+    return Future<void>::ready();
+  }
+  if (!core->contexts().has_ended(id)) return Future<void>::ready();
   throw Error(Blame::Cancelled, describe(core->self()) + " has released autograd context " + autograd::to_text(id) +
                                     ", and its gradients with it: it has not stepped");
 }
@@ -49,10 +68,10 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autogr
   // On a thread of its own: whoever has ended the pass has others to tell.
   return when_all(std::move(ended)).then([core, context, optimizer] {
     Promise<void> stepped(core->crew());
-    core->crew()->run(Task([context, optimizer, stepped] {
+    core->crew()->run(Task([core, context, optimizer, stepped] {
       try {
-        optimizer->step(*context);
-        stepped.set();
+        const c10::MultiStreamGuard streams(tensor::CudaDevices::pool_streams(core->gpus()));
+        step_for_another(core, optimizer, *context).forward_to(stepped);
       } catch (...) {
         stepped.set_error(std::current_exception());
       }
@@ -119,6 +138,7 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what, std::vec
     explicit Gathered(std::string what) : failures(std::move(what)) {}
     std::mutex mutex;
     Failures failures;
+    weft::detail::DeviceWorkRef work;  // of this worker's own
     std::size_t missing = 0;
   };
   auto gathered = std::make_shared<Gathered>(std::move(what));
@@ -128,11 +148,12 @@ Future<void> all_of(const std::vector<Owner>& owners, std::string what, std::vec
     asked[i].on_done_light([gathered, promise, worker = owners[i].worker](const Future<T>& one) {
       std::unique_lock lock(gathered->mutex);
       if (const auto error = one.error()) gathered->failures.add(worker, error);
+      gathered->work = weft::detail::join(gathered->work, one.device_work());
       if (--gathered->missing > 0) return;
       lock.unlock();
       try {
         gathered->failures.require_none();
-        promise.set();
+        promise.set_with(gathered->work, {});
       } catch (const Error&) {
         promise.set_error(std::current_exception());
       }
@@ -260,24 +281,31 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
   }
 }
 
-void LocalOptimizer::step(autograd::Context& context) {
+Fence LocalOptimizer::step(autograd::Context& context) {
   const auto core = context.core();
+  autograd::Contexts::Steps& steps = core->contexts().steps();
   std::unique_lock<std::mutex> others;
-  if (order_ == StepOrder::Locked) others = std::unique_lock(core->contexts().stepping());
+  if (order_ == StepOrder::Locked) others = std::unique_lock(steps.mutex);
   std::lock_guard lock(mutex_);
+  // The calls that step run on streams of their own.
+  const auto streams = tensor::CudaDevices::current_streams(core->gpus());
+  Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
+  for (const c10::Stream& stream : streams) core->devices().wait(last, stream);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     stepped_[i].mutable_grad() = context.gradient_so_far(parameters_[i]);
   }
-  const auto forget = [this] {
+  const auto end = [&] {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
+    last = core->devices().recorded(streams);
   };
   try {
     optimizer_->step();
   } catch (...) {
-    forget();
+    end();
     throw;
   }
-  forget();
+  end();
+  return last;
 }
 
 void LocalOptimizer::set_lr(double lr) {

@@ -19,6 +19,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <weft/base/fence.h>
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/optim/options_on_wire.h>
 #include <weft/engine/rpc/agent.h>
@@ -44,8 +45,9 @@ class LocalOptimizer {
  public:
   LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
   virtual ~LocalOptimizer() = default;
-  // With the context's gradients; parameters without one are left as they are.
-  void step(autograd::Context& context);
+  // With the context's gradients; parameters without one are left as they are. On GPUs it is enqueued on the current
+  // streams, behind the steps before it; passes when it has run there.
+  Fence step(autograd::Context& context);
   void set_lr(double lr);
   double lr() const;
   std::string save() const;
@@ -60,6 +62,7 @@ class LocalOptimizer {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> stepped_;
   mutable std::mutex mutex_;
+  Fence last_;  // StepOrder::Hogwild: the step before has run on the GPUs
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -20,6 +20,7 @@
 #include <weft/rpc.h>
 #include <weft/tests/engine/rpc/workers.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/harness/lent_devices.h>
 #include <weft/tests/harness/ranks.h>
 #include <weft/transport/cuda_ipc/wire.h>
 
@@ -30,6 +31,7 @@ using namespace std::chrono_literals;
 using harness::error_of;
 using harness::FakeDriver;
 using harness::FakeTorchCuda;
+using harness::LentDevices;
 
 const c10::Device kHost(c10::kCPU);
 c10::Device gpu(int index) { return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index)); }
@@ -140,31 +142,6 @@ class Shelf {
   at::Tensor tensor_;
 };
 
-// What agents hold of the driver, some of them for a moment after their handles have gone.
-class Lent {
- public:
-  // `here`: what the agent says its process is; null: this one.
-  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver,
-                                            std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
-    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver(), std::move(here));
-    std::lock_guard lock(mutex_);
-    lent_.push_back(devices);
-    return devices;
-  }
-  // Before the driver goes.
-  void wait_until_given_back() {
-    const Deadline deadline = Deadline::in(20s);
-    for (const auto& one : lent_) {
-      while (!one.expired() && !deadline.passed()) std::this_thread::yield();
-      EXPECT_TRUE(one.expired()) << "an agent that has left still holds its GPUs";
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
-};
-
 class CudaRpc : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -210,7 +187,7 @@ class CudaRpc : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
-  Lent lent_;
+  LentDevices lent_;
 };
 
 TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheInverse) {
@@ -560,7 +537,7 @@ TEST_P(CudaRpcOfProcesses, CU012_ArgumentsAndResultsTravelBetweenTheirGpus) {
     if (tensor::cuda_device_count() > 0) return;  // as above; cuda_gpu_test.cc has the real one
     FakeDriver driver({.devices = 2, .threads = true});
     FakeTorchCuda cuda(driver);
-    Lent lent;
+    LentDevices lent;
     fake = &driver;
     torch_cuda = &cuda;
     const int rank = *options.rank;

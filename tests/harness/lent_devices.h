@@ -1,0 +1,43 @@
+// What agents hold of a FakeDriver, some of them for a moment after their handles have gone.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <weft/base/deadline.h>
+#include <weft/engine/tensor/cuda_devices.h>
+#include <weft/tests/harness/fake_driver.h>
+
+namespace weft::harness {
+
+class LentDevices {
+ public:
+  // `here`: what the agent says its process is; null: this one.
+  std::shared_ptr<tensor::CudaDevices> lend(const FakeDriver& driver,
+                                            std::shared_ptr<const transport::cuda_ipc::Identity> here = nullptr) {
+    auto devices = std::make_shared<tensor::CudaDevices>(driver.driver(), std::move(here));
+    std::lock_guard lock(mutex_);
+    lent_.push_back(devices);
+    return devices;
+  }
+  // Before the driver goes.
+  void wait_until_given_back() {
+    const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+    for (const auto& one : lent_) {
+      while (!one.expired() && !deadline.passed()) std::this_thread::yield();
+      EXPECT_TRUE(one.expired()) << "an agent that has left still holds its GPUs";
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
+};
+
+}  // namespace weft::harness
