@@ -1,6 +1,9 @@
+#include <unordered_map>
+
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/numbers.h>
 
 namespace weft::autograd {
 
@@ -234,20 +237,19 @@ void Context::remember_plan(const std::vector<torch::autograd::Edge>& roots, Pas
   if (!released_) planned_.emplace_back(roots, plan);
 }
 
-// With the mutex held. Whoever reads what a pass has brought takes it for final.
-void Context::fold_all() {
-  for (auto& [pass, gradients] : fresh_) gradients_.merge(std::move(gradients));
-  fresh_.clear();
-}
-
-// With the mutex held. Those of that root before this one are final: none of them can be heard to have failed.
-void Context::fold_before(PassId settled) {
-  auto it = fresh_.lower_bound(settled >> 48 << 48);
-  while (it != fresh_.end() && it->first < settled) {
+// With the mutex held. Those of one root from `first` to before `end`: none of them can be heard to have failed any more.
+void Context::fold(PassId first, PassId end) {
+  auto it = fresh_.lower_bound(first);
+  while (it != fresh_.end() && it->first < end) {
     gradients_.merge(std::move(it->second));
     it = fresh_.erase(it);
   }
 }
+
+void Context::fold_before(PassId settled) { fold(settled >> 48 << 48, settled); }
+
+// Where a pass has its root it ends when it has ended on all other workers.
+void Context::fold_own() { fold(rpc::number_of(core_.self().rank, 0), rpc::number_of(core_.self().rank, ~PassId{0})); }
 
 void Context::require_alive() const {
   if (released_)
@@ -257,17 +259,10 @@ void Context::require_alive() const {
 at::Tensor Context::gradient(const at::Tensor& parameter) {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold_all();
-  const at::Tensor* found = gradients_.find(parameter);
-  return found == nullptr ? at::Tensor() : *found;
-}
-
-at::Tensor Context::gradient_so_far(const at::Tensor& parameter) {
-  std::lock_guard lock(mutex_);
-  require_alive();
+  fold_own();
   const at::Tensor* found = gradients_.find(parameter);
   at::Tensor sum = found == nullptr ? at::Tensor() : *found;
-  for (auto& [pass, gradients] : fresh_) {
+  for (const auto& [pass, gradients] : fresh_) {
     const at::Tensor* one = gradients.find(parameter);
     if (one == nullptr || !one->defined()) continue;
     sum = gradients.replaces(parameter) ? *one : sum_of(sum, *one);
@@ -278,8 +273,22 @@ at::Tensor Context::gradient_so_far(const at::Tensor& parameter) {
 std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold_all();
-  return gradients_.all();
+  fold_own();
+  auto all = gradients_.all();
+  std::unordered_map<const c10::TensorImpl*, std::size_t> places;
+  for (const auto& [parameter, gradient] : all) places.emplace(parameter.unsafeGetTensorImpl(), places.size());
+  for (const auto& [pass, gradients] : fresh_) {
+    for (const auto& [parameter, gradient] : gradients.all()) {
+      const auto [place, is_first] = places.try_emplace(parameter.unsafeGetTensorImpl(), all.size());
+      if (is_first) {
+        all.emplace_back(parameter, gradient);
+      } else {
+        at::Tensor& sum = all[place->second].second;
+        sum = gradients.replaces(parameter) ? gradient : sum_of(sum, gradient);
+      }
+    }
+  }
+  return all;
 }
 
 void Context::release(const std::string& why) {

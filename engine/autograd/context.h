@@ -97,10 +97,9 @@ class Context : public std::enable_shared_from_this<Context> {
   void began(Running pass);
   std::vector<Running> running_here();
 
-  // --- results; Caller after release()
+  // --- results; Caller after release(). What passes have brought that have ended here counts; if they fail elsewhere later
+  // it is discarded as ever.
   at::Tensor gradient(const at::Tensor& parameter);
-  // The same, while passes that have ended here may yet fail elsewhere: then theirs is discarded as ever.
-  at::Tensor gradient_so_far(const at::Tensor& parameter);
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients();
 
   bool released() const { return released_; }
@@ -108,7 +107,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void release(const std::string& why);
 
  private:
-  void fold_all();
+  void fold(PassId first, PassId end);
+  void fold_own();
   void fold_before(PassId settled);
   void remember(PassId pass, const Outcome& outcome);
   std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;

@@ -301,7 +301,7 @@ Future<void> Pass::told() const {
 }
 
 void Pass::absorb(const at::Tensor& parameter) {
-  const at::Tensor earlier = context_->gradient_so_far(parameter);
+  const at::Tensor earlier = context_->gradient(parameter);
   std::lock_guard lock(mutex_);
   gradients_.absorb(parameter, earlier);
 }

@@ -292,7 +292,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
   for (const c10::Stream& stream : streams) core->devices().wait(last, stream);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    stepped_[i].mutable_grad() = context.gradient_so_far(parameters_[i]);
+    stepped_[i].mutable_grad() = context.gradient(parameters_[i]);
   }
   const auto end = [&] {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
