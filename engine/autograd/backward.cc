@@ -1,10 +1,12 @@
 #include <ATen/ops/ones_like.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/engine/autograd/backward.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::autograd {
@@ -55,54 +57,64 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
   return result;
 }
 
-std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                            PassName name, Roots roots, Deadline deadline) {
-  auto pass = context->begin(core, name, roots.edges, deadline);
-  pass->start(roots.edges, std::move(roots.gradients));
-  return pass;
+void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
+  context->count(pass, roots.edges);
+  pass.start(roots.edges, std::move(roots.gradients));
 }
 
-// Exact: when the messages that lead to the roots are known, under the number that this gives, which no pass has. Kept for
-// another pass, where there may be one: it keeps the roots alive.
-Future<PassId> planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                       bool retain_graph, const std::vector<torch::autograd::Edge>& edges, Deadline deadline) {
-  if (const auto known = context->planned_for(edges)) return Future<PassId>::ready(*known);
-  const PassId plan = core->contexts().next_pass();
-  context->reach(plan, {});
+// Exact: asks which messages lead to the roots, and starts the pass when that is known. The plan is kept for another pass,
+// where there may be one: it keeps the roots alive.
+void start_planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                   const std::shared_ptr<Pass>& pass, const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
-  for (const auto& edge : edges) nodes.push_back(edge.function.get());
-  return messages::reach(core, context, plan, nodes, deadline).then([context, plan, retain_graph, edges] {
-    if (retain_graph) context->remember_plan(edges, plan);
-    return plan;
+  for (const auto& edge : roots->edges) nodes.push_back(edge.function.get());
+  // The gradients of the roots are those of the streams that are current now.
+  const auto streams = tensor::CudaDevices::current_streams(core->gpus());
+  messages::reach(core, context, pass->name(), nodes, pass->deadline()).on_done([=](const Future<Outcome>& reached) {
+    const Outcome how = reached.get();
+    if (how.failed()) return pass->fail(how);
+    if (pass->ended().done()) return;
+    const PassName& name = pass->name();
+    if (name.retain_graph) context->remember_plan(roots->edges, name.plan);
+    try {
+      const c10::MultiStreamGuard current(streams);
+      start(context, *pass, *roots);
+    } catch (...) {
+      pass->fail(context->outcome(std::current_exception(), "at the roots"));
+    }
   });
 }
 
-Future<std::shared_ptr<Pass>> begun(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
-                                    const std::vector<at::Tensor>& given, const BackwardOptions& options) {
+// From here on it fails as a pass does, whatever happens.
+std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                            const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->require_open();
   if (context->released()) {
     throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) + " has been released");
   }
-  auto roots = std::make_shared<Roots>(checked(given, options));
+  const auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();
   const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   PassName name;
   name.context = context->id();
   name.retain_graph = options.retain_graph;
-  if (options.mode == BackwardMode::Fast) {
-    return Future<std::shared_ptr<Pass>>::ready(begin(core, context, name, std::move(*roots), deadline));
+  const bool is_exact = options.mode == BackwardMode::Exact;
+  const auto known = is_exact ? context->planned_for(roots->edges) : std::nullopt;
+  if (is_exact) name.plan = known ? *known : core->contexts().next_pass();  // a number that no pass has
+  const auto pass = context->begin(core, name, deadline);
+  try {
+    is_exact && !known ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
+  } catch (...) {
+    pass->fail(context->outcome(std::current_exception(), "at the roots"));
   }
-  return planned(core, context, name.retain_graph, roots->edges, deadline).then([=](PassId plan) mutable {
-    name.plan = plan;
-    return begin(core, context, name, std::move(*roots), deadline);
-  });
+  return pass;
 }
 
 }  // namespace
 
 void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  const auto pass = begun(core, context, roots, options).get();
+  const auto pass = begun(core, context, roots, options);
   const Outcome outcome = pass->ended().get();
   if (!outcome.failed()) return;
   try {
@@ -115,24 +127,17 @@ void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  const auto pass = begun(core, context, roots, options);
   // Who blocks on what this gives, or on what follows it, turns the agent's loop.
-  const Promise<std::shared_ptr<Pass>> known(core->crew());
-  begun(core, context, roots, options).forward_to(known);
-  const auto started = known.future();
   const Promise<void> promise(core->crew());
-  const auto whole = promise.future();
-  started.on_done_light([promise](const Future<std::shared_ptr<Pass>>& one) {
-    if (const auto error = one.error()) return promise.set_error(error);
-    const auto& pass = one.value();
-    pass->ended().on_done_light([promise, pass](const Future<Outcome>& ended) {
-      if (const auto error = ended.error()) return promise.set_error(error);
-      const Outcome& outcome = ended.value();
-      if (!outcome.failed()) return promise.set();
-      pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
-    });
+  pass->ended().on_done_light([promise, pass](const Future<Outcome>& ended) {
+    if (const auto error = ended.error()) return promise.set_error(error);
+    const Outcome& outcome = ended.value();
+    if (!outcome.failed()) return promise.set();
+    pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
   });
-  context->began({started, whole});
-  return whole;
+  context->began({pass, promise.future()});
+  return promise.future();
 }
 
 }  // namespace weft::autograd

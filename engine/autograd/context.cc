@@ -99,12 +99,12 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   if (pass) return {pass, {}};
   fold_before(name.settled);
   pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
+  pass->watch();
   pass->expect(sends_in(name.plan));
   return {pass, {}};
 }
 
-std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
-                                     const std::vector<torch::autograd::Edge>& roots, Deadline deadline) {
+std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, Deadline deadline) {
   std::lock_guard lock(mutex_);
   if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
   name.pass = core->contexts().next_pass();
@@ -114,8 +114,13 @@ std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
   auto pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
   passes_.emplace(name.pass, pass);
-  pass->expect(sends_in(name.plan), roots);
+  pass->watch();
   return pass;
+}
+
+void Context::count(Pass& pass, const std::vector<torch::autograd::Edge>& roots) {
+  std::lock_guard lock(mutex_);
+  pass.expect(sends_in(pass.name().plan), roots);
 }
 
 void Context::settled(PassId pass) {
@@ -209,15 +214,18 @@ void Context::fail_passes(const Outcome& why) {
   for (const auto& pass : passes) pass->fail(why);
 }
 
-std::vector<std::shared_ptr<SendNode>> Context::reach(PassId plan, const std::vector<MessageId>& messages) {
+std::vector<std::shared_ptr<SendNode>> Context::reach(const PassName& pass, const std::vector<MessageId>& messages) {
   std::vector<std::shared_ptr<SendNode>> fresh;
   std::lock_guard lock(mutex_);
-  auto& planned = plans_[plan];
+  if (released_) throw Error(Blame::Cancelled, "the context has been released");  // which is to keep no plan any more
+  if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed()) throw ended->second.error();
+  auto& planned = plans_[pass.plan];
   for (const MessageId& message : messages) {
     const auto found = sends_.find(message);
     if (found == sends_.end()) {
       throw Error(Blame::Caller,
-                  "a message that was not recorded in context " + to_text(id_) + " is said to lead to a loss");
+                  "a message that leads to a root has not been recorded here, or its graph was freed by a pass without "
+                  "retain_graph");
     }
     if (planned.insert(message).second) fresh.push_back(found->second);
   }
@@ -250,6 +258,12 @@ void Context::fold_before(PassId settled) { fold(settled >> 48 << 48, settled); 
 
 // Where a pass has its root it ends when it has ended on all other workers.
 void Context::fold_own() { fold(rpc::number_of(core_.self().rank, 0), rpc::number_of(core_.self().rank, ~PassId{0})); }
+
+Outcome Context::outcome(const std::exception_ptr& error, const std::string& where) const {
+  Outcome what = outcome_of(error);
+  what.text = "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
+  return what;
+}
 
 void Context::require_alive() const {
   if (released_)

@@ -71,8 +71,9 @@ class Context : public std::enable_shared_from_this<Context> {
   Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
   // One of this worker's own, before any message of it can come. Its number and what has been settled before it become the
   // name's. Throws Caller after release().
-  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name,
-                              const std::vector<torch::autograd::Edge>& roots, Deadline deadline);
+  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, Deadline deadline);
+  // That pass counts what it leads to: all messages, or those of its plan, which is known by now.
+  void count(Pass& pass, const std::vector<torch::autograd::Edge>& roots);
   // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
   // `freed`: messages whose graph it has used up; no later pass counts them.
   void succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed);
@@ -82,16 +83,16 @@ class Context : public std::enable_shared_from_this<Context> {
   void settled(PassId pass);
   std::size_t passes() const;
   void fail_passes(const Outcome& why);
-  // Adds messages to a plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown ones.
-  std::vector<std::shared_ptr<SendNode>> reach(PassId plan, const std::vector<MessageId>& messages);
+  // Adds messages to the pass's plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown
+  // ones, Cancelled after release(), and what the pass has failed with.
+  std::vector<std::shared_ptr<SendNode>> reach(const PassName& pass, const std::vector<MessageId>& messages);
   // At the root: the plan that was made for the same roots.
   std::optional<PassId> planned_for(const std::vector<torch::autograd::Edge>& roots) const;
   void remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan);
 
-  // backward_async() of this worker, until it has ended well, or another pass begins: the pass, once its plan is known, and
-  // its end.
+  // backward_async() of this worker, until it has ended well, or another pass begins.
   struct Running {
-    Future<std::shared_ptr<Pass>> begun;
+    std::shared_ptr<Pass> pass;
     Future<void> ended;
   };
   void began(Running pass);
@@ -101,6 +102,9 @@ class Context : public std::enable_shared_from_this<Context> {
   // it is discarded as ever.
   at::Tensor gradient(const at::Tensor& parameter);
   std::vector<std::pair<at::Tensor, at::Tensor>> gradients();
+
+  // What a pass has failed with on this worker, doing that.
+  Outcome outcome(const std::exception_ptr& error, const std::string& where) const;
 
   bool released() const { return released_; }
   // Drops everything; passes that run fail with Cancelled.

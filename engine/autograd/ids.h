@@ -14,6 +14,7 @@ namespace weft::autograd {
 using ContextId = std::uint64_t;
 // The same; one worker's passes are numbered in their order.
 using PassId = std::uint64_t;
+inline int root_of(PassId pass) { return static_cast<int>(pass >> 48); }
 
 // One message whose tensors gradients flow through, as both of its sides know it: a call's number is unique at its caller.
 struct MessageId {

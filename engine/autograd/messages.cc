@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <map>
 
 #include <weft/engine/autograd/graph.h>
@@ -26,6 +27,13 @@ auto send(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind 
   return rpc::call<rpc::detail::FunctionBody<F>>(core, going(to, kind, deadline), std::move(arguments));
 }
 
+// Whether this has made it zero; it stays so.
+bool count_down(std::atomic<std::size_t>& count) {
+  std::size_t before = count;
+  while (before > 0 && !count.compare_exchange_weak(before, before - 1)) continue;
+  return before == 1;
+}
+
 // That worker would have told others, and cannot: who they are is not known here.
 void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
   try {
@@ -38,6 +46,12 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
   }
 }
 
+Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
+  return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(context) + ": " +
+                                                                         describe(core.self()) +
+                                                                         " has released the context"});
+}
+
 }  // namespace
 
 namespace internal {
@@ -47,12 +61,9 @@ Future<Outcome> gradient(GradientMessage message) {
   const rpc::CallAmbient& here = rpc::current_call("gradient()");
   const auto core = here.core();
   const auto context = core->contexts().find(message.name.context);
-  if (!context) {
-    return Future<Outcome>::ready(
-        {static_cast<int>(Blame::Cancelled), "backward in context " + to_text(message.name.context) + ": " +
-                                                 describe(core->self()) + " has released the context"});
-  }
+  if (!context) return released_on(*core, message.name.context);
   const auto send = context->send_of(message.message);
+  if (!send && context->released()) return released_on(*core, message.name.context);
   if (!send || message.gradients.size() > send->num_inputs()) {
     throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " +
                                    describe(core->self()) + " has not recorded in context " +
@@ -76,15 +87,22 @@ Future<void> pass_failed(PassName name, Outcome why) {
   return messages::end_pass(core, context, name, why);
 }
 
-Future<void> reach(ContextId id, PassId plan, std::vector<MessageId> reached) {
+Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
   const rpc::CallAmbient& here = rpc::current_call("reach()");
   const auto core = here.core();
-  const auto context = core->contexts().find(id);
-  if (!context) throw Error(Blame::Cancelled, describe(core->self()) + " has released context " + to_text(id));
+  const auto context = core->contexts().find(name.context);
+  if (!context) return released_on(*core, name.context);
+  std::vector<std::shared_ptr<SendNode>> fresh;
+  try {
+    fresh = context->reach(name, reached);
+  } catch (const Error&) {
+    if (context->released()) return released_on(*core, name.context);
+    return Future<Outcome>::ready(
+        context->outcome(std::current_exception(), "asked which messages lead to the roots by " + describe(here.call().caller)));
+  }
   std::vector<Node*> nodes;
-  const auto fresh = context->reach(plan, reached);
   for (const auto& send : fresh) nodes.push_back(send.get());
-  return messages::reach(core, context, plan, nodes, here.call().deadline);
+  return messages::reach(core, context, name, nodes, here.call().deadline);
 }
 
 void clean_up(ContextId context) {
@@ -126,19 +144,33 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
   return when_all(std::move(told));
 }
 
-Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
-                   const std::vector<Node*>& nodes, Deadline deadline) {
+Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                      const PassName& name, const std::vector<Node*>& nodes, Deadline deadline) {
   const weft::detail::AmbientScope outside(nullptr);
-  std::map<int, std::vector<MessageId>> reached;
+  std::map<rpc::WorkerInfo, std::vector<MessageId>> reached;
   for (const Node* node : reachable_from(nodes)) {
-    if (const auto* recv = dynamic_cast<const RecvNode*>(node)) reached[recv->from().rank].push_back(recv->message());
+    if (const auto* recv = dynamic_cast<const RecvNode*>(node)) reached[recv->from()].push_back(recv->message());
   }
-  std::vector<Future<void>> asked;
-  for (auto& [rank, messages] : reached) {
-    asked.push_back(send<&internal::reach>(core, rank, rpc::MessageKind::Backward, deadline,
-                                           {context->id(), plan, std::move(messages)}));
+  if (reached.empty()) return Future<Outcome>::ready({});
+  const Promise<Outcome> all(core->crew());
+  // Zero when all have answered well, or one has not.
+  const auto missing = std::make_shared<std::atomic<std::size_t>>(reached.size());
+  for (auto& [worker, messages] : reached) {
+    const auto end = [all, missing](const Outcome& how) {
+      if (how.failed() ? missing->exchange(0) > 0 : count_down(*missing)) all.set(how);
+    };
+    const std::string where = "asking " + describe(worker) + " which messages lead to the roots";
+    try {
+      send<&internal::reach>(core, worker.rank, rpc::MessageKind::Backward, deadline, {name, std::move(messages)})
+          .on_done_light([core, context, where, end](const Future<Outcome>& answered) {
+            const auto error = answered.error();
+            end(error ? context->outcome(error, where) : answered.value());
+          });
+    } catch (...) {
+      end(context->outcome(std::current_exception(), where));
+    }
   }
-  return when_all(std::move(asked));
+  return all.future();
 }
 
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context) {

@@ -22,7 +22,7 @@ struct GradientMessage {
 namespace internal {
 Future<Outcome> gradient(GradientMessage message);
 Future<void> pass_failed(PassName name, Outcome why);
-Future<void> reach(ContextId context, PassId plan, std::vector<MessageId> messages);
+Future<Outcome> reach(PassName name, std::vector<MessageId> messages);
 void clean_up(ContextId context);
 }  // namespace internal
 
@@ -36,9 +36,10 @@ Future<Outcome> send_gradient(const std::shared_ptr<rpc::AgentCore>& core, int t
 // told; never fails.
 Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                       const PassName& name, const Outcome& why);
-// What the nodes lead to on other workers, and what that leads to, takes part in the plan.
-Future<void> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, PassId plan,
-                   const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
+// What the nodes lead to on other workers, and what that leads to, takes part in the pass's plan. Gives how that failed, at
+// once; never fails itself.
+Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                      const PassName& name, const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
 // Retried; nobody waits for it. If that worker cannot be told, all others are, for it may have passed the context on.
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context);
 

@@ -53,11 +53,22 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       context_(std::move(context)),
       name_(name),
       deadline_(deadline),
+      begins_here_(root_of(name.pass) == core_->self().rank),
       promise_(core_->crew()),
+      started_(core_->crew()),
       traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name.pass})),
+      adopted_(begins_here_),
       told_(Future<void>::ready()) {}
 
 Pass* Pass::current() { return running; }
+
+void Pass::watch() {
+  if (deadline_.is_never()) return;
+  std::lock_guard lock(mutex_);
+  timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
+                               if (const auto self = weak.lock()) self->expire();
+                             }));
+}
 
 void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots) {
   std::lock_guard lock(mutex_);
@@ -73,18 +84,9 @@ void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vecto
   graph_.count_from(from);
   local_ += static_cast<std::int64_t>(sends.size());
   sends_ = std::move(sends);
+  has_counted_ = true;
   // The start is the root's: elsewhere gradients are all that is waited for.
-  if (roots.empty()) {
-    --local_;
-  } else {
-    adopted_ = true;
-    begun_here_ = true;
-  }
-  if (!deadline_.is_never()) {
-    timer_ = core_->loop()->at(deadline_, Task([weak = weak_from_this()] {
-                                 if (const auto self = weak.lock()) self->expire();
-                               }));
-  }
+  if (!begins_here_) --local_;
 }
 
 void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients) {
@@ -101,6 +103,11 @@ void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list 
   }
   work(std::move(ready));
   if (--local_ == 0) end_local();
+  set_started();
+}
+
+void Pass::set_started() {
+  if (!has_started_.exchange(true)) started_.set();
 }
 
 void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients) {
@@ -190,7 +197,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
         .on_done_light([self = shared_from_this(), where, sent](const Future<Outcome>& answered) mutable {
           if (const auto error = answered.error()) {
-            const Outcome why = self->outcome(error, where);
+            const Outcome why = self->context_->outcome(error, where);
             sent.fail(why.error());
             // The call has the pass's own limit, and its timer may be the faster one.
             if (why.blame == static_cast<int>(Blame::Timeout)) {
@@ -205,7 +212,7 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
           self->end_one();
         });
   } catch (...) {
-    const Outcome why = outcome(std::current_exception(), where);
+    const Outcome why = context_->outcome(std::current_exception(), where);
     sent.fail(why.error());
     fail(why);
     end_one();
@@ -279,7 +286,7 @@ void Pass::fail(const Outcome& why) {
     expected_.clear();
   }
   // The root tells all in any case: who waits for its end finds nothing of the pass anywhere.
-  if (news || begun_here_) {
+  if (news || begins_here_) {
     Promise<void> told(core_->crew());
     {
       std::lock_guard lock(mutex_);
@@ -293,6 +300,7 @@ void Pass::fail(const Outcome& why) {
     }));
   }
   promise_.set(why);
+  set_started();
 }
 
 Future<void> Pass::told() const {
@@ -306,19 +314,14 @@ void Pass::absorb(const at::Tensor& parameter) {
   gradients_.absorb(parameter, earlier);
 }
 
-void Pass::caught(const std::string& where) noexcept { fail(outcome(std::current_exception(), where)); }
-
-Outcome Pass::outcome(const std::exception_ptr& error, const std::string& where) const {
-  Outcome what = outcome_of(error);
-  what.text = "backward in context " + to_text(context_->id()) + " failed on " + describe(core_->self()) + ", " + where +
-              ": " + what.text;
-  return what;
-}
+void Pass::caught(const std::string& where) noexcept { fail(context_->outcome(std::current_exception(), where)); }
 
 void Pass::expire() {
   std::map<int, int> missing;  // gradients, by the worker that should send them
+  bool has_counted = false;
   {
     std::lock_guard lock(mutex_);
+    has_counted = has_counted_;
     for (const auto& [message, to] : expected_) ++missing[to];
   }
   std::string waits;
@@ -335,6 +338,7 @@ void Pass::expire() {
           "failed, pass BackwardMode::Exact";
     }
   } else {
+    if (!has_counted) text += ": not all workers have said which messages lead to the roots";
     text += "; rpc::Agent::set_timeout() sets the limit";
   }
   fail({static_cast<int>(Blame::Timeout), text});

@@ -28,10 +28,14 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::shared_ptr<Context>& context() const { return context_; }
   const PassName& name() const { return name_; }
 
-  // Counts what takes part; before anything else. The edges are those of the roots, where this worker is the root.
+  // Its time limit counts, at once.
+  void watch();
+  // Counts what takes part; before it starts. The edges are those of the roots, where this worker is the root.
   void expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
   // The pass begins here, at the root. Runs what it can.
   void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
+  // At the root: done when that has run, or the pass has failed.
+  Future<void> started() const { return started_.future(); }
   // True once, for the first gradient that comes here: its sender is answered when the pass has ended here. Never at the
   // root.
   bool adopt() { return !adopted_.exchange(true); }
@@ -66,23 +70,26 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void end_local();
   void end_one();
   void expire();
-  Outcome outcome(const std::exception_ptr& error, const std::string& where) const;
+  void set_started();
 
   const std::shared_ptr<rpc::AgentCore> core_;
   const std::shared_ptr<Context> context_;
   const PassName name_;
   const Deadline deadline_;
+  const bool begins_here_;  // this worker is the root
   const Promise<Outcome> promise_;
+  const Promise<void> started_;
   trace::Operation traced_;  // whoever ends the pass ends it
   EventLoop::Registration timer_;
   std::atomic<bool> ended_{false};
   const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
-  std::atomic<bool> adopted_{false};
-  std::atomic<bool> begun_here_{false};  // this worker is the root
+  std::atomic<bool> adopted_;
+  std::atomic<bool> has_started_{false};
   std::atomic<std::int64_t> local_{1};   // gradients expected, nodes ready or running, and the start
   std::atomic<std::int64_t> open_{1};    // gradients sent and unanswered, and the local part
 
   mutable std::mutex mutex_;  // of the rest
+  bool has_counted_ = false;  // expect() has been called
   Graph graph_;
   std::vector<std::shared_ptr<SendNode>> sends_;  // keeps their graphs alive
   std::map<MessageId, int> expected_;             // and to whom the message went

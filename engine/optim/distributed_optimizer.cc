@@ -359,13 +359,14 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
   }
   const auto running = shared->running_here();
   if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id()));
-  std::vector<Future<std::shared_ptr<autograd::Pass>>> begun;
-  std::vector<Future<void>> ended;
-  for (const auto& pass : running) {
-    begun.push_back(pass.begun);
-    ended.push_back(pass.ended);
+  Passes passes;
+  std::vector<Future<void>> started, ended;
+  for (const auto& one : running) {
+    passes.push_back(one.pass);
+    started.push_back(one.pass->started());
+    ended.push_back(one.ended);
   }
-  return when_all(std::move(begun)).then([owners, shared, ended](const Passes& passes) {
+  return when_all(std::move(started)).then([owners, shared, passes, ended] {
     return judged(owners, ask_behind(owners, shared->id(), passes, when_all(ended)), ended);
   });
 }
