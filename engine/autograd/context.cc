@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <unordered_map>
 
 #include <weft/engine/autograd/context.h>
@@ -98,7 +99,9 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   auto& pass = passes_[name.pass];
   if (pass) return {pass, {}};
   fold_before(name.settled);
-  pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
+  PassName ours = name;
+  ours.failed.assign(untold_.begin(), untold_.end());
+  pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), deadline);
   pass->watch();
   pass->expect(sends_in(name.plan));
   return {pass, {}};
@@ -110,6 +113,7 @@ std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core
   name.pass = core->contexts().next_pass();
   unsettled_.insert(name.pass);
   name.settled = *unsettled_.begin();
+  name.failed.assign(untold_.begin(), untold_.end());
   fold_before(name.settled);
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
   auto pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
@@ -123,9 +127,26 @@ void Context::count(Pass& pass, const std::vector<torch::autograd::Edge>& roots)
   pass.expect(sends_in(pass.name().plan), roots);
 }
 
-void Context::settled(PassId pass) {
+void Context::told(PassId pass) {
   std::lock_guard lock(mutex_);
-  unsettled_.erase(pass);
+  untold_.erase(pass);
+}
+
+std::vector<PassId> Context::untold() const {
+  std::lock_guard lock(mutex_);
+  return {untold_.begin(), untold_.end()};
+}
+
+void Context::require_no_other(const PassName& pass) const {
+  std::lock_guard lock(mutex_);
+  const auto is_other = [&](const auto& one) { return one.first != pass.pass; };
+  const auto may_fail = [&](const auto& one) { return root_of(one.first) != core_.self().rank; };
+  const bool runs = pass.settled < pass.pass || std::ranges::any_of(passes_, is_other);
+  if (!runs && std::ranges::none_of(fresh_, may_fail)) return;
+  throw Error(Blame::Caller, "another pass of context " + to_text(id_) +
+                                 " may not have ended on all workers: what it brings is not known yet, and was to be "
+                                 "averaged as well. Wait for it first, begin all passes on one worker, or take another "
+                                 "context");
 }
 
 // With the mutex held.
@@ -167,6 +188,8 @@ bool Context::failed(PassId id, const Outcome& why) {
     const auto ended = ended_.find(id);
     if (ended != ended_.end() && ended->second.failed()) return false;
     remember(id, why);
+    unsettled_.erase(id);
+    untold_.insert(id);
     if (const auto found = passes_.find(id); found != passes_.end()) {
       pass = std::move(found->second);
       passes_.erase(found);

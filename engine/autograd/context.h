@@ -79,8 +79,12 @@ class Context : public std::enable_shared_from_this<Context> {
   void succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed);
   // It has failed somewhere; what it brought is discarded. False where that was known.
   bool failed(PassId pass, const Outcome& why);
-  // All workers know how that pass of this one has ended, as far as they can be told.
-  void settled(PassId pass);
+  // All whom this worker has told that the pass has failed have said that they know. Until then its messages name it.
+  void told(PassId pass);
+  std::vector<PassId> untold() const;
+  // Throws Caller where another pass of the context may have begun and is not known to have ended everywhere, or where this
+  // worker cannot tell: the sum of gradients of earlier passes is not known then.
+  void require_no_other(const PassName& pass) const;
   std::size_t passes() const;
   void fail_passes(const Outcome& why);
   // Adds messages to the pass's plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown
@@ -127,7 +131,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> lost_;  // of those
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;                              // that run
-  std::set<PassId> unsettled_;                                                  // of this worker's own
+  std::set<PassId> unsettled_;                                                  // of this worker's own, that run
+  std::set<PassId> untold_;                                                     // that have failed
   std::deque<PassId> endings_;                                                  // the oldest first, of the next
   std::map<PassId, Outcome> ended_;                                             // the last ones
   std::map<PassId, std::set<MessageId>> plans_;                                 // messages that count, by plan

@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <weft/engine/codec/values.h>
 #include <weft/engine/rpc/types.h>
@@ -32,10 +33,11 @@ using rpc::Outcome;
 struct PassName {
   ContextId context = 0;
   PassId pass = 0;
-  PassId settled = 0;  // all workers know how the root's passes before this one have ended
+  PassId settled = 0;  // the root's passes before this one have ended
   PassId plan = 0;     // Exact: which messages count, by a number of the same kind; 0 for Fast
   bool retain_graph = false;
-  WEFT_FIELDS(context, pass, settled, plan, retain_graph)
+  std::vector<PassId> failed = {};  // passes of the context that have, of which its sender has not made sure that all know
+  WEFT_FIELDS(context, pass, settled, plan, retain_graph, failed)
 };
 
 }  // namespace weft::autograd

@@ -70,6 +70,7 @@ Future<Outcome> gradient(GradientMessage message) {
                                    to_text(message.name.context) +
                                    ", or whose graph was freed by a pass without retain_graph");
   }
+  messages::hear_failed(core, context, message.name.failed);
   const auto joined = context->join(core, message.name, here.call().deadline);
   if (!joined.pass) return Future<Outcome>::ready(joined.outcome);
   const auto ended = joined.pass->ended();
@@ -131,17 +132,34 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
                       const PassName& name, const Outcome& why) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> told;
+  const auto all_know = std::make_shared<std::atomic<bool>>(true);
   for (const int rank : context->workers()) {
     if (rank == core->self().rank || core->closed()) continue;
-    // Again, where it does not answer: it may have ended its part well, and must not count what that brought. Who cannot
-    // be reached at all ends the pass by its own time limit.
+    // Again, where it does not answer: it may have ended its part well, and must not count what that brought.
     Promise<void> answered(core->crew());
     rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why},
                                           {.on_loop = false, .overdue = {}})
-        .on_done_light([answered](const Future<void>&) { answered.set(); });
+        .on_done_light([answered, all_know](const Future<void>& said) {
+          if (said.failed()) *all_know = false;
+          answered.set();
+        });
     told.push_back(answered.future());
   }
-  return when_all(std::move(told));
+  auto all = when_all(std::move(told));
+  all.on_done_light([context, all_know, pass = name.pass](const Future<void>&) {
+    if (*all_know) context->told(pass);
+  });
+  return all;
+}
+
+void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
+                 const std::vector<PassId>& failed) {
+  for (const PassId pass : failed) {
+    const Outcome why(static_cast<int>(Blame::Cancelled),
+                      "backward in context " + to_text(context->id()) + " has failed, which " + describe(core->self()) +
+                          " has not been told before");
+    if (context->failed(pass, why)) end_pass(core, context, {.context = context->id(), .pass = pass}, why);
+  }
 }
 
 Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,

@@ -51,12 +51,12 @@ class Running {
 Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, Deadline deadline)
     : core_(std::move(core)),
       context_(std::move(context)),
-      name_(name),
+      name_(std::move(name)),
       deadline_(deadline),
-      begins_here_(root_of(name.pass) == core_->self().rank),
+      begins_here_(root_of(name_.pass) == core_->self().rank),
       promise_(core_->crew()),
       started_(core_->crew()),
-      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name.pass})),
+      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
       told_(Future<void>::ready()) {}
 
@@ -294,9 +294,7 @@ void Pass::fail(const Outcome& why) {
     }
     // Connecting may take a while, which this thread, perhaps the loop's, has not.
     core_->crew()->run(Task([core = core_, context = context_, name = name_, why, told] {
-      const auto all = messages::end_pass(core, context, name, why);
-      all.on_done_light([context, name](const Future<void>&) { context->settled(name.pass); });
-      all.forward_to(told);
+      messages::end_pass(core, context, name, why).forward_to(told);
     }));
   }
   promise_.set(why);
@@ -309,6 +307,7 @@ Future<void> Pass::told() const {
 }
 
 void Pass::absorb(const at::Tensor& parameter) {
+  context_->require_no_other(name_);
   const at::Tensor earlier = context_->gradient(parameter);
   std::lock_guard lock(mutex_);
   gradients_.absorb(parameter, earlier);

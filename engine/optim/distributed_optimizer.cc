@@ -9,6 +9,7 @@
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/optim/distributed_optimizer.h>
 #include <weft/engine/rpc/core.h>
@@ -33,11 +34,13 @@ Future<void> step_for_another(const std::shared_ptr<rpc::AgentCore>& core, const
   }
   return stepped.future();
 }
-// Nothing where this worker knows nothing of the context: no pass has come here.
-Future<void> step_one(Shared& optimizer, std::uint64_t id) {
+// Nothing where this worker knows nothing of the context: no pass has come here. `failed`: passes of which it may not know
+// that they have.
+Future<void> step_one(Shared& optimizer, std::uint64_t id, std::vector<autograd::PassId> failed) {
   const rpc::CallAmbient& here = rpc::current_call("step()");
   const auto core = here.core();
   if (const auto context = core->contexts().find(id)) {
+    autograd::messages::hear_failed(core, context, failed);
     if (here.call().caller != core->self()) return step_for_another(core, optimizer, *context);
     optimizer->step(*context);  // on streams of the caller's, which wait for it
     return Future<void>::ready();
@@ -58,6 +61,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autogr
   std::vector<Future<void>> ended;
   for (autograd::PassName& name : passes) {
     name.context = id;
+    autograd::messages::hear_failed(core, context, name.failed);
     const auto joined = context->join(core, name, here.call().deadline);
     const auto outcome =
         joined.pass ? joined.pass->ended() : Future<autograd::Outcome>::ready(autograd::Outcome(joined.outcome));
@@ -188,8 +192,8 @@ using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 
 // Each owner's step: queued there behind the passes where the owner surely takes part in them, else asked for when they
 // have ended everywhere.
-std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, autograd::ContextId context, const Passes& passes,
-                                     const Future<void>& ended) {
+std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, const std::shared_ptr<autograd::Context>& context,
+                                     const Passes& passes, const Future<void>& ended) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<autograd::PassName> names;
   for (const auto& pass : passes) names.push_back(pass->name());
@@ -197,11 +201,11 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, autograd:
   for (const Owner& owner : owners) {
     const bool takes_part = names.size() <= internal::kMostPasses &&
                             std::ranges::all_of(passes, [&](const auto& pass) { return pass->reached(owner.worker.rank); });
-    asked.push_back(takes_part ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context, names); })
+    asked.push_back(takes_part ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context->id(), names); })
                                : ended.then([=](const Future<void>& how) {
                                    if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
                                    const weft::detail::AmbientScope still_outside(nullptr);
-                                   return owner.optimizer.async<&internal::step_one>(context);
+                                   return owner.optimizer.async<&internal::step_one>(context->id(), context->untold());
                                  }));
   }
   return asked;
@@ -358,7 +362,7 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
     throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) + " has been released");
   }
   const auto running = shared->running_here();
-  if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id()));
+  if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id(), shared->untold()));
   Passes passes;
   std::vector<Future<void>> started, ended;
   for (const auto& one : running) {
@@ -367,7 +371,7 @@ Future<void> step(const std::vector<Owner>& owners, const AutogradContext& conte
     ended.push_back(one.ended);
   }
   return when_all(std::move(started)).then([owners, shared, passes, ended] {
-    return judged(owners, ask_behind(owners, shared->id(), passes, when_all(ended)), ended);
+    return judged(owners, ask_behind(owners, shared, passes, when_all(ended)), ended);
   });
 }
 

@@ -1,10 +1,12 @@
 // Passes that have ended well on one worker and may yet fail on another: what they have brought there is nobody's for good.
+#include <array>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 
 #include <torch/torch.h>
 
-#include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/pass.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 
@@ -12,17 +14,18 @@ namespace unsettled {
 
 using namespace weft;
 
-// One weight of this process, and how many gradients have come to it since the last look.
-std::atomic<int> came{0};
+// One weight of this process, and how many gradients have come to it on each worker since the last look.
+std::array<std::atomic<int>, 4> came{};
 at::Tensor& weight() {
   static at::Tensor it = [] {
     at::Tensor ones = at::ones({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
-    ones.register_hook([](const at::Tensor&) { ++came; });
+    ones.register_hook([](const at::Tensor&) { ++came.at(autograd::Pass::current()->context()->core()->self().rank); });
     return ones;
   }();
   return it;
 }
 at::Tensor weighted(at::Tensor a) { return a * weight(); }
+at::Tensor weighted_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&weighted>(rank, a); }
 at::Tensor make_weight() { return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_(); }
 at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) { return weighted(a) + a * parameter.local_value(); }
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
@@ -31,11 +34,11 @@ std::vector<at::Tensor> gradients_here() {
   for (const auto& [parameter, gradient] : AutogradContext::current().gradients()) all.push_back(gradient);
   return all;
 }
-// Whether a pass has come here since the last time that it had, and has ended here.
+void look_again() { came.at(rpc::this_agent().self().rank) = 0; }
+// Whether a pass has come here, and has ended here.
 bool has_ended_here() {
-  if (came == 0 || rpc::this_agent().debug_info().backward_passes > 0) return false;
-  came = 0;
-  return true;
+  const rpc::Agent& here = rpc::this_agent();
+  return came.at(here.self().rank) > 0 && here.debug_info().backward_passes == 0;
 }
 
 // At the root: holds the pass there until it is let go, and may then fail.
@@ -63,6 +66,17 @@ struct Late : torch::autograd::Function<Late> {
   }
 };
 
+// Does what DistributedDataParallel does with its parameters.
+struct Averaged : torch::autograd::Function<Averaged> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    autograd::Pass::current()->absorb(weight());
+    return {gradients[0] * 2};
+  }
+};
+at::Tensor averaged(at::Tensor a) { return Averaged::apply(a * weight()); }
+
 }  // namespace unsettled
 
 namespace weft {
@@ -74,15 +88,16 @@ using namespace std::chrono_literals;
 
 class UnsettledPass : public testing::TestWithParam<Setting> {};
 
-// Runs a pass that fails at the root when it has ended on worker 1, and `meanwhile` between the two.
-void fail_late(rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss,
+// Runs a pass that fails at the root when it has ended on these workers, and `meanwhile` between the two.
+void fail_late(rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss, const std::set<int>& workers,
                const std::function<void()>& meanwhile = [] {}) {
+  for (const int rank : workers) agent.sync<&look_again>(rank);
   gate.set(false, false);
   std::thread thread([&] {
     const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
     EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
   });
-  EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(1); }));
+  for (const int rank : workers) EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(rank); }));
   meanwhile();
   gate.set(true, true);
   thread.join();
@@ -95,7 +110,7 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
     const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + Late::apply(b).sum();
-    fail_late(agent, context, loss, [&] {
+    fail_late(agent, context, loss, {1}, [&] {
       EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
       const auto all = agent.sync<&gradients_here>(1);
       ASSERT_EQ(all.size(), 1U);
@@ -106,8 +121,7 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
     context.backward({loss}, {.retain_graph = true});
     EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
     // Behind one that has ended well everywhere, which stays.
-    agent.sync<&has_ended_here>(1);
-    fail_late(agent, context, loss, [&] {
+    fail_late(agent, context, loss, {1}, [&] {
       EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), 2 * a.detach()));
       const auto all = agent.sync<&gradients_here>(1);
       ASSERT_EQ(all.size(), 1U);
@@ -115,6 +129,61 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
     });
     EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
     EXPECT_TRUE(at::equal(agent.sync<&gradients_here>(1).at(0), a.detach()));
+  });
+}
+
+// Its messages are refused for longer than anybody waits for them.
+TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAStep) {
+  rpc::Options options;
+  options.faults.fail_first[rpc::MessageKind::Backward] = 1 << 20;
+  run_workers(
+      GetParam(),
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;
+        const int last = static_cast<int>(agent.workers().size()) - 1;
+        const auto parameter = agent.remote<&make_weight>(1);
+        const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
+        const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
+        AutogradContext context(agent);
+        // Worker 1's weight is used twice where it is the last one as well.
+        const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() + Late::apply(b).sum() +
+                                agent.sync<&weighted_on>(1, c, last).sum();
+        fail_late(agent, context, loss, {1, last});
+        context.backward({loss}, {.retain_graph = true});
+        const at::Tensor expected = last == 1 ? (a + c).detach() : c.detach();
+        EXPECT_TRUE(at::allclose(agent.sync<&gradient_of_weight>(last), expected));
+        fail_late(agent, context, loss, {1, last});
+        optimizer.step(context);
+        EXPECT_TRUE(at::equal(parameter.to_here(), -a.detach())) << "a failed pass has been stepped with";
+      },
+      options);
+}
+
+TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3}), b = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + Late::apply(b).sum();
+    const at::Tensor there = agent.sync<&averaged>(1, a).sum(), here = averaged(a).sum();
+    constexpr BackwardOptions kAgain{.retain_graph = true, .mode = BackwardMode::Exact};
+    const auto expect_refused = [&](const at::Tensor& root) {
+      const auto error = error_of([&] { context.backward({root}, kAgain); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_NE(error.text().find("another pass of context"), std::string::npos) << error.text();
+    };
+    agent.sync<&look_again>(1);
+    gate.set(false, false);
+    std::thread thread([&] { context.backward({loss}, kAgain); });
+    EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(1); }));
+    expect_refused(there);
+    expect_refused(here);
+    gate.set(true, false);
+    thread.join();
+    EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach())) << "what was refused has left nothing";
+    context.backward({there}, kAgain);
+    context.backward({here}, kAgain);
+    EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 5.0, at::kDouble)));
   });
 }
 
