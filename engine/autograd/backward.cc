@@ -13,8 +13,6 @@ namespace weft::autograd {
 
 namespace {
 
-constexpr auto kTold = std::chrono::seconds(2);
-
 struct Roots {
   std::vector<torch::autograd::Edge> edges;
   variable_list gradients;
@@ -110,34 +108,31 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const s
   return pass;
 }
 
+// The pass, as its user sees it. Who blocks on this, or on what follows it, turns the agent's loop.
+Future<void> ended(const std::shared_ptr<Pass>& pass, const std::shared_ptr<rpc::Crew>& home) {
+  const Promise<void> promise(home);
+  pass->ended().on_done_light([promise, pass](const Future<Outcome>& one) {
+    if (const auto error = one.error()) return promise.set_error(error);
+    const Outcome& outcome = one.value();
+    if (!outcome.failed()) return promise.set();
+    pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
+  });
+  return promise.future();
+}
+
 }  // namespace
 
 void backward(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
               const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  const auto pass = begun(core, context, roots, options);
-  const Outcome outcome = pass->ended().get();
-  if (!outcome.failed()) return;
-  try {
-    pass->told().wait(kTold);
-  } catch (const Error&) {
-    // Who cannot be told ends it by its own time limit.
-  }
-  throw outcome.error();
+  ended(begun(core, context, roots, options), core->crew()).get();
 }
 
 Future<void> backward_async(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                             const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
   const auto pass = begun(core, context, roots, options);
-  // Who blocks on what this gives, or on what follows it, turns the agent's loop.
-  const Promise<void> promise(core->crew());
-  pass->ended().on_done_light([promise, pass](const Future<Outcome>& ended) {
-    if (const auto error = ended.error()) return promise.set_error(error);
-    const Outcome& outcome = ended.value();
-    if (!outcome.failed()) return promise.set();
-    pass->told().on_done_light([promise, outcome](const Future<void>&) { promise.set_error(outcome.error()); });
-  });
-  context->began({pass, promise.future()});
-  return promise.future();
+  const auto whole = ended(pass, core->crew());
+  context->began({pass, whole});
+  return whole;
 }
 
 }  // namespace weft::autograd

@@ -12,6 +12,9 @@ namespace weft::autograd {
 
 namespace {
 
+// How long who waits for a pass that has failed waits for the others to hear of it.
+constexpr auto kTold = std::chrono::seconds(2);
+
 thread_local Pass* running = nullptr;
 
 namespace traced {
@@ -287,14 +290,18 @@ void Pass::fail(const Outcome& why) {
   }
   // The root tells all in any case: who waits for its end finds nothing of the pass anywhere.
   if (news || begins_here_) {
-    Promise<void> told(core_->crew());
+    const Promise<void> told(core_->crew());
     {
       std::lock_guard lock(mutex_);
       told_ = told.future();
     }
+    const auto end = [told, is_set = std::make_shared<std::atomic<bool>>(false)] {
+      if (!is_set->exchange(true)) told.set();
+    };
     // Connecting may take a while, which this thread, perhaps the loop's, has not.
-    core_->crew()->run(Task([core = core_, context = context_, name = name_, why, told] {
-      messages::end_pass(core, context, name, why).forward_to(told);
+    core_->crew()->run(Task([core = core_, context = context_, name = name_, why, end] {
+      core->after(kTold, Task(end));
+      messages::end_pass(core, context, name, why).on_done_light([end](const Future<void>&) { end(); });
     }));
   }
   promise_.set(why);

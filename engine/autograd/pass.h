@@ -49,7 +49,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   Deadline deadline() const { return deadline_; }
   // Whether a gradient has gone from here to that worker, which therefore takes part.
   bool reached(int rank) const;
-  // Once it has failed: done when the others have been told, as far as they can be.
+  // Once it has failed: done when the others have been told, or have not answered within kTold. Who has not hears of it
+  // later (PassName::failed).
   Future<void> told() const;
 
   // --- for the nodes that it runs

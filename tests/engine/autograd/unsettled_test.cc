@@ -189,5 +189,36 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
 
 INSTANTIATE_TEST_SUITE_P(Autograd, UnsettledPass, testing::ValuesIn(autograd_settings()), setting_name);
 
+// Worker 1 is told again and again for 14 s, and does not hear it.
+TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
+  static std::atomic<bool> ended;
+  ended = false;
+  rpc::Options options;
+  options.faults.drop.insert(rpc::MessageKind::Backward);
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        if (agent.self().rank == 0) {
+          const auto parameter = agent.remote<&make_weight>(1);
+          const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
+          gate.set(true, true);
+          AutogradContext context(agent);
+          const auto pass =
+              context.backward_async({agent.sync<&use>(1, parameter, leaf({3})).sum() + Late::apply(leaf({3})).sum()});
+          const auto step = optimizer.step_async(context);
+          EXPECT_TRUE(comes_true([&] { return pass.done() && step.done(); }));
+          for (const auto& one : {pass, step}) {
+            const auto error = error_of([&] { one.get(); });
+            EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
+          }
+          gate.set(true, false);
+          ended = true;
+        }
+        EXPECT_TRUE(comes_true([] { return ended.load(); }, 60s));
+        agent.leave();
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace weft
