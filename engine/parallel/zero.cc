@@ -200,10 +200,7 @@ void ShardedOptimizer::step_shards() {
   };
   std::vector<UnderWay> under_way;
   for (Shard& shard : shards_) {
-    if (shard.optimizer) {
-      shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
-      shard.optimizer->step();
-    }
+    if (shard.optimizer) step_own(shard);
     if (group_.size() == 1) continue;
     at::Tensor flat = travelling(shard);
     under_way.push_back({&shard, flat, group_.broadcast(flat, shard.owner)});
@@ -218,6 +215,17 @@ void ShardedOptimizer::step_shards() {
     } else {
       unflatten(one.flat, parameters);
     }
+  }
+}
+
+// The others wait for what this rank would have sent, and for what comes behind that.
+void ShardedOptimizer::step_own(Shard& shard) {
+  shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
+  try {
+    shard.optimizer->step();
+  } catch (const std::exception& error) {
+    if (group_.size() > 1) group_.abort("ZeroRedundancyOptimizer: the step there threw: " + tensor::text_of(error));
+    throw;
   }
 }
 

@@ -46,7 +46,9 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   // Steps this rank's parameters, and returns when those of all ranks are up to date (CUDA: when the current stream will
   // find them so). Collective. The closure is called once, before. Inside weft::join it is called once for each
   // synchronized backward, and the list names the model before the optimizer: a rank that has run out goes on stepping its
-  // own parameters with the gradients that the model's part in join leaves there.
+  // own parameters with the gradients that the model's part in join leaves there. Where a rank's optimizer throws, that
+  // passes through, and aborts the group: the other ranks, which may have stepped theirs, throw Cancelled with the rank and
+  // the text at once.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Collective. Owners of earlier groups stay. Throws Caller, on all ranks, where the ranks' parameters differ in shape or
@@ -88,6 +90,7 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   Shard make_shard(std::size_t group, int owner, std::vector<at::Tensor> parameters) const;
   void check_layout() const;
   void step_shards();
+  void step_own(Shard& shard);
   // The shard's values in one piece: its buffer, its only parameter, or a copy (without values elsewhere than here).
   at::Tensor travelling(const Shard& shard) const;
   bool is_mine(const Shard& shard) const { return shard.owner == group_.rank(); }

@@ -391,6 +391,42 @@ TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
   });
 }
 
+// Of the rank whose thread it is.
+thread_local bool step_breaks = false;
+struct Breaking : torch::optim::SGD {
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure) override {
+    if (step_breaks) throw std::runtime_error("the step broke");
+    return SGD::step(std::move(closure));
+  }
+};
+
+TEST_P(Zero, AStepThatThrowsOnOneRankFailsAtOnceOnAllAndNamesIt) {
+  harness::run_ranks(GetParam(), 3, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    ZeroRedundancyOptimizer<Breaking> zero(net->parameters(), group, torch::optim::SGDOptions(0.1), {.shard_bytes = 1});
+    set_gradients(net->parameters(), 0);
+    zero.step();
+    step_breaks = group.rank() == 1;
+    if (group.rank() == 1) {
+      try {
+        zero.step();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "the step broke");
+      }
+    } else {
+      const auto error = harness::error_of([&] { zero.step(); });
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+      EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+      EXPECT_THAT(error.what(), HasSubstr("ZeroRedundancyOptimizer: the step there threw: the step broke"));
+    }
+    step_breaks = false;
+    EXPECT_THAT(harness::error_of([&] { zero.step(); }).what(), HasSubstr("the step broke")) << "the group is of no use";
+  });
+}
+
 TEST_P(Zero, AClosureRunsOnceWithGradientsBeforeTheStep) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     auto x = torch::ones({1}, torch::kDouble).requires_grad_();
