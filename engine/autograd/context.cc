@@ -96,12 +96,19 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
             {static_cast<int>(Blame::Cancelled),
              "context " + to_text(id_) + " has been released on " + describe(core->self())}};
   }
-  auto& pass = passes_[name.pass];
-  if (pass) return {pass, {}};
+  if (const auto found = passes_.find(name.pass); found != passes_.end()) return {found->second, {}};
+  PassId& settled = settled_[root_of(name.pass)];
+  if (name.pass < settled || root_of(name.pass) == core->self().rank) {
+    return {nullptr,
+            {static_cast<int>(Blame::Cancelled),
+             "backward in context " + to_text(id_) + ": a message of a pass that is over came to " + describe(core->self())}};
+  }
+  settled = std::max(settled, name.settled);
   fold_before(name.settled);
   PassName ours = name;
   ours.failed.assign(untold_.begin(), untold_.end());
-  pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), deadline);
+  auto pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), deadline);
+  passes_.emplace(name.pass, pass);
   pass->watch();
   pass->expect(sends_in(name.plan));
   return {pass, {}};
@@ -160,7 +167,8 @@ std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
   return sends;
 }
 
-void Context::succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed) {
+void Context::succeeded(const PassName& name, Gradients&& gradients, const std::vector<MessageId>& freed) {
+  const PassId pass = name.pass;
   std::shared_ptr<Pass> dropped;
   std::vector<std::shared_ptr<SendNode>> graphs;  // dropped outside of the lock
   std::lock_guard lock(mutex_);
@@ -170,7 +178,7 @@ void Context::succeeded(PassId pass, Gradients&& gradients, const std::vector<Me
   }
   unsettled_.erase(pass);  // the root ends when all have
   if (released_ || ended_.contains(pass)) return;
-  remember(pass, {});
+  remember(name, {});
   for (const MessageId& message : freed) {
     const auto found = sends_.find(message);
     if (found == sends_.end()) continue;
@@ -180,14 +188,15 @@ void Context::succeeded(PassId pass, Gradients&& gradients, const std::vector<Me
   if (!gradients.empty()) fresh_.insert_or_assign(pass, std::move(gradients));
 }
 
-bool Context::failed(PassId id, const Outcome& why) {
+bool Context::failed(const PassName& name, const Outcome& why) {
+  const PassId id = name.pass;
   std::shared_ptr<Pass> pass;
   Gradients discarded;
   {
     std::lock_guard lock(mutex_);
     const auto ended = ended_.find(id);
     if (ended != ended_.end() && ended->second.failed()) return false;
-    remember(id, why);
+    remember(name, why);
     unsettled_.erase(id);
     untold_.insert(id);
     if (const auto found = passes_.find(id); found != passes_.end()) {
@@ -204,8 +213,9 @@ bool Context::failed(PassId id, const Outcome& why) {
 }
 
 // With the mutex held.
-void Context::remember(PassId pass, const Outcome& outcome) {
-  if (ended_.insert_or_assign(pass, outcome).second) endings_.push_back(pass);
+void Context::remember(const PassName& pass, const Outcome& outcome) {
+  if (!pass.retain_graph) plans_.erase(pass.plan);  // no other pass has it
+  if (ended_.insert_or_assign(pass.pass, outcome).second) endings_.push_back(pass.pass);
   if (endings_.size() <= kRememberedPasses) return;
   ended_.erase(endings_.front());
   endings_.pop_front();
@@ -255,17 +265,24 @@ std::vector<std::shared_ptr<SendNode>> Context::reach(const PassName& pass, cons
   return fresh;
 }
 
+std::size_t Context::plans() const {
+  std::lock_guard lock(mutex_);
+  return plans_.size();
+}
+
 std::optional<PassId> Context::planned_for(const std::vector<torch::autograd::Edge>& roots) const {
   std::lock_guard lock(mutex_);
   for (const auto& [edges, plan] : planned_) {
-    if (edges == roots) return plan;
+    if (edges == roots && plans_.contains(plan)) return plan;
   }
   return std::nullopt;
 }
 
 void Context::remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan) {
   std::lock_guard lock(mutex_);
-  if (!released_) planned_.emplace_back(roots, plan);
+  if (released_) return;
+  plans_.try_emplace(plan);
+  planned_.emplace_back(roots, plan);
 }
 
 // With the mutex held. Those of one root from `first` to before `end`: none of them can be heard to have failed any more.

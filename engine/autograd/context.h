@@ -76,9 +76,9 @@ class Context : public std::enable_shared_from_this<Context> {
   void count(Pass& pass, const std::vector<torch::autograd::Edge>& roots);
   // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
   // `freed`: messages whose graph it has used up; no later pass counts them.
-  void succeeded(PassId pass, Gradients&& gradients, const std::vector<MessageId>& freed);
+  void succeeded(const PassName& pass, Gradients&& gradients, const std::vector<MessageId>& freed);
   // It has failed somewhere; what it brought is discarded. False where that was known.
-  bool failed(PassId pass, const Outcome& why);
+  bool failed(const PassName& pass, const Outcome& why);
   // All whom this worker has told that the pass has failed have said that they know. Until then its messages name it.
   void told(PassId pass);
   std::vector<PassId> untold() const;
@@ -91,6 +91,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // ones, Cancelled after release(), and what the pass has failed with.
   std::vector<std::shared_ptr<SendNode>> reach(const PassName& pass, const std::vector<MessageId>& messages);
   // At the root: the plan that was made for the same roots.
+  std::size_t plans() const;
   std::optional<PassId> planned_for(const std::vector<torch::autograd::Edge>& roots) const;
   void remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan);
 
@@ -118,7 +119,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void fold(PassId first, PassId end);
   void fold_own();
   void fold_before(PassId settled);
-  void remember(PassId pass, const Outcome& outcome);
+  void remember(const PassName& pass, const Outcome& outcome);
   std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;
   void require_alive() const;
   static constexpr std::size_t kRememberedPasses = 256;
@@ -132,6 +133,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;                              // that run
   std::set<PassId> unsettled_;                                                  // of this worker's own, that run
+  std::map<int, PassId> settled_;                                               // the last that was heard, by root
   std::set<PassId> untold_;                                                     // that have failed
   std::deque<PassId> endings_;                                                  // the oldest first, of the next
   std::map<PassId, Outcome> ended_;                                             // the last ones

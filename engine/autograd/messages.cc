@@ -84,7 +84,7 @@ Future<void> pass_failed(PassName name, Outcome why) {
   if (!why.failed()) throw Error(Blame::Caller, "a pass that is said to have failed, and not how");
   const auto core = rpc::current_call("pass_failed()").core();
   const auto context = core->contexts().find(name.context);
-  if (!context || !context->failed(name.pass, why)) return Future<void>::ready();
+  if (!context || !context->failed(name, why)) return Future<void>::ready();
   return messages::end_pass(core, context, name, why);
 }
 
@@ -158,7 +158,8 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_
     const Outcome why(static_cast<int>(Blame::Cancelled),
                       "backward in context " + to_text(context->id()) + " has failed, which " + describe(core->self()) +
                           " has not been told before");
-    if (context->failed(pass, why)) end_pass(core, context, {.context = context->id(), .pass = pass}, why);
+    const PassName name{.context = context->id(), .pass = pass};
+    if (context->failed(name, why)) end_pass(core, context, name, why);
   }
 }
 

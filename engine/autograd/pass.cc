@@ -272,7 +272,7 @@ void Pass::end_one() {
       if (!name_.retain_graph) freed.push_back(send->message());
     }
   }
-  context_->succeeded(name_.pass, std::move(gradients), freed);
+  context_->succeeded(name_, std::move(gradients), freed);
   traced_.end();
   promise_.set(Outcome());
 }
@@ -281,7 +281,7 @@ void Pass::fail(const Outcome& why) {
   if (ended_.exchange(true)) return;
   *failed_ = true;
   traced_.fail(why.error());
-  const bool news = context_->failed(name_.pass, why);
+  const bool news = context_->failed(name_, why);
   EventLoop::Registration timer;
   {
     std::lock_guard lock(mutex_);

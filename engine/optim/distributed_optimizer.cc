@@ -280,6 +280,10 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
     if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf()) {
       throw Error(Blame::Caller, "a parameter of a DistributedOptimizer is no leaf that requires grad");
     }
+    // The optimizer gets tensors of its own for them, and would not notice.
+    if (std::ranges::any_of(parameters_, [&](const at::Tensor& known) { return known.is_same(parameter); })) {
+      throw Error(Blame::Caller, "a parameter of a DistributedOptimizer, " + tensor::describe(parameter) + ", is given twice");
+    }
     parameters_.push_back(parameter);
     stepped_.push_back(parameter.detach().requires_grad_());
   }

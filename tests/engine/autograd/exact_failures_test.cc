@@ -24,6 +24,7 @@ at::Tensor breaks(at::Tensor a) { return Throwing::apply(a); }
 at::Tensor twice_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&twice>(rank, a) * 2; }
 at::Tensor breaks_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&breaks>(rank, a) * 2; }
 std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
+std::size_t plans_here() { return AutogradContext::current().shared()->plans(); }
 std::size_t gradients_here() { return AutogradContext::current().gradients().size(); }
 // Without telling others.
 void release_here() { AutogradContext::current().shared()->release("the test says so"); }
@@ -120,6 +121,31 @@ TEST_P(ExactBackward, AnAnswerThatDoesNotComeIsATimeoutThatSaysWhatWasAsked) {
         EXPECT_EQ(agent.debug_info().backward_passes, 0U);
       },
       options);
+}
+
+TEST_P(ExactBackward, APlanIsKeptForAsLongAsAnotherPassMayUseIt) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const int last = static_cast<int>(agent.workers().size()) - 1;
+    const auto a = leaf({3});
+    AutogradContext context(agent);
+    const auto expect_plans = [&](std::size_t plans) {
+      for (const int rank : {1, last}) EXPECT_EQ(agent.sync<&asked::plans_here>(rank), plans) << rank;
+    };
+    for (int pass = 0; pass < 3; ++pass) {
+      context.backward({agent.sync<&asked::twice_on>(1, a, last).sum()}, kExact);
+      expect_plans(0);
+    }
+    error_of([&] { context.backward({agent.sync<&asked::breaks_on>(1, a, last).sum()}, kExact); });
+    expect_plans(0);
+    const at::Tensor loss = agent.sync<&asked::twice_on>(1, a, last).sum();
+    context.backward({loss}, kExactAgain);
+    context.backward({loss}, kExactAgain);
+    expect_plans(1);
+    context.backward({loss}, kExact);
+    expect_plans(0);
+    EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 24.0, at::kDouble)));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Autograd, ExactBackward, testing::ValuesIn(autograd_settings()), setting_name);

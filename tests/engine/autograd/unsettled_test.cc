@@ -6,6 +6,7 @@
 
 #include <torch/torch.h>
 
+#include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
@@ -184,6 +185,29 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
     context.backward({there}, kAgain);
     context.backward({here}, kAgain);
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 5.0, at::kDouble)));
+  });
+}
+
+TEST_P(UnsettledPass, AMessageOfAPassThatIsOverBeginsNothing) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3});
+    AutogradContext context(agent);
+    const at::Tensor loss = agent.sync<&weighted>(1, a).sum();
+    context.backward({loss}, {.retain_graph = true});
+    const auto request = context.shared()->sends().at(0)->message();
+    const autograd::MessageId reply{request.caller, request.call, /*reply=*/true};
+    // A number before that of the pass, which nobody remembers.
+    const autograd::PassName early{.context = context.id(), .pass = context.id(), .retain_graph = true};
+    for (const auto& [rank, message] : {std::pair(1, reply), std::pair(0, request)}) {
+      const auto outcome = agent.sync<&autograd::internal::gradient>(
+          rank, autograd::GradientMessage{early, message, {at::ones({3}, at::kDouble)}});
+      EXPECT_TRUE(outcome.failed()) << rank;
+      EXPECT_EQ(outcome.error().blame(), Blame::Cancelled);
+    }
+    EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
+    EXPECT_TRUE(at::equal(context.gradient(a), at::ones({3}, at::kDouble)));
+    EXPECT_EQ(agent.debug_info().backward_passes, 0U);
   });
 }
 
