@@ -8,6 +8,7 @@
 
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/rpc/core.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 
@@ -110,7 +111,8 @@ TEST_P(UnsettledPass, WhatIsReadOfItIsDiscardedAllTheSameWhenItFailsElsewhere) {
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + Late::apply(b).sum();
+    const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+    const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + late;
     fail_late(agent, context, loss, {1}, [&] {
       EXPECT_TRUE(at::equal(agent.sync<&gradient_of_weight>(1), a.detach()));
       const auto all = agent.sync<&gradients_here>(1);
@@ -147,8 +149,9 @@ TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAS
         const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
         AutogradContext context(agent);
         // Worker 1's weight is used twice where it is the last one as well.
-        const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() + Late::apply(b).sum() +
-                                agent.sync<&weighted_on>(1, c, last).sum();
+        const at::Tensor late = Late::apply(b).sum();
+        const at::Tensor loss =
+            agent.sync<&use>(1, parameter, a).sum() + agent.sync<&weighted_on>(1, c, last).sum() + late;
         fail_late(agent, context, loss, {1, last});
         context.backward({loss}, {.retain_graph = true});
         const at::Tensor expected = last == 1 ? (a + c).detach() : c.detach();
@@ -165,7 +168,8 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
     if (agent.self().rank != 0) return;
     const auto a = leaf({3}), b = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + Late::apply(b).sum();
+    const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+    const at::Tensor loss = agent.sync<&weighted>(1, a).sum() + late;
     const at::Tensor there = agent.sync<&averaged>(1, a).sum(), here = averaged(a).sum();
     constexpr BackwardOptions kAgain{.retain_graph = true, .mode = BackwardMode::Exact};
     const auto expect_refused = [&](const at::Tensor& root) {
@@ -227,8 +231,8 @@ TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
           const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(1.0));
           gate.set(true, true);
           AutogradContext context(agent);
-          const auto pass =
-              context.backward_async({agent.sync<&use>(1, parameter, leaf({3})).sum() + Late::apply(leaf({3})).sum()});
+          const at::Tensor late = Late::apply(leaf({3})).sum();
+          const auto pass = context.backward_async({agent.sync<&use>(1, parameter, leaf({3})).sum() + late});
           const auto step = optimizer.step_async(context);
           EXPECT_TRUE(comes_true([&] { return pass.done() && step.done(); }));
           for (const auto& one : {pass, step}) {

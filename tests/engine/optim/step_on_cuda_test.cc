@@ -42,17 +42,15 @@ struct Weighted : torch::autograd::Function<Weighted> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* graph,
                                                  torch::autograd::variable_list gradients) {
-    const at::Tensor gradient = torch_cuda->empty({graph->saved_data["elements"].toInt()}, at::kFloat);
-    if (graph->saved_data["is_slow"].toBool()) {
-      {
-        const c10::StreamGuard on(*slow);
-        fill(gradient, 1);
-      }
-      auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
-      devices->wait(devices->recorded(*slow), current());
-    } else {
+    const bool is_slow = graph->saved_data["is_slow"].toBool();
+    at::Tensor gradient;
+    {
+      const c10::StreamGuard on(is_slow ? *slow : current());
+      gradient = torch_cuda->empty({graph->saved_data["elements"].toInt()}, at::kFloat);
       fill(gradient, 1);
     }
+    auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
+    if (is_slow) devices->wait(devices->recorded(*slow), current());
     return {gradients[0] * 2, gradient, at::Tensor()};
   }
 };
