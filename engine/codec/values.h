@@ -4,8 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -16,6 +14,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Scalar.h>
 
+#include <weft/engine/codec/containers.h>
 #include <weft/engine/codec/stream.h>
 
 namespace weft::codec {
@@ -30,33 +29,9 @@ void pack_fields(Packer& packer, const std::tuple<Fields&...>& fields) {
 template <class... Fields>
 void unpack_fields(const msgpack::object& object, const std::tuple<Fields&...>& fields) {
   if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(Fields)) throw msgpack::type_error();
+  static_assert((check_decoded<Fields>() && ...));
   const msgpack::object* next = object.via.array.ptr;
   std::apply([&](auto&... field) { ((next++)->convert(field), ...); }, fields);
-}
-
-// msgpack needs a value to convert into; c10::Device has no default, nor has a tuple or pair with one.
-template <class T>
-struct Blank {
-  static T make() { return T{}; }
-};
-template <>
-struct Blank<c10::Device> {
-  static c10::Device make() { return c10::Device(c10::kCPU); }
-};
-template <class... T>
-struct Blank<std::tuple<T...>> {
-  static std::tuple<T...> make() { return std::tuple<T...>(Blank<T>::make()...); }
-};
-template <class A, class B>
-struct Blank<std::pair<A, B>> {
-  static std::pair<A, B> make() { return {Blank<A>::make(), Blank<B>::make()}; }
-};
-
-template <class T>
-T unpacked(const msgpack::object& object) {
-  T value = Blank<T>::make();
-  object.convert(value);
-  return value;
 }
 
 template <std::size_t i, class Variant>
@@ -80,13 +55,15 @@ c10::Scalar unpack_scalar(const msgpack::object& object);
 }  // namespace weft::codec
 
 // Makes a struct one that travels: struct Point { double x, y; WEFT_FIELDS(x, y) };
-#define WEFT_FIELDS(...)                                     \
-  auto weft_fields() const { return std::tie(__VA_ARGS__); } \
-  template <class WeftPacker>                                \
-  void msgpack_pack(WeftPacker& packer) const {              \
-    ::weft::codec::pack_fields(packer, weft_fields());       \
-  }                                                          \
-  void msgpack_unpack(const ::msgpack::object& object) { ::weft::codec::unpack_fields(object, std::tie(__VA_ARGS__)); }
+#define WEFT_FIELDS(...)                                              \
+  auto weft_fields() const { return std::tie(__VA_ARGS__); }          \
+  template <class WeftPacker>                                         \
+  void msgpack_pack(WeftPacker& packer) const {                       \
+    ::weft::codec::pack_fields(packer, weft_fields());                \
+  }                                                                   \
+  void msgpack_unpack(const ::msgpack::object& weft_object) {         \
+    ::weft::codec::unpack_fields(weft_object, std::tie(__VA_ARGS__)); \
+  }
 
 // The formatter takes the macro for the head of a function.
 // clang-format off
@@ -142,26 +119,6 @@ struct convert<c10::Device> {
     return object;
   }
 };
-template <>
-struct convert<std::vector<c10::Device>> {
-  const msgpack::object& operator()(const msgpack::object& object, std::vector<c10::Device>& devices) const {
-    if (object.type != msgpack::type::ARRAY) throw msgpack::type_error();
-    devices.clear();
-    for (const msgpack::object& device : std::span(object.via.array.ptr, object.via.array.size)) {
-      devices.push_back(weft::codec::unpacked<c10::Device>(device));
-    }
-    return object;
-  }
-};
-template <>
-struct convert<std::optional<c10::Device>> {
-  const msgpack::object& operator()(const msgpack::object& object, std::optional<c10::Device>& device) const {
-    device.reset();
-    if (!object.is_nil()) device = weft::codec::unpacked<c10::Device>(object);
-    return object;
-  }
-};
-
 template <class T>
 struct pack<T, std::enable_if_t<std::is_enum_v<T>>> {
   template <class Stream>

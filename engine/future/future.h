@@ -338,8 +338,10 @@ class Future {
     if constexpr (takes_future) {
       return std::type_identity<std::invoke_result_t<F&, Future<T>>>();
     } else if constexpr (std::is_void_v<T>) {
+      static_assert(std::is_invocable_v<F&>, "a continuation of a Future<void> takes the Future, or nothing");
       return std::type_identity<std::invoke_result_t<F&>>();
     } else {
+      static_assert(std::is_invocable_v<F&, T>, "a continuation takes the Future, or its value, which has another type");
       return std::type_identity<std::invoke_result_t<F&, T>>();
     }
   }
@@ -371,7 +373,7 @@ class Promise {
   void set_with(detail::DeviceWorkRef work, detail::Stored<T> value) const {
     owner_->state->set(std::move(value), std::move(work));
   }
-  template <std::derived_from<Error> E>
+  template <std::derived_from<Error> E = Error>
   void set_error(const E& error) const {
     owner_->state->set_error(std::make_exception_ptr(error));
   }

@@ -126,11 +126,47 @@ Agent init(const std::string& name, Options options = {});
 Agent& this_agent();
 CallInfo this_call();
 
-// Makes the function callable by others where this program does not call it remotely itself.
+namespace detail {
+
+template <class Body>
+void expose_created() {
+  static_cast<void>(Created<Body>::entered.id);
+  static_cast<void>(&rref::expose_value<typename Body::Result>);
+  static_cast<void>(&rref::Exposed<typename Body::Arguments>::references);
+}
+
+template <class Body>
+void expose_called() {
+  using Result = typename Body::Result;
+  if constexpr (std::is_void_v<Result> || codec::Travels<Result>::value) static_cast<void>(Called<Body>::entered.id);
+  expose_created<Body>();
+}
+
+}  // namespace detail
+
+// These make something callable by programs that are not this one, where this one does not call it remotely itself: in all
+// ways (sync, async, remote, inline_), with all that a reference to the result, or to an argument, is used for.
+//
+// A method on an RRef<M>: a member function, perhaps of a base, or a function that takes M& first.
+template <class M, auto F>
+void expose() {
+  detail::expose_called<detail::MethodBody<F, M>>();
+  static_cast<void>(&rref::expose_value<M>);
+}
+// remote<M>(…), with arguments that are of these types as they travel: "text" is a std::string.
+template <class M, class... A>
+void expose() {
+  detail::expose_created<detail::ConstructorBody<M, detail::Travelling<A>...>>();
+}
+// A function; or a member function, on RRefs of its class.
 template <auto F>
 void expose() {
-  static_cast<void>(detail::Called<detail::FunctionBody<F>>::entered.id);
-  static_cast<void>(detail::Created<detail::FunctionBody<F>>::entered.id);
+  using Module = typename detail::ShapeOf<std::remove_const_t<decltype(F)>>::Module;
+  if constexpr (std::is_void_v<Module>) {
+    detail::expose_called<detail::FunctionBody<F>>();
+  } else {
+    expose<Module, F>();
+  }
 }
 
 }  // namespace weft::rpc

@@ -101,30 +101,27 @@ template <class F, class M>
 struct MethodShape : ShapeOf<F> {
   static constexpr bool takes_value = false;  // a static member that has nothing to do with the value
 };
-template <class R, class C, class... P>
+template <class R, class... P>
 struct MemberShape : Shape<R, void, P...> {
   static constexpr bool takes_value = true;
 };
-template <class R, class C, class M, class... P>
-struct MethodShape<R (C::*)(P...), M> : MemberShape<R, C, P...> {};
-template <class R, class C, class M, class... P>
-struct MethodShape<R (C::*)(P...) const, M> : MemberShape<R, C, P...> {};
-template <class R, class C, class M, class... P>
-struct MethodShape<R (C::*)(P...) noexcept, M> : MemberShape<R, C, P...> {};
-template <class R, class C, class M, class... P>
-struct MethodShape<R (C::*)(P...) const noexcept, M> : MemberShape<R, C, P...> {};
+template <class F, class M>
+requires std::is_member_function_pointer_v<F>
+struct MethodShape<F, M> : ShapeOf<F> {
+  static constexpr bool takes_value = true;
+};
 template <class First, class M>
 concept RefersTo = std::is_reference_v<First> && std::is_base_of_v<std::remove_cvref_t<First>, M>;
 template <class R, class First, class M, class... P>
 requires RefersTo<First, M> ||
     (std::is_reference_v<First>&& std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...), M>
-    : MemberShape<R, M, P...> {
+    : MemberShape<R, P...> {
 };
 template <class R, class First, class M, class... P>
 requires RefersTo<First, M> ||
     (std::is_reference_v<First>&&
          std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...) noexcept, M>
-    : MemberShape<R, M, P...> {
+    : MemberShape<R, P...> {
 };
 
 template <class Tuple>

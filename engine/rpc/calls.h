@@ -68,6 +68,7 @@ using Travelling = std::conditional_t<std::is_convertible_v<std::decay_t<A>, con
 // A call whose result goes back.
 template <class Body>
 struct Called {
+  static_assert(check_result<typename Body::Result>());
   static Function describe() {
     Function function;
     function.name = Body::name();
@@ -101,7 +102,7 @@ template <class Body>
 struct Created {
   using Result = typename Body::Result;
   using Value = std::shared_ptr<rref::OwnedValue<Result>>;
-  using Arguments = std::tuple<rref::Id, rref::ForkId, typename Body::Arguments>;
+  using Arguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
 
   static Function describe() {
     Function function;
@@ -115,10 +116,9 @@ struct Created {
   inline static const Function& entered = enter(describe());
 
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
-    auto all = unpack_tuple<Arguments>(object);
-    auto value =
-        references_of(*call->core()).template adopt<Result>(std::get<0>(all), std::get<1>(all), call->state().caller.rank);
-    auto arguments = std::make_shared<typename Body::Arguments>(std::move(std::get<2>(all)));
+    auto [id, fork, packed] = unpack_tuple<Arguments>(object);
+    auto arguments = std::make_shared<typename Body::Arguments>(unpack_tuple<typename Body::Arguments>(packed));
+    auto value = references_of(*call->core()).template adopt<Result>(id, fork, call->state().caller.rank);
     call->keep(value);
     std::optional<Future<void>> first;
     try {

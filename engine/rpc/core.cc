@@ -210,6 +210,16 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
   std::shared_ptr<Outgoing> message;
   const auto worker = peer(issue.to);
+  Slot slot;
+  if (is_users(issue.kind)) {
+    slot = Slot::take(worker->unanswered(), calls_in_flight());
+    if (!slot) {
+      const Error full(Blame::Busy, std::to_string(calls_in_flight()) +
+                                        " calls to it are unanswered; wait for some before issuing more, or raise "
+                                        "rpc::Options::calls_in_flight of both workers");
+      return pending->fail(std::make_exception_ptr(full.within(in_words(&issue.function, describe(worker->worker())))));
+    }
+  }
   const auto context = context_of(issue);
   codec::Writer writer(forks.get());
   const bool records = context && autograd::records_calls();
@@ -237,8 +247,8 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
     if (!records) head.flags |= kNoGrad;
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
   }
-  add_waiting(head.call, issue, std::move(pending), {lane.number, bytes_of(message->message), worker->in_flight()}, context,
-              forks);
+  add_waiting(head.call, issue, std::move(pending),
+              {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot)}, context, forks);
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = std::chrono::nanoseconds(issue.limit).count();

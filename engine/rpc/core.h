@@ -14,6 +14,7 @@
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/directory.h>
+#include <weft/engine/rpc/in_flight.h>
 #include <weft/engine/rpc/pending.h>
 #include <weft/engine/rpc/served.h>
 #include <weft/engine/rpc/types.h>
@@ -136,6 +137,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void off_loop(int rank, Task task);
 
   // --- calls served here
+  Callers& callers() { return callers_; }
+  int calls_in_flight() const { return parts_.options.calls_in_flight; }
   void count_served() { ++served_; }
   void count_replies(int change) { replies_ += change; }  // on their way
   void function_started() { ++running_; }
@@ -171,8 +174,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     std::uint64_t lane = 0;   // 0: to this worker itself
     std::uint64_t bytes = 0;  // of the message
     trace::Depth& in_flight;  // calls to that worker
+    Slot slot = {};           // among them, where they are limited
   };
-  void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, const Leaving& leaving,
+  void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, Leaving leaving,
                    std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr,
                    std::shared_ptr<CallState> here = nullptr);
   std::uint64_t next_call();
@@ -221,6 +225,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   rref::References references_;
   autograd::Contexts contexts_;
   PendingCalls calls_;
+  Callers callers_;
   std::atomic<std::uint64_t> next_call_{1};
   std::atomic<std::uint64_t> issued_{0};  // calls of users, as is the next
   std::atomic<std::uint64_t> waiting_{0};

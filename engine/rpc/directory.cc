@@ -133,6 +133,8 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   counted_ = true;
   if (store_->add(other, 0) > 0) {
+    if (size_)
+      store_->add("kind/fixed", -1);  // or the open job would take nobody any more; leave() does it for its own kind
     throw Error(Blame::Caller,
                 "workers that were given a world size and workers that were not cannot be in one job: give all of them "
                 "Options::world_size, or none");

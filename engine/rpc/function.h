@@ -73,13 +73,6 @@ struct MadeBy {};
 template <class T>
 constexpr bool is_future = weft::detail::IsFuture<T>::value;
 
-template <class T>
-constexpr bool is_view = false;
-template <class E, std::size_t N>
-constexpr bool is_view<std::span<E, N>> = true;
-template <class E>
-constexpr bool is_view<c10::ArrayRef<E>> = true;
-
 // What a parameter may be.
 template <class P>
 constexpr bool check_parameter() {
@@ -87,17 +80,21 @@ constexpr bool check_parameter() {
   static_assert(!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>,
                 "a function that is called remotely cannot take a non-const lvalue reference: the caller would not see the "
                 "change; take the parameter by value and return what changed");
-  static_assert(!std::is_same_v<T, std::string_view>,
-                "a function that is called remotely cannot take a std::string_view: the characters do not travel with it; "
-                "take a std::string");
-  static_assert(
-      !is_view<T>,
-      "a function that is called remotely cannot take a view (std::span, at::ArrayRef): its elements do not travel "
-      "with it; take a std::vector");
-  static_assert(!std::is_pointer_v<T>,
-                "a function that is called remotely cannot take a pointer: it means nothing in another process; take the "
-                "value itself, or an RRef to it");
+  static_assert(!codec::HoldsView<T>::value,
+                "a function that is called remotely cannot take a view or a pointer, nor a container of them "
+                "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; take a "
+                "std::string, a std::vector, the value itself, or an RRef to it");
   static_assert(!is_future<T>, "a Future cannot be sent: wait for it and send the value, or send an RRef");
+  return true;
+}
+
+// What a result that goes back may be; with remote() it stays where it is.
+template <class R>
+constexpr bool check_result() {
+  static_assert(!codec::HoldsView<R>::value,
+                "a function that is called remotely cannot return a view or a pointer, nor a container of them "
+                "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; return a "
+                "std::string, a std::vector, the value itself, or an RRef to it");
   return true;
 }
 
@@ -133,6 +130,14 @@ template <class R, class M, class... P>
 struct ShapeOf<R (M::*)(P...) noexcept> : Shape<R, M, P...> {};
 template <class R, class M, class... P>
 struct ShapeOf<R (M::*)(P...) const noexcept> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...)&> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...) const&> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...)& noexcept> : Shape<R, M, P...> {};
+template <class R, class M, class... P>
+struct ShapeOf<R (M::*)(P...) const& noexcept> : Shape<R, M, P...> {};
 
 template <auto F>
 struct Named {

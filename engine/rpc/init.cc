@@ -103,11 +103,17 @@ Agent init(const std::string& name, Options options) {
 
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here
+  expose<&run_operator>();      // by name, also where the program calls none itself
+  expose<&run_operator_for_list>();
   check_name(name);
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.worker_threads < 1) {
     throw Error(Blame::Caller,
                 "rpc::Options::worker_threads is " + std::to_string(options.worker_threads) + "; it is at least 1");
+  }
+  if (options.calls_in_flight < 1) {
+    throw Error(Blame::Caller,
+                "rpc::Options::calls_in_flight is " + std::to_string(options.calls_in_flight) + "; it is at least 1");
   }
   options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
   for (const auto& [kind, delay] : options.faults.delay) {

@@ -43,13 +43,15 @@ T decoded(std::span<const std::byte> body) {
 class RemoteServed final : public Served {
  public:
   RemoteServed(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state,
-               std::weak_ptr<Inbound> inbound, std::uint64_t call, MessageKind answer)
+               std::weak_ptr<Inbound> inbound, std::uint64_t call, MessageKind answer, Slot slot)
       : Served(std::move(core), function, on_loop, std::move(state)),
         inbound_(std::move(inbound)),
         call_(call),
-        answer_(answer) {}
+        answer_(answer),
+        slot_(std::move(slot)) {}
 
   void reply(const std::function<void(codec::Packer&)>& pack) noexcept override {
+    slot_ = {};  // before the answer, as in the other two: its caller may take it at once
     const auto inbound = inbound_.lock();
     if (!inbound) return;
     if (state_->cancelled)
@@ -57,6 +59,7 @@ class RemoteServed final : public Served {
     inbound->reply(call_, answer_, function_, state_->no_grad ? nullptr : state_->context, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
+    slot_ = {};
     const Error thrown(Blame::Remote, text_of(error));
     // The questions of a shutdown fail where the agent leaves, which is said there.
     if (answer_ != MessageKind::Shutdown)
@@ -64,6 +67,7 @@ class RemoteServed final : public Served {
     if (const auto inbound = inbound_.lock()) inbound->fail(call_, answer_, Failure::Thrown, thrown);
   }
   void refuse(const std::exception_ptr& error) noexcept override {
+    slot_ = {};
     const auto inbound = inbound_.lock();
     if (!inbound) return;
     try {
@@ -79,6 +83,7 @@ class RemoteServed final : public Served {
   const std::weak_ptr<Inbound> inbound_;
   const std::uint64_t call_;
   const MessageKind answer_;
+  Slot slot_;
 };
 
 // What the answer to a call counts as.
@@ -92,7 +97,8 @@ std::string explain_unknown(const Identity& id) {
     text += (text.empty() ? "it knows the name with another signature: " : ", ") + function->signature;
   }
   if (!text.empty()) return text;
-  return "it has no function of that name: its program neither calls it remotely nor exposes it (weft::rpc::expose<&f>())";
+  return "it has no function of that name: its program neither calls it remotely nor exposes it (weft::rpc::expose<&f>(), "
+         "expose<M, &M::method>(), expose<M, its constructor's arguments…>())";
 }
 
 }  // namespace
@@ -316,13 +322,28 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   }
   if (wrong.empty() && hello.from.rank < 0) wrong = "it is of no worker";
   if (!wrong.empty()) return refuse(*core, wrong);
+  counts_ = core->callers().of(hello.from.rank);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
+}
+
+Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
+  const bool is_own =
+      head.message <= static_cast<std::uint8_t>(MessageKind::Shutdown) && !is_users(static_cast<MessageKind>(head.message));
+  return Slot::take({counts_, is_own ? &counts_->own : &counts_->calls},
+                    is_own ? kMostOwnInFlight : core.calls_in_flight());
 }
 
 void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
   const Head& head = message.head;
   if (lacking != nullptr) return fail(head.call, answer_to(head), Failure::Unread, *lacking);
+  Slot slot = slot_for(*core, head);
+  if (!slot) {
+    return fail(head.call, answer_to(head), Failure::Unread,
+                Error(Blame::Busy, "it has " + std::to_string(core->calls_in_flight()) + " calls of " + describe(worker()) +
+                                       " to answer; wait for some before issuing more, or raise its "
+                                       "rpc::Options::calls_in_flight"));
+  }
   auto state = std::make_shared<CallState>();
   state->caller = worker();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
@@ -343,11 +364,14 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     const trace::About shown{
         .name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank, .bytes = bytes_of(message)};
     state->traced = trace::Operation::begin(core->member(), trace::Kind::Served, shown);
-    std::lock_guard lock(mutex_);
-    calls_.insert_or_assign(head.call, state);
+    std::unique_lock lock(mutex_);
+    if (!calls_.try_emplace(head.call, state).second) {
+      lock.unlock();
+      return refuse(*core, "it gives two calls one number");
+    }
   }
   auto served = std::make_shared<RemoteServed>(core, *function, (head.flags & kOnLoop) != 0, state, weak_from_this(),
-                                               head.call, answer_to(head));
+                                               head.call, answer_to(head), std::move(slot));
   try {
     rref::ForkReader forks(*core, state->caller.rank);
     const c10::MultiStreamGuard streams(state->streams);
@@ -468,7 +492,14 @@ void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const Fail
   if (!op.ended() || !op.error() || !is_of_message(*op.error())) return;
   const auto core = core_.lock();
   if (core && op.error()->blame() == Blame::Busy) {
-    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] { self->send_failure_of(head, record); }));
+    // One call in flight has one answer: with more of them the peer sends, and does not read.
+    if (unsent_.fetch_add(1) >= core->calls_in_flight() + kMostOwnInFlight) {
+      return connection_->close(Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers"));
+    }
+    core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
+                  --self->unsent_;
+                  self->send_failure_of(head, record);
+                }));
   } else {
     connection_->close(op.error()->within("not even the failure of a call could be sent"));
   }

@@ -5,12 +5,14 @@
 // prove before that that they know it. See docs/wire.md.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/in_flight.h>
 #include <weft/engine/rpc/message.h>
 #include <weft/engine/rpc/secret.h>
 
@@ -54,6 +56,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap& map() const { return map_; }
   const DeviceMap& map_back() const { return map_back_; }
   trace::Depth& in_flight() const { return in_flight_; }
+  const std::shared_ptr<InFlight>& unanswered() const { return unanswered_; }
   // Gives the number of the lane that has ended so; 0 where there was none.
   std::uint64_t close(const Error& why) noexcept;
 
@@ -69,6 +72,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap map_;
   const DeviceMap map_back_;
   trace::Depth& in_flight_;  // calls to it
+  const std::shared_ptr<InFlight> unanswered_ = std::make_shared<InFlight>(0);
   mutable std::mutex mutex_;
   Lane lane_;
   std::optional<Error> closed_;  // why no lane is made any more
@@ -102,6 +106,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
+  Slot slot_for(const AgentCore& core, const Head& head) const;
   void ended(const Error& why);
   void send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
   void send_failure_of(const Head& head, const std::shared_ptr<const FailureRecord>& record);
@@ -122,8 +127,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
     Nonce of_connector;
     Nonce of_listener;
   };
-  std::optional<Nonces> nonces_;  // once it has asked
-  bool proven_ = false;           // it knows the secret
+  std::optional<Nonces> nonces_;             // once it has asked
+  bool proven_ = false;                      // it knows the secret
+  std::shared_ptr<Callers::Counts> counts_;  // once the peer is known
+  std::atomic<int> unsent_{0};               // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
   std::shared_ptr<const DeviceMap> map_;                                        // once it is needed

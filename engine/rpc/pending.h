@@ -14,6 +14,7 @@
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
+#include <weft/engine/rpc/in_flight.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
@@ -72,6 +73,7 @@ struct WaitingCall {
   std::shared_ptr<CallState> here;             // where it runs on this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};
+  Slot slot{};
 };
 
 // Usable from every thread.

@@ -20,6 +20,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
 #include <weft/engine/codec/values.h>
+#include <weft/engine/rpc/errors.h>
 
 namespace weft::rpc {
 
@@ -93,6 +94,8 @@ struct Options {
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
   std::vector<c10::Device> devices;
   std::string timeline;  // as ProcessGroupOptions::timeline
+  // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is made and where it arrives.
+  int calls_in_flight = 65536;
 };
 
 // Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).
@@ -141,34 +144,15 @@ struct CallInfo {
   bool cancelled = false;  // nobody waits for the result any more
 };
 
-// The called function threw.
-class RemoteError : public Error {
- public:
-  RemoteError(std::string worker, std::string function, std::string text);
-  const std::string& worker() const noexcept { return worker_; }
-  const std::string& function() const noexcept { return function_; }
-  const std::string& text() const noexcept { return text_; }  // what() of what it threw
-
- private:
-  std::string worker_;
-  std::string function_;
-  std::string text_;
-};
-
-// An RRef whose creation failed; blame() is that of the first cause.
-class CreationError : public Error {
- public:
-  using Error::Error;
-};
-
-// A consistent snapshot of one agent; all zero after shutdown.
+// What one agent holds; all zero after shutdown. The three of references are of one moment, so are the two of autograd; the
+// others are read one after the other while calls go on.
 struct DebugInfo {
   std::size_t owner_rrefs = 0;    // values owned here and shared
   std::size_t forks = 0;          // workers known to hold them
   std::size_t pending_users = 0;  // unconfirmed references here
   std::size_t contexts = 0;       // autograd contexts alive here
   std::size_t backward_passes = 0;
-  std::size_t calls_waiting = 0;  // made here and unanswered
+  std::size_t calls_waiting = 0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
   std::size_t calls_served = 0;   // in all
   std::size_t handlers_busy = 0;  // functions that run now
 };

@@ -28,9 +28,9 @@ std::string AgentCore::in_words(const Function* function, const std::string& to)
   return (function != nullptr ? function->name : "a call") + " on " + to + ", called by " + describe(parts_.self);
 }
 
-void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending,
-                            const Leaving& leaving, std::shared_ptr<autograd::Context> context,
-                            std::shared_ptr<rref::ForkWriter> forks, std::shared_ptr<CallState> here) {
+void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, Leaving leaving,
+                            std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks,
+                            std::shared_ptr<CallState> here) {
   const Deadline deadline = issue.deadline();
   const bool counts = issue.kind != MessageKind::Shutdown;
   if (counts) {
@@ -38,9 +38,10 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
     ++issued_;
   }
   const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts,
-                  std::move(context), std::move(forks), std::move(here),
-                  trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight)});
+  calls_.add(
+      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts, std::move(context),
+           std::move(forks), std::move(here), trace::Operation::begin(member_, trace::Kind::Call, shown),
+           trace::Waiting(leaving.in_flight), std::move(leaving.slot)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
@@ -49,6 +50,7 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
 // Continuations that may issue calls are handed to the crew before the call stops counting: idle means idle.
 WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
   if (!call.pending) return call;
+  call.slot = {};  // before continuations, which may want it
   how(*call.pending);
   call.traced.end();
   if (call.counts) --waiting_;

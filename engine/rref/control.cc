@@ -93,7 +93,7 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
 // id, owner's rank, fork, type.
 void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {
   if (!handle) {
-    packer.pack_nil();
+    packer.pack_array(0);  // nil is an empty optional around it
     return;
   }
   if (handle->core().get() != &core_) {
@@ -149,10 +149,9 @@ void ForkWriter::undo() {
 
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
                                            const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
-  if (object.is_nil()) return nullptr;
+  if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
   const auto [id, owner, fork, sent_type] =
-      object.as<std::tuple<std::uint64_t, std::int32_t, std::uint64_t, std::uint64_t>>();
-  if (object.via.array.size != 4) throw msgpack::type_error();
+      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, ForkId, std::uint64_t>>(object);
   if (sent_type != type)
     throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();

@@ -2,8 +2,10 @@
 // value stays, until the last reference has gone. It may be passed on and called on before the value exists.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <ostream>
 #include <type_traits>
@@ -116,6 +118,10 @@ class RRef;
 
 namespace rref {
 
+// Called on a value by who waits for it.
+template <class T>
+void exists(const T&) {}
+
 // Whichever comes first: what the call on the value gives, or the news that there will be no value.
 template <class R>
 Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Handle>& handle,
@@ -212,18 +218,12 @@ class RRef {
 
   // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
   // a limit unless it gives one.
-  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    if (is_owner() && timeout != kAgentTimeout) {
-      const auto limit = rpc::detail::CoreCalls::limit(*usable(), timeout);
-      if (limit.count() > 0) handle_->owned()->created().wait(limit);
-    }
-    return fetch(timeout).get();
-  }
+  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const { return fetch(timeout).get(); }
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
     const auto core = usable();
     const auto limit = rpc::detail::CoreCalls::limit(
         *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
-    if (is_owner()) return fetch_here(core);
+    if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
     return rref::unless_not_created(
         core, handle_,
         rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
@@ -268,7 +268,7 @@ class RRef {
     if constexpr (std::is_void_v<T>) {
       return fetch();
     } else {
-      return rref::Timed<T>(*this, std::nullopt).template async<&RRef::exists>();
+      return rref::Timed<T>(*this, std::nullopt).template async<&rref::exists<T>>();
     }
   }
 
@@ -319,7 +319,6 @@ class RRef {
   }
 
  private:
-  static void exists(const std::conditional_t<std::is_void_v<T>, int, T>&) {}
   rref::Timed<T> timed() const { return {*this, std::nullopt}; }
 
   template <class U>
@@ -329,24 +328,44 @@ class RRef {
     return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
   }
 
-  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core) const {
+  // A limit of 0 is none.
+  Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core, std::chrono::milliseconds limit) const {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());
-    Promise<T> promise(rpc::detail::CoreCalls::home(*core));
-    auto result = promise.future();
-    owned->created().on_done_light([promise, owned](const Future<void>& created) {
-      if (const auto error = created.error()) return promise.set_error(error);
+    // Whoever takes it answers; so the timer keeps no value.
+    struct Answer {
+      std::mutex mutex;
+      std::optional<Promise<T>> promise;
+      std::optional<Promise<T>> take() {
+        std::lock_guard lock(mutex);
+        return std::exchange(promise, std::nullopt);
+      }
+    };
+    auto answer = std::make_shared<Answer>();
+    answer->promise.emplace(rpc::detail::CoreCalls::home(*core));
+    auto result = answer->promise->future();
+    owned->created().on_done_light([answer, owned](const Future<void>& created) {
+      const auto promise = answer->take();
+      if (!promise) return;
+      if (const auto error = created.error()) return promise->set_error(error);
       if constexpr (std::is_void_v<T>) {
-        promise.set();
+        promise->set();
       } else {
         std::optional<T> copy;
         try {
           copy.emplace(*owned->made());
         } catch (...) {  // what the user's copying throws
-          return promise.set_error(std::current_exception());
+          return promise->set_error(std::current_exception());
         }
-        promise.set_with(created.device_work(), std::move(*copy));
+        promise->set_with(created.device_work(), std::move(*copy));
       }
     });
+    if (limit.count() == 0 || result.done()) return result;
+    rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
+      if (const auto promise = answer->take()) {
+        promise->set_error(
+            {Blame::Timeout, "RRef " + rref::to_text(id) + ", owned here, has no value after " + weft::describe(limit)});
+      }
+    }));
     return result;
   }
 
@@ -358,6 +377,54 @@ template <class T>
 std::ostream& operator<<(std::ostream& out, const RRef<T>& reference) {
   return out << (reference ? describe(*reference.handle()) : "empty RRef");
 }
+
+namespace rref {
+
+template <class T>
+void expose_value();
+
+// What a T refers to. Naming a function has it entered; calling it would go in circles where types do.
+template <class T>
+concept HasWeftFields = requires(const T& value) {
+  value.weft_fields();
+};
+template <class T>
+struct Exposed {
+  static void references() {
+    if constexpr (HasWeftFields<T>) {
+      static_cast<void>(&Exposed<decltype(std::declval<const T&>().weft_fields())>::references);
+    }
+  }
+};
+template <class V>
+struct Exposed<RRef<V>> {
+  static void references() { static_cast<void>(&expose_value<V>); }
+};
+template <class T, std::size_t elements>
+struct Exposed<std::array<T, elements>> : Exposed<T> {};
+template <template <class...> class C, class... T>
+requires(!HasWeftFields<C<T...>>) struct Exposed<C<T...>> {
+  static void references() { (static_cast<void>(&Exposed<std::remove_cvref_t<T>>::references), ...); }
+};
+
+// Enters what is asked of a T that lives here by who has a reference to it, whatever program that is.
+template <class T>
+void expose_value() {
+  using namespace rpc::detail;
+  if constexpr (std::is_void_v<T>) {
+    static_cast<void>(Called<FetchBody<T>>::entered.id);
+  } else {
+    static_cast<void>(Called<MethodBody<&exists<T>, T>>::entered.id);
+    if constexpr (codec::Travels<T>::value && std::is_copy_constructible_v<T>) {
+      static_cast<void>(Called<FetchBody<T>>::entered.id);
+      static_cast<void>(Called<CopyBody<T>>::entered.id);
+      static_cast<void>(Called<ArrivedCopyBody<T>>::entered.id);
+    }
+    static_cast<void>(&Exposed<T>::references);
+  }
+}
+
+}  // namespace rref
 
 template <class T>
 RRef(const rpc::Agent&, T) -> RRef<T>;

@@ -1,4 +1,5 @@
-// weft::Error and weft::Blame.
+// weft::Error and weft::Blame, rpc::RemoteError and rpc::CreationError.
 #pragma once
 
 #include <weft/base/error.h>
+#include <weft/engine/rpc/errors.h>

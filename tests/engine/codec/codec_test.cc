@@ -1,6 +1,9 @@
 #include <deque>
 #include <limits>
+#include <list>
 #include <random>
+#include <unordered_map>
+#include <unordered_set>
 
 #include <gtest/gtest.h>
 
@@ -32,6 +35,14 @@ struct Wider {
   std::vector<int> numbers;
   int more = 0;
   WEFT_FIELDS(name, numbers, more)
+};
+
+// Names that the macros use themselves.
+struct Named {
+  int object = 0;
+  int packer = 0;
+  bool operator==(const Named&) const = default;
+  WEFT_FIELDS(object, packer)
 };
 
 struct Packed {
@@ -98,6 +109,7 @@ TEST(Codec, KeepsContainers) {
 
 TEST(Codec, KeepsStructs) {
   expect_kept(Inner{"n", {1, 2}});
+  expect_kept(Named{1, 2});
   const auto packed = there_and_back(Packed{4, "b"});
   EXPECT_EQ(packed.a, 4);
   EXPECT_EQ(packed.b, "b");
@@ -115,6 +127,60 @@ TEST(Codec, KeepsLibtorchsSmallValues) {
   EXPECT_EQ(there_and_back(c10::Scalar(c10::complex<double>(1, -2))).toComplexDouble(), c10::complex<double>(1, -2));
   expect_kept(c10::ScalarType::BFloat16);
   EXPECT_EQ(decode<c10::Device>(encode(c10::Device(c10::kCUDA, 3))), c10::Device(c10::kCUDA, 3));
+}
+
+// Which have no default to be decoded into.
+TEST(Codec, KeepsDevicesAndWhatHoldsThemInEveryContainer) {
+  const c10::Device cpu("cpu");
+  const c10::Device gpu("cuda:3");
+  using Pair = std::pair<c10::Device, c10::Device>;
+  using Either = std::variant<c10::Device, int>;
+  expect_kept(std::vector<c10::Device>{cpu, gpu});
+  expect_kept(std::array<c10::Device, 2>{gpu, cpu});
+  expect_kept(std::deque<c10::Device>{gpu});
+  expect_kept(std::list<c10::Device>{gpu, gpu});
+  expect_kept(std::unordered_set<c10::Device>{gpu, cpu});
+  expect_kept(std::map<std::string, c10::Device>{{"a", gpu}, {"b", cpu}});
+  expect_kept(std::unordered_map<int, c10::Device>{{1, gpu}});
+  expect_kept(std::unordered_map<c10::Device, int>{{gpu, 1}});
+  expect_kept(std::map<std::string, std::vector<Pair>>{{"worker1", {{cpu, gpu}, {gpu, cpu}}}, {"worker2", {}}});
+  expect_kept(std::vector<std::tuple<int, c10::Device>>{{1, gpu}});
+  expect_kept(std::vector<std::array<c10::Device, 2>>{{gpu, cpu}});
+  expect_kept(std::optional<c10::Device>(gpu));
+  expect_kept(std::optional<Pair>(Pair(gpu, cpu)));
+  expect_kept(std::optional<Pair>());
+  expect_kept(std::vector<std::optional<Pair>>{Pair(gpu, cpu), std::nullopt});
+  expect_kept(Either(gpu));
+  expect_kept(Either(7));
+  expect_kept(std::vector<Either>{7, gpu});
+  expect_kept(std::map<std::string, Either>{{"a", gpu}});
+  expect_kept(std::array<Either, 2>{gpu, 7});
+}
+
+TEST(Codec, OfDevicesAnotherNumberOrAnotherKindThrows) {
+  const c10::Device gpu("cuda:3");
+  const auto bytes = encode(std::vector<c10::Device>{gpu, gpu});
+  EXPECT_THROW((decode<std::array<c10::Device, 1>>(bytes)), Error);
+  EXPECT_THROW((decode<std::array<c10::Device, 3>>(bytes)), Error);
+  EXPECT_THROW((decode<std::map<int, c10::Device>>(bytes)), Error);
+  EXPECT_THROW((decode<std::vector<c10::Device>>(encode(std::map<int, int>{{1, 2}}))), Error);
+  EXPECT_THROW((decode<std::vector<c10::Device>>(encode(std::vector<int>{1, 2}))), Error);
+  EXPECT_THROW((decode<std::deque<c10::Device>>(encode(5))), Error);
+  EXPECT_THROW((decode<std::map<int, c10::Device>>(encode(std::map<int, int>{{1, 2}}))), Error);
+  EXPECT_THROW((decode<std::optional<std::pair<int, c10::Device>>>(encode(5))), Error);
+  EXPECT_THROW((decode<std::variant<c10::Device, int>>(encode(std::pair(2, 7)))), Error);
+  for (std::size_t cut = 0; cut < bytes.size(); ++cut) {
+    EXPECT_THROW(decode<std::vector<c10::Device>>(std::span(bytes).first(cut)), Error);
+  }
+}
+
+TEST(Codec, KeepsNothingWithinNothing) {
+  using Inside = std::optional<int>;
+  expect_kept(std::optional<Inside>());
+  expect_kept(std::optional<Inside>(Inside()));
+  expect_kept(std::optional<Inside>(Inside(4)));
+  expect_kept(std::optional<std::optional<Inside>>(std::optional<Inside>(Inside())));
+  EXPECT_THROW(decode<std::optional<Inside>>(encode(4)), Error);
 }
 
 TEST(Codec, KeepsTensorsOfAllDtypes) {

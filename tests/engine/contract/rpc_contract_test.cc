@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -58,6 +59,10 @@ Everything same(Everything value) { return value; }
 std::pair<std::vector<c10::Device>, std::optional<c10::Device>> devices(std::vector<c10::Device> some) {
   return {some, some.back()};
 }
+using Devices = std::tuple<std::array<c10::Device, 2>, std::map<std::string, c10::Device>, std::deque<c10::Device>,
+                           std::vector<std::pair<c10::Device, c10::Device>>, std::optional<std::pair<int, c10::Device>>,
+                           std::variant<c10::Device, int>, rpc::DeviceMaps>;
+Devices same_devices(Devices value) { return value; }
 int packed(Packed value) { return value.a + static_cast<int>(value.b.size()); }
 std::tuple<c10::Scalar, c10::ScalarType, c10::Device> torch_values(c10::Scalar a, c10::ScalarType b, c10::Device c) {
   return {a, b, c};
@@ -68,9 +73,9 @@ struct Accumulator {
   Accumulator(int first, std::string label) : sum(first), name(std::move(label)) {}
   Accumulator(const Accumulator&) = delete;
   Accumulator& operator=(const Accumulator&) = delete;
-  int add(int value) { return sum += value; }
+  int add(int value) & { return sum += value; }
   int total() const { return sum; }
-  std::string label() const { return name; }
+  std::string label() const& { return name; }
   Future<int> add_later(int value) {
     return rpc::this_agent().async<&plus>(rpc::this_agent().self(), value, 0).then([this](int v) { return sum += v; });
   }
@@ -168,6 +173,19 @@ TEST_F(RpcContract, CallsByNameRankAndHandle) {
   });
 }
 
+TEST_F(RpcContract, ProgramsExposeWhatOthersCall) {
+  rpc::expose<&add>();
+  rpc::expose<&doubled<int>>();
+  rpc::expose<&make_here>();
+  rpc::expose<&by_coroutine>();
+  rpc::expose<Accumulator, int, std::string>();
+  rpc::expose<&Accumulator::add>();
+  rpc::expose<Accumulator, &Accumulator::add_later>();
+  rpc::expose<Accumulator, &total_of>();
+  rpc::expose<NetImpl, int>();
+  rpc::expose<&NetImpl::forward>();
+}
+
 TEST_F(RpcContract, Values) {
   run([](rpc::Agent& agent) {
     const Everything value{true,   -3,         ~0ULL,  0.5F,     0.25, Colour::Green, "text", {1, 2},
@@ -181,6 +199,14 @@ TEST_F(RpcContract, Values) {
     EXPECT_TRUE(device.is_cpu());
     const std::vector<c10::Device> some{c10::Device("cpu"), c10::Device("cuda:1")};
     EXPECT_EQ(agent.sync<&devices>("worker1", some), std::pair(some, std::optional(c10::Device("cuda:1"))));
+    const Devices more{{some[1], some[0]},
+                       {{"a", some[1]}},
+                       {some[1]},
+                       {{some[0], some[1]}},
+                       std::pair(1, some[1]),
+                       some[1],
+                       {{"worker1", {{some[0], some[1]}}}}};
+    EXPECT_EQ(agent.sync<&same_devices>("worker1", more), more);
     EXPECT_TRUE(agent.sync<&is_undefined>("worker1", at::Tensor()));
     const std::vector<std::byte> bytes = weft::encode(Point{1, {0.5}, "n"});
     EXPECT_EQ(weft::decode<Point>(std::span<const std::byte>(bytes)), (Point{1, {0.5}, "n"}));
@@ -245,6 +271,7 @@ TEST_F(RpcContract, ObjectsThatLiveElsewhere) {
     EXPECT_EQ(agent.sync<&make_here>("worker1", 3).to_here(), 3);
     EXPECT_EQ(own.fetch().get().numel(), 2);
     EXPECT_EQ(own.to_here(2s).numel(), 2);
+    EXPECT_EQ(own.fetch(2s).get().numel(), 2);
     RRef<void> done = agent.remote<&nothing>("worker1");
     done.to_here();
     Node node{1, {RRef<Node>(agent, Node{2, {}}), RRef<Node>(agent, Node{3, {}})}};
@@ -281,7 +308,7 @@ TEST_F(RpcContract, FuturesAndDeferredReplies) {
     EXPECT_EQ(promised.get(), 1);
     EXPECT_THROW(promise.set(2), Error);
     Promise<int> bad;
-    bad.set_error(Error(Blame::Busy, "later"));
+    bad.set_error({Blame::Busy, "later"});
     EXPECT_THROW(bad.future().get(), Error);
     EXPECT_THROW(bad.future().get(), Error);
     Promise<int> worse;
@@ -315,7 +342,10 @@ TEST_F(RpcContract, OptionsAreAggregatesInThisOrder) {
                              .secret = "",
                              .faults = {.fail_first = {{rpc::MessageKind::Fork, 1}},
                                         .drop = {rpc::MessageKind::Gradient},
-                                        .delay = {{rpc::MessageKind::Backward, 1ms}}}};
+                                        .delay = {{rpc::MessageKind::Backward, 1ms}}},
+                             .devices = {},
+                             .timeline = "",
+                             .calls_in_flight = 100};
   rpc::Agent agent = rpc::init("alone", options);
   EXPECT_EQ(agent.timeout(), 5s);
   EXPECT_EQ(agent.sync<&plus>("alone", 1, 2), 3);

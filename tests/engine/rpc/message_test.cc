@@ -183,5 +183,76 @@ TEST_F(MessageLane, AStorageForAGpuIsNotTakenByALaneForHostMemoryWhichGoesOn) {
   EXPECT_TRUE(loop->drive([&] { return call == 12; }, Deadline::in(std::chrono::seconds(20))));
 }
 
+// What a peer declares is judged before there is memory for it.
+class Declared : public transport::Connection {
+ public:
+  std::string_view transport() const override { return "declared"; }
+  std::string peer() const override { return "nobody"; }
+  const transport::Capabilities& capabilities() const override { return capabilities_; }
+  void receive(Handlers) override {}
+  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override {
+    ++sent;
+    return Op();
+  }
+  Op accept(std::span<const Slice> destinations, Pin, Fence) noexcept override {
+    ++accepted;
+    payloads = destinations.size();
+    return Op();
+  }
+  void close(const Error&) noexcept override {}
+
+  int sent = 0;
+  int accepted = 0;
+  std::size_t payloads = 0;
+
+ private:
+  transport::Capabilities capabilities_;
+};
+
+// Why a message of such payloads is refused; "" where it is not.
+std::string why_refused(const std::vector<std::uint64_t>& sizes, bool body_aside) {
+  Head head;
+  head.kind = FrameKind::Call;
+  head.flags = body_aside ? kBodyAside : 0;
+  head.storages = static_cast<std::uint32_t>(sizes.size() - (body_aside ? 1 : 0));
+  std::vector<std::byte> header;
+  append_head(header, head, std::vector<StorageEntry>(head.storages));
+  const auto pool = std::make_shared<ReceivePool>();
+  Declared lane;
+  std::string refused;
+  receive_message(
+      lane, {header, sizes, {}}, {*pool, {}}, nullptr,
+      [](const Message&, const Error* lacking) { EXPECT_EQ(lacking, nullptr) << lacking->what(); },
+      [&](const Error& why) {
+        EXPECT_EQ(why.blame(), Blame::PeerLost);
+        refused = why.text();
+      });
+  EXPECT_EQ(lane.accepted, 1) << "or the lane stands still";
+  EXPECT_EQ(lane.payloads, refused.empty() ? sizes.size() : 0U);
+  return refused;
+}
+
+TEST(MessageLimits, ABodyOrTensorsThatAreTooLargeAreRefusedBeforeThereIsMemoryForThem) {
+  constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+  EXPECT_EQ(why_refused({100, 200}, /*body_aside=*/true), "");
+  EXPECT_NE(why_refused({kGiB + 1}, true).find("a body of more than 1 GiB"), std::string::npos);
+  EXPECT_NE(why_refused({100, 256 * kGiB}, true).find("more than 256 GiB"), std::string::npos);
+  EXPECT_NE(why_refused({256 * kGiB + 1}, false).find("more than 256 GiB"), std::string::npos);
+  EXPECT_NE(why_refused({128 * kGiB, 128 * kGiB, 1}, false).find("more than 256 GiB"), std::string::npos);
+  const std::uint64_t most = ~std::uint64_t{0};
+  EXPECT_NE(why_refused({100, most, 200}, false).find("more than 256 GiB"), std::string::npos) << "sums do not wrap around";
+}
+
+TEST(MessageLimits, TheSenderIsToldBeforeItsPeerWouldHangUp) {
+  Declared lane;
+  codec::Encoded message;
+  message.parts.push_back({.bytes = (std::uint64_t{1} << 38) + 1});
+  const Op op = send_message(lane, Head(), std::move(message));
+  ASSERT_TRUE(op.ended() && op.error());
+  EXPECT_EQ(op.error()->blame(), Blame::Caller);
+  EXPECT_NE(op.error()->text().find("more than 256 GiB"), std::string::npos);
+  EXPECT_EQ(lane.sent, 0);
+}
+
 }  // namespace
 }  // namespace weft::rpc

@@ -75,6 +75,7 @@ inline std::pair<std::size_t, std::size_t> served_and_busy() {
 }
 
 inline RRef<int> give_back(RRef<int> given) { return given; }
+inline std::optional<RRef<int>> give_back_if(std::optional<RRef<int>> given) { return given; }
 inline bool is_created(RRef<int> given) {
   given.created().get();
   return true;

@@ -123,6 +123,35 @@ TEST_P(Refs, RR023_024_CreatedWaitsForTheValueAndThrowsItsError) {
   });
 }
 
+TEST_P(Refs, AnOwnersOwnFetchKeepsItsTimeLimit) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const std::string gate = agent.self().name + "/own";
+    const auto mine = agent.remote<&refs::number_behind>(rpc::to(agent.self()).timeout(0ms), 1, gate);
+    EXPECT_EQ(error_of([&] { mine.fetch(5ms).get(); }).blame(), Blame::Timeout);
+    EXPECT_EQ(error_of([&] { mine.to_here(5ms); }).blame(), Blame::Timeout);
+    const auto waiting = mine.fetch(20s);
+    refs::open_gate(gate);
+    EXPECT_EQ(waiting.get(), 1);
+    EXPECT_EQ(mine.fetch(5ms).get(), 1);
+    EXPECT_EQ(mine.to_here(), 1);
+  });
+}
+
+TEST_P(Refs, AnEmptyReferenceIsNotNone) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto there_and_back = [&](const std::optional<RRef<int>>& given) {
+      return agent.sync<&refs::give_back_if>(after(agent, 1), given);
+    };
+    EXPECT_FALSE(there_and_back(std::nullopt));
+    const auto empty = there_and_back(RRef<int>());
+    ASSERT_TRUE(empty);
+    EXPECT_FALSE(*empty);
+    const auto full = there_and_back(RRef<int>(agent, 4));
+    ASSERT_TRUE(full);
+    EXPECT_EQ(full->to_here(), 4);
+  });
+}
+
 TEST_P(Refs, RR025_026_LimitsOfCallsOnAValueThatIsStillMadeEndTheCallsOnly) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto to = after(agent, 1);

@@ -1,7 +1,5 @@
 // Options::secret: who does not know it gets no further than the first message.
 #include <barrier>
-#include <deque>
-#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -9,8 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
-#include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/peer.h>
+#include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace guarded {
@@ -35,6 +32,7 @@ using harness::error_of;
 using harness::run_alone;
 using harness::run_workers;
 using harness::Setting;
+using harness::Stranger;
 using namespace std::chrono_literals;
 
 TEST(Proofs, AreThoseOfHmacAndDependOnEverything) {
@@ -121,70 +119,6 @@ TEST(SecretOfOpenJobs, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
   first.shutdown();
 }
 
-// Somebody who reaches an agent's address and speaks its language, without the secret.
-class Stranger {
- public:
-  Stranger(rpc::Agent& agent, const std::string& transport) : routes_({transport}) {
-    const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
-    connection_ = routes_.connect(offers, {loop_, Deadline::in(20s)});
-    connection_->receive({[this](const transport::Arrival& arrival) {
-                            const auto body = rpc::challenge_in(arrival);
-                            {
-                              std::lock_guard lock(mutex_);
-                              said_.emplace_back(body ? std::vector(body->begin(), body->end()) : std::vector<std::byte>());
-                            }
-                            connection_->accept({}, nullptr, Fence());
-                          },
-                          [this](const Error&) {
-                            std::lock_guard lock(mutex_);
-                            ended_ = true;
-                          }});
-  }
-  ~Stranger() { connection_->close(Error(Blame::Cancelled, "enough")); }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
-
-  void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
-  template <class T>
-  void say(rpc::FrameKind kind, const T& value) {
-    rpc::Head head;
-    head.kind = kind;
-    head.call = 1;
-    rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
-  }
-  // What the agent said, the next time it does; nothing where it hung up instead.
-  std::optional<std::vector<std::byte>> next() {
-    wait();
-    std::lock_guard lock(mutex_);
-    if (said_.empty()) return std::nullopt;
-    auto one = std::move(said_.front());
-    said_.pop_front();
-    return one;
-  }
-  // Whether the agent hung up, without a word before.
-  bool is_refused() {
-    wait();
-    std::lock_guard lock(mutex_);
-    return said_.empty() && ended_;
-  }
-
- private:
-  void wait() {
-    const auto anything = [&] {
-      std::lock_guard lock(mutex_);
-      return !said_.empty() || ended_;
-    };
-    loop_->drive(anything, Deadline::in(20s));
-  }
-
-  std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("stranger");
-  transport::Routes routes_;
-  std::shared_ptr<transport::Connection> connection_;
-  std::mutex mutex_;
-  std::deque<std::vector<std::byte>> said_;
-  bool ended_ = false;
-};
-
 class SecretAndStrangers : public testing::TestWithParam<std::string> {
  protected:
   rpc::Agent agent = rpc::init("guarded", {.rank = 0,
@@ -210,7 +144,7 @@ TEST_P(SecretAndStrangers, NoOtherMessageIsReadBeforeTheProof) {
   {
     Stranger stranger(agent, GetParam());
     stranger.challenge(rpc::make_nonce());
-    ASSERT_TRUE(stranger.next()) << "it answers";
+    ASSERT_TRUE(stranger.challenge_answered()) << "it answers";
     stranger.say(rpc::FrameKind::Hello, greeting());
     EXPECT_TRUE(stranger.is_refused()) << "a greeting is no proof";
   }
@@ -225,7 +159,7 @@ TEST_P(SecretAndStrangers, AWrongOrShortOrReflectedProofIsRefused) {
   for (const bool reflects : {false, true}) {
     Stranger stranger(agent, GetParam());
     stranger.challenge(rpc::make_nonce());
-    const auto answer = stranger.next();
+    const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
     ASSERT_EQ(answer->size(), 64U);
     const auto shown = reflects ? std::vector<std::byte>(answer->begin() + 32, answer->end()) : std::vector<std::byte>(32);
@@ -241,7 +175,7 @@ TEST_P(SecretAndStrangers, AReplayedProofIsRefusedAndAFreshOneIsNot) {
   for (const bool is_replay : {false, true}) {
     Stranger stranger(agent, GetParam());
     stranger.challenge(mine);
-    const auto answer = stranger.next();
+    const auto answer = stranger.challenge_answered();
     ASSERT_TRUE(answer);
     rpc::Nonce theirs{};
     std::copy_n(answer->begin(), theirs.size(), theirs.begin());

@@ -451,13 +451,34 @@ TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   EXPECT_TRUE(core.expired());
 }
 
-TEST(AgentLife, RE032_033_OpenJobsNeedARankAndTakeNoFixedWorkers) {
+TEST(AgentLife, RE032_OpenJobsNeedARank) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_EQ(error_of([&] { rpc::init("a", {.store = store}); }).blame(), Blame::Caller);
   EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1"}); }).blame(), Blame::Caller);
-  rpc::Agent open = rpc::init("a", {.rank = 0, .store = store});
-  const auto error = error_of([&] { rpc::init("b", {.rank = 1, .world_size = 2, .store = store}); });
-  EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+}
+
+TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
+  for (const bool open : {true, false}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto join = [&](const std::string& name, int rank, std::optional<int> world_size) {
+      return rpc::init(name, {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+    };
+    const auto one = open ? std::nullopt : std::optional(1);
+    const auto other = open ? std::optional(2) : std::nullopt;
+    rpc::Agent first = join("a", 0, one);
+    for (int again = 0; again < 2; ++again) {
+      const auto error = error_of([&] { join("b", 1, other); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("cannot be in one job"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(first.sync<&ends::number>("a", 3), 3);
+    if (open) {
+      rpc::Agent second = join("c", 1, one);
+      EXPECT_EQ(second.sync<&ends::number>("a", 4), 4);
+      second.shutdown();
+    }
+    first.shutdown();
+  }
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+// What can travel, as far as types tell.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Scalar.h>
+#include <c10/util/ArrayRef.h>
+
+#include <weft/engine/codec/msgpack.h>
+
+namespace weft {
+template <class T>
+class RRef;
+}
+
+namespace weft::codec {
+
+// Has WEFT_FIELDS, MSGPACK_DEFINE or the like.
+template <class T>
+concept HasFields = requires(const T& value, Packer& packer) {
+  value.msgpack_pack(packer);
+};
+
+// Whether a T is, or its elements are, what points to memory of somebody else's: decoded it would point into a message that
+// is gone. Structs with fields say it of each field when that is decoded.
+template <class T>
+struct HoldsView : std::is_pointer<T> {};
+template <class C, class Traits>
+struct HoldsView<std::basic_string_view<C, Traits>> : std::true_type {};
+template <class E, std::size_t extent>
+struct HoldsView<std::span<E, extent>> : std::true_type {};
+template <class E>
+struct HoldsView<c10::ArrayRef<E>> : std::true_type {};
+template <class E>
+struct HoldsView<std::initializer_list<E>> : std::true_type {};
+template <class T>
+struct HoldsView<std::reference_wrapper<T>> : std::true_type {};
+template <class T>
+struct HoldsView<RRef<T>> : std::false_type {};
+template <class T, std::size_t elements>
+struct HoldsView<std::array<T, elements>> : HoldsView<T> {};
+template <template <class...> class C, class... T>
+requires(!HasFields<C<T...>>) struct HoldsView<C<T...>> : std::disjunction<HoldsView<std::remove_cv_t<T>>...> {
+};
+
+template <class T>
+constexpr bool check_decoded() {
+  static_assert(
+      !HoldsView<T>::value,
+      "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, T*): what it points "
+      "to does not travel with it; hold a std::string, a std::vector or the value itself");
+  return true;
+}
+
+// Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of fields.
+template <class T>
+struct Travels : std::bool_constant<std::is_arithmetic_v<T> || std::is_enum_v<T> || HasFields<T>> {};
+template <>
+struct Travels<std::monostate> : std::true_type {};
+template <>
+struct Travels<at::Tensor> : std::true_type {};
+template <>
+struct Travels<c10::Scalar> : std::true_type {};
+template <>
+struct Travels<c10::Device> : std::true_type {};
+template <class T>
+struct Travels<RRef<T>> : std::true_type {};
+template <class Number, class Period>
+struct Travels<std::chrono::duration<Number, Period>> : Travels<Number> {};
+template <class Clock, class Duration>
+struct Travels<std::chrono::time_point<Clock, Duration>> : Travels<Duration> {};
+template <class T>
+struct Travels<std::optional<T>> : Travels<T> {};
+template <class A, class B>
+struct Travels<std::pair<A, B>> : std::conjunction<Travels<std::remove_const_t<A>>, Travels<B>> {};
+template <class... T>
+struct Travels<std::tuple<T...>> : std::conjunction<Travels<T>...> {};
+template <class... T>
+struct Travels<std::variant<T...>> : std::conjunction<Travels<T>...> {};
+template <class T>
+struct Travels<std::unique_ptr<T>> : Travels<T> {};
+template <class T>
+struct Travels<std::shared_ptr<T>> : Travels<T> {};
+// Of containers, what they hold.
+template <class T>
+requires requires(const T& values) {
+  typename T::value_type;
+  values.begin();
+  values.end();
+  requires !HasFields<T> && !HoldsView<T>::value && !std::is_same_v<typename T::value_type, T>;
+}
+struct Travels<T> : Travels<typename T::value_type> {};
+
+}  // namespace weft::codec

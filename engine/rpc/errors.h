@@ -1,0 +1,30 @@
+// What calls and references throw beyond weft::Error, without the rest of RPC.
+#pragma once
+
+#include <string>
+
+#include <weft/base/error.h>
+
+namespace weft::rpc {
+
+// The called function threw.
+class RemoteError : public Error {
+ public:
+  RemoteError(std::string worker, std::string function, std::string text);
+  const std::string& worker() const noexcept { return worker_; }
+  const std::string& function() const noexcept { return function_; }
+  const std::string& text() const noexcept { return text_; }  // what() of what it threw
+
+ private:
+  std::string worker_;
+  std::string function_;
+  std::string text_;
+};
+
+// An RRef whose creation failed; blame() is that of the first cause.
+class CreationError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace weft::rpc

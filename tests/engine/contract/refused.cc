@@ -1,0 +1,104 @@
+// What must not compile. compile_test.py compiles this and finds, for each line with "refused: …" at its end, an error of
+// that line's that says so. Each line has types of its own, for the compiler says a sentence once for each type.
+#include <array>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <weft/rpc.h>
+
+namespace refused {
+
+using namespace weft;
+
+int plus(int a, int b);
+void nothing();
+void changes(std::string& text);
+int views(std::string_view text);
+int spans(std::span<float> floats);
+int refers(at::IntArrayRef numbers);
+int points(const double* number);
+using Texts = std::map<int, std::vector<std::string_view>>;
+int views_in_a_container(Texts texts);
+int awaits(Future<std::int8_t> value);
+std::string_view gives_a_view();
+const char* gives_a_pointer();
+std::vector<std::span<int>> gives_spans();
+std::array<std::string_view, 2> stays();
+int overloaded(int);
+int overloaded(double);
+constexpr auto lambda = [](int a) { return a; };
+
+struct Counter {
+  explicit Counter(int start);
+  int add(int change);
+  void changes(std::vector<int>& numbers);
+  std::span<double> name() const;
+};
+struct Viewing {
+  std::u8string_view text;
+  int number = 0;
+  WEFT_FIELDS(text, number)  // refused: what travels cannot hold a view or a pointer
+};
+struct Pointing {
+  std::vector<int*> numbers;
+  WEFT_FIELDS(numbers)  // refused: what travels cannot hold a view or a pointer
+};
+
+void calls(rpc::Agent& agent, const Future<int>& later) {
+  agent.sync<&plus>(1, 1, 2, 3);                        // refused: the function takes another number of arguments
+  agent.async<&plus>(1, 1);                             // refused: the function takes another number of arguments
+  agent.remote<&plus>(1);                               // refused: the function takes another number of arguments
+  agent.sync<&plus>(1, 1, "two");                       // refused: an argument cannot be converted to the type
+  agent.async<&plus>(1, later, 2);                      // refused: an argument cannot be converted to the type
+  agent.sync<&plus>(1.0, 1, 2);                         // refused: deleted function
+  agent.sync<lambda>(1, 2);                             // refused: a lambda or function object has no name
+  agent.sync<&overloaded>(1, 2);                        // refused: no matching function
+  agent.sync<&Counter::add>(1, 2);                      // refused: this is a member function: call it through an RRef
+  agent.sync_op("aten::add", 1, std::map<int, int>());  // refused: an operator called by name takes
+}
+
+void parameters(rpc::Agent& agent) {
+  agent.async<&changes>(1, "text");                // refused: cannot take a non-const lvalue reference
+  agent.async<&views>(1, "text");                  // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&spans>(1, std::span<float>());      // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&refers>(1, at::IntArrayRef());      // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&points>(1, nullptr);                // refused: cannot take a view or a pointer, nor a container of them
+  agent.async<&views_in_a_container>(1, Texts());  // refused: nor a container of them
+  agent.async<&awaits>(1, Future<std::int8_t>());  // refused: a Future cannot be sent
+}
+
+void results(rpc::Agent& agent) {
+  agent.async<&gives_a_view>(1);            // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_a_pointer>(1);         // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_spans>(1);             // refused: cannot return a view or a pointer, nor a container of them
+  agent.remote<&stays>(1).to_here();        // refused: cannot return a view or a pointer, nor a container of them
+  RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a container of them
+}
+
+void values(std::span<const std::byte> bytes) {
+  decode<std::pair<int, std::string_view>>(bytes);  // refused: what travels cannot hold a view or a pointer
+}
+
+void references(rpc::Agent& agent, const RRef<Counter>& counter) {
+  counter.sync<&Counter::add>();          // refused: the method takes another number of arguments
+  counter.async<&Counter::add>(1, 2);     // refused: the method takes another number of arguments
+  counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the method
+  counter.sync<&Counter::changes>(std::vector<int>());  // refused: cannot take a non-const lvalue reference
+  counter.sync<&Counter::none>();                       // refused: is not a member of
+  agent.remote<Counter>(1, std::vector<int>());         // refused: M has no constructor that takes these arguments
+}
+
+void futures(const Future<int>& number, const Future<void>& done) {
+  number.then([](std::string text) { return text; });  // refused: a continuation takes the Future, or its value
+  done.then([](int value) { return value; });  // refused: a continuation of a Future<void> takes the Future, or nothing
+}
+
+void options() {
+  rpc::init("worker0", {.worker_threads = "many"});  // refused: could not convert
+  rpc::init("worker0", {.timeout = 5});              // refused: could not convert
+}
+
+}  // namespace refused

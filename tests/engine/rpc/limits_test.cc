@@ -1,0 +1,296 @@
+// What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
+#include <array>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <weft/tests/engine/rpc/stranger.h>
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace limited {
+
+using namespace weft;
+
+// Calls that are answered when the test says so.
+class Gate {
+ public:
+  Future<int> pass(int value) {
+    std::lock_guard lock(mutex_);
+    waiting_.emplace_back(value, Promise<int>());
+    return waiting_.back().second.future();
+  }
+  void wait_for(std::size_t calls) {
+    for (;;) {
+      std::this_thread::yield();
+      std::lock_guard lock(mutex_);
+      if (waiting_.size() >= calls) return;
+    }
+  }
+  void open() {
+    std::vector<std::pair<int, Promise<int>>> passing;
+    {
+      std::lock_guard lock(mutex_);
+      passing.swap(waiting_);
+    }
+    for (const auto& [value, promise] : passing) promise.set(value);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<int, Promise<int>>> waiting_;
+};
+Gate gate;
+
+Future<int> held(int value) { return gate.pass(value); }
+int plus(int a, int b) { return a + b; }
+// Calls its caller, who has taken all places here.
+int plus_there(int a, int b) { return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b); }
+int owned() { return 4; }
+int take(RRef<int> reference) { return reference.to_here(); }
+
+}  // namespace limited
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_alone;
+using harness::Setting;
+using harness::Stranger;
+
+// Workers 0 and 1 with such limits; `body` is worker 0's.
+void run_two(const std::string& transport, std::array<int, 2> most, const std::function<void(rpc::Agent&)>& body) {
+  run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
+    options.calls_in_flight = most.at(static_cast<std::size_t>(*options.rank));
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (*options.rank == 0) body(agent);
+    agent.shutdown();
+  });
+}
+
+void expect_busy(const Error& error, const std::string& text) {
+  EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+  EXPECT_NE(error.text().find(text), std::string::npos) << error.what();
+  EXPECT_NE(error.text().find("rpc::Options::calls_in_flight"), std::string::npos) << error.what();
+}
+
+class CallsInFlight : public testing::TestWithParam<std::string> {};
+
+TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
+  run_two(GetParam(), {8, 8}, [](rpc::Agent& agent) {
+    auto reference = agent.remote<&limited::owned>("worker1");
+    EXPECT_EQ(reference.to_here(), 4);
+    std::vector<Future<int>> calls;
+    calls.push_back(agent.async<&limited::plus_there>("worker1", 1, 2));
+    EXPECT_EQ(calls.back().get(), 3);
+    for (int i = 1; i < 8; ++i) calls.push_back(agent.async<&limited::held>("worker1", i));
+    limited::gate.wait_for(7);
+    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "the last place, and a call back";
+    calls.push_back(agent.async<&limited::held>("worker1", 8));
+    expect_busy(error_of([&] { agent.sync<&limited::plus>("worker1", 1, 2); }), "8 calls to it are unanswered");
+    expect_busy(error_of([&] { agent.sync_op("aten::neg", "worker1", at::ones(1)); }), "8 calls to it are unanswered");
+    expect_busy(error_of([&] { agent.remote<&limited::owned>("worker1").created().get(); }),
+                "8 calls to it are unanswered");
+    EXPECT_EQ(agent.sync<&limited::plus>("worker0", 1, 2), 3) << "calls to oneself are not counted";
+    // Weft's own messages: the end of a reference.
+    reference = {};
+    while (agent.debug_info().calls_waiting > 8) std::this_thread::yield();
+    limited::gate.wait_for(8);
+    limited::gate.open();
+    for (std::size_t i = 1; i < calls.size(); ++i) EXPECT_EQ(calls[i].get(), static_cast<int>(i));
+  });
+}
+
+// A place is free when its call's answer is there, also for what the answer's continuation calls.
+TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
+  run_two(GetParam(), {8, 8}, [](rpc::Agent& agent) {
+    std::function<Future<int>(int)> chain = [&](int left) {
+      auto call = agent.async<&limited::plus>("worker1", left, 0);
+      return left == 0 ? call : call.then([&, left](int) { return chain(left - 1); });
+    };
+    std::vector<Future<int>> chains;
+    for (int i = 0; i < 8; ++i) chains.push_back(chain(200));
+    for (auto& one : chains) EXPECT_EQ(one.get(), 0);
+    for (int round = 0; round < 100; ++round) {
+      std::vector<RRef<int>> references;
+      for (int i = 0; i < 8; ++i) references.push_back(agent.remote<&limited::plus>("worker1", i, 0));
+      for (int i = 0; i < 8; ++i) references[static_cast<std::size_t>(i)].created().get();
+      for (int i = 0; i < 8; ++i) EXPECT_EQ(references[static_cast<std::size_t>(i)].to_here(), i);
+    }
+  });
+}
+
+// The callee's own limit, where the caller's is higher; and what was given away in a refused call ends.
+TEST_P(CallsInFlight, TheCalleeRefusesWhatIsTooManyForIt) {
+  run_two(GetParam(), {100, 4}, [](rpc::Agent& agent) {
+    std::vector<Future<int>> calls;
+    for (int i = 0; i < 4; ++i) calls.push_back(agent.async<&limited::held>("worker1", i));
+    const RRef<int> mine(agent, 4);
+    for (int i = 0; i < 3; ++i)
+      expect_busy(error_of([&] { agent.sync<&limited::take>("worker1", mine); }),
+                  "it has 4 calls of worker0 (rank 0) to answer");
+    EXPECT_EQ(agent.debug_info().forks, 0U);
+    limited::gate.wait_for(4);
+    limited::gate.open();
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i);
+    EXPECT_EQ(agent.sync<&limited::take>("worker1", mine), 4);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, CallsInFlight, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
+
+TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheOthersAreAnswered) {
+  const int most = rpc::Options().calls_in_flight;
+  run_two("shm", {most, most}, [&](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&limited::plus>("worker1", 1, 2), 3);
+    std::vector<Future<int>> calls;
+    for (int i = 0; i < 100'000; ++i) calls.push_back(agent.async<&limited::held>(rpc::to("worker1").timeout(0ms), i));
+    int busy = 0;
+    for (const auto& call : calls) busy += call.done() ? 1 : 0;
+    EXPECT_EQ(busy, 100'000 - most);
+    limited::gate.wait_for(static_cast<std::size_t>(most));
+    limited::gate.open();
+    for (int i = 0; i < most; ++i) ASSERT_EQ(calls[static_cast<std::size_t>(i)].get(), i);
+    EXPECT_EQ(agent.sync<&limited::plus>("worker1", 1, 2), 3);
+  });
+}
+
+TEST(CallsInFlightByDefault, AreAtLeastOne) {
+  for (const int most : {0, -1}) {
+    const auto error = error_of([&] {
+      rpc::init("worker0",
+                {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .calls_in_flight = most});
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("rpc::Options::calls_in_flight is " + std::to_string(most)), std::string::npos);
+  }
+}
+
+// A peer that keeps to no limit of its own.
+class ForeignCalls : public testing::TestWithParam<std::string> {
+ protected:
+  rpc::Agent agent = rpc::init("worker0", {.rank = 0,
+                                           .world_size = 1,
+                                           .store = c10::make_intrusive<c10d::HashStore>(),
+                                           .transports = {GetParam()},
+                                           .calls_in_flight = 4});
+};
+
+TEST_P(ForeignCalls, AreRefusedBeyondTheLimitAlsoByAnotherConnectionWhileWeftsOwnGetThrough) {
+  Stranger first(agent, GetParam());
+  first.greet(agent, 1);
+  for (std::uint64_t call = 1; call <= 6; ++call) first.call<&limited::held>(call, rpc::MessageKind::Call, 3);
+  for (const std::uint64_t call : {5, 6}) {
+    const auto said = first.next();
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+    EXPECT_EQ(said->head.call, call);
+    EXPECT_EQ(said->failure().what, static_cast<int>(rpc::Failure::Unread));
+    EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Busy));
+  }
+  {
+    Stranger second(agent, GetParam());
+    second.greet(agent, 1);
+    second.call<&limited::held>(1, rpc::MessageKind::Create, 3);
+    const auto said = second.next();
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+  }
+  first.call<&limited::plus>(7, rpc::MessageKind::Shutdown, 1, 2);
+  const auto own = first.next();
+  ASSERT_TRUE(own);
+  EXPECT_EQ(own->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(own->head.call, 7U);
+  limited::gate.wait_for(4);
+  limited::gate.open();
+  for (int i = 0; i < 4; ++i) {
+    const auto said = first.next();
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+  }
+  first.call<&limited::plus>(8, rpc::MessageKind::Call, 1, 2);
+  const auto more = first.next();
+  ASSERT_TRUE(more);
+  EXPECT_EQ(more->head.kind, rpc::FrameKind::Reply);
+}
+
+TEST_P(ForeignCalls, OfOneNumberEndTheConnection) {
+  {
+    Stranger stranger(agent, GetParam());
+    stranger.greet(agent, 1);
+    for (int i = 0; i < 2; ++i) stranger.call<&limited::held>(1, rpc::MessageKind::Call, 3);
+    EXPECT_TRUE(stranger.is_refused());
+  }
+  limited::gate.open();
+}
+
+TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
+  Stranger stranger(agent, GetParam(), Stranger::Reads::No);
+  stranger.greet(agent, 1);
+  int sent = 0;
+  while (sent < 300'000) {
+    const Op op =
+        stranger.call<&limited::plus>(static_cast<std::uint64_t>(sent) + 1, rpc::MessageKind::Call);  // too few arguments
+    if (!op.ended() || !op.error()) {
+      ++sent;
+    } else if (op.error()->blame() == Blame::Busy) {
+      std::this_thread::yield();
+    } else {
+      break;
+    }
+  }
+  stranger.read();
+  int answers = 0;
+  while (stranger.next()) ++answers;
+  EXPECT_TRUE(stranger.has_ended());
+  EXPECT_LT(answers, sent);
+}
+
+// Short, and longer than it may be: nothing is read beyond what came.
+TEST_P(ForeignCalls, WithWhatIsNoReferenceAreRefused) {
+  Stranger stranger(agent, GetParam());
+  stranger.greet(agent, 1);
+  std::uint64_t call = 0;
+  const auto refused = [&](const auto& reference) {
+    stranger.call<&limited::take>(++call, rpc::MessageKind::Call, reference);
+    const auto said = stranger.next();
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->head.kind, rpc::FrameKind::Failure);
+    EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller)) << said->failure().text;
+    EXPECT_NE(said->failure().text.find("cannot be decoded"), std::string::npos) << said->failure().text;
+  };
+  refused(std::optional<int>());
+  for (std::size_t fields = 1; fields < 7; ++fields) refused(std::vector<int>(fields));
+  refused(std::string("four"));
+}
+
+TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultStays) {
+  Stranger stranger(agent, GetParam());
+  stranger.greet(agent, 1);
+  const std::uint64_t id = std::uint64_t{1} << 48 | 1;
+  stranger.create<&limited::plus>(1, id);
+  stranger.create<&limited::plus>(2, id + 2, 1);
+  stranger.create<&limited::plus>(3, id + 4, 1, 2, 3);
+  stranger.create<&limited::plus>(4, id + 6, 1, 2);
+  for (std::uint64_t call = 1; call <= 4; ++call) {
+    const auto said = stranger.next();
+    ASSERT_TRUE(said);
+    EXPECT_EQ(said->head.call, call);
+    EXPECT_EQ(said->head.kind, call == 4 ? rpc::FrameKind::Reply : rpc::FrameKind::Failure);
+    if (call < 4) {
+      EXPECT_EQ(said->failure().blame, static_cast<int>(Blame::Caller));
+    }
+  }
+  EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, ForeignCalls, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,147 @@
+// Somebody who reaches an agent's address and speaks its language by hand, for tests of what agents take from peers.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/peer.h>
+#include <weft/rpc.h>
+
+namespace weft::harness {
+
+class Stranger {
+ public:
+  // One that does not read is never answered, as far as it knows.
+  enum class Reads { Yes, No };
+
+  Stranger(rpc::Agent& agent, const std::string& transport, Reads reads = Reads::Yes) : routes_({transport}) {
+    const auto offers = agent.shared_core()->directory().find(agent.self().rank).offers;
+    connection_ = routes_.connect(offers, {loop_, Deadline::in(std::chrono::seconds(20))});
+    if (reads == Reads::Yes) read();
+  }
+  ~Stranger() { connection_->close(Error(Blame::Cancelled, "enough")); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  // Begins to.
+  void read() {
+    connection_->receive({[this](const transport::Arrival& arrival) { arrived(arrival); },
+                          [this](const Error&) {
+                            std::lock_guard lock(mutex_);
+                            ended_ = true;
+                          }});
+  }
+
+  void challenge(std::span<const std::byte> body) { rpc::send_challenge(*connection_, body); }
+  // A greeting with the right token, as `rank` of the agent's job would send it.
+  void greet(rpc::Agent& agent, int rank) {
+    say(rpc::FrameKind::Hello,
+        std::tuple(rpc::kWireVersion, agent.shared_core()->token(), rpc::WorkerInfo{"stranger", rank}, agent.self()));
+  }
+  template <class T>
+  Op say(rpc::FrameKind kind, const T& value) {
+    rpc::Head head;
+    head.kind = kind;
+    head.call = 1;
+    return say(head, value);
+  }
+  template <class T>
+  Op say(const rpc::Head& head, const T& value) {
+    return rpc::send_message(*connection_, head, codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+  }
+  // A call of the function with that number and these arguments.
+  template <auto F, class... A>
+  Op call(std::uint64_t number, rpc::MessageKind kind, const A&... arguments) {
+    const rpc::Identity id = rpc::detail::Called<rpc::detail::FunctionBody<F>>::entered.id;
+    rpc::Head head;
+    head.kind = rpc::FrameKind::Call;
+    head.message = static_cast<std::uint8_t>(kind);
+    head.call = number;
+    head.name = id.name;
+    head.signature = id.signature;
+    return say(head, std::tuple<A...>(arguments...));
+  }
+
+  // A creation by it, of the value `id` with that fork.
+  template <auto F, class... A>
+  Op create(std::uint64_t number, std::uint64_t id, const A&... arguments) {
+    const rpc::Identity entered = rpc::detail::Created<rpc::detail::FunctionBody<F>>::entered.id;
+    rpc::Head head;
+    head.kind = rpc::FrameKind::Call;
+    head.message = static_cast<std::uint8_t>(rpc::MessageKind::Create);
+    head.call = number;
+    head.name = entered.name;
+    head.signature = entered.signature;
+    return say(head, std::tuple(id, id + 1, std::tuple<A...>(arguments...)));
+  }
+
+  struct Said {
+    rpc::Head head;
+    std::vector<std::byte> body;
+    rpc::FailureRecord failure() const {
+      rpc::FailureRecord record;
+      codec::Reader({}).read(body, [&](const msgpack::object& object) { object.convert(record); });
+      return record;
+    }
+  };
+  // What the agent said, the next time it does; nothing where it hung up instead.
+  std::optional<Said> next() {
+    wait();
+    std::lock_guard lock(mutex_);
+    if (said_.empty()) return std::nullopt;
+    auto one = std::move(said_.front());
+    said_.pop_front();
+    return one;
+  }
+  // The same, where it said something else than a challenge's answer.
+  std::optional<std::vector<std::byte>> challenge_answered() {
+    auto said = next();
+    if (!said || said->head.kind != rpc::FrameKind::Challenge) return std::nullopt;
+    return std::move(said->body);
+  }
+  // Whether the agent has hung up.
+  bool has_ended() {
+    std::lock_guard lock(mutex_);
+    return ended_;
+  }
+  // Whether the agent hung up, without a word before.
+  bool is_refused() {
+    wait();
+    std::lock_guard lock(mutex_);
+    return said_.empty() && ended_;
+  }
+
+ private:
+  void arrived(const transport::Arrival& arrival) {
+    const auto parsed = rpc::parse_head(arrival.header, arrival.sizes.size());
+    {
+      std::lock_guard lock(mutex_);
+      if (parsed) said_.push_back({parsed.value().head, {parsed.value().rest.begin(), parsed.value().rest.end()}});
+    }
+    connection_->accept({}, nullptr, Fence());
+  }
+  void wait() {
+    const auto anything = [&] {
+      std::lock_guard lock(mutex_);
+      return !said_.empty() || ended_;
+    };
+    loop_->drive(anything, Deadline::in(std::chrono::seconds(20)));
+  }
+
+  std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>("stranger");
+  transport::Routes routes_;
+  std::shared_ptr<transport::Connection> connection_;
+  std::mutex mutex_;
+  std::deque<Said> said_;
+  bool ended_ = false;
+};
+
+}  // namespace weft::harness

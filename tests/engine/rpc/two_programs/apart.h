@@ -1,0 +1,57 @@
+// What two programs of one job share: one serves it, and calls nothing remotely; the other calls it. See
+// two_programs_test.cc.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/rpc.h>
+
+namespace apart {
+
+int plus(int a, int b);
+std::string greet(const std::string& name);
+void nothing();
+at::Tensor doubled(at::Tensor tensor);
+weft::Future<int> later(int value);
+int throws(std::string text);
+int sum_of(weft::RRef<int> a, std::vector<weft::RRef<int>> more);
+std::pair<weft::RRef<std::string>, int> owned(std::string text);
+
+// Travels, and refers to more of its kind.
+struct Node {
+  int value = 0;
+  weft::RRef<Node> next;
+  WEFT_FIELDS(value, next)
+};
+Node chain(int length);
+
+// Does not travel.
+class Counter {
+ public:
+  explicit Counter(int start, std::string name = "");
+  Counter(const Counter&) = delete;
+  Counter& operator=(const Counter&) = delete;
+  int add(int change);
+  int value() const&;
+  weft::RRef<std::string> name() const;
+
+ private:
+  int value_;
+  std::string name_;
+};
+int value_of(const Counter& counter);
+// Stays where it is made as well.
+struct Heap {
+  std::vector<void*> pointers;
+};
+Heap heap(int pointers);
+int pointers(const Heap& heap);
+
+// Nobody exposes it.
+int hidden(int value);
+
+}  // namespace apart
