@@ -169,6 +169,16 @@ TEST(Summary, SaysWhatItsTimesAre) {
   EXPECT_EQ(text.find("all steps"), std::string::npos);
 }
 
+TEST(Summary, SaysWhetherAClockMayHaveDrifted) {
+  auto run = steps();
+  run.ranks[0].clock_error = 12.5;
+  run.ranks[1].clock_error = 7;
+  run.ranks[1].clock_again = true;
+  const std::string text = to_text(run, summarize(run));
+  EXPECT_THAT(text, HasSubstr("the clock of rank 0 was known to 12.5 us at the start, and may drift\n"));
+  EXPECT_THAT(text, HasSubstr("the clock of rank 1 was known to 7.0 us at the start and at the end\n"));
+}
+
 TEST(Summary, ALinkThatMovedNothingIsNotTheSlowest) {
   auto run = steps();
   run.ranks[0].operations.push_back(span("send", 1, 100, 110, 0, 1));
