@@ -20,8 +20,9 @@ inline std::vector<Setting> autograd_settings() {
   for (const char* transport : {"inproc", "shm", "tcp"}) {
     for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
   }
-  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
-  all.push_back({As::Processes, "shm", 4});
+  for (const char* transport : {"shm", "tcp"}) {
+    for (const int workers : {2, 4}) all.push_back({As::Processes, transport, workers});
+  }
   return all;
 }
 inline auto setting_name = [](const auto& info) { return name(info.param); };
