@@ -16,7 +16,15 @@ namespace recorded {
 using namespace weft;
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
-at::Tensor add_on(at::Tensor a, at::Tensor b, int rank) { return rpc::this_agent().sync<&add>(rank, a, b); }
+// Each rank of `path` calls the next, in one way or the other; the last adds.
+at::Tensor add_along(std::vector<int> path, at::Tensor a, at::Tensor b, bool remote) {
+  if (path.empty()) return a + b;
+  const int next = path.front();
+  path.erase(path.begin());
+  rpc::Agent& agent = rpc::this_agent();
+  return remote ? agent.remote<&add_along>(next, path, a, b, remote).to_here()
+                : agent.sync<&add_along>(next, path, a, b, remote);
+}
 std::uint64_t context_here() { return AutogradContext::current().id(); }
 Future<std::uint64_t> context_in_continuation(int rank) {
   return rpc::this_agent().async<&context_here>(rank).then(
@@ -157,35 +165,52 @@ TEST_P(Recording, DA003_004_ACallIsRecordedOnBothSides) {
   });
 }
 
-TEST_P(Recording, DA005_RelaysSendBothWays) {
+TEST_P(Recording, DA005_ThreeHopsMakeFourGraphsWhereRelaysSendBothWays) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    if (agent.workers().size() < 3 || agent.self().rank != 0) return;
-    AutogradContext context(agent);
-    const at::Tensor sum = agent.sync<&recorded::add_on>(1, leaf({2}), leaf({2}), 2);
-    EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
-    EXPECT_EQ(context.shared()->sends().size(), 1u);
-    const std::string relay = agent.sync<&recorded::graph>(1);
-    // What came from 2 goes back to 0, and what came from 0 goes on to 2.
-    EXPECT_EQ(relay, "send to 0: received 0\nsend to 2: received 1 received 1\n");
-    EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: AddBackward0 <- received 0[0] <- received 0[1]\n");
+    if (agent.workers().size() < 4 || agent.self().rank != 0) return;
+    for (const bool remote : {false, true}) {
+      SCOPED_TRACE(remote ? "remote" : "sync");
+      AutogradContext context(agent);
+      const auto a = leaf({2}), b = leaf({2});
+      const std::vector<int> behind = {2, 3};
+      const at::Tensor sum = remote ? agent.remote<&recorded::add_along>(1, behind, a, b, remote).to_here()
+                                    : agent.sync<&recorded::add_along>(1, behind, a, b, remote);
+      EXPECT_EQ(sum.grad_fn()->name(), "weft::RecvNode");
+      const auto sends = context.shared()->sends();
+      ASSERT_EQ(sends.size(), 1u);
+      EXPECT_EQ(sends[0]->to(), 1);
+      EXPECT_EQ(sends[0]->next_edge(0).function, torch::autograd::impl::grad_accumulator(a));
+      EXPECT_EQ(sends[0]->next_edge(1).function, torch::autograd::impl::grad_accumulator(b));
+      // What came from behind goes back, and what came from before goes on, in one message each.
+      EXPECT_EQ(agent.sync<&recorded::graph>(1), "send to 0: received 0\nsend to 2: received 1 received 1\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(2), "send to 1: received 0\nsend to 3: received 1 received 1\n");
+      EXPECT_EQ(agent.sync<&recorded::graph>(3), "send to 2: AddBackward0 <- received 0[0] <- received 0[1]\n");
+    }
   });
 }
 
 TEST_P(Recording, DA007_WithoutGradientsNothingIsRecordedButTheContextIsKnown) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    AutogradContext context(agent);
+    const auto to = after(agent, 1);
     const auto one = at::ones({2});
-    EXPECT_FALSE(agent.sync<&recorded::add>(after(agent, 1), one, one).requires_grad());
-    EXPECT_TRUE(context.shared()->sends().empty());
-    // Asked from a thread without a context, as a question from inside would bring it along.
-    std::thread([&] { EXPECT_TRUE(agent.sync<&recorded::knows>(after(agent, 1), context.id())); }).join();
-    EXPECT_EQ(agent.sync<&recorded::graph>(after(agent, 1)), "");
-    EXPECT_GE(agent.sync<&recorded::contexts>(after(agent, 1)), 1u);
-    {
-      const torch::NoGradGuard off;
-      EXPECT_TRUE(agent.sync<&recorded::add>(after(agent, 1), leaf({2}), one).defined());
+    for (const auto way : kWays) {
+      SCOPED_TRACE(name(way));
+      AutogradContext context(agent);
+      const auto add = [&](const at::Tensor& a, const at::Tensor& b) {
+        return called<&recorded::add>(way, agent, to, a, b);
+      };
+      EXPECT_FALSE(add(one, one).requires_grad());
+      EXPECT_TRUE(context.shared()->sends().empty());
+      // Asked from a thread without a context, as a question from inside would bring it along.
+      std::thread([&] { EXPECT_TRUE(agent.sync<&recorded::knows>(to, context.id())); }).join();
+      EXPECT_EQ(agent.sync<&recorded::graph>(to), "");
+      EXPECT_GE(agent.sync<&recorded::contexts>(to), 1u);
+      {
+        const torch::NoGradGuard off;
+        EXPECT_TRUE(add(leaf({2}), one).defined());
+      }
+      EXPECT_TRUE(context.shared()->sends().empty());
     }
-    EXPECT_TRUE(context.shared()->sends().empty());
   });
 }
 
@@ -234,7 +259,8 @@ TEST_P(Recording, DA010_LeavingTheScopeEndsTheContextEverywhere) {
         const auto a = what == 0 ? leaf({2}) : at::ones({2});
         const int last = static_cast<int>(agent.workers().size()) - 1;
         if (what < 2) {
-          agent.sync<&recorded::add_on>(1, a, a, last);  // known to the last worker through worker 1 only
+          // Known to the last worker through worker 1 only.
+          agent.sync<&recorded::add_along>(1, std::vector<int>{last}, a, a, false);
         } else {
           agent.sync<&recorded::number>(last, 1);
         }

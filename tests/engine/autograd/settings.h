@@ -31,6 +31,18 @@ inline at::Tensor leaf(at::IntArrayRef sizes) {
   return at::rand(sizes, at::TensorOptions().dtype(at::kDouble)).requires_grad_();
 }
 
+// The ways to have a function called elsewhere and its result here.
+enum class Way { Sync, Async, Remote };
+inline constexpr Way kWays[] = {Way::Sync, Way::Async, Way::Remote};
+inline const char* name(Way way) { return way == Way::Sync ? "sync" : way == Way::Async ? "async" : "remote"; }
+// `who`: an agent, with whom it calls as first argument; or a reference, for a method of its value.
+template <auto F, class Who, class... A>
+auto called(Way way, Who& who, A&&... arguments) {
+  if (way == Way::Sync) return who.template sync<F>(std::forward<A>(arguments)...);
+  if (way == Way::Async) return who.template async<F>(std::forward<A>(arguments)...).get();
+  return who.template remote<F>(std::forward<A>(arguments)...).to_here();
+}
+
 // Waits, bounded, for what other threads and workers bring about.
 inline bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit = std::chrono::seconds(10)) {
   const auto end = std::chrono::steady_clock::now() + limit;
