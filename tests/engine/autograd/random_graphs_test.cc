@@ -1,4 +1,5 @@
 // Any graph, cut anywhere, has the gradients that it has in one process.
+#include <map>
 #include <random>
 
 #include <torch/torch.h>
@@ -43,6 +44,7 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<std::size_t> roots;
   bool exact = false;
+  int passes = 1;
 };
 
 Plan plan(std::uint64_t seed, int workers) {
@@ -50,6 +52,7 @@ Plan plan(std::uint64_t seed, int workers) {
   const auto pick = [&](std::size_t below) { return static_cast<std::size_t>(random() % below); };
   Plan plan;
   plan.exact = seed % 2 == 1;
+  plan.passes = seed % 4 < 2 ? 2 : 1;
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   for (std::size_t i = 0, leaves = 2 + pick(4); i < leaves; ++i) {
     plan.leaves.push_back(at::rand({3, 3}, generator, at::TensorOptions().dtype(at::kDouble)));
@@ -95,21 +98,28 @@ namespace {
 using namespace harness;
 using namespace random_graphs;
 
-class RandomGraphs : public testing::TestWithParam<int> {};
+struct Run {
+  Setting setting;
+  int graphs = 0;
+};
+void PrintTo(const Run& run, std::ostream* out) { *out << run.graphs << " graphs, " << name(run.setting); }
+
+class RandomGraphs : public testing::TestWithParam<Run> {};
 
 TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
-  constexpr int kGraphs = 80;  // for each number of workers
-  const int workers = GetParam();
-  run_workers({As::Threads, "inproc", workers}, [workers](rpc::Agent& agent) {
+  const int workers = GetParam().setting.workers, graphs = GetParam().graphs;
+  run_workers(GetParam().setting, [workers, graphs](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
-    for (int i = 0; i < kGraphs; ++i) {
+    int compared = 0, twice = 0;
+    std::map<bool, int> modes;
+    for (int i = 0; compared < graphs; ++i) {
       const Plan graph = plan(static_cast<std::uint64_t>(1000 * workers + i), workers);
       std::vector<at::Tensor> own;
       for (const at::Tensor& value : graph.leaves) own.push_back(given(value));
       const at::Tensor local = loss_of(graph, own, [](const Step& step, const at::Tensor& a, const at::Tensor& b) {
         return random_graphs::apply(step.op, a, b);
       });
-      if (!local.requires_grad()) continue;
+      if (!local.requires_grad()) continue;  // nothing but detached values: another one instead
       const auto expected = torch::autograd::grad({local}, own, {}, std::nullopt, false, /*allow_unused=*/true);
 
       AutogradContext context(agent);
@@ -129,20 +139,38 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
         for (const at::Tensor& value : values) loss = loss + value.sum() * 0;
       }
       ASSERT_NEAR(loss.item<double>(), local.item<double>(), 1e-9);
-      context.backward({loss}, {.mode = graph.exact ? BackwardMode::Exact : BackwardMode::Fast});
-      for (std::size_t k = 0; k < leaves.size(); ++k) {
-        const at::Tensor gradient = agent.sync<&gradient_of>(graph.owners[k], leaves[k]);
-        const at::Tensor zero = at::zeros({3, 3}, at::kDouble);
-        EXPECT_TRUE(
-            at::allclose(gradient.defined() ? gradient : zero, expected[k].defined() ? expected[k] : zero, 1e-10, 1e-10))
-            << "graph " << i << ", leaf " << k;
-        EXPECT_TRUE(!graph.exact || gradient.defined() == expected[k].defined()) << "graph " << i << ", leaf " << k;
+      for (int pass = 1; pass <= graph.passes; ++pass) {
+        context.backward(
+            {loss}, {.retain_graph = pass < graph.passes, .mode = graph.exact ? BackwardMode::Exact : BackwardMode::Fast});
+        for (std::size_t k = 0; k < leaves.size(); ++k) {
+          const at::Tensor gradient = agent.sync<&gradient_of>(graph.owners[k], leaves[k]);
+          const at::Tensor zero = at::zeros({3, 3}, at::kDouble);
+          EXPECT_TRUE(at::allclose(gradient.defined() ? gradient : zero, expected[k].defined() ? expected[k] * pass : zero,
+                                   1e-10, 1e-10))
+              << "graph " << i << ", leaf " << k << ", pass " << pass;
+          EXPECT_TRUE(!graph.exact || gradient.defined() == expected[k].defined()) << "graph " << i << ", leaf " << k;
+        }
       }
+      ++compared;
+      ++modes[graph.exact];
+      twice += graph.passes == 2 ? 1 : 0;
     }
+    EXPECT_EQ(compared, graphs);
+    EXPECT_GT(std::min(modes[true], modes[false]), graphs / 3) << "both modes";
+    EXPECT_GT(twice, graphs / 4) << "passes over a retained graph";
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Autograd, RandomGraphs, testing::Values(2, 3, 4));
+std::vector<Run> runs() {
+  std::vector<Run> all;
+  for (const int workers : {2, 3, 4}) all.push_back({{As::Threads, "inproc", workers}, 80});
+  for (const auto as : {As::Threads, As::Processes}) {
+    for (const char* transport : {"shm", "tcp"}) all.push_back({{as, transport, 3}, 20});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Autograd, RandomGraphs, testing::ValuesIn(runs()),
+                         [](const auto& run) { return name(run.param.setting); });
 
 }  // namespace
 }  // namespace weft
