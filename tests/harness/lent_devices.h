@@ -13,6 +13,7 @@
 #include <weft/base/deadline.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/tests/harness/fake_driver.h>
+#include <weft/transport/cuda_ipc/wire.h>
 
 namespace weft::harness {
 
@@ -39,5 +40,12 @@ class LentDevices {
   std::mutex mutex_;
   std::vector<std::weak_ptr<tensor::CudaDevices>> lent_;
 };
+
+// Agents that take each other for other processes read each other's memory where it is.
+inline std::shared_ptr<const transport::cuda_ipc::Identity> other_process(int rank) {
+  auto here = std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());
+  here->started += static_cast<std::uint64_t>(rank);
+  return here;
+}
 
 }  // namespace weft::harness

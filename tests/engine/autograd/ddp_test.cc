@@ -1,27 +1,18 @@
 // DistributedDataParallel inside autograd contexts: group DR of the behaviours.
 #include <functional>
-#include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/parallel.h>
-#include <weft/tests/engine/autograd/settings.h>
+#include <weft/tests/engine/autograd/trainers.h>
 
 namespace hybrid {
 
 using namespace weft;
 
-struct Layer {
-  explicit Layer(at::Tensor value) : Layer(value, at::kCPU) {}
-  Layer(at::Tensor value, c10::Device device) : weight(value.to(device, false, /*copy=*/true).requires_grad_()) {}
-  at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
-  at::Tensor gradient() { return AutogradContext::current().gradient(weight); }
-  at::Tensor weight;
-};
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int width = 3)
       : first(register_module("first", torch::nn::Linear(width, 4))),
@@ -152,27 +143,14 @@ std::vector<std::vector<std::int64_t>> train_as_told(RRef<Words> words, RRef<Lay
   return found;
 }
 
-// What all trainers share: an agent and a group of the first `trainers` workers.
-void train(int workers, int trainers, const std::function<void(rpc::Agent&, ProcessGroup&)>& body) {
-  // The first of several threads to use MKL's tanh gets some results that are right to 16 bits only (libtorch alone does
-  // so).
-  at::linspace(0, 1, 12).tanh_();
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  harness::run_workers({harness::As::Threads, "inproc", workers}, [&](rpc::Agent& agent) {
-    if (agent.self().rank >= trainers) return;
-    ProcessGroup group = init_process_group(
-        {.backend = "gloo", .rank = agent.self().rank, .world_size = trainers, .store = store, .group_name = "trainers"});
-    body(agent, group);
-    group.barrier().wait();
-  });
-}
-
 }  // namespace hybrid
 
 namespace weft {
 namespace {
 
 using namespace harness;
+
+class DdpInContexts : public testing::TestWithParam<Setting> {};
 
 // By libtorch alone, with DDP: the averages for each rank's input.
 std::vector<at::Tensor> averages(ProcessGroup& group, const at::Tensor& input) {
@@ -186,8 +164,8 @@ std::vector<at::Tensor> averages(ProcessGroup& group, const at::Tensor& input) {
 
 at::Tensor input_of(int rank) { return at::linspace(0, 1, 6).view({2, 3}) + rank; }
 
-TEST(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
-  hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
+  hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     for (const bool views : {true, false}) {
       hybrid::Net net;
       DistributedDataParallel ddp(net, group, DdpOptions{.gradient_as_bucket_view = views});
@@ -209,8 +187,8 @@ TEST(DdpInContexts, DR005_AveragesAreInTheContextAndEqualLocalOnes) {
 }
 
 // DD-008, in a context.
-TEST(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
-  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     const auto local_ones = [&](hybrid::Net& net, const at::Tensor& input) {
       return torch::autograd::grad({net(input).sum()}, net->parameters());
@@ -249,8 +227,8 @@ TEST(DdpInContexts, NoSyncLeavesLocalGradientsThatTheNextPassAverages) {
   });
 }
 
-TEST(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
-  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group);
     bool fails = true;
@@ -271,8 +249,8 @@ TEST(DdpInContexts, APassThatFailedBeforeItsBucketsMayBeRunAgain) {
   });
 }
 
-TEST(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) {
-  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Net net;
     DistributedDataParallel ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});  // a bucket for each parameter
     bool fails = true;
@@ -291,8 +269,8 @@ TEST(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep) 
   });
 }
 
-TEST(DdpInContexts, DR006_UnevenInputs) {
-  hybrid::train(4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, DR006_UnevenInputs) {
+  hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     std::vector<at::Tensor> expected;
     {
@@ -322,8 +300,8 @@ TEST(DdpInContexts, DR006_UnevenInputs) {
   });
 }
 
-TEST(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
-  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     const auto indices = at::tensor({rank, 3, 3}, at::kLong);
     hybrid::Words local;
@@ -340,8 +318,8 @@ TEST(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
   });
 }
 
-TEST(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
-  hybrid::train(5, 4, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
+  hybrid::train(GetParam(), 5, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const auto weight = at::linspace(-1, 1, 9).view({3, 3});
     const auto x = input_of(agent.self().rank);
     // The same in one process, but for DDP.
@@ -370,8 +348,8 @@ TEST(DdpInContexts, DR008_ARemoteLayerBeforeADdpLayer) {
 }
 
 // DDP around a whole model with a remote layer in the middle.
-TEST(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
-  hybrid::train(4, 3, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
+  hybrid::train(GetParam(), 4, 3, [](rpc::Agent& agent, ProcessGroup& group) {
     const auto weight = at::linspace(-1, 1, 9).view({3, 3});
     const auto layer = agent.remote<hybrid::Layer>(3, weight);
     for (const bool uses_spare : {true, false}) {
@@ -402,8 +380,8 @@ TEST(DdpInContexts, DR002_DdpAroundAModelThatCallsARemoteLayer) {
   });
 }
 
-TEST(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
-  hybrid::train(2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+TEST_P(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
     hybrid::Recomputed net;
     DistributedDataParallel ddp(net, group);
     AutogradContext context(agent);
@@ -414,10 +392,9 @@ TEST(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
 }
 
 // The average gradient is zero: one trainer's words are the other's, negated.
-TEST(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
+TEST_P(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
   constexpr int kTrainers = 4, kRemote = 4, kMaster = 5;
-  std::latch finished(1);
-  hybrid::train(6, 6, [&](rpc::Agent& agent, ProcessGroup& all) {
+  hybrid::train(GetParam(), 6, 6, [&](rpc::Agent& agent, ProcessGroup& all) {
     const int rank = agent.self().rank;
     ProcessGroup trainers = all.new_group({0, 1, 2, 3});
     if (rank < kTrainers) {
@@ -426,7 +403,7 @@ TEST(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
     }
     all.barrier().wait();
     if (rank != kMaster) {
-      finished.wait();
+      all.barrier().wait();
       return;
     }
     const auto words = agent.remote<&hybrid::negated_words>(kRemote);
@@ -443,9 +420,17 @@ TEST(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
         EXPECT_EQ(trainer.get(), std::vector(3, expected)) << static_cast<int>(averaged);
       }
     }
-    finished.count_down();
+    all.barrier().wait();
   });
 }
+
+TEST_P(DdpInContexts, DR009_RemoteLayersAlternateWithDdpLayersHere) {
+  hybrid::train(GetParam(), 3, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    hybrid::alternate_layers(agent, group, /*remote=*/2, c10::Device(at::kCPU));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, DdpInContexts, testing::ValuesIn(hybrid::places()), hybrid::place_name);
 
 }  // namespace
 }  // namespace weft

@@ -1,5 +1,6 @@
 // DistributedOptimizer: group DO of the behaviours. Of the optimizers that upstream tests, libtorch's C++ has no Adamax,
 // Adadelta and Rprop.
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -31,6 +32,18 @@ struct ThrowsOnConstruction : torch::optim::SGD {
   ThrowsOnConstruction(std::vector<at::Tensor> parameters, torch::optim::SGDOptions options)
       : SGD(std::move(parameters), options) {
     throw std::runtime_error("the constructor broke");
+  }
+};
+// How many parameters the last step of its worker found to have state, or gave one.
+std::atomic<std::size_t> states{0};
+std::size_t states_of_last_step() { return states; }
+template <class O>
+struct TellsItsState : O {
+  using O::O;
+  at::Tensor step(torch::optim::Optimizer::LossClosure closure) override {
+    at::Tensor loss = O::step(std::move(closure));
+    states = this->state().size();
+    return loss;
   }
 };
 // Stays in a step until another is inside as well, or for so long. What has been is counted.
@@ -102,11 +115,12 @@ struct Two {
   RRef<Layer> first, second;
 };
 
-template <class O, class Options>
+// To rounding; O: there, as Local here.
+template <class Local, class O = Local, class Options>
 void equals_local(rpc::Agent& agent, const Options& options) {
   const auto one = at::rand({3, 3}), two = at::rand({3, 3}), x = at::rand({2, 3});
   Layer local_one(one), local_two(two);
-  O local({local_one.weight, local_two.weight}, options);
+  Local local({local_one.weight, local_two.weight}, options);
   const Two model(agent, one, two);
   DistributedOptimizer<O> optimizer(model.parameters(), options);
   for (int i = 0; i < 3; ++i) {
@@ -136,6 +150,44 @@ TEST_P(DistributedSteps, DO003_004_OptimizersWithStateEqualLocal) {
     equals_local<torch::optim::Adam>(agent, torch::optim::AdamOptions(0.01).amsgrad(true));
     equals_local<torch::optim::AdamW>(agent, torch::optim::AdamWOptions(0.05).amsgrad(true));
     equals_local<torch::optim::RMSprop>(agent, torch::optim::RMSpropOptions(0.05));
+  });
+}
+
+TEST_P(DistributedSteps, DO001_003_FusedOptimizersEqualLocal) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    equals_local<torch::optim::SGD, FusedSGD>(agent, torch::optim::SGDOptions(0.05));
+    equals_local<torch::optim::SGD, FusedSGD>(agent,
+                                              torch::optim::SGDOptions(1e-3).momentum(1).weight_decay(1).nesterov(true));
+    equals_local<torch::optim::AdamW, FusedAdamW>(agent, torch::optim::AdamWOptions(0.05).amsgrad(true));
+  });
+}
+
+// Of a worker's two parameters, one is used.
+template <class O, class Options>
+void leaves_no_state(rpc::Agent& agent, const Options& options) {
+  const auto start = at::rand({3, 3});
+  const auto used = agent.remote<Layer>(1, start), skipped = agent.remote<Layer>(1, start);
+  DistributedOptimizer<optimized::TellsItsState<O>> optimizer(
+      {used.template sync<&Layer::parameter>(), skipped.template sync<&Layer::parameter>()}, options);
+  for (int i = 0; i < 2; ++i) {
+    AutogradContext context(agent);
+    context.backward({used.template sync<&Layer::forward>(at::rand({2, 3})).sum()});
+    optimizer.step(context);
+    EXPECT_EQ(agent.sync<&optimized::states_of_last_step>(1), 1u) << "of two parameters";
+    EXPECT_TRUE(at::equal(skipped.template sync<&Layer::value>(), start));
+  }
+  EXPECT_FALSE(at::equal(used.template sync<&Layer::value>(), start));
+}
+
+TEST_P(DistributedSteps, ParametersWithoutGradientGetNoState) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto sgd = torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1);
+    const auto adam = torch::optim::AdamWOptions(0.05).weight_decay(0.1);
+    leaves_no_state<torch::optim::SGD>(agent, sgd);
+    leaves_no_state<torch::optim::AdamW>(agent, adam);
+    leaves_no_state<FusedSGD>(agent, sgd);
+    leaves_no_state<FusedAdamW>(agent, adam);
   });
 }
 

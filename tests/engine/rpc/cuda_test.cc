@@ -22,7 +22,6 @@
 #include <weft/tests/harness/fake_torch_cuda.h>
 #include <weft/tests/harness/lent_devices.h>
 #include <weft/tests/harness/ranks.h>
-#include <weft/transport/cuda_ipc/wire.h>
 
 namespace weft {
 namespace {
@@ -161,12 +160,8 @@ class CudaRpc : public testing::TestWithParam<const char*> {
 
   static bool is_ipc() { return GetParam() == std::string_view("cuda_ipc"); }
   static const char* transport() { return is_ipc() ? "shm" : GetParam(); }
-  // Agents that take each other for other processes read each other's memory where it is.
   static std::shared_ptr<const transport::cuda_ipc::Identity> process_of(int rank) {
-    if (!is_ipc()) return nullptr;
-    auto here = std::make_shared<transport::cuda_ipc::Identity>(transport::cuda_ipc::Identity::here());
-    here->started += static_cast<std::uint64_t>(rank);
-    return here;
+    return is_ipc() ? harness::other_process(rank) : nullptr;
   }
 
   using Body = std::function<void(rpc::Agent&)>;
