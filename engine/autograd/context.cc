@@ -99,9 +99,10 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   if (const auto found = passes_.find(name.pass); found != passes_.end()) return {found->second, {}};
   PassId& settled = settled_[root_of(name.pass)];
   if (name.pass < settled || root_of(name.pass) == core->self().rank) {
-    return {nullptr,
-            {static_cast<int>(Blame::Cancelled),
-             "backward in context " + to_text(id_) + ": a message of a pass that is over came to " + describe(core->self())}};
+    return {
+        nullptr,
+        {static_cast<int>(Blame::Cancelled),
+         "backward in context " + to_text(id_) + ": a message of a pass that is over came to " + describe(core->self())}};
   }
   settled = std::max(settled, name.settled);
   fold_before(name.settled);
@@ -251,7 +252,8 @@ std::vector<std::shared_ptr<SendNode>> Context::reach(const PassName& pass, cons
   std::vector<std::shared_ptr<SendNode>> fresh;
   std::lock_guard lock(mutex_);
   if (released_) throw Error(Blame::Cancelled, "the context has been released");  // which is to keep no plan any more
-  if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed()) throw ended->second.error();
+  if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed())
+    throw ended->second.error();
   auto& planned = plans_[pass.plan];
   for (const MessageId& message : messages) {
     const auto found = sends_.find(message);
@@ -301,7 +303,8 @@ void Context::fold_own() { fold(rpc::number_of(core_.self().rank, 0), rpc::numbe
 
 Outcome Context::outcome(const std::exception_ptr& error, const std::string& where) const {
   Outcome what = outcome_of(error);
-  what.text = "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
+  what.text =
+      "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
   return what;
 }
 

@@ -47,9 +47,9 @@ void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, Cont
 }
 
 Future<Outcome> released_on(const rpc::AgentCore& core, ContextId context) {
-  return Future<Outcome>::ready({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(context) + ": " +
-                                                                         describe(core.self()) +
-                                                                         " has released the context"});
+  return Future<Outcome>::ready(
+      {static_cast<int>(Blame::Cancelled),
+       "backward in context " + to_text(context) + ": " + describe(core.self()) + " has released the context"});
 }
 
 }  // namespace
@@ -98,8 +98,8 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
     fresh = context->reach(name, reached);
   } catch (const Error&) {
     if (context->released()) return released_on(*core, name.context);
-    return Future<Outcome>::ready(
-        context->outcome(std::current_exception(), "asked which messages lead to the roots by " + describe(here.call().caller)));
+    return Future<Outcome>::ready(context->outcome(
+        std::current_exception(), "asked which messages lead to the roots by " + describe(here.call().caller)));
   }
   std::vector<Node*> nodes;
   for (const auto& send : fresh) nodes.push_back(send.get());
@@ -155,9 +155,9 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
 void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                  const std::vector<PassId>& failed) {
   for (const PassId pass : failed) {
-    const Outcome why(static_cast<int>(Blame::Cancelled),
-                      "backward in context " + to_text(context->id()) + " has failed, which " + describe(core->self()) +
-                          " has not been told before");
+    const Outcome why(static_cast<int>(Blame::Cancelled), "backward in context " + to_text(context->id()) +
+                                                              " has failed, which " + describe(core->self()) +
+                                                              " has not been told before");
     const PassName name{.context = context->id(), .pass = pass};
     if (context->failed(name, why)) end_pass(core, context, name, why);
   }

@@ -59,7 +59,8 @@ Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> contex
       begins_here_(root_of(name_.pass) == core_->self().rank),
       promise_(core_->crew()),
       started_(core_->crew()),
-      traced_(trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name_.pass})),
+      traced_(
+          trace::Operation::begin(core_->member(), trace::Kind::Backward, {.name = "backward", .sequence = name_.pass})),
       adopted_(begins_here_),
       told_(Future<void>::ready()) {}
 

@@ -86,8 +86,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::shared_ptr<std::atomic<bool>> failed_ = std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> adopted_;
   std::atomic<bool> has_started_{false};
-  std::atomic<std::int64_t> local_{1};   // gradients expected, nodes ready or running, and the start
-  std::atomic<std::int64_t> open_{1};    // gradients sent and unanswered, and the local part
+  std::atomic<std::int64_t> local_{1};  // gradients expected, nodes ready or running, and the start
+  std::atomic<std::int64_t> open_{1};   // gradients sent and unanswered, and the local part
 
   mutable std::mutex mutex_;  // of the rest
   bool has_counted_ = false;  // expect() has been called

@@ -201,12 +201,13 @@ std::vector<Future<void>> ask_behind(const std::vector<Owner>& owners, const std
   for (const Owner& owner : owners) {
     const bool takes_part = names.size() <= internal::kMostPasses &&
                             std::ranges::all_of(passes, [&](const auto& pass) { return pass->reached(owner.worker.rank); });
-    asked.push_back(takes_part ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context->id(), names); })
-                               : ended.then([=](const Future<void>& how) {
-                                   if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
-                                   const weft::detail::AmbientScope still_outside(nullptr);
-                                   return owner.optimizer.async<&internal::step_one>(context->id(), context->untold());
-                                 }));
+    asked.push_back(takes_part
+                        ? attempt([&] { return owner.optimizer.async<&internal::step_behind>(context->id(), names); })
+                        : ended.then([=](const Future<void>& how) {
+                            if (how.failed()) throw Error(Blame::Cancelled, "it has not been asked to step");
+                            const weft::detail::AmbientScope still_outside(nullptr);
+                            return owner.optimizer.async<&internal::step_one>(context->id(), context->untold());
+                          }));
   }
   return asked;
 }
@@ -282,7 +283,8 @@ LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrd
     }
     // The optimizer gets tensors of its own for them, and would not notice.
     if (std::ranges::any_of(parameters_, [&](const at::Tensor& known) { return known.is_same(parameter); })) {
-      throw Error(Blame::Caller, "a parameter of a DistributedOptimizer, " + tensor::describe(parameter) + ", is given twice");
+      throw Error(Blame::Caller,
+                  "a parameter of a DistributedOptimizer, " + tensor::describe(parameter) + ", is given twice");
     }
     parameters_.push_back(parameter);
     stepped_.push_back(parameter.detach().requires_grad_());

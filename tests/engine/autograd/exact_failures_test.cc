@@ -51,7 +51,8 @@ constexpr BackwardOptions kExact{.mode = BackwardMode::Exact};
 const BackwardOptions kExactAgain{.retain_graph = true, .mode = BackwardMode::Exact};
 
 void expect_in(const Error& error, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts) EXPECT_NE(error.text().find(part), std::string::npos) << part << " in " << error.text();
+  for (const std::string& part : parts)
+    EXPECT_NE(error.text().find(part), std::string::npos) << part << " in " << error.text();
 }
 
 class ExactBackward : public testing::TestWithParam<Setting> {};

@@ -18,8 +18,8 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/tests/engine/autograd/settings.h>
-#include <weft/tests/harness/lent_devices.h>
 #include <weft/tests/harness/fake_torch_cuda.h>
+#include <weft/tests/harness/lent_devices.h>
 
 namespace on_cuda {
 

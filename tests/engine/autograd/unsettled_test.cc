@@ -91,8 +91,9 @@ using namespace std::chrono_literals;
 class UnsettledPass : public testing::TestWithParam<Setting> {};
 
 // Runs a pass that fails at the root when it has ended on these workers, and `meanwhile` between the two.
-void fail_late(rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss, const std::set<int>& workers,
-               const std::function<void()>& meanwhile = [] {}) {
+void fail_late(
+    rpc::Agent& agent, AutogradContext& context, const at::Tensor& loss, const std::set<int>& workers,
+    const std::function<void()>& meanwhile = [] {}) {
   for (const int rank : workers) agent.sync<&look_again>(rank);
   gate.set(false, false);
   std::thread thread([&] {
@@ -150,8 +151,7 @@ TEST_P(UnsettledPass, WhoWasNotToldThatItFailedHearsOfItFromTheNextPassAndFromAS
         AutogradContext context(agent);
         // Worker 1's weight is used twice where it is the last one as well.
         const at::Tensor late = Late::apply(b).sum();
-        const at::Tensor loss =
-            agent.sync<&use>(1, parameter, a).sum() + agent.sync<&weighted_on>(1, c, last).sum() + late;
+        const at::Tensor loss = agent.sync<&use>(1, parameter, a).sum() + agent.sync<&weighted_on>(1, c, last).sum() + late;
         fail_late(agent, context, loss, {1, last});
         context.backward({loss}, {.retain_graph = true});
         const at::Tensor expected = last == 1 ? (a + c).detach() : c.detach();

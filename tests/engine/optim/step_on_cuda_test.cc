@@ -25,7 +25,7 @@ using namespace weft;
 // What called functions reach.
 harness::FakeDriver* fake = nullptr;
 harness::FakeTorchCuda* torch_cuda = nullptr;
-c10::Stream* slow = nullptr;             // that gradients are computed on, held back by the test
+c10::Stream* slow = nullptr;            // that gradients are computed on, held back by the test
 std::atomic<c10::StreamId> stepped_on;  // the last step
 
 c10::Stream current() { return torch_cuda->current(0); }
@@ -175,7 +175,8 @@ TEST_P(StepOnCuda, OfOneOptimizerFollowsThatOfAnotherUnlessTheyMayOverlap) {
     fake->hold(torch_->view(*slow));
     run([&](rpc::Agent& agent) {
       const auto first = agent.remote<&make_weight>("worker1"), second = agent.remote<&make_weight>("worker1");
-      const DistributedOptimizer<Copying> one({first}, kOptions, {.order = order}), other({second}, kOptions, {.order = order});
+      const DistributedOptimizer<Copying> one({first}, kOptions, {.order = order}),
+          other({second}, kOptions, {.order = order});
       AutogradContext context(agent);
       context.backward({agent.sync<&use>("worker1", at::ones({2}), first, true).sum() +
                         agent.sync<&use>("worker1", at::ones({2}), second, false).sum()});
