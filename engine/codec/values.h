@@ -58,8 +58,8 @@ c10::Scalar unpack_scalar(const msgpack::object& object);
 #define WEFT_FIELDS(...)                                              \
   auto weft_fields() const { return std::tie(__VA_ARGS__); }          \
   template <class WeftPacker>                                         \
-  void msgpack_pack(WeftPacker& packer) const {                       \
-    ::weft::codec::pack_fields(packer, weft_fields());                \
+  void msgpack_pack(WeftPacker& weft_packer) const {                  \
+    ::weft::codec::pack_fields(weft_packer, weft_fields());           \
   }                                                                   \
   void msgpack_unpack(const ::msgpack::object& weft_object) {         \
     ::weft::codec::unpack_fields(weft_object, std::tie(__VA_ARGS__)); \
