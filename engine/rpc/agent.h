@@ -81,7 +81,8 @@ class Agent {
   std::vector<WorkerInfo> workers() const;
   const WorkerInfo& self() const;
   // By which transport calls reach that worker ("shm"): it is chosen at the first call, and anew after a lane was lost.
-  // Empty where no lane stands, and for this worker itself. Throws Caller for somebody who is not there.
+  // Empty where no lane stands, and for this worker itself. Throws Caller for somebody who is not there, and once the agent
+  // has left.
   std::string transport_to(const Destination& worker) const;
 
   // The default limit of calls issued from now on; 0 = none.
