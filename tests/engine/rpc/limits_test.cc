@@ -1,6 +1,7 @@
 // What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
 #include <array>
 #include <mutex>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -149,7 +150,8 @@ TEST(CallsInFlightByDefault, OfAHundredThousandThoseBeyondTheLimitAreBusyAndTheO
   run_two("shm", {most, most}, [&](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&limited::plus>("worker1", 1, 2), 3);
     std::vector<Future<int>> calls;
-    for (int i = 0; i < 100'000; ++i) calls.push_back(agent.async<&limited::held>(rpc::to("worker1").timeout(0ms), i));
+    for (int i = 0; i < 100'000; ++i)
+      calls.push_back(agent.async<&limited::held>(rpc::to("worker1").timeout(std::chrono::milliseconds(0)), i));
     int busy = 0;
     for (const auto& call : calls) busy += call.done() ? 1 : 0;
     EXPECT_EQ(busy, 100'000 - most);
