@@ -17,7 +17,7 @@ from pathlib import Path
 build, check = sys.argv[1:3]
 source = str(Path(sys.argv[3]).resolve())
 MODEL = "tests/engine/contract/rpc_contract_test.cc"
-GCC_ONLY = (("-include", 2), ("--param", 2), ("-Winvalid-pch", 1))
+GCC_ONLY = (("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
 
 
 def command_for(path):
