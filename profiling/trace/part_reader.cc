@@ -145,6 +145,7 @@ class PartReader {
       return;
     }
     if (letter == "L" || letter == "A" || letter == "T") {
+      if (letter == "L" && thread.depth == 0) return;  // from no range
       thread.arrows.push_back({letter[0], json.at(3), time});
       return;
     }
