@@ -19,7 +19,8 @@ std::map<std::string, nlohmann::json> rows(const std::string& environment = "") 
   const auto outcome = run(environment + path_of("weft-info") + " --json");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::map<std::string, nlohmann::json> found;
-  for (const auto& row : nlohmann::json::parse(outcome.out).at("transports")) found[row.at("name")] = row;
+  const auto all = nlohmann::json::parse(outcome.out);
+  for (const auto& row : all.at("transports")) found[row.at("name")] = row;
   return found;
 }
 

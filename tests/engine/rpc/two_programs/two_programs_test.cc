@@ -120,7 +120,8 @@ TEST_P(TwoPrograms, WhatIsNotExposedAndWhatHasChangedIsSaid) {
   const auto changed = error_of([&] { agent.sync<&apart::changed>("serving", 1); });
   EXPECT_EQ(changed.blame(), Blame::Unsupported);
   EXPECT_NE(changed.text().find("int (int)"), std::string::npos) << changed.text();
-  EXPECT_NE(changed.text().find("another signature: int (long)"), std::string::npos) << changed.text();
+  EXPECT_NE(changed.text().find("another signature: "), std::string::npos) << changed.text();
+  EXPECT_NE(changed.text().find("int (long)"), std::string::npos) << changed.text();
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, TwoPrograms, testing::Values("shm", "tcp"),
