@@ -193,32 +193,6 @@ class VerbsCable : public testing::Test {
   }
 };
 
-TEST_F(VerbsCable, CutInMidTransferIsNoticedByTheSenderOnceTheDeviceHasTriedLongEnough) {
-  Verbs verbs;
-  const auto near = verbs.connect();
-  const auto far = verbs.harbour.next();
-  ASSERT_TRUE(far);
-  Mailbox mail(*near, verbs.near_loop);
-  const auto payload = pattern(1, 64 << 20);
-  std::vector<std::byte> got(payload.size());
-  std::promise<Op> promised;
-  far->receive({[&](const Arrival&) { promised.set_value(far->accept(std::array{slice_of(got)}, nullptr, {})); },
-                [](const Error&) {}});
-  const Op sent = near->send(bytes_of("cut"), std::array{slice_of(payload)}, nullptr, {});
-  const Op accepted = promised.get_future().get();
-  // Where the receiver's note of the place is lost, it is the receiver's device that tries in vain.
-  const auto is_under_way = [&] { return std::equal(got.begin(), got.begin() + (1 << 20), payload.begin()); };
-  ASSERT_TRUE(verbs.far_loop->drive(is_under_way, patience()));
-  cut();
-  EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
-  EXPECT_THAT(mail.wait_closed().text(), HasSubstr("transport retry counter exceeded"));
-  EXPECT_EQ(mail.closings(), 1);
-  EXPECT_EQ(failure_of(near->send({}, {}, nullptr, {})).blame(), Blame::PeerLost);
-  // Nothing tells the receiver before the keep-alive of its socket does. It need not wait for that.
-  far->close(Error(Blame::Cancelled, "enough"));
-  EXPECT_EQ(failure_of(accepted).blame(), Blame::Cancelled);
-}
-
 TEST_F(VerbsCable, CutWhileALaneClosesDoesNotHoldItsOwnerUp) {
   Verbs verbs;
   const auto near = verbs.connect();
