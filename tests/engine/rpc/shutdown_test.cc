@@ -277,12 +277,17 @@ TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
     backs.push_back(back);
   });
   std::promise<void> comes, has_left;
+  // Which of the two depends on whether the question for what is active was written before the way was held.
+  const auto says_why = [](const Error& error) {
+    return error.text().find("still busy") != std::string::npos ||
+           error.text().find("worker1 (rank 1) has not said in time what is active there") != std::string::npos;
+  };
   run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (agent.self().rank == 0) {
       comes.get_future().wait();
       const auto error = error_of([&] { agent.shutdown({.timeout = 1s}); });
-      EXPECT_NE(error.text().find("still busy"), std::string::npos) << error.text();
+      EXPECT_TRUE(says_why(error)) << error.text();
       return has_left.set_value();
     }
     EXPECT_EQ(agent.sync<&ends::number>(0, 1), 1);
@@ -299,7 +304,7 @@ TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
     });
     comes.set_value();
     const auto error = error_of([&] { agent.shutdown({.timeout = 30s}); });
-    EXPECT_NE(error.text().find("still busy"), std::string::npos) << error.text();
+    EXPECT_TRUE(says_why(error)) << error.text();
     releases.join();
   });
   transport::inproc::on_link({});
