@@ -1,5 +1,4 @@
 // What only verbs does, on a real device of the guest.
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <future>
