@@ -209,6 +209,12 @@ std::vector<std::string> FakeDriver::executed(const cuda::StreamRef& stream) con
   return texts;
 }
 
+void FakeDriver::forget() {
+  std::lock_guard lock(state_->mutex);
+  std::exchange(state_->enqueued, {});
+  std::exchange(state_->executed, {});
+}
+
 FakeDriver::Alive FakeDriver::alive() const {
   std::lock_guard lock(state_->mutex);
   const auto is_alive = [](const auto& object) { return !object->destroyed && !object->context->destroyed; };

@@ -158,6 +158,8 @@ class FakeDriver {
   std::vector<std::string> enqueued() const;
   std::vector<std::string> executed() const;
   std::vector<std::string> executed(const cuda::StreamRef& stream) const;
+  // Both anew from here: a long run's lists are long.
+  void forget();
   // Where the bytes at an address of device memory may be touched; any other address itself.
   std::byte* behind(const void* address) const;
   // What is alive.

@@ -40,6 +40,8 @@ struct ClaimsMemory {
   Pin pin;
 };
 ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes);
+// What a fake GPU has recorded of a long run is thrown away.
+void forget_for_claims(transport::Transport& on);
 
 // An end for as long as a test needs both: `near` connected, `far` was accepted.
 struct Lane {

@@ -16,4 +16,8 @@ ClaimsMemory memory_for_claims(transport::Transport& on, std::size_t bytes) {
   return {memory->slice(), memory};
 }
 
+void forget_for_claims(transport::Transport& on) {
+  if (const auto fake = dynamic_cast<StagedTransport&>(on).fake(); fake != nullptr) fake->forget();
+}
+
 }  // namespace weft::conformance

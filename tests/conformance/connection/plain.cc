@@ -11,4 +11,6 @@ ClaimsMemory memory_for_claims(transport::Transport&, std::size_t bytes) {
   return {slice_of(*memory), memory};
 }
 
+void forget_for_claims(transport::Transport&) {}
+
 }  // namespace weft::conformance
