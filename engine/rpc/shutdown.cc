@@ -143,6 +143,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     if (!missing.empty()) throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
   }
   std::vector<Activity> before;
+  std::string busy;  // in the last whole round
   group::Pause pause;
   for (;;) {
     std::vector<Activity> now{activity()};
@@ -157,10 +158,12 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
       try {
         now.push_back(asked[i].get());
       } catch (const Error& error) {
+        // The time of a later round ends while it is asked: who was busy before is the better answer.
+        if (error.blame() == Blame::Timeout && !busy.empty()) throw Error(Blame::Timeout, "still busy: " + busy);
         throw unanswered(error, directory_.find(static_cast<int>(i) + 1).worker, "what is active there");
       }
     }
-    std::string busy;
+    busy.clear();
     for (std::size_t rank = 0; rank < now.size(); ++rank) {
       if (now[rank].waiting == 0 && now[rank].running == 0) continue;
       busy += (busy.empty() ? "" : ", ") + describe(directory_.find(static_cast<int>(rank)).worker) + " (" +

@@ -1,5 +1,7 @@
 // Calls that work: group RB of the behaviours.
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -36,6 +38,49 @@ std::map<std::string, std::vector<at::Tensor>> nested(std::map<std::string, std:
 at::Tensor heavy(at::Tensor a) {
   for (int i = 0; i < 200; ++i) a.add_(0.001);
   return a;
+}
+at::Tensor heavy_sparse(at::Tensor a) {
+  at::Tensor sum = a;
+  for (int i = 0; i < 20; ++i) sum = (sum + a).coalesce();
+  return sum;
+}
+// One tensor, in several places of a container of containers.
+struct Batch {
+  at::Tensor whole;
+  std::vector<std::vector<at::Tensor>> rows;
+  std::map<std::string, std::pair<at::Tensor, int>> named;
+  WEFT_FIELDS(whole, rows, named)
+};
+bool is_one(const Batch& batch) {
+  bool one = batch.named.at("a").first.is_alias_of(batch.whole);
+  for (const auto& row : batch.rows) {
+    for (const auto& tensor : row) one = one && tensor.is_alias_of(batch.whole);
+  }
+  return one;
+}
+std::pair<bool, Batch> seen_as_one(Batch batch) { return {is_one(batch), batch}; }
+
+// How many run at once; none ends before so many have come.
+std::mutex meeting;
+std::condition_variable met;
+int come = 0, running = 0, most = 0;
+void meet(int count) {
+  std::unique_lock lock(meeting);
+  ++come;
+  most = std::max(most, ++running);
+  met.notify_all();
+  met.wait_for(lock, std::chrono::seconds(20), [&] { return come >= count; });
+  --running;
+}
+bool has_a_limit() { return !rpc::this_call().deadline.is_never(); }
+bool has_half_a_minute_to_a_minute() {
+  const auto left = rpc::this_call().deadline.remaining();
+  return left > seconds(30) && left <= seconds(60);
+}
+std::atomic<bool> is_open{false};
+int wait_until_open() {
+  while (!is_open) std::this_thread::yield();
+  return 1;
 }
 int whoami() { return rpc::this_agent().self().rank; }
 std::string caller() { return rpc::this_call().caller.name; }
@@ -112,14 +157,18 @@ using harness::As;
 using harness::error_of;
 using harness::run_workers;
 using harness::Setting;
+using std::chrono::seconds;
 
 class Calls : public testing::TestWithParam<Setting> {};
+// What depends most on how many workers there are.
+class CallsAmongMany : public Calls {};
 
 rpc::WorkerInfo next_of(rpc::Agent& agent) { return harness::after(agent, 1); }
 
-TEST_P(Calls, RB001_002_WorkersKnowEachOtherByNameAndRank) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
+TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
+  run_workers(GetParam(), [expected = GetParam().workers](rpc::Agent& agent) {
     const auto workers = agent.workers();
+    ASSERT_EQ(workers.size(), static_cast<std::size_t>(expected));
     for (int rank = 0; rank < static_cast<int>(workers.size()); ++rank) {
       EXPECT_EQ(workers[static_cast<std::size_t>(rank)], (rpc::WorkerInfo{"worker" + std::to_string(rank), rank}));
       EXPECT_EQ(agent.worker("worker" + std::to_string(rank)), agent.worker(rank));
@@ -149,6 +198,7 @@ TEST_P(Calls, RB004_005_TakeNamesRanksAndHandles) {
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.name, one, one), sum));
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to.rank, one, one), sum));
     EXPECT_TRUE(at::equal(agent.async<&calls::add>(rpc::to(to.name), one, one).get(), sum));
+    EXPECT_TRUE(at::equal(agent.async<&calls::add>(to.rank, one, one).get(), sum));
     EXPECT_TRUE(at::equal(agent.remote<&calls::add>(to.rank, one, one).to_here(), sum));
     EXPECT_TRUE(at::equal(agent.sync_op("aten::add", to, one, 2), one + 2)) << "a scalar";
     EXPECT_EQ(agent.sync<&calls::plus>(to, 40, 2), 42);
@@ -220,8 +270,8 @@ TEST_P(Calls, RB020_SparseTensorsTravelInAllModesAndContainers) {
       EXPECT_TRUE(at::equal(all[2].to_dense(), sum));
     }
     std::vector<Future<at::Tensor>> calls;
-    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::add>(next_of(agent), sparse, sparse));
-    for (auto& call : calls) EXPECT_TRUE(at::equal(call.get().to_dense(), sum));
+    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&calls::heavy_sparse>(next_of(agent), sparse));
+    for (auto& call : calls) EXPECT_TRUE(at::equal(call.get().to_dense(), sparse.to_dense() * 21));
   });
 }
 
@@ -238,7 +288,7 @@ TEST_P(Calls, RB053_054_ArgumentsOfDifferentTypesAndNoneInAllModes) {
   });
 }
 
-TEST_P(Calls, RB009_ReachTheirDestinationAndNobodyElse) {
+TEST_P(CallsAmongMany, RB009_ReachTheirDestinationAndNobodyElse) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& worker : agent.workers()) {
       EXPECT_EQ(agent.sync<&calls::whoami>(worker), worker.rank);
@@ -270,10 +320,20 @@ TEST_P(Calls, RB014_CarryDeepContainersAndHandles) {
     const auto got = agent.sync<&calls::nested>(to, std::map<std::string, std::vector<at::Tensor>>{{"a", {at::ones({2})}}});
     ASSERT_EQ(got.at("a").size(), 2U);
     EXPECT_TRUE(at::equal(got.at("a")[1], at::full({2}, 2.0)));
+    const auto one = at::arange(6, at::kFloat);
+    const auto [was_one, batch] =
+        agent.sync<&calls::seen_as_one>(to, calls::Batch{one, {{one, one}, {}, {one}}, {{"a", {one, 3}}}});
+    EXPECT_TRUE(was_one) << "one tensor is one tensor where it arrives";
+    EXPECT_TRUE(calls::is_one(batch)) << "and when it is back";
+    ASSERT_EQ(batch.rows.size(), 3U);
+    EXPECT_EQ(batch.rows[0].size(), 2U);
+    EXPECT_TRUE(batch.rows[1].empty());
+    EXPECT_TRUE(at::equal(batch.rows[2].at(0), one));
+    EXPECT_EQ(batch.named.at("a").second, 3);
   });
 }
 
-TEST_P(Calls, RB017_AThousandOutstandingAllReturn) {
+TEST_P(CallsAmongMany, RB017_AThousandOutstandingAllReturn) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<void>> calls;
     for (int i = 0; i < 1000; ++i) calls.push_back(agent.async<&calls::nothing>(next_of(agent)));
@@ -387,6 +447,8 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Eight, CallsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(Agent, RB008_AWorldOfOneCallsItself) {
   run_workers({As::Threads, "shm", 1}, [](rpc::Agent& agent) {
@@ -395,6 +457,43 @@ TEST(Agent, RB008_AWorldOfOneCallsItself) {
     EXPECT_EQ(agent.remote<&calls::plus>(agent.self(), 1, 2).to_here(), 3);
     const auto sparse = at::eye(3).to_sparse();
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(0, sparse, sparse).to_dense(), at::eye(3) * 2));
+  });
+}
+
+TEST(Agent, RB042_AsManyFunctionsRunAtOnceAsThereAreWorkerThreads) {
+  calls::come = calls::running = calls::most = 0;
+  run_workers({As::Threads, "inproc", 2},
+              [](rpc::Agent& agent) {
+                if (agent.self().rank != 0) return;
+                std::vector<Future<void>> calls;
+                for (int i = 0; i < 40; ++i) calls.push_back(agent.async<&calls::meet>(1, 27));
+                when_all(calls).get();
+                EXPECT_EQ(calls::most, 27) << "no fewer, or they would not have met, and no more";
+              },
+              {.worker_threads = 27});
+}
+
+TEST(Agent, TheFunctionSeesItsCallsLimit) {
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    for (const auto& to : {next_of(agent), agent.self()}) {
+      EXPECT_FALSE(agent.sync<&calls::has_a_limit>(rpc::to(to).timeout(kNoTimeout)));
+      EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(rpc::to(to).timeout(seconds(60))));
+    }
+    agent.set_timeout(seconds(60));
+    EXPECT_TRUE(agent.sync<&calls::has_half_a_minute_to_a_minute>(next_of(agent))) << "the default as well";
+  });
+}
+
+TEST(Agent, TheDefaultLimitIsThatOfTheMomentWhenTheCallIsMade) {
+  calls::is_open = false;
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    agent.set_timeout(seconds(60));
+    const auto before = agent.async<&calls::wait_until_open>(1);
+    agent.set_timeout(std::chrono::milliseconds(1));
+    EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(1); }).blame(), Blame::Timeout);
+    calls::is_open = true;
+    EXPECT_EQ(before.get(), 1) << "it was made before, and has outlived the new limit";
   });
 }
 

@@ -42,6 +42,11 @@ int slow(int milliseconds) {
 }
 std::atomic<int> come{0};
 void i_have_come() { ++come; }
+// Holds no thread, and never answers.
+Future<void> never() {
+  static Promise<void> promise;
+  return promise.future();
+}
 at::Tensor quantized() { return at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8); }
 int takes_tensor(at::Tensor) { return 0; }
 
@@ -58,8 +63,12 @@ using harness::Setting;
 using namespace std::chrono_literals;
 
 class Errors : public testing::TestWithParam<Setting> {};
+// Where the number of workers matters.
+class ErrorsAmongMany : public Errors {};
 
-TEST_P(Errors, RE001_ADestinationThatIsNotThereIsTheCallersError) {
+int next_of(const rpc::Agent& agent) { return harness::after(agent, 1).rank; }
+
+TEST_P(ErrorsAmongMany, RE001_ADestinationThatIsNotThereIsTheCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const int rank : {-1, 99}) {
       EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rank, 1, 2); }).blame(), Blame::Caller);
@@ -74,15 +83,15 @@ TEST_P(Errors, RE001_ADestinationThatIsNotThereIsTheCallersError) {
   });
 }
 
-TEST_P(Errors, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
+TEST_P(ErrorsAmongMany, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const int to : {0, 1}) {
+    for (const auto& [name, to] : agent.workers()) {
       try {
         agent.sync<&wrong::throws>(to, "first\nsecond");
         ADD_FAILURE() << "no error";
       } catch (const rpc::RemoteError& error) {
         if (to != agent.self().rank) {
-          EXPECT_EQ(error.worker(), "worker" + std::to_string(to));
+          EXPECT_EQ(error.worker(), name);
           EXPECT_EQ(error.function(), "wrong::throws");
           EXPECT_EQ(error.text(), "first\nsecond");
         }
@@ -90,7 +99,7 @@ TEST_P(Errors, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
         EXPECT_NE(std::string(error.what()).find("first\nsecond"), std::string::npos);
       }
     }
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(1 - agent.self().rank); }).blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(next_of(agent)); }).blame(), Blame::Remote);
   });
 }
 
@@ -107,7 +116,7 @@ Future<int> call_by_hand(rpc::Agent& agent, int to, const rpc::Function& functio
 TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     const auto with = [&](auto... arguments) {
       return error_of([&] {
         call_by_hand(agent, to, plus, [&](codec::Packer& packer) {
@@ -127,7 +136,7 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
 TEST_P(Errors, WhatACallThatIsNotReadGivesAwayComesBack) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     const RRef<int> mine(agent, 1);
     const auto error = error_of([&] {
       call_by_hand(agent, to, plus, [&](codec::Packer& packer) {
@@ -143,7 +152,7 @@ TEST_P(Errors, WhatACallThatIsNotReadGivesAwayComesBack) {
 
 TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     const auto error = error_of([&] { agent.sync_op("aten::matmul", to, at::ones({2}), "b"); });
     EXPECT_NE(error.text().find("no overload of aten::matmul takes these 2 arguments"), std::string::npos) << error.what();
     EXPECT_NE(error.text().find("aten::matmul(Tensor self, Tensor other)"), std::string::npos) << error.what();
@@ -154,7 +163,7 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
 
 TEST_P(Errors, RE006_ATypeThatOnlyTheCalleeKnowsIsNamed) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const int to : {0, 1}) {
+    for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto own = error_of([&] { agent.sync<&wrong::throws_own>(to); });
       EXPECT_EQ(own.blame(), Blame::Remote);
       EXPECT_NE(own.text().find("wrong::Overdrawn: by ten"), std::string::npos) << own.what();
@@ -167,7 +176,7 @@ TEST_P(Errors, RE006_ATypeThatOnlyTheCalleeKnowsIsNamed) {
 TEST_P(Errors, RE007_035_AFunctionThatTheCalleeDoesNotHaveIsUnsupportedThere) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto& plus = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::plus>>::entered;
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     const auto nothing = [](codec::Packer& packer) { packer.pack_array(0); };
     rpc::Function removed = plus;
     removed.name = "wrong::removed";
@@ -191,7 +200,7 @@ TEST_P(Errors, RE007_035_AFunctionThatTheCalleeDoesNotHaveIsUnsupportedThere) {
 TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     std::vector<Future<int>> calls;
-    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&wrong::throws>(1 - agent.self().rank, "no"));
+    for (int i = 0; i < 20; ++i) calls.push_back(agent.async<&wrong::throws>(next_of(agent), "no"));
     EXPECT_EQ(error_of([&] { when_all(calls).get(); }).blame(), Blame::Remote);
     for (int again = 0; again < 2; ++again) {
       for (auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Remote);
@@ -201,24 +210,28 @@ TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
 
 TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const int to : {0, 1}) {
+    for (const int to : {agent.self().rank, next_of(agent)}) {
       const auto kept = agent.remote<&wrong::throws_early>(to);
       EXPECT_NE(error_of([&] { kept.to_here(); }).text().find("early"), std::string::npos);
       EXPECT_NE(error_of([&] { agent.sync<&wrong::throws_early>(to); }).text().find("early"), std::string::npos);
+      EXPECT_NE(error_of([&] { agent.async<&wrong::throws_early>(to).get(); }).text().find("early"), std::string::npos);
       EXPECT_NE(error_of([&] { agent.sync<&wrong::fails_late>(to); }).text().find("late"), std::string::npos);
+      EXPECT_NE(error_of([&] { agent.async<&wrong::fails_late>(to).get(); }).text().find("late"), std::string::npos);
     }
   });
 }
 
 TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(), Blame::Timeout);
     auto late = agent.async<&wrong::slow>(rpc::to(to).timeout(50ms), 60000);
     EXPECT_EQ(error_of([&] { late.get(); }).blame(), Blame::Timeout);
     agent.set_timeout(1ms);
-    EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(5s), 20), 0);
-    EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(0ms), 20), 0);
+    for (const auto limit : {5s, 0s}) {
+      EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(limit), 20), 0);
+      EXPECT_EQ(agent.async<&wrong::slow>(rpc::to(to).timeout(limit), 20).get(), 0);
+    }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(to, 60000); }).blame(), Blame::Timeout);
     EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(kNoTimeout), 20), 0);
     agent.set_timeout(kNoTimeout);
@@ -231,7 +244,7 @@ TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
 
 TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    auto call = agent.async<&wrong::slow>(1 - agent.self().rank, 200);
+    auto call = agent.async<&wrong::slow>(next_of(agent), 200);
     EXPECT_EQ(error_of([&] { call.wait(5ms); }).blame(), Blame::Timeout);
     EXPECT_EQ(call.get(), 0);
   });
@@ -239,7 +252,7 @@ TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
 
 TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const int to = 1 - agent.self().rank;
+    const int to = next_of(agent);
     EXPECT_EQ(error_of([&] { agent.async<&wrong::takes_tensor>(to, wrong::quantized()).get(); }).blame(), Blame::Caller);
     const auto error = error_of([&] { agent.sync<&wrong::quantized>(to); });
     EXPECT_EQ(error.blame(), Blame::Caller);
@@ -247,11 +260,14 @@ TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, Errors,
-                         testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 2},
-                                         Setting{As::Threads, "tcp", 2}, Setting{As::Processes, "shm", 2},
-                                         Setting{As::Processes, "tcp", 2}),
-                         harness::name_of);
+std::vector<Setting> settings_of_errors() {
+  auto all = harness::settings_of_faults();
+  all.push_back({As::Threads, "shm", 2});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(settings_of_errors()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(settings_of_errors()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Eight, ErrorsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
@@ -330,8 +346,13 @@ TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
 TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
-    EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }).blame(), Blame::Caller);
-    EXPECT_EQ(error_of([&] { agent.async<&wrong::plus>(agent.self(), 1, 2).get(); }).blame(), Blame::Caller);
+    for (const auto& error : {error_of([&] { agent.sync<&wrong::plus>(0, 1, 2); }),
+                              error_of([&] { agent.async<&wrong::plus>(agent.self(), 1, 2).get(); }),
+                              error_of([&] { agent.remote<&wrong::plus>(1, 1, 2).to_here(); }),
+                              error_of([&] { agent.sync_op("aten::add", 1, at::ones({1}), 1); })}) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_NE(error.text().find("not initialized"), std::string::npos) << error.text();
+    }
   });
 }
 
@@ -349,22 +370,44 @@ TEST(AgentLife, ThisAgentOutsideOfACallIsTheCallersError) {
   EXPECT_EQ(error_of([] { rpc::this_call(); }).blame(), Blame::Caller);
 }
 
-TEST(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
-  run_workers({As::Threads, "inproc", 2},
+class AgentFaults : public testing::TestWithParam<Setting> {};
+
+// Of functions and of operators, waited for at once and later.
+TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
+  run_workers(GetParam(),
               [](rpc::Agent& agent) {
-                const int to = 1 - agent.self().rank;
-                EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
-                          Blame::Timeout);
-                EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3);
-                EXPECT_EQ(agent.sync<&wrong::plus>(rpc::to(to).timeout(0ms), 1, 2), 3);
+                const int to = next_of(agent);
+                const auto one = at::ones({1});
+                const auto expect_timeouts = [&](const rpc::Destination& destination) {
+                  EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(destination, 1, 2); }).blame(), Blame::Timeout);
+                  EXPECT_EQ(error_of([&] { agent.sync_op("aten::add", destination, one, 1); }).blame(), Blame::Timeout);
+                  const auto function = agent.async<&wrong::plus>(destination, 1, 2);
+                  const auto operation = agent.async_op("aten::add", destination, one, 1);
+                  EXPECT_EQ(error_of([&] { function.get(); }).blame(), Blame::Timeout);
+                  EXPECT_EQ(error_of([&] { operation.get(); }).blame(), Blame::Timeout);
+                };
+                const auto expect_results = [&](const rpc::Destination& destination) {
+                  const auto function = agent.async<&wrong::plus>(destination, 1, 2);
+                  EXPECT_TRUE(at::equal(agent.sync_op("aten::add", destination, one, 1), one + 1));
+                  EXPECT_EQ(agent.sync<&wrong::plus>(destination, 1, 2), 3);
+                  EXPECT_EQ(function.get(), 3);
+                };
+                expect_timeouts(rpc::to(to).timeout(20ms));
+                expect_results(to);
+                agent.set_timeout(1ms);
+                expect_timeouts(to);
+                expect_results(rpc::to(to).timeout(0ms));
+                agent.set_timeout(60s);
               },
               {.faults = {.delay = {{rpc::MessageKind::Call, 150ms}}}});
 }
 
-TEST(AgentFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
+INSTANTIATE_TEST_SUITE_P(Rpc, AgentFaults, testing::ValuesIn(harness::settings_of_faults()), harness::name_of);
+
+TEST(CallFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
   run_workers({As::Threads, "inproc", 2},
               [](rpc::Agent& agent) {
-                const int to = 1 - agent.self().rank;
+                const int to = next_of(agent);
                 EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(to, 1, 2); }).blame(), Blame::PeerLost);
                 EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(to).timeout(20ms), 1, 2); }).blame(),
                           Blame::Timeout);
@@ -400,10 +443,11 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
       harness::Processes::say("up");
       agent.sync<&wrong::slow>(1, 600'000);
     }
-    auto slow = agent.async<&wrong::slow>(1, 600'000);
+    std::vector<Future<void>> calls;
+    for (int i = 0; i < 50; ++i) calls.push_back(agent.async<&wrong::never>(rpc::to(1).timeout(0ms)));
     EXPECT_EQ(agent.sync<&wrong::plus>(1, 1, 2), 3);
     harness::Processes::say("calling");
-    EXPECT_EQ(error_of([&] { slow.get(); }).blame(), Blame::PeerLost);
+    for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.wait(20s); }).blame(), Blame::PeerLost);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(), Blame::PeerLost);
     EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
     agent.sync<&wrong::i_have_come>(2 - rank);

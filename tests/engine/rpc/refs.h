@@ -104,12 +104,14 @@ struct Account {
   static int peek(const Account& account) { return account.value; }
   int value;
 };
+inline int accounts_living() { return living; }
 // References that stay where they were sent.
 struct Kept {
   RRef<Account> account;
   RRef<int> number;
 };
 inline Kept kept(RRef<Account> account, RRef<int> number) { return {std::move(account), std::move(number)}; }
+inline int fetch_held(RRef<int>& held) { return held.to_here(); }
 inline int account_value(Account& account, int plus) { return account.value + plus; }
 struct Broken {
   explicit Broken(std::string why) { throw std::runtime_error(why); }
@@ -148,13 +150,17 @@ inline int walk(RRef<Node> at) {
 namespace weft::harness {
 
 // One worker acts, the others serve: so counts are exact.
-inline void run_one(const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {}, int workers = 3) {
+inline void run_one(const Setting& setting, const std::function<void(rpc::Agent&)>& body,
+                    const rpc::Options& options = {}) {
   run_workers(
-      {As::Threads, "inproc", workers},
+      setting,
       [&](rpc::Agent& agent) {
         if (agent.self().rank == 0) body(agent);
       },
       options);
+}
+inline void run_one(const std::function<void(rpc::Agent&)>& body, const rpc::Options& options = {}) {
+  run_one({As::Threads, "inproc", 3}, body, options);
 }
 
 // Waits for a worker's DebugInfo to hold these: owner_rrefs, forks, pending_users.
@@ -167,7 +173,7 @@ inline void expect_counters(rpc::Agent& agent, int worker, std::vector<std::uint
   EXPECT_EQ(now, expected) << "worker" << worker;
 }
 
-// As settings(); with four workers owner, user and giver differ, with two they do not.
+// As settings(), but for two processes; with four workers owner, user and giver differ, with two they do not.
 inline std::vector<Setting> settings_of_references() {
   std::vector<Setting> all;
   for (const char* transport : {"inproc", "shm", "tcp"}) {

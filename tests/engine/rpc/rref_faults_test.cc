@@ -45,6 +45,7 @@ struct Outlasting {
 using harness::error_of;
 using harness::expect_counters;
 using harness::run_one;
+using harness::Setting;
 using namespace std::chrono_literals;
 
 // References among three workers, by every control message, after which nothing is left.
@@ -59,51 +60,62 @@ void share_and_drop(rpc::Agent& agent) {
   for (const int worker : {0, 1, 2}) expect_counters(agent, worker, {0, 0, 0});
 }
 
-class ControlFaults : public testing::TestWithParam<rpc::MessageKind> {};
+class ControlFaults : public testing::TestWithParam<std::tuple<rpc::MessageKind, Setting>> {};
 
 TEST_P(ControlFaults, RefusedControlMessagesAreSentAgain) {
-  run_one(share_and_drop, {.faults = {.fail_first = {{GetParam(), 3}}}});
+  const auto& [kind, setting] = GetParam();
+  run_one(setting, share_and_drop, {.faults = {.fail_first = {{kind, 3}}}});
 }
 
 TEST_P(ControlFaults, DelayedControlMessagesChangeNothing) {
-  run_one(share_and_drop, {.faults = {.delay = {{GetParam(), 50ms}}}});
+  const auto& [kind, setting] = GetParam();
+  run_one(setting, share_and_drop, {.faults = {.delay = {{kind, 50ms}}}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ControlFaults,
-                         testing::Values(rpc::MessageKind::Fork, rpc::MessageKind::ChildAccept,
-                                         rpc::MessageKind::UserDelete),
-                         [](const auto& kind) {
-                           return kind.param == rpc::MessageKind::Fork          ? "Fork"
-                                  : kind.param == rpc::MessageKind::ChildAccept ? "ChildAccept"
-                                                                                : "UserDelete";
+                         testing::Combine(testing::Values(rpc::MessageKind::Fork, rpc::MessageKind::ChildAccept,
+                                                          rpc::MessageKind::UserDelete),
+                                          testing::ValuesIn(harness::settings_of_faults())),
+                         [](const auto& one) {
+                           const auto kind = std::get<0>(one.param);
+                           return std::string(kind == rpc::MessageKind::Fork          ? "Fork"
+                                              : kind == rpc::MessageKind::ChildAccept ? "ChildAccept"
+                                                                                      : "UserDelete") +
+                                  "_" + harness::name(std::get<1>(one.param));
                          });
 
-TEST(CreationFaults, RF003_ADroppedCreationIsACreationError) {
-  run_one(
-      [](rpc::Agent& agent) {
-        for (const int to : {0, 1}) {
-          const auto lost = agent.remote<&refs::number>(rpc::to(to).timeout(30ms), 1);
-          EXPECT_THROW(lost.to_here(), rpc::CreationError) << to;
-          EXPECT_EQ(error_of([&] { lost.to_here(); }).blame(), Blame::Timeout);
-        }
-      },
-      {.faults = {.drop = {rpc::MessageKind::Create}}});
+// Which say nothing of what is behind the messages' faults: the same over every transport.
+class DroppedAndDelayed : public testing::TestWithParam<Setting> {};
+
+TEST_P(DroppedAndDelayed, RF003_ADroppedCreationIsACreationError) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            for (const int to : {0, 1}) {
+              const auto lost = agent.remote<&refs::number>(rpc::to(to).timeout(30ms), 1);
+              const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(30ms), at::ones({1}), 1);
+              EXPECT_THROW(lost.to_here(), rpc::CreationError) << to;
+              EXPECT_EQ(error_of([&] { lost.to_here(); }).blame(), Blame::Timeout);
+              EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
+              EXPECT_EQ(error_of([&] { operation.to_here(); }).blame(), Blame::Timeout);
+            }
+          },
+          {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST(CreationFaults, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
-  run_one(
-      [](rpc::Agent& agent) {
-        {
-          const auto late = agent.remote<refs::Account>(rpc::to(1).timeout(10ms), 1);
-          EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
-          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
-          while (refs::living == 0) std::this_thread::yield();  // it comes all the same
-          EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
-        }
-        expect_counters(agent, 1, {0, 0, 0});
-        EXPECT_EQ(refs::living, 0);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
+TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            {
+              const auto late = agent.remote<refs::Account>(rpc::to(1).timeout(10ms), 1);
+              EXPECT_EQ(error_of([&] { late.created().get(); }).blame(), Blame::Timeout);
+              EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
+              while (agent.sync<&refs::accounts_living>(1) == 0) std::this_thread::yield();  // it comes all the same
+              EXPECT_THROW(late.sync<&refs::Account::get>(), rpc::CreationError);
+            }
+            expect_counters(agent, 1, {0, 0, 0});
+            EXPECT_EQ(agent.sync<&refs::accounts_living>(1), 0);
+          },
+          {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
 // Of values that the callee owns, and of a third worker's.
@@ -224,32 +236,32 @@ TEST(CreationFaults, AFetchOfWhatItsCreatorGaveUpFails) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST(CreationFaults, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
-  run_one(
-      [](rpc::Agent& agent) {
-        {
-          const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(300ms), 4);
-          EXPECT_EQ(error_of([&] { agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost); }).blame(),
-                    Blame::Timeout);
-        }  // what it left running there ends once the creation is known to have failed
-        expect_counters(agent, 1, {0, 0, 0});
-      },
-      {.faults = {.drop = {rpc::MessageKind::Create}}});
+TEST_P(DroppedAndDelayed, RS012_AFunctionThatWaitsForAValueThatNeverComesEndsWithTheReference) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            {
+              const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(300ms), 4);
+              EXPECT_EQ(error_of([&] { agent.sync<&refs::fetch_sum>(rpc::to(1).timeout(100ms), lost, lost); }).blame(),
+                        Blame::Timeout);
+            }  // what it left running there ends once the creation is known to have failed
+            expect_counters(agent, 1, {0, 0, 0});
+          },
+          {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
 // Whoever was to send it: the function that waits for the copy hears of it.
-TEST(CreationFaults, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
-  run_one(
-      [](rpc::Agent& agent) {
-        for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
-          const auto copy = value.copy_to(rpc::to(2).timeout(1s));
-          const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
-          EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
-          EXPECT_THROW(copy.to_here(), rpc::CreationError);
-        }
-        for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
-      },
-      {.faults = {.drop = {rpc::MessageKind::Create}}});
+TEST_P(DroppedAndDelayed, ACopyThatIsLostOnTheWayFailsWhoWaitsForIt) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            for (const auto& value : {RRef<int>(agent, 1), agent.sync<&refs::own>(1, 1)}) {
+              const auto copy = value.copy_to(rpc::to(2).timeout(1s));
+              const auto used = agent.async<&refs::plus_local>(rpc::to(2).timeout(0ms), copy, 1);
+              EXPECT_NE(error_of([&] { used.get(); }).text().find("not created"), std::string::npos);
+              EXPECT_THROW(copy.to_here(), rpc::CreationError);
+            }
+            for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+          },
+          {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
 // On the way from owner to owner.
@@ -349,14 +361,14 @@ TEST(CreationFaults, MethodsOfWhatWasNotCreatedFailWhenThatIsKnown) {
       {.faults = {.drop = {rpc::MessageKind::Create}}});
 }
 
-TEST(CreationFaults, APassedReferenceMayOvertakeItsCreation) {
-  run_one(
-      [](rpc::Agent& agent) {
-        const auto late = agent.remote<&refs::number>(1, 4);
-        EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
-        EXPECT_EQ(agent.sync<&refs::fetch_sum>(1, late, late), 8);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
+TEST_P(DroppedAndDelayed, APassedReferenceMayOvertakeItsCreation) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            const auto late = agent.remote<&refs::number>(1, 4);
+            EXPECT_EQ(agent.sync<&refs::fetch_sum>(2, late, late), 8);
+            EXPECT_EQ(agent.sync<&refs::fetch_sum>(1, late, late), 8);
+          },
+          {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}}}});
 }
 
 // Its owner has a reference of its own by then, and passes that on.
@@ -425,50 +437,50 @@ TEST(CreationFaults, AnEndThatIsRefusedForSecondsIsToldLater) {
       {.faults = {.fail_first = {{rpc::MessageKind::UserDelete, 6}}}});
 }
 
-TEST(CreationFaults, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
-  run_one(
-      [](rpc::Agent& agent) {
-        for (const int to : {1, 0}) {
-          const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(10ms), at::ones({1}), 1);
-          const auto function = agent.remote<&refs::number>(rpc::to(to).timeout(10ms), 1);
-          EXPECT_EQ(error_of([&] { operation.created().get(); }).blame(), Blame::Timeout) << to;
-          EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
-          EXPECT_THROW(function.to_here(), rpc::CreationError) << to;
-        }
-        const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
-        EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout) << "the fetch is delayed, too";
-        EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
-        agent.set_timeout(20ms);
-        const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
-        EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
-        agent.set_timeout(60s);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
+TEST_P(DroppedAndDelayed, RF007_008_DelayedOperatorsAndFunctionsFailByTheirLimitOnPeersAndOneself) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            for (const int to : {1, 0}) {
+              const auto operation = agent.remote_op("aten::add", rpc::to(to).timeout(10ms), at::ones({1}), 1);
+              const auto function = agent.remote<&refs::number>(rpc::to(to).timeout(10ms), 1);
+              EXPECT_EQ(error_of([&] { operation.created().get(); }).blame(), Blame::Timeout) << to;
+              EXPECT_THROW(operation.to_here(), rpc::CreationError) << to;
+              EXPECT_THROW(function.to_here(), rpc::CreationError) << to;
+            }
+            const auto there = agent.remote_op("aten::add", rpc::to(1).timeout(0ms), at::ones({1}), 1);
+            EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout) << "the fetch is delayed, too";
+            EXPECT_TRUE(at::equal(there.to_here(0ms), at::full({1}, 2.0)));
+            agent.set_timeout(20ms);
+            const auto mine = agent.remote<&refs::number>(rpc::to(0).timeout(0ms), 1);
+            EXPECT_EQ(mine.to_here(), 1) << "the owner's own fetch has no limit unless it is given one";
+            agent.set_timeout(60s);
+          },
+          {.faults = {.delay = {{rpc::MessageKind::Create, 100ms}, {rpc::MessageKind::Fetch, 100ms}}}});
 }
 
-TEST(CreationFaults, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
-  run_one(
-      [](rpc::Agent& agent) {
-        const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(10ms), 1);
-        EXPECT_THROW(lost.to_here(), rpc::CreationError);
-        EXPECT_THROW(agent.sync<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
-        EXPECT_THROW(agent.remote<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
-        const auto good = agent.remote<&refs::number>(rpc::to(1).timeout(0ms), 1);
-        EXPECT_EQ(error_of([&] { good.to_here(1ms); }).blame(), Blame::Timeout);
-        EXPECT_EQ(good.to_here(100s), 1);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}}}});
+TEST_P(DroppedAndDelayed, RF010_AFailedCreationCanBeNeitherFetchedNorShared) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            const auto lost = agent.remote<&refs::number>(rpc::to(1).timeout(10ms), 1);
+            EXPECT_THROW(lost.to_here(), rpc::CreationError);
+            EXPECT_THROW(agent.sync<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
+            EXPECT_THROW(agent.remote<&refs::fetch_sum>(2, lost, lost), rpc::CreationError);
+            const auto good = agent.remote<&refs::number>(rpc::to(1).timeout(0ms), 1);
+            EXPECT_EQ(error_of([&] { good.to_here(1ms); }).blame(), Blame::Timeout);
+            EXPECT_EQ(good.to_here(100s), 1);
+          },
+          {.faults = {.delay = {{rpc::MessageKind::Create, 50ms}}}});
 }
 
-TEST(CreationFaults, RF009_AFetchThatTimesOutCanBeDoneAgain) {
-  run_one(
-      [](rpc::Agent& agent) {
-        const auto there = agent.remote<&refs::number>(1, 4);
-        there.created().get();
-        EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout);
-        EXPECT_EQ(there.to_here(0ms), 4);
-      },
-      {.faults = {.delay = {{rpc::MessageKind::Fetch, 100ms}}}});
+TEST_P(DroppedAndDelayed, RF009_AFetchThatTimesOutCanBeDoneAgain) {
+  run_one(GetParam(),
+          [](rpc::Agent& agent) {
+            const auto there = agent.remote<&refs::number>(1, 4);
+            there.created().get();
+            EXPECT_EQ(error_of([&] { there.to_here(10ms); }).blame(), Blame::Timeout);
+            EXPECT_EQ(there.to_here(0ms), 4);
+          },
+          {.faults = {.delay = {{rpc::MessageKind::Fetch, 100ms}}}});
 }
 
 TEST(CreationFaults, AFetchOfAValueThatIsStillMadeTimesOutAndCanBeDoneAgain) {
@@ -482,6 +494,8 @@ TEST(CreationFaults, AFetchOfAValueThatIsStillMadeTimesOutAndCanBeDoneAgain) {
     }
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Rpc, DroppedAndDelayed, testing::ValuesIn(harness::settings_of_faults()), harness::name_of);
 
 }  // namespace
 }  // namespace weft

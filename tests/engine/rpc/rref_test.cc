@@ -1,9 +1,11 @@
 // References: group RR of the behaviours. What they do on a faulty network is in rref_faults_test.cc.
 #include <sstream>
+#include <thread>
 #include <unordered_map>
 
 #include <gtest/gtest.h>
 
+#include <weft/engine/rref/control.h>
 #include <weft/tests/engine/rpc/refs.h>
 
 namespace weft {
@@ -256,9 +258,12 @@ TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
   });
 }
 
-TEST_P(Refs, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
+class RefsAmongMany : public Refs {};
+
+TEST_P(RefsAmongMany, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)), 7);
+    EXPECT_EQ(agent.remote<&refs::fetched_from_third>(after(agent, 1), after(agent, 2)).to_here(), 7);
     const auto third = agent.sync<&refs::make_on>(after(agent, 1), after(agent, 2), 5);
     EXPECT_EQ(third.owner(), after(agent, 2));
     EXPECT_EQ(third.to_here(), 5);
@@ -431,6 +436,10 @@ TEST_P(Refs, RR015_ALocalValueElsewhereIsTheCallersError) {
     const auto there = agent.remote<&refs::number>(after(agent, 1), 1);
     const auto error = error_of([&] { there.local_value(); });
     EXPECT_EQ(error.blame(), Blame::Caller);
+    const std::string reference = "RRef " + rref::to_text(there.handle()->id()) + " (fork " +
+                                  rref::to_text(there.handle()->fork()) + ") asked for on rank " +
+                                  std::to_string(agent.self().rank) + ",";
+    EXPECT_NE(error.text().find(reference), std::string::npos) << error.what();
     EXPECT_NE(error.text().find(after(agent, 1).name), std::string::npos) << error.what();
     EXPECT_EQ(error_of([] { RRef<int>(3); }).blame(), Blame::Caller) << "outside of a call";
     EXPECT_EQ(error_of([] { RRef<int>().to_here(); }).blame(), Blame::Caller);
@@ -447,6 +456,8 @@ TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings_of_references()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings_of_references()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Eight, RefsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(RefCounters, RR014_AValueThatWasNeverSharedCountsNowhere) {
   run_one([](rpc::Agent& agent) {
@@ -512,14 +523,108 @@ TEST(RefCounters, CountOwnersWorkersAndEndAtZero) {
   });
 }
 
+// As it does when its answer is lost.
+template <auto F>
+void send_twice(rpc::Agent& agent, int to, rpc::MessageKind kind,
+                const typename rpc::detail::FunctionBody<F>::Arguments& arguments) {
+  for (int time = 0; time < 2; ++time) {
+    rpc::call<rpc::detail::FunctionBody<F>>(agent.shared_core(), {to, 20s, kind, /*on_loop=*/true}, arguments).get();
+  }
+}
+std::uint64_t fork_of(const RRef<int>& reference) { return reference.handle()->fork(); }
+
+TEST(RefCounters, AForkAndItsEndCountOnceHoweverOftenTheyCome) {
+  run_one([](rpc::Agent& agent) {
+    auto first = agent.remote<&refs::number>(1, 4);
+    auto other = agent.sync<&refs::give_back>(1, first);
+    const auto id = first.handle()->id();
+    const auto fork = first.handle()->fork(), fork_of_other = other.handle()->fork();
+    send_twice<&rref::internal::fork>(agent, 1, rpc::MessageKind::Fork, {id, fork});
+    first = {};
+    send_twice<&rref::internal::user_delete>(agent, 1, rpc::MessageKind::UserDelete, {id, fork});
+    expect_counters(agent, 1, {1, 1, 0});
+    EXPECT_EQ(other.to_here(), 4) << "the other is as good as before";
+    send_twice<&rref::internal::fork>(agent, 1, rpc::MessageKind::Fork, {id, fork});  // late
+    other = {};
+    expect_counters(agent, 1, {0, 0, 0});
+    send_twice<&rref::internal::fork>(agent, 1, rpc::MessageKind::Fork, {id, fork_of_other});
+    send_twice<&rref::internal::user_delete>(agent, 1, rpc::MessageKind::UserDelete, {id, fork_of_other});
+    expect_counters(agent, 1, {0, 0, 0});
+  });
+}
+
+TEST(RefCounters, AChildIsAcceptedOnceHoweverOftenThatComes) {
+  run_one([](rpc::Agent& agent) {
+    const auto given = agent.sync<&refs::make_on>(1, agent.worker(2), 5);
+    expect_counters(agent, 2, {1, 1, 0});  // the giver's own has ended
+    while (!given.confirmed()) std::this_thread::yield();
+    send_twice<&rref::internal::child_accepted>(agent, 1, rpc::MessageKind::ChildAccept, {given.handle()->fork()});
+    expect_counters(agent, 1, {0, 0, 0});
+    expect_counters(agent, 2, {1, 1, 0});
+    EXPECT_EQ(given.to_here(), 5);
+  });
+}
+
+TEST(RefCounters, WhatIsAskedForTwiceIsGivenBackOnceAndOnlyWhereItIsNotThere) {
+  run_one([](rpc::Agent& agent) {
+    const RRef<int> mine(agent, 7);
+    auto held = agent.remote<&refs::give_back>(1, mine);
+    const auto fork = held.sync<&fork_of>();
+    const std::vector<std::pair<rref::Id, rref::ForkId>> owned{{mine.handle()->id(), fork}};
+    expect_counters(agent, 0, {1, 1, 0});
+    send_twice<&rref::internal::give_back>(agent, 1, rpc::MessageKind::Fork, {owned, {fork}});
+    EXPECT_EQ(held.sync<&refs::fetch_held>(), 7);
+    expect_counters(agent, 0, {1, 1, 0});
+    held = {};
+    expect_counters(agent, 0, {0, 0, 0});
+    auto again = agent.remote<&refs::give_back>(1, mine);
+    again.created().get();
+    send_twice<&rref::internal::give_back>(agent, 1, rpc::MessageKind::Fork, {owned, {fork}});
+    while (agent.debug_info().calls_waiting > 0) std::this_thread::yield();
+    expect_counters(agent, 1, {1, 1, 0});
+    expect_counters(agent, 0, {1, 1, 0});
+    EXPECT_EQ(again.sync<&refs::fetch_held>(), 7) << "another fork of the same value stays";
+  });
+}
+
+TEST(RefCounters, WhatWillNotComeFailsOnceAndWhatHasComeStays) {
+  run_one([](rpc::Agent& agent) {
+    const rpc::Outcome why(static_cast<int>(Blame::Timeout), "said twice");
+    {
+      const auto value = agent.remote<&refs::number>(1, 4);
+      value.created().get();
+      send_twice<&rref::internal::will_not_come>(agent, 1, rpc::MessageKind::UserDelete, {value.handle()->id(), why});
+      EXPECT_EQ(value.to_here(), 4);
+      expect_counters(agent, 1, {1, 1, 0});
+      const auto copy = agent.remote<&refs::throws>(1, "no luck").copy_to(2);
+      EXPECT_THROW(copy.to_here(), rpc::CreationError);
+      send_twice<&rref::internal::will_not_come>(agent, 2, rpc::MessageKind::UserDelete, {copy.handle()->id(), why});
+      EXPECT_NE(error_of([&] { copy.to_here(); }).text().find("no luck"), std::string::npos);
+    }
+    for (const int worker : {1, 2}) expect_counters(agent, worker, {0, 0, 0});
+  });
+}
+
 TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
   std::optional<RRef<int>> kept;
   run_one([&](rpc::Agent& agent) {
     kept = agent.remote<&refs::number>(1, 4);
     kept->created().get();
   });
-  EXPECT_EQ(error_of([&] { kept->to_here(); }).blame(), Blame::Caller);
-  EXPECT_NE(error_of([&] { kept->to_here(); }).text().find("after deletion"), std::string::npos);
+  run_one([&](rpc::Agent& another) {  // whose calls go on
+    for (const auto& error :
+         {error_of([&] { kept->to_here(); }), error_of([&] { kept->fetch().get(); }),
+          error_of([&] { kept->sync<&refs::increase>(1); }), error_of([&] { kept->remote<&refs::plus_number>(1); }),
+          error_of([&] { kept->copy_to(2); }), error_of([&] { kept->local_value(); }),
+          error_of([&] { another.sync<&refs::take>(1, *kept); }),
+          error_of([&] { another.async<&refs::take>(1, *kept).get(); }),
+          error_of([&] { another.remote<&refs::give_back>(1, *kept); })}) {
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+      EXPECT_NE(error.text().find("after deletion"), std::string::npos) << error.text();
+    }
+    EXPECT_EQ(another.remote<&refs::number>(1, 4).to_here(), 4);
+    for (const int worker : {0, 1}) expect_counters(another, worker, {0, 0, 0});
+  });
 }
 
 }  // namespace

@@ -53,6 +53,9 @@ Future<void> never() {
   return promise.future();
 }
 int number(int value) { return value; }
+void until_cancelled() {
+  while (!rpc::this_call().cancelled) std::this_thread::yield();
+}
 at::Tensor large() { return at::ones({1 << 20}); }
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
@@ -168,6 +171,19 @@ TEST_P(Shutdown, RS007_WhoLeavesFailsAtOnceWhatOthersWaitFor) {
   });
 }
 
+// Each calls all others, and then all leave at once.
+class ShutdownOfMany : public Shutdown {};
+
+TEST_P(ShutdownOfMany, EndsOnceAllAreIdle) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& worker : agent.workers()) agent.async<&ends::wander>(worker, 3);
+    agent.shutdown({.timeout = 40s});
+    const auto info = agent.debug_info();
+    EXPECT_EQ(info.calls_waiting + info.handlers_busy, 0U);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Eight, ShutdownOfMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown,
                          testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 4},
                                          Setting{As::Threads, "tcp", 4}, Setting{As::Processes, "shm", 2},
@@ -241,6 +257,21 @@ TEST(ShutdownLeaks, RS012_CreationsThatNeverCameDoNotKeepAnybody) {
 }
 
 TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
+  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    const bool decides = agent.self().rank == 0;
+    if (agent.self().rank == 2) agent.async<&ends::until_cancelled>(rpc::to(1).timeout(0ms));
+    agent.sync<&ends::number>(harness::after(agent, 1), 1);
+    const auto error = error_of([&] { agent.shutdown({.timeout = decides ? 1s : 30s}); });
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_NE(error.text().find("still busy: worker1 (rank 1) (0 calls wait, 1 functions run), "
+                                "worker2 (rank 2) (1 calls wait, 0 functions run)"),
+              std::string::npos)
+        << error.text();
+  });
+}
+
+TEST(ShutdownLimits, RS004_AShortLimitRaisesOnEveryWorker) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     if (agent.self().rank == 0) agent.async<&ends::pause>(1, 300);
@@ -456,10 +487,17 @@ TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   EXPECT_TRUE(core.expired());
 }
 
-TEST(AgentLife, RE032_OpenJobsNeedARank) {
+TEST(AgentLife, RE032_OpenJobsNeedARankWhereverTheyMeet) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_EQ(error_of([&] { rpc::init("a", {.store = store}); }).blame(), Blame::Caller);
-  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1"}); }).blame(), Blame::Caller);
+  // env:// reads a rank of its own where there is one.
+  ::unsetenv("RANK");
+  const std::string file = "file://" + testing::TempDir() + "/weft_open_job_" + std::to_string(::getpid());
+  for (const std::string method : {"tcp://127.0.0.1:1", "env://", file.c_str()}) {
+    const auto error = error_of([&] { rpc::init("a", {.init_method = method, .timeout = 1s}); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << method << ": " << error.what();
+    EXPECT_NE(error.text().find("rank"), std::string::npos) << method << ": " << error.what();
+  }
 }
 
 TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {

@@ -126,7 +126,9 @@ TEST_P(Together, RB034_EveryWorkerGathersTheValuesOfAll) {
   });
 }
 
-TEST_P(Together, RB035_ABarrierOfAllSeparatesWhatComesBeforeAndBehind) {
+class TogetherWithMany : public Together {};
+
+TEST_P(TogetherWithMany, RB035_ABarrierOfAllSeparatesWhatComesBeforeAndBehind) {
   together::counter = 0;
   run_workers(GetParam(), [](rpc::Agent& agent) {
     together::barrier(agent, "before", all_ranks(agent));
@@ -193,6 +195,8 @@ TEST_P(Together, RB050_AllTrainersOfARoundGetTheSameNewModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Together, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, TogetherWithMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Eight, TogetherWithMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
@@ -238,9 +242,11 @@ TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
 class Sharing : public testing::TestWithParam<std::string> {};
 
 TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
-  const std::string method =
-      GetParam() == "file" ? "file://" + testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid()) : "env://";
+  const std::string file = "file://" + testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {
+    const std::string method = GetParam() == "file"  ? file
+                               : GetParam() == "tcp" ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
+                                                     : "env://";
     const auto join = [&] {
       return rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .init_method = method});
     };
@@ -271,7 +277,8 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
   workers.expect_success();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, Sharing, testing::Values("file", "env"), [](const auto& method) { return method.param; });
+INSTANTIATE_TEST_SUITE_P(Rpc, Sharing, testing::Values("file", "env", "tcp"),
+                         [](const auto& method) { return method.param; });
 
 }  // namespace
 }  // namespace weft

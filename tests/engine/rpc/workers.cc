@@ -19,6 +19,18 @@ std::vector<Setting> settings() {
   return all;
 }
 
+std::vector<Setting> settings_of_eight() {
+  return {{As::Threads, "inproc", 8}, {As::Threads, "tcp", 8}, {As::Processes, "shm", 8}, {As::Processes, "tcp", 8}};
+}
+
+std::vector<Setting> settings_of_faults() {
+  return {{As::Threads, "inproc", 3},
+          {As::Threads, "shm", 3},
+          {As::Threads, "tcp", 4},
+          {As::Processes, "shm", 3},
+          {As::Processes, "tcp", 3}};
+}
+
 rpc::WorkerInfo after(const rpc::Agent& agent, int steps) {
   const int workers = static_cast<int>(agent.workers().size());
   return agent.worker((agent.self().rank + steps) % workers);
