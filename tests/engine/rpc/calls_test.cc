@@ -37,6 +37,7 @@ at::Tensor heavy(at::Tensor a) {
   for (int i = 0; i < 200; ++i) a.add_(0.001);
   return a;
 }
+std::int64_t holders(at::Tensor a) { return static_cast<std::int64_t>(a.storage().use_count()); }
 int whoami() { return rpc::this_agent().self().rank; }
 std::string caller() { return rpc::this_call().caller.name; }
 
@@ -371,6 +372,13 @@ TEST_P(Calls, OnTheLoopAnswerAsWell) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<rpc::inline_<&calls::plus>>(next_of(agent), 2, 3), 5);
     EXPECT_EQ(agent.async<rpc::inline_<&calls::whoami>>(agent.self()).get(), agent.self().rank);
+  });
+}
+
+TEST_P(Calls, HaveTheMemoryOfTheirArgumentsToThemselves) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    // On the loop, which has just read the message.
+    EXPECT_EQ(agent.sync<rpc::inline_<&calls::holders>>(next_of(agent), at::ones({8})), 1);
   });
 }
 
