@@ -74,6 +74,8 @@ void Served::give_up(const std::exception_ptr& error) noexcept {
 void Served::start(const std::optional<Future<void>>& first, Task task) {
   std::vector<Future<void>> unconfirmed;
   if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
+  // The arguments alone have their memory now: the function may begin before this turn ends, and take it over.
+  codec::Reader::current().tensors() = codec::TensorReader({});
   if (unconfirmed.empty() && (!first || (first->done() && !first->failed()))) {
     return start_function(core_, state_, on_loop_, std::move(task));
   }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
@@ -23,6 +24,13 @@ namespace {
 // What is current on this thread: c10 asks for it by thread, and only one Guard lives.
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
+
+// What libtorch asks whether there are GPUs, on whose streams autograd's nodes would run.
+struct Hooks final : at::CUDAHooksInterface {
+  void init() const override {}  // libtorch's allocator, before the first tensor
+  bool isBuilt() const override { return c10::impl::hasDeviceGuardImpl(c10::kCUDA); }
+  bool hasCUDA() const override { return isBuilt(); }
+};
 
 }  // namespace
 
@@ -142,6 +150,12 @@ class FakeTorchCuda::Allocator final : public c10::Allocator {
 
 FakeTorchCuda::FakeTorchCuda(const FakeDriver& driver, Memory memory)
     : guard_(std::make_shared<Guard>(driver)), allocator_(std::make_shared<Allocator>(guard_, memory)) {
+  // They stay: libtorch looks for them once in a process, at its first question.
+  if (!at::CUDAHooksRegistry()->Has("CUDAHooks")) {
+    at::CUDAHooksRegistry()->Register("CUDAHooks", [](at::CUDAHooksArgs) -> std::unique_ptr<at::CUDAHooksInterface> {
+      return std::make_unique<Hooks>();
+    });
+  }
   c10::impl::device_guard_impl_registry[static_cast<std::size_t>(c10::kCUDA)] = guard_.get();
   c10::SetAllocator(c10::kCUDA, allocator_.get());
 }

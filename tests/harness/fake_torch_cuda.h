@@ -2,7 +2,7 @@
 // there are tensors that say they lie on one. There are no kernels: such tensors can be named, sliced and sent, not
 // computed with; work on them is enqueued through the driver.
 //
-// One at a time, and not where libtorch has a real GPU.
+// One at a time, the first before libtorch has been asked whether it has CUDA, and not where libtorch has a real GPU.
 #pragma once
 
 #include <memory>

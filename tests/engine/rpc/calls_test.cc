@@ -82,6 +82,7 @@ int wait_until_open() {
   while (!is_open) std::this_thread::yield();
   return 1;
 }
+std::int64_t holders(at::Tensor a) { return static_cast<std::int64_t>(a.storage().use_count()); }
 int whoami() { return rpc::this_agent().self().rank; }
 std::string caller() { return rpc::this_call().caller.name; }
 
@@ -431,6 +432,13 @@ TEST_P(Calls, OnTheLoopAnswerAsWell) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     EXPECT_EQ(agent.sync<rpc::inline_<&calls::plus>>(next_of(agent), 2, 3), 5);
     EXPECT_EQ(agent.async<rpc::inline_<&calls::whoami>>(agent.self()).get(), agent.self().rank);
+  });
+}
+
+TEST_P(Calls, HaveTheMemoryOfTheirArgumentsToThemselves) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    // On the loop, which has just read the message.
+    EXPECT_EQ(agent.sync<rpc::inline_<&calls::holders>>(next_of(agent), at::ones({8})), 1);
   });
 }
 
