@@ -23,6 +23,7 @@
 namespace on_cuda {
 
 using namespace weft;
+using namespace std::chrono_literals;
 
 constexpr std::int64_t kElements = 64;
 
@@ -47,8 +48,14 @@ at::Tensor product(const char* kernel, const at::Tensor& a, float factor) {
   EXPECT_EQ(fake->enqueue(torch_cuda->view(torch_cuda->current()).native(), kernel, body), CUDA_SUCCESS);
   return result;
 }
+void wait_for(const at::Tensor& tensor) {
+  auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
+  EXPECT_TRUE(devices->ready(tensor.device()).synchronize(Deadline::in(20s)));
+}
+// For every stream: its allocation is over.
 at::Tensor filled(float value) {
   const at::Tensor tensor = torch_cuda->empty({kElements}, at::kFloat);
+  wait_for(tensor);
   std::fill_n(tensor.mutable_data_ptr<float>(), kElements, value);
   return tensor;
 }
@@ -91,7 +98,6 @@ int plus(int a, int b) { return a + b; }
 namespace weft {
 namespace {
 
-using namespace std::chrono_literals;
 using namespace on_cuda;
 using harness::comes_true;
 using harness::FakeDriver;
@@ -158,10 +164,6 @@ class BackwardOnCuda : public testing::TestWithParam<const char*> {
       EXPECT_TRUE(last <= found) << kernel << " came too early";
       last = found;
     }
-  }
-  void wait_for(const at::Tensor& tensor) const {
-    auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
-    EXPECT_TRUE(devices->ready(tensor.device()).synchronize(Deadline::in(20s)));
   }
 
   std::unique_ptr<FakeDriver> fake_;

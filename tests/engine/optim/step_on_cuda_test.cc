@@ -70,8 +70,11 @@ struct Copying : torch::optim::SGD {
   }
 };
 
+// For every stream: its allocation is over.
 at::Tensor make_weight() {
   at::Tensor weight = torch_cuda->empty({16}, at::kFloat);
+  auto devices = std::make_shared<tensor::CudaDevices>(fake->driver());
+  EXPECT_TRUE(devices->ready(weight.device()).synchronize(Deadline::in(std::chrono::seconds(20))));
   std::memset(weight.mutable_data_ptr(), 0, weight.nbytes());
   return weight.set_requires_grad(true);
 }
