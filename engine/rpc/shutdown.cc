@@ -158,9 +158,9 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
       try {
         now.push_back(asked[i].get());
       } catch (const Error& error) {
-        // The time of a later round ends while it is asked: who was busy before is the better answer.
-        if (error.blame() == Blame::Timeout && !busy.empty()) throw Error(Blame::Timeout, "still busy: " + busy);
-        throw unanswered(error, directory_.find(static_cast<int>(i) + 1).worker, "what is active there");
+        const Error silent = unanswered(error, directory_.find(static_cast<int>(i) + 1).worker, "what is active there");
+        if (busy.empty()) throw silent;
+        throw Error(silent.blame(), silent.text() + "; still busy: " + busy);  // whose work may be why
       }
     }
     busy.clear();
