@@ -83,6 +83,20 @@ Seen look_at(at::Tensor tensor, int byte) {
 }
 Seen look_at_value(at::Tensor& value, int byte) { return look_at(value, byte); }
 at::Tensor pass(at::Tensor tensor) { return tensor; }
+// The two, and whether they are of one storage here.
+std::tuple<at::Tensor, at::Tensor, bool> pass_both(at::Tensor one, at::Tensor other) {
+  return {one, other, one.storage().is_alias_of(other.storage())};
+}
+// On which GPUs two have arrived, and another tensor where it is asked for.
+struct TwoSeen {
+  std::vector<std::string> devices;
+  bool right = false;
+  at::Tensor made;
+  WEFT_FIELDS(devices, right, made)
+};
+TwoSeen look_at_both(at::Tensor one, at::Tensor other, c10::Device result) {
+  return {{one.device().str(), other.device().str()}, is_all(one, 1) && is_all(other, 2), made(result, 64, 3)};
+}
 at::Tensor make(c10::Device device, std::int64_t bytes, int byte) { return made(device, bytes, byte); }
 // Of bytes 1, 2, ….
 std::vector<at::Tensor> make_on(std::vector<c10::Device> devices) {
@@ -244,6 +258,24 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
   }
 }
 
+TEST_P(CudaRpc, CU013_015_TwoArgumentsOfTwoGpusAndAResultOfEitherByStraightAndCrossedMaps) {
+  for (const int crossed : {0, 1}) {
+    const auto there = [crossed](int index) { return gpu(index ^ crossed); };
+    run({{gpu(0), there(0)}, {gpu(1), there(1)}}, [&](rpc::Agent& agent) {
+      for (const int first : {0, 1}) {
+        for (const int result : {0, 1}) {
+          const auto seen =
+              agent.sync<&look_at_both>("worker1", made(gpu(first), 64, 1), made(gpu(1 - first), 64, 2), there(result));
+          EXPECT_EQ(seen.devices, (std::vector<std::string>{there(first).str(), there(1 - first).str()}));
+          EXPECT_TRUE(seen.right);
+          EXPECT_EQ(seen.made.device(), gpu(result)) << "by the inverse map";
+          EXPECT_TRUE(is_all(seen.made, 3));
+        }
+      }
+    });
+  }
+}
+
 TEST_P(CudaRpc, CU016_FourResultsOfFourGpusComeBackByACyclicMap) {
   run({{gpu(0), gpu(1)}, {gpu(1), gpu(2)}, {gpu(2), gpu(3)}, {gpu(3), gpu(0)}}, [](rpc::Agent& agent) {
     const std::vector<c10::Device> there{gpu(0), gpu(1), gpu(2), gpu(3)};
@@ -264,6 +296,11 @@ TEST_P(CudaRpc, OnlyTheUsedPartTravelsAndViewsOfOneStorageStayShared) {
     EXPECT_EQ(back.numel(), 256);
     EXPECT_EQ(back.storage().nbytes(), 256U);
     EXPECT_TRUE(is_all(back, 6));
+    const auto [one, other, were_one] = agent.sync<&pass_both>("worker1", view, part_of(whole, 1100, 64));
+    EXPECT_TRUE(were_one) << "where they arrived";
+    EXPECT_TRUE(one.storage().is_alias_of(other.storage())) << "and where they came back";
+    EXPECT_TRUE(is_all(one, 6) && is_all(other, 6));
+    EXPECT_FALSE(std::get<2>(agent.sync<&pass_both>("worker1", view, made(gpu(0), 64, 6)))) << "two are two";
     const at::Tensor empty = torch_cuda->empty({0, 3}, at::kByte, 0);
     const at::Tensor none = agent.sync<&pass>("worker1", empty);
     EXPECT_EQ(none.device(), gpu(0));

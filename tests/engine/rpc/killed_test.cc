@@ -39,11 +39,13 @@ enum class Point {
   CopyTaken,         // worker 0 is to send a copy of a value to it
   Idle,              // it holds a reference and owns a value
   HoldsAll,          // a called function on it holds references of worker 2 and its own
+  GiverUnaccepted,   // it gave worker 2 a reference of which worker 0 knows, and has not been told that
+  OwnedByTwo,        // worker 2 and worker 0 refer to a value of its
 };
 const char* text(Point point) {
-  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited",
-                                    "FetchAskedFor",    "FetchAsked",    "CopyAskedFor",    "CopyAsked",
-                                    "CopyTaken",        "Idle",          "HoldsAll"};
+  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked",   "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
+                                    "FetchAsked",       "CopyAskedFor",    "CopyAsked",       "CopyTaken",  "Idle",
+                                    "HoldsAll",         "GiverUnaccepted", "OwnedByTwo"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
@@ -162,6 +164,24 @@ void survive(rpc::Agent& agent, Point point) {
     Processes::say("ready");
     EXPECT_EQ(error_of([&] { held.get(); }).blame(), Blame::PeerLost);
     EXPECT_EQ(mine.local_value(), 7);
+  } else if (point == Point::GiverUnaccepted) {
+    const auto given = agent.sync<&refs::make_on>(1, agent.worker(0), 1);
+    EXPECT_EQ(given.to_here(), 1);
+    while (!given.confirmed()) std::this_thread::yield();
+    expect_counters(agent, 0, {1, 2, 0});  // the giver keeps its own meanwhile
+    Processes::say("ready");
+    expect_counters(agent, 0, {1, 1, 0});
+    EXPECT_EQ(given.to_here(), 1) << "it needs its giver no more";
+  } else if (point == Point::OwnedByTwo) {
+    const auto theirs = agent.remote<&refs::number>(1, 5);
+    const auto held = agent.async<&killed::hold>(rpc::to(0).timeout(0ms), theirs, "theirs");
+    expect_counters(agent, 1, {1, 2, 0});
+    Processes::say("ready");
+    see_the_end(theirs);
+    agent.sync<&refs::open_gate>(0, "theirs");
+    const auto error = error_of([&] { held.get(); });
+    EXPECT_EQ(error.blame(), Blame::Remote) << error.text();
+    EXPECT_NE(error.text().find("worker1"), std::string::npos) << error.text();
   } else {
     if (point == Point::CopyAskedFor) expect_counters(agent, 2, {1, 1, 0});
     expect_counters(agent, 0, {1, 1, 0});  // what worker 1 waits for
@@ -175,6 +195,7 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
     rpc::Options options{.rank = rank, .world_size = 3, .transports = {transport}};
     const bool is_late = point == Point::ForkUnconfirmed || point == Point::ForkWaited;
     if (rank == 1 && is_late) options.faults.delay[rpc::MessageKind::Fork] = 10min;
+    if (rank == 2 && point == Point::GiverUnaccepted) options.faults.delay[rpc::MessageKind::ChildAccept] = 10min;
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
     if (rank == 1) become_victim(agent, point);
     if (rank == 2) {
@@ -190,6 +211,9 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
     Processes::say("ready");
     while (!refs::finished) std::this_thread::yield();
     while (agent.debug_info().handlers_busy > 0) std::this_thread::yield();
+    // Whoever tells worker 1 that a reference has ended tries for 2.4 s.
+    const auto deadline = Deadline::in(5s);
+    while (agent.debug_info().calls_waiting > 0 && !deadline.passed()) std::this_thread::yield();
     EXPECT_EQ(agent.debug_info().calls_waiting, 0U);
   });
   for (const int rank : {0, 1, 2}) workers.wait_for(rank, "ready");
@@ -202,7 +226,8 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
                                           testing::Values(Point::CreationAskedFor, Point::CreationAsked,
                                                           Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
                                                           Point::FetchAsked, Point::CopyAskedFor, Point::CopyAsked,
-                                                          Point::CopyTaken, Point::Idle, Point::HoldsAll)),
+                                                          Point::CopyTaken, Point::Idle, Point::HoldsAll,
+                                                          Point::GiverUnaccepted, Point::OwnedByTwo)),
                          [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};

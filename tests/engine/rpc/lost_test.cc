@@ -9,6 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <weft/engine/rpc/core.h>
 #include <weft/tests/engine/rpc/refs.h>
 #include <weft/transport/inproc/faults.h>
 
@@ -55,6 +56,15 @@ class Links {
   std::size_t made() const {
     std::lock_guard lock(mutex_);
     return ways_.size() / 2;
+  }
+  // Of the connection that was made as the so-manieth: from its maker, and to it.
+  transport::inproc::Faults there(std::size_t index) const {
+    std::lock_guard lock(mutex_);
+    return ways_.at(2 * index);
+  }
+  transport::inproc::Faults back(std::size_t index) const {
+    std::lock_guard lock(mutex_);
+    return ways_.at(2 * index + 1);
   }
   void break_all() {
     std::lock_guard lock(mutex_);
@@ -229,6 +239,125 @@ TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
                          [](const auto& is_open) { return is_open.param ? "Open" : "Fixed"; });
+
+// What is written on a way from now on is held there, and then lost with the connection.
+class Loss {
+ public:
+  explicit Loss(transport::inproc::Faults way) : way_(std::move(way)), at_(way_.written()) { way_.hold_at(at_); }
+  ~Loss() { happens(); }
+  Loss(const Loss&) = delete;
+  Loss& operator=(const Loss&) = delete;
+  bool is_coming() const {
+    return comes_true([&] { return way_.written() > at_; });
+  }
+  void happens() const {
+    way_.cut_at(at_);
+    way_.release();
+  }
+
+ private:
+  const transport::inproc::Faults way_;
+  const std::uint64_t at_;
+};
+
+// Of a control message, which is then sent again: comes once or, where its answer is lost, twice.
+enum class Lost { Message, Answer };
+class LostControl : public testing::TestWithParam<Lost> {
+ protected:
+  static bool message() { return GetParam() == Lost::Message; }
+  static transport::inproc::Faults way(const Links& links, std::size_t index) {
+    return message() ? links.there(index) : links.back(index);
+  }
+  static bool holds(const rpc::Agent& owner, rref::Id id, rref::ForkId fork) {
+    return owner.shared_core()->references().holds(id, fork);
+  }
+  static void expect_nothing_left(const std::vector<rpc::Agent>& agents) {
+    for (const auto& agent : agents) {
+      EXPECT_TRUE(comes_true([&] {
+        const auto now = agent.debug_info();
+        return now.owner_rrefs + now.forks + now.pending_users + now.calls_waiting == 0;
+      })) << agent.self().name;
+    }
+  }
+};
+
+TEST_P(LostControl, TheEndOfAReferenceIsToldOnceMore) {
+  auto agents = join_all(2, /*open=*/false);
+  Links links;
+  auto first = agents[1].remote<&refs::number>(0, 4);
+  auto other = agents[1].sync<&refs::give_back>(0, first);  // a fork of its own
+  const auto id = first.handle()->id();
+  const auto fork = first.handle()->fork(), fork_of_other = other.handle()->fork();
+  EXPECT_TRUE(holds(agents[0], id, fork));
+  {
+    const Loss loss(way(links, 0));
+    first = {};
+    EXPECT_TRUE(loss.is_coming());
+    EXPECT_EQ(holds(agents[0], id, fork), message());
+  }
+  EXPECT_TRUE(comes_true([&] { return agents[1].debug_info().calls_waiting == 0; }));
+  EXPECT_FALSE(holds(agents[0], id, fork));
+  EXPECT_TRUE(holds(agents[0], id, fork_of_other)) << "twice is once";
+  EXPECT_EQ(other.to_here(), 4);
+  other = {};
+  expect_nothing_left(agents);
+  for (auto& agent : agents) agent.leave();
+}
+
+TEST_P(LostControl, AnOwnerHearsOfAReferenceOnceMore) {
+  auto agents = join_all(3, /*open=*/false);
+  Links links;
+  agents[0].sync<&refs::nothing>(2);
+  RRef<int> given;
+  {
+    const Loss loss(way(links, 0));
+    given = agents[0].sync<&refs::make_on>(1, agents[0].worker(2), 5);
+    EXPECT_TRUE(loss.is_coming());
+    EXPECT_FALSE(given.confirmed());
+    EXPECT_EQ(holds(agents[2], given.handle()->id(), given.handle()->fork()), !message());
+    EXPECT_EQ(agents[2].debug_info().forks, message() ? 1U : 2U) << "its giver keeps its own";
+  }
+  EXPECT_TRUE(comes_true([&] { return given.confirmed() && agents[2].debug_info().forks == 1; }));
+  EXPECT_TRUE(holds(agents[2], given.handle()->id(), given.handle()->fork()));
+  EXPECT_EQ(given.to_here(), 5);
+  given = {};
+  expect_nothing_left(agents);
+  for (auto& agent : agents) agent.leave();
+}
+
+TEST_P(LostControl, AGiverHearsOnceMoreThatItsChildIsKnown) {
+  auto agents = join_all(3, /*open=*/false);
+  Links links;
+  agents[0].sync<&refs::nothing>(1);
+  const auto keeps_parent = [&](const RRef<int>& given) {
+    return agents[1].shared_core()->references().keeps_parent_of(given.handle()->fork());
+  };
+  // The reference comes when the loss has been prepared, and not before.
+  const auto there = links.there(0), back = links.back(0);
+  const auto before = back.written();
+  back.hold_at(before);
+  auto asked = agents[0].async<&refs::make_on>(1, agents[0].worker(2), 5);
+  EXPECT_TRUE(comes_true([&] { return back.written() > before && agents[2].debug_info().forks == 1; }));
+  RRef<int> given;
+  {
+    const Loss loss(way(links, 0));
+    if (message()) back.release();
+    given = asked.get();
+    asked = {};  // has another copy
+    EXPECT_TRUE(comes_true([&] { return given.confirmed(); }));
+    EXPECT_TRUE(loss.is_coming());
+    EXPECT_TRUE(comes_true([&] { return keeps_parent(given) == message(); }));
+  }
+  EXPECT_TRUE(comes_true([&] { return !keeps_parent(given) && agents[0].debug_info().calls_waiting == 0; }));
+  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().forks == 1; })) << "its giver's own has ended";
+  EXPECT_EQ(given.to_here(), 5);
+  given = {};
+  expect_nothing_left(agents);
+  for (auto& agent : agents) agent.leave();
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, LostControl, testing::Values(Lost::Message, Lost::Answer),
+                         [](const auto& lost) { return lost.param == Lost::Message ? "Message" : "Answer"; });
 
 // Who cannot be asked may live all the same.
 TEST(LostStore, TakesNothingFromWorkersThatLive) {
