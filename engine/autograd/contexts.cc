@@ -80,7 +80,7 @@ bool Contexts::concerns(int rank) const {
 }
 
 void Contexts::worker_lost(int rank) {
-  const std::string why = "rank " + std::to_string(rank) + " is lost";
+  const std::string why = core_.name_of(rank) + " is lost";
   std::set<int> owners;  // who would have told that worker, and it us
   for (const auto& context : all()) {
     const bool took_part = context->worker_lost(rank);

@@ -60,6 +60,9 @@ std::chrono::milliseconds CoreCalls::time_left() {
   return call.deadline.is_never() ? 0ms : std::max(1ms, call.deadline.remaining());
 }
 void CoreCalls::look_after(AgentCore& core, int rank) { core.look_after(rank, AgentCore::Asked::ByTheWay); }
+void CoreCalls::depend_on(AgentCore& core, int rank, int change) { core.depend_on(rank, change); }
+void CoreCalls::heard_from(AgentCore& core, int rank) { core.heard_from(rank); }
+bool CoreCalls::is_lost(AgentCore& core, int rank) { return core.is_lost(rank); }
 void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id,
                               const std::exception_ptr& why) {
   try {

@@ -54,6 +54,9 @@ struct CoreCalls {
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.
   static std::chrono::milliseconds time_left();
   static void look_after(AgentCore& core, int rank);
+  static void depend_on(AgentCore& core, int rank, int change);
+  static bool is_lost(AgentCore& core, int rank);
+  static void heard_from(AgentCore& core, int rank);
   // To the owner of a value whose creation has failed here: others may wait for it.
   static void will_not_come(const std::shared_ptr<AgentCore>& core, int owner, rref::Id id, const std::exception_ptr& why);
   // The agent of the call that this thread runs. Throws Caller outside of one.

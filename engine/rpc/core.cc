@@ -19,9 +19,6 @@ namespace weft::rpc {
 namespace {
 
 constexpr auto kReclaim = std::chrono::seconds(5);  // how long an agent's end waits for its GPUs at most
-constexpr int kAsks = 3;                            // a worker whose connection has ended, before it counts as lost
-constexpr int kAsksHere = 20;                       // where the asking itself fails here, which says little of the worker
-constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo& to, Way way) {
   const std::string what = "a tensor on " + from.str() + " cannot be sent ";
@@ -189,8 +186,9 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
 }
 
 // "worker1 (rank 1)", where it has been called before.
-std::string AgentCore::name_of(int rank) {
+std::string AgentCore::name_of(int rank) const {
   if (rank == parts_.self.rank) return describe(parts_.self);
+  if (const auto known = directory_.known(rank)) return describe(*known);
   std::lock_guard lock(mutex_);
   const auto found = peers_.find(rank);
   return found != peers_.end() ? describe(found->second->worker()) : "rank " + std::to_string(rank);
@@ -419,79 +417,6 @@ void AgentCore::off_loop(int rank, Task task) {
     is_known = peers_.contains(rank);
   }
   is_known ? task() : crew_->run_beside(std::move(task));
-}
-
-// With the mutex held.
-bool AgentCore::depends_on(int rank) const {
-  const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-  return decides || references_.concerns(rank) || contexts_.concerns(rank);
-}
-
-// A connection may end without its worker: ask before its references are given up, and a shutdown fails. One question at a
-// time: what asks may be all that its connection carried, whose end is no news then.
-void AgentCore::look_after(int rank, Asked why) {
-  if (closed_ || rank < 0 || rank == parts_.self.rank) return;
-  {
-    std::lock_guard lock(mutex_);
-    if (!depends_on(rank)) return;
-    const auto [inquiry, is_new] = inquiries_.try_emplace(rank, Inquiry{why});
-    if (why == Asked::ConnectionEnded) inquiry->second.why = why;
-    if (!is_new) return;
-  }
-  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
-}
-
-void AgentCore::ask_again(int rank) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!depends_on(rank)) {
-      inquiries_.erase(rank);
-      return;
-    }
-  }
-  off_loop(rank, Task([self = shared_from_this(), rank] { self->ask_whether_alive(rank); }));
-}
-
-void AgentCore::ask_whether_alive(int rank) {
-  try {
-    const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
-    call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
-        .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
-          self->asked_whether_alive(rank, answered.error(), /*was_sent=*/true);
-        });
-  } catch (...) {
-    asked_whether_alive(rank, std::current_exception(), /*was_sent=*/false);
-  }
-}
-
-// What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other is gone; only that
-// nobody has the rank any more is.
-void AgentCore::asked_whether_alive(int rank, const std::exception_ptr& error, bool was_sent) {
-  if (closed_) return;
-  const std::optional<Error> why_not = error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
-  const bool is_slow = why_not && was_sent && why_not->blame() == Blame::Timeout;
-  const bool failed_here = why_not && (!was_sent || why_not->blame() == Blame::Busy);
-  const bool is_gone = error && is_not_there(error);
-  bool is_lost = false;
-  bool again = false;
-  {
-    std::lock_guard lock(mutex_);
-    Inquiry& inquiry = inquiries_[rank];
-    // What broke one connection may have broken this one.
-    again = why_not && !is_slow && !is_gone && ++inquiry.failed < (failed_here ? kAsksHere : kAsks);
-    is_lost = why_not && !again && (!is_slow || inquiry.why == Asked::ConnectionEnded);
-    if (is_lost && !is_slow) lost_.insert(rank);
-    if (!again) inquiries_.erase(rank);
-  }
-  if (again) {
-    after(kAskAgain, Task([weak = weak_from_this(), rank] {
-            if (const auto alive = weak.lock()) alive->ask_again(rank);
-          }));
-  }
-  if (!is_lost) return;
-  references_.worker_lost(rank);
-  contexts_.worker_lost(rank);
-  crew_->recall();  // who waits in shutdown() for it
 }
 
 void AgentCore::inbound_ended(Inbound& inbound, const Error& why) {

@@ -121,6 +121,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // keeps what it holds, unless it is asked because a connection has ended.
   enum class Asked { ConnectionEnded, ByTheWay };
   void look_after(int rank, Asked why = Asked::ConnectionEnded);
+  // While a message to it failed, and will be sent again, this worker depends on it.
+  void depend_on(int rank, int change);
+  // Whether it gave no sign of life when it was last asked, and none since.
+  bool is_lost(int rank) const;
+  void heard_from(int rank);
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
@@ -158,6 +163,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Counts as a call that waits, for graceful shutdown: a message that is to be sent again.
   void hold_activity(int change) { waiting_ += static_cast<std::uint64_t>(change); }
 
+  // "worker2 (rank 2)" as far as it is known without asking the store, else "rank 2".
+  std::string name_of(int rank) const;
   DebugInfo debug_info() const;
   // Empty where there is no lane to that worker.
   std::string transport_to(int rank) const;
@@ -185,7 +192,6 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Gives the call back, ended.
   WaitingCall complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail_here(std::uint64_t id, const Error& why);
-  std::string name_of(int rank);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
                                         const std::function<Error(const WaitingCall&)>& why);
   // The call, as errors name it.
@@ -259,6 +265,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool shutdown_began_ = false;
   std::shared_ptr<const void> kept_until_left_;
   std::set<int> lost_;  // workers that could not be reached any more
+  std::map<int, int> dependent_;  // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {
     Asked why = Asked::ByTheWay;
     int failed = 0;  // times that it has been asked in vain

@@ -285,6 +285,12 @@ int Directory::rank_of(int rank) {
   return look_up(rank, [](const Entry& entry) { return entry.worker.rank; });
 }
 
+std::optional<WorkerInfo> Directory::known(int rank) const {
+  std::lock_guard lock(mutex_);
+  const Entry* const found = find_in(entries_, rank);
+  return found == nullptr ? std::nullopt : std::optional(found->worker);
+}
+
 bool Directory::forget(int rank) {
   if (size_) return false;
   std::lock_guard lock(mutex_);

@@ -60,7 +60,9 @@ class Directory {
   // Throws NotThere, naming who is there.
   Entry find(const std::string& name);
   Entry find(int rank);
-  // The same, of which only the rank is wanted.
+  // Who was found there when the store was last asked.
+  std::optional<WorkerInfo> known(int rank) const;
+  // As find(), where only the rank is wanted.
   int rank_of(const std::string& name);
   int rank_of(int rank);
   // It may have gone: look in the store next time. False where workers neither come nor go.

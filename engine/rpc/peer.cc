@@ -323,6 +323,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   if (wrong.empty() && hello.from.rank < 0) wrong = "it is of no worker";
   if (!wrong.empty()) return refuse(*core, wrong);
   counts_ = core->callers().of(hello.from.rank);
+  core->heard_from(hello.from.rank);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
 }

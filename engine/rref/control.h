@@ -61,7 +61,10 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
         promise_(rpc::detail::CoreCalls::home(*core_)) {
     rpc::detail::CoreCalls::hold_activity(*core_, +1);
   }
-  ~Attempts() { be_patient(); }
+  ~Attempts() {
+    be_patient();
+    if (depends_on_it_) rpc::detail::CoreCalls::depend_on(*core_, to_, -1);
+  }
   Attempts(const Attempts&) = delete;
   Attempts& operator=(const Attempts&) = delete;
 
@@ -80,8 +83,11 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
     }
   }
   void ended(const std::exception_ptr& error) {
-    if (!error) return promise_.set();
-    const bool is_gone = rpc::is_not_there(error);
+    if (!error) {
+      rpc::detail::CoreCalls::heard_from(*core_, to_);
+      return promise_.set();
+    }
+    const bool is_gone = rpc::is_not_there(error) || is_lost(error);
     const bool is_overdue = ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
     if (is_overdue && options_.overdue) options_.overdue();
     const int most = options_.keeps_on ? kRetries + kPatientRetries : kRetries;
@@ -92,6 +98,14 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
     }
     rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
+  }
+  // Who gives no sign of life either need not be told.
+  bool is_lost(const std::exception_ptr& error) {
+    if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
+    if (rpc::detail::CoreCalls::is_lost(*core_, to_)) return true;
+    if (!std::exchange(depends_on_it_, true)) rpc::detail::CoreCalls::depend_on(*core_, to_, +1);
+    rpc::detail::CoreCalls::look_after(*core_, to_);
+    return false;
   }
   // No graceful shutdown waits for it any more.
   void be_patient() {
@@ -106,12 +120,14 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   Promise<void> promise_;
   int tries_ = 0;
   bool is_awaited_ = true;
+  bool depends_on_it_ = false;
   std::chrono::milliseconds pause_ = kFirstPause;
 };
 
 }  // namespace detail
 
-// Done when the message has been answered; fails when all attempts have, or nobody has that rank any more.
+// Done when the message has been answered; fails when all attempts have, or one where the worker gave no sign of life, or
+// nobody has that rank any more.
 template <auto F>
 Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
                      typename rpc::detail::FunctionBody<F>::Arguments arguments, ControlOptions options = {}) {

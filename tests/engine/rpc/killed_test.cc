@@ -41,11 +41,12 @@ enum class Point {
   HoldsAll,          // a called function on it holds references of worker 2 and its own
   GiverUnaccepted,   // it gave worker 2 a reference of which worker 0 knows, and has not been told that
   OwnedByTwo,        // worker 2 and worker 0 refer to a value of its
+  OwnerUnaware,      // worker 2 gave worker 0 a reference to a value of its, of which it does not know yet
 };
 const char* text(Point point) {
   constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked",   "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
                                     "FetchAsked",       "CopyAskedFor",    "CopyAsked",       "CopyTaken",  "Idle",
-                                    "HoldsAll",         "GiverUnaccepted", "OwnedByTwo"};
+                                    "HoldsAll",         "GiverUnaccepted", "OwnedByTwo",      "OwnerUnaware"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
@@ -182,6 +183,15 @@ void survive(rpc::Agent& agent, Point point) {
     const auto error = error_of([&] { held.get(); });
     EXPECT_EQ(error.blame(), Blame::Remote) << error.text();
     EXPECT_NE(error.text().find("worker1"), std::string::npos) << error.text();
+  } else if (point == Point::OwnerUnaware) {
+    const auto theirs = agent.remote<&refs::number>(1, 5);
+    EXPECT_EQ(theirs.to_here(), 5);
+    const auto held = agent.async<&killed::hold>(rpc::to(0).timeout(0ms), theirs, "never");
+    expect_counters(agent, 0, {0, 0, 1});
+    Processes::say("ready");
+    const auto error = error_of([&] { held.get(); });
+    EXPECT_NE(error.text().find("worker1"), std::string::npos) << error.text();
+    see_the_end(theirs);
   } else {
     if (point == Point::CopyAskedFor) expect_counters(agent, 2, {1, 1, 0});
     expect_counters(agent, 0, {1, 1, 0});  // what worker 1 waits for
@@ -196,6 +206,7 @@ TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
     const bool is_late = point == Point::ForkUnconfirmed || point == Point::ForkWaited;
     if (rank == 1 && is_late) options.faults.delay[rpc::MessageKind::Fork] = 10min;
     if (rank == 2 && point == Point::GiverUnaccepted) options.faults.delay[rpc::MessageKind::ChildAccept] = 10min;
+    if (rank == 0 && point == Point::OwnerUnaware) options.faults.delay[rpc::MessageKind::Fork] = 1s;
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
     if (rank == 1) become_victim(agent, point);
     if (rank == 2) {
@@ -227,7 +238,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Killed,
                                                           Point::ForkUnconfirmed, Point::ForkWaited, Point::FetchAskedFor,
                                                           Point::FetchAsked, Point::CopyAskedFor, Point::CopyAsked,
                                                           Point::CopyTaken, Point::Idle, Point::HoldsAll,
-                                                          Point::GiverUnaccepted, Point::OwnedByTwo)),
+                                                          Point::GiverUnaccepted, Point::OwnedByTwo, Point::OwnerUnaware)),
                          [](const auto& one) { return std::get<0>(one.param) + text(std::get<1>(one.param)); });
 
 class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, int>> {};

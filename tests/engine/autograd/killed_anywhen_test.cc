@@ -1,0 +1,150 @@
+// A worker that is killed at an instant that nobody has chosen, while all train through each other at random: each pass of
+// the others ends, with an error that names it or as it should, and nothing is left of any context or reference.
+#include <atomic>
+#include <csignal>
+#include <random>
+
+#include <torch/torch.h>
+
+#include <weft/optim.h>
+#include <weft/tests/engine/autograd/settings.h>
+
+namespace anywhen {
+
+using namespace weft;
+using Weights = std::vector<RRef<at::Tensor>>;  // one on each worker
+
+at::Tensor weight() { return at::rand({3}, at::kDouble).requires_grad_(); }
+// Each rank of `path` multiplies by its weight, and calls the next.
+at::Tensor through(std::vector<int> path, Weights weights, at::Tensor x) {
+  auto& agent = rpc::this_agent();
+  const at::Tensor y = x * weights.at(static_cast<std::size_t>(agent.self().rank)).local_value();
+  if (path.empty()) return y;
+  const int next = path.back();
+  path.pop_back();
+  return agent.sync<&through>(next, path, weights, y);
+}
+void nothing() {}
+std::atomic<int> come{0};
+void comes() { ++come; }
+
+}  // namespace anywhen
+
+namespace weft {
+namespace {
+
+using namespace harness;
+using namespace std::chrono_literals;
+
+constexpr int kWorkers = 4;
+
+// One worker's part. A step that has to do with the killed worker may fail, and then says so.
+class Trainer {
+ public:
+  Trainer(rpc::Agent& agent, int seed, std::string victim)
+      : agent_(agent), victim_(std::move(victim)), random_(static_cast<unsigned>(seed * kWorkers + agent.self().rank)) {
+    for (int rank = 0; rank < kWorkers; ++rank) weights_.push_back(agent.remote<&anywhen::weight>(rank));
+    for (const auto& weight : weights_) weight.to_here();
+    optimizer_.emplace(weights_, torch::optim::SGDOptions(0.01));
+  }
+  void step() {
+    try {
+      trained_step();
+    } catch (const std::exception& failed) {
+      ++failed_;
+      EXPECT_NE(std::string(failed.what()).find(victim_), std::string::npos) << failed.what();
+    }
+  }
+  void drop() {
+    optimizer_.reset();
+    weights_.clear();
+  }
+  int failed() const { return failed_; }
+
+ private:
+  int below(int limit) { return static_cast<int>(random_() % static_cast<unsigned>(limit)); }
+  void trained_step() {
+    const BackwardOptions options{.mode = below(2) == 0 ? BackwardMode::Fast : BackwardMode::Exact};
+    AutogradContext context(agent_);
+    const auto x = leaf({3});
+    at::Tensor loss = at::zeros({}, at::kDouble);
+    for (int path = 1 + below(2); path > 0; --path) {
+      std::vector<int> hops;
+      for (int hop = below(3); hop > 0; --hop) hops.push_back(below(kWorkers));
+      loss = loss + agent_.sync<&anywhen::through>(below(kWorkers), hops, weights_, x).sum();
+    }
+    if (below(2) == 0) {
+      context.backward({loss}, options);
+      EXPECT_TRUE(context.gradient(x).defined());
+      optimizer_->step(context);
+    } else {
+      const auto pass = context.backward_async({loss}, options);
+      optimizer_->step_async(context).get();
+      pass.get();
+      EXPECT_TRUE(context.gradient(x).defined());
+    }
+  }
+
+  rpc::Agent& agent_;
+  const std::string victim_;
+  std::mt19937 random_;
+  anywhen::Weights weights_;
+  std::optional<DistributedOptimizer<torch::optim::SGD>> optimizer_;
+  int failed_ = 0;
+};
+
+using Case = std::tuple<std::string, int>;
+class KilledAnywhen : public testing::TestWithParam<Case> {};
+
+TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
+  const auto& [transport, seed] = GetParam();
+  const int victim = seed % kWorkers;
+  Processes workers(kWorkers, [transport = transport, seed = seed, victim](int rank) {
+    at::set_num_threads(1);
+    auto agent = rpc::init("worker" + std::to_string(rank),
+                           {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
+    // Whoever hosts the store may be the one that is killed: all know each other before.
+    for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&anywhen::nothing>(after(agent, steps));
+    Trainer trainer(agent, seed, "worker" + std::to_string(victim));
+    Processes::say("ready");
+    if (rank == victim) {
+      for (;;) trainer.step();
+    }
+    while (trainer.failed() == 0) trainer.step();  // as it must: each optimizer has a part on the killed worker
+    EXPECT_EQ(trainer.failed(), 1);
+    for (int i = 0; i < 5; ++i) trainer.step();
+    trainer.drop();
+    // No survivor ends before the others have done with it.
+    const auto meet = [&agent, victim, rank](int times) {
+      for (int other = 0; other < kWorkers; ++other) {
+        if (other != victim && other != rank) agent.sync<&anywhen::comes>(other);
+      }
+      EXPECT_TRUE(comes_true([times] { return anywhen::come >= times * (kWorkers - 2); }, 20s));
+    };
+    meet(1);
+    std::vector<std::size_t> counted;
+    comes_true(
+        [&] {
+          const auto now = agent.debug_info();
+          counted = {now.contexts,      now.backward_passes, now.owner_rrefs,  now.forks,
+                     now.pending_users, now.calls_waiting,   now.handlers_busy};
+          return counted == std::vector<std::size_t>(7);
+        },
+        20s);
+    EXPECT_EQ(counted, std::vector<std::size_t>(7)) << "contexts, passes, owners, forks, pending users, calls, handlers";
+    meet(2);
+  });
+  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+  workers.signal(victim, SIGKILL);
+  workers.expect_success({victim});
+}
+
+INSTANTIATE_TEST_SUITE_P(Autograd, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
+                         [](const auto& one) {
+                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
+                         });
+
+}  // namespace
+}  // namespace weft
