@@ -276,13 +276,13 @@ Error Core::explain(const Error& error) {
 }
 
 void Core::throw_if_broken() {
-  std::lock_guard lock(error_mutex_);
-  if (unseen_) {
-    const Error error = *unseen_;
-    unseen_.reset();
-    throw error.within("an earlier operation failed");
+  std::optional<Error> unseen;
+  {
+    std::lock_guard lock(error_mutex_);
+    unseen.swap(unseen_);
+    if (!unseen && broken_) throw *broken_;
   }
-  if (broken_) throw *broken_;
+  if (unseen) throw explain(*unseen).within("an earlier operation failed");
 }
 
 void Core::throw_broken() {

@@ -16,7 +16,7 @@ namespace group {
 WorkState::~WorkState() {
   if (seen || !core) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
-  const std::string dropped = what + ", whose Work was dropped,";
+  const std::string dropped = what + ", whose Work was dropped";
   for (const Op& op : ops) {
     if (const auto error = op.error()) {
       core->note_unseen(error->within(dropped));

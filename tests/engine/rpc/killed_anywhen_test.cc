@@ -38,7 +38,8 @@ bool comes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-// One worker's part. A step that has to do with the killed worker may fail, and then says so.
+// One worker's part. A step that has to do with the killed worker may fail, and then says so; without a name, for whatever
+// reason.
 class Driver {
  public:
   Driver(rpc::Agent& agent, int seed, std::string victim)
@@ -144,6 +145,34 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
   });
   for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
   std::mt19937 random(static_cast<unsigned>(seed));
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
+  workers.signal(victim, SIGKILL);
+  workers.expect_success({victim});
+}
+
+// The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends without the others, so they
+// miss not the killed worker alone.
+TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
+  const auto& [transport, seed] = GetParam();
+  const int victim = seed % kWorkers;
+  Processes workers(kWorkers, [transport = transport, seed = seed](int rank) {
+    auto agent = rpc::init("worker" + std::to_string(rank),
+                           {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
+    for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&refs::nothing>(after(agent, steps));
+    Driver driver(agent, seed, "");
+    Processes::say("ready");
+    const auto end = Deadline::in(50ms);
+    while (!end.passed()) driver.step();
+    driver.drop();
+    try {
+      agent.shutdown({.timeout = 0ms});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      EXPECT_NE(error.text().find("is lost, or has left without shutdown()"), std::string::npos) << error.text();
+    }
+  });
+  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
+  std::mt19937 random(static_cast<unsigned>(seed) + 1);
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
   workers.signal(victim, SIGKILL);
   workers.expect_success({victim});

@@ -1,0 +1,124 @@
+// A rank that is killed at an instant that nobody has chosen, in the middle of whatever all do: the others are told who it
+// was, by what they wait for and by all that comes later, and no result was wrong before.
+#include <csignal>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <weft/group.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::error_of;
+using harness::Processes;
+
+constexpr int kRanks = 4;
+// Longer than each rank has time (harness::kLimit): no error here comes by it.
+constexpr std::chrono::seconds kForever{1000};
+
+// The same operations on all ranks, some at a time.
+class Stream {
+ public:
+  Stream(ProcessGroup& group, int seed) : group_(group), random_(static_cast<unsigned>(seed)) {}
+
+  [[noreturn]] void run() {
+    for (;;) {
+      begin();
+      if (pending_.size() > static_cast<std::size_t>(below(4))) end();
+    }
+  }
+
+ private:
+  struct Pending {
+    Work work;
+    at::Tensor result;
+    double expected = 0;
+  };
+  int below(int limit) { return static_cast<int>(random_() % static_cast<unsigned>(limit)); }
+  void keep(Work work, at::Tensor result, double expected) {
+    pending_.push_back({std::move(work), std::move(result), expected});
+  }
+  void begin() {
+    constexpr std::int64_t kSizes[] = {1, 1000, 30'000, 500'000};
+    const auto size = kSizes[below(4)];
+    const int root = below(kRanks);
+    const int rank = group_.rank();
+    const auto mine = torch::full({size}, rank + 1.0);
+    constexpr double kSum = kRanks * (kRanks + 1) / 2;
+    switch (below(6)) {
+      case 0: keep(group_.all_reduce(mine), mine, kSum); break;
+      case 1: keep(group_.broadcast(mine, root), mine, root + 1.0); break;
+      case 2: keep(group_.reduce(mine, root), rank == root ? mine : torch::full({1}, kSum), kSum); break;
+      case 3: {
+        auto all = torch::zeros({kRanks * size});
+        keep(group_.all_gather_into(all, mine), all.narrow(0, root * size, size), root + 1.0);
+        break;
+      }
+      case 4: {
+        auto part = torch::zeros({size});
+        keep(group_.reduce_scatter_into(part, mine.repeat({kRanks})), part, kSum);
+        break;
+      }
+      default: {
+        auto from_last = torch::zeros({size});
+        const int last = (rank + kRanks - 1) % kRanks;
+        keep(group_.send(mine, (rank + 1) % kRanks), mine, rank + 1.0);
+        keep(group_.recv(from_last, last), from_last, last + 1.0);
+      }
+    }
+  }
+  void end() {
+    auto& [work, result, expected] = pending_.front();
+    work.wait();
+    const auto [least, most] = result.aminmax();
+    EXPECT_EQ(least.item<double>(), expected);
+    EXPECT_EQ(most.item<double>(), expected);
+    pending_.pop_front();
+  }
+
+  ProcessGroup& group_;
+  std::mt19937 random_;
+  std::deque<Pending> pending_;
+};
+
+using Case = std::tuple<std::string, int>;
+class KilledAnywhen : public testing::TestWithParam<Case> {};
+
+TEST_P(KilledAnywhen, IsNamedToAllOthers) {
+  const auto& [backend, seed] = GetParam();
+  const int victim = seed % kRanks;
+  Processes ranks(kRanks, [backend = backend, seed = seed, victim](int rank) {
+    at::set_num_threads(1);
+    auto group = init_process_group({.backend = backend, .timeout = kForever});
+    group.barrier().wait();
+    Processes::say("ready");
+    const auto expect_lost = [&](const std::function<void()>& call) {
+      const auto error = error_of(call);
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      EXPECT_NE(error.text().find("rank " + std::to_string(victim) + " is lost"), std::string::npos) << error.text();
+    };
+    expect_lost([&] { Stream(group, seed).run(); });
+    expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
+    expect_lost([&] { group.send(torch::ones({1}), (rank + 1) % kRanks).wait(); });
+  });
+  for (int rank = 0; rank < kRanks; ++rank) ranks.wait_for(rank, "ready");
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 200'000));
+  ranks.signal(victim, SIGKILL);
+  ranks.expect_success({victim});
+}
+
+INSTANTIATE_TEST_SUITE_P(Group, KilledAnywhen,
+                         testing::Combine(testing::Values("gloo", "shm", "tcp"), testing::Range(0, 4)),
+                         [](const auto& one) {
+                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
+                         });
+
+}  // namespace
+}  // namespace weft
