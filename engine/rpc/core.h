@@ -264,7 +264,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
   std::shared_ptr<const void> kept_until_left_;
-  std::set<int> lost_;  // workers that could not be reached any more
+  std::set<int> lost_;            // workers that could not be reached any more
   std::map<int, int> dependent_;  // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {
     Asked why = Asked::ByTheWay;

@@ -44,9 +44,10 @@ enum class Point {
   OwnerUnaware,      // worker 2 gave worker 0 a reference to a value of its, of which it does not know yet
 };
 const char* text(Point point) {
-  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked",   "ForkUnconfirmed", "ForkWaited", "FetchAskedFor",
-                                    "FetchAsked",       "CopyAskedFor",    "CopyAsked",       "CopyTaken",  "Idle",
-                                    "HoldsAll",         "GiverUnaccepted", "OwnedByTwo",      "OwnerUnaware"};
+  constexpr const char* kTexts[] = {"CreationAskedFor", "CreationAsked", "ForkUnconfirmed", "ForkWaited",
+                                    "FetchAskedFor",    "FetchAsked",    "CopyAskedFor",    "CopyAsked",
+                                    "CopyTaken",        "Idle",          "HoldsAll",        "GiverUnaccepted",
+                                    "OwnedByTwo",       "OwnerUnaware"};
   return kTexts[static_cast<int>(point)];
 }
 void PrintTo(Point point, std::ostream* out) { *out << text(point); }
