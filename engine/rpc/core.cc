@@ -185,7 +185,6 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   return peers_.emplace(rank, std::move(made)).first->second;
 }
 
-// "worker1 (rank 1)", where it has been called before.
 std::string AgentCore::name_of(int rank) const {
   if (rank == parts_.self.rank) return describe(parts_.self);
   if (const auto known = directory_.known(rank)) return describe(*known);

@@ -1,13 +1,13 @@
 // A worker that is killed at an instant that nobody has chosen, while all train through each other at random: each pass of
 // the others ends, with an error that names it or as it should, and nothing is left of any context or reference.
 #include <atomic>
-#include <csignal>
 #include <random>
 
 #include <torch/torch.h>
 
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
+#include <weft/tests/harness/killed_anywhen.h>
 
 namespace anywhen {
 
@@ -93,8 +93,7 @@ class Trainer {
   int failed_ = 0;
 };
 
-using Case = std::tuple<std::string, int>;
-class KilledAnywhen : public testing::TestWithParam<Case> {};
+class KilledAnywhen : public testing::TestWithParam<KilledCase> {};
 
 TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
   const auto& [transport, seed] = GetParam();
@@ -134,17 +133,11 @@ TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
     EXPECT_EQ(counted, std::vector<std::size_t>(7)) << "contexts, passes, owners, forks, pending users, calls, handlers";
     meet(2);
   });
-  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
-  workers.signal(victim, SIGKILL);
-  workers.expect_success({victim});
+  kill_anywhen(workers, kWorkers, victim, seed, 100ms);
 }
 
 INSTANTIATE_TEST_SUITE_P(Autograd, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
-                         [](const auto& one) {
-                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
-                         });
+                         killed_name);
 
 }  // namespace
 }  // namespace weft

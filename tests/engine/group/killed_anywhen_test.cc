@@ -1,16 +1,14 @@
 // A rank that is killed at an instant that nobody has chosen, in the middle of whatever all do: the others are told who it
 // was, by what they wait for and by all that comes later, and no result was wrong before.
-#include <csignal>
 #include <deque>
 #include <random>
-#include <thread>
 
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
 
 #include <weft/group.h>
-#include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/killed_anywhen.h>
 
 namespace weft {
 namespace {
@@ -87,8 +85,7 @@ class Stream {
   std::deque<Pending> pending_;
 };
 
-using Case = std::tuple<std::string, int>;
-class KilledAnywhen : public testing::TestWithParam<Case> {};
+class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
 TEST_P(KilledAnywhen, IsNamedToAllOthers) {
   const auto& [backend, seed] = GetParam();
@@ -107,18 +104,12 @@ TEST_P(KilledAnywhen, IsNamedToAllOthers) {
     expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
     expect_lost([&] { group.send(torch::ones({1}), (rank + 1) % kRanks).wait(); });
   });
-  for (int rank = 0; rank < kRanks; ++rank) ranks.wait_for(rank, "ready");
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 200'000));
-  ranks.signal(victim, SIGKILL);
-  ranks.expect_success({victim});
+  harness::kill_anywhen(ranks, kRanks, victim, seed, std::chrono::milliseconds(200));
 }
 
 INSTANTIATE_TEST_SUITE_P(Group, KilledAnywhen,
                          testing::Combine(testing::Values("gloo", "shm", "tcp"), testing::Range(0, 4)),
-                         [](const auto& one) {
-                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
-                         });
+                         harness::killed_name);
 
 }  // namespace
 }  // namespace weft

@@ -1,7 +1,6 @@
 // A worker that is killed at an instant that nobody has chosen, while all use each other's references at random: the others
 // go on, and nothing is counted once they have ended theirs.
 #include <atomic>
-#include <csignal>
 #include <deque>
 #include <random>
 #include <thread>
@@ -9,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/tests/engine/rpc/refs.h>
+#include <weft/tests/harness/killed_anywhen.h>
 
 namespace anywhen {
 
@@ -106,8 +106,7 @@ class Driver {
   int failed_ = 0;
 };
 
-using Case = std::tuple<std::string, int>;
-class KilledAnywhen : public testing::TestWithParam<Case> {};
+class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
 TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
   const auto& [transport, seed] = GetParam();
@@ -143,11 +142,7 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
     EXPECT_EQ(refs::living, 0) << "values";
     meet(2);
   });
-  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
-  workers.signal(victim, SIGKILL);
-  workers.expect_success({victim});
+  harness::kill_anywhen(workers, kWorkers, victim, seed, 100ms);
 }
 
 // The same, when all are about to end, or have begun to: nobody hangs. Whoever hears of it ends without the others, so they
@@ -171,17 +166,11 @@ TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
       EXPECT_NE(error.text().find("is lost, or has left without shutdown()"), std::string::npos) << error.text();
     }
   });
-  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
-  std::mt19937 random(static_cast<unsigned>(seed) + 1);
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % 100'000));
-  workers.signal(victim, SIGKILL);
-  workers.expect_success({victim});
+  harness::kill_anywhen(workers, kWorkers, victim, seed + 1, 100ms);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
-                         [](const auto& one) {
-                           return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
-                         });
+                         harness::killed_name);
 
 }  // namespace
 }  // namespace weft
