@@ -139,8 +139,7 @@ void AgentCore::require_open() const {
 
 int AgentCore::rank_of(const Destination& destination) {
   require_open();
-  if (const auto* name = std::get_if<std::string>(&destination.target())) return directory_.rank_of(*name);
-  return directory_.rank_of(std::get<int>(destination.target()));
+  return std::visit([this](const auto& target) { return directory_.rank_of(target); }, destination.target());
 }
 
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what) {

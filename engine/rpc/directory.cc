@@ -70,6 +70,12 @@ const Directory::Entry* find_in(const Entries& entries, const std::string& name)
   return nullptr;
 }
 
+const Directory::Entry* find_in(const Entries& entries, const WorkerInfo& worker) {
+  const auto* found = find_in(entries, worker.rank);
+  return found != nullptr && (worker.name.empty() || found->worker.name == worker.name) ? found : nullptr;
+}
+
+std::string shown(const WorkerInfo& worker) { return worker.name.empty() ? "rank " + std::to_string(worker.rank) : describe(worker); }
 std::string shown(int rank) { return "rank " + std::to_string(rank); }
 std::string shown(const std::string& name) { return "'" + name + "'"; }
 
@@ -283,6 +289,10 @@ int Directory::rank_of(const std::string& name) {
 
 int Directory::rank_of(int rank) {
   return look_up(rank, [](const Entry& entry) { return entry.worker.rank; });
+}
+
+int Directory::rank_of(const WorkerInfo& worker) {
+  return look_up(worker, [](const Entry& entry) { return entry.worker.rank; });
 }
 
 std::optional<WorkerInfo> Directory::known(int rank) const {

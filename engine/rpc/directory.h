@@ -65,6 +65,7 @@ class Directory {
   // As find(), where only the rank is wanted.
   int rank_of(const std::string& name);
   int rank_of(int rank);
+  int rank_of(const WorkerInfo& worker);
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
   // All, by rank.

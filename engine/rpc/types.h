@@ -98,7 +98,8 @@ struct Options {
   int calls_in_flight = 65536;
 };
 
-// Whom to call: a name, a rank, a WorkerInfo; with a time limit of its own: to("worker1").timeout(2s).
+// Whom to call: a name, a rank, a WorkerInfo (not another one that has its rank meanwhile); with a time limit of its own:
+// to("worker1").timeout(2s).
 class Destination {
  public:
   // The place is that of the call, where the destination is written into it.
@@ -108,21 +109,22 @@ class Destination {
   Destination(T rank, Place place = Place::current()) : target_(target_of(rank)), place_(place) {}
   template <std::floating_point T>
   Destination(T rank) = delete;  // a rank is a whole number
-  Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker.rank), place_(place) {}
+  Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker), place_(place) {}
 
   Destination timeout(std::chrono::milliseconds limit) const {
     Destination copy = *this;
     copy.timeout_ = limit;
     return copy;
   }
-  const std::variant<std::string, int>& target() const { return target_; }
+  using Target = std::variant<std::string, int, WorkerInfo>;
+  const Target& target() const { return target_; }
   std::optional<std::chrono::milliseconds> timeout() const { return timeout_; }
   Place place() const { return place_; }
 
  private:
   // A rank that is none, whatever its type, is not found; as a name that nobody can have.
   template <class T>
-  static std::variant<std::string, int> target_of(T rank) {
+  static Target target_of(T rank) {
     if constexpr (sizeof(T) < sizeof(int)) {
       return static_cast<int>(rank);
     } else {
@@ -130,7 +132,7 @@ class Destination {
       return "rank " + std::to_string(rank);
     }
   }
-  std::variant<std::string, int> target_;
+  Target target_;
   std::optional<std::chrono::milliseconds> timeout_;
   Place place_;
 };

@@ -87,7 +87,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
       rpc::detail::CoreCalls::heard_from(*core_, to_);
       return promise_.set();
     }
-    const bool is_gone = rpc::is_not_there(error) || is_lost(error);
+    const bool is_gone = rpc::is_not_there(error) || gives_no_sign_of_life(error);
     const bool is_overdue = ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
     if (is_overdue && options_.overdue) options_.overdue();
     const int most = options_.keeps_on ? kRetries + kPatientRetries : kRetries;
@@ -99,8 +99,8 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
     rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;
   }
-  // Who gives no sign of life either need not be told.
-  bool is_lost(const std::exception_ptr& error) {
+  // Who has given none when it was asked need not be told; the first failure asks.
+  bool gives_no_sign_of_life(const std::exception_ptr& error) {
     if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
     if (rpc::detail::CoreCalls::is_lost(*core_, to_)) return true;
     if (!std::exchange(depends_on_it_, true)) rpc::detail::CoreCalls::depend_on(*core_, to_, +1);

@@ -231,6 +231,15 @@ void Processes::expect_success(const std::set<int>& but) {
   }
 }
 
+bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit) {
+  const auto deadline = Deadline::in(limit);
+  while (!deadline.passed()) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return condition();
+}
+
 Error error_of(const std::function<void()>& call) {
   try {
     call();

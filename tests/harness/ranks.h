@@ -84,6 +84,9 @@ class Processes {
   launch::Children children_;
 };
 
+// Waits, bounded, for what other threads and workers bring about; whether they do.
+bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit = std::chrono::seconds(20));
+
 // Runs `call`, which must throw an Error; returns it. Anything else fails the test and gives a Cancelled error.
 Error error_of(const std::function<void()>& call);
 

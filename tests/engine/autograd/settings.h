@@ -43,14 +43,4 @@ auto called(Way way, Who& who, A&&... arguments) {
   return who.template remote<F>(std::forward<A>(arguments)...).to_here();
 }
 
-// Waits, bounded, for what other threads and workers bring about.
-inline bool comes_true(const std::function<bool()>& condition, std::chrono::seconds limit = std::chrono::seconds(10)) {
-  const auto end = std::chrono::steady_clock::now() + limit;
-  while (std::chrono::steady_clock::now() < end) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return condition();
-}
-
 }  // namespace weft::harness

@@ -30,15 +30,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = Deadline::in(20s);
-  while (!deadline.passed()) {
-    if (condition()) return true;
-    std::this_thread::yield();
-  }
-  return condition();
-}
-
 // All connections that are made in this process while it lives.
 class Links {
  public:

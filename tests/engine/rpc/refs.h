@@ -20,6 +20,7 @@ inline at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
 inline at::Tensor add_held(RRef<at::Tensor> a, RRef<at::Tensor> b) { return a.to_here() + b.to_here(); }
 inline at::Tensor fetch(RRef<at::Tensor> a) { return a.to_here(); }
 inline int fetch_sum(RRef<int> a, RRef<int> b) { return a.to_here() + b.to_here(); }
+inline int plus_held(RRef<int> a, int more) { return a.to_here() + more; }
 inline void take(RRef<int>) {}
 inline void pass_on(RRef<int> a, rpc::WorkerInfo third) { rpc::this_agent().sync<&take>(third, a); }
 inline int fetch_elsewhere(RRef<int> a, rpc::WorkerInfo third) { return rpc::this_agent().sync<&fetch_sum>(third, a, a); }

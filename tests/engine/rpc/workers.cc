@@ -1,3 +1,4 @@
+#include <atomic>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -34,6 +35,23 @@ std::vector<Setting> settings_of_faults() {
 rpc::WorkerInfo after(const rpc::Agent& agent, int steps) {
   const int workers = static_cast<int>(agent.workers().size());
   return agent.worker((agent.self().rank + steps) % workers);
+}
+
+namespace meeting {
+
+std::atomic<int> others_came{0};
+void come() { ++others_came; }
+
+}  // namespace meeting
+
+void meet_without(rpc::Agent& agent, int victim) {
+  static int expected = 0;
+  for (const auto& worker : agent.workers()) {
+    if (worker.rank == victim || worker.rank == agent.self().rank) continue;
+    ++expected;
+    agent.sync<&meeting::come>(worker);
+  }
+  EXPECT_TRUE(comes_true([] { return meeting::others_came >= expected; }));
 }
 
 void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& body, const rpc::Options& given) {
