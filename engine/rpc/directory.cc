@@ -153,7 +153,8 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
     throw Error(Blame::Caller,
                 "rank " + std::to_string(self_.rank) +
-                    " is taken by another worker of this job; if it belongs to another job, give each a group_name");
+                    " is taken by another worker of this job; if it belongs to another job, give each a group_name" +
+                    (size_ ? "" : "; one that was killed keeps its rank, so take another"));
   }
   Record record{self_.name, self_.rank, {}, {}, has_secret_, false, stored(devices_)};
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);

@@ -187,7 +187,9 @@ TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAnd
     fake_->delay(&cuda::Driver::launch_kernel, 100ms);  // time for a gradient that has not waited for its kernel
     const auto pass = context.backward_async({root}, {.grad_outputs = {one}});
     EXPECT_GT(fake_->pending(view(side)), 0u) << "a node's kernel is on the stream of its forward, and the host went on";
+    hear_all(agent);
     EXPECT_FALSE(pass.done());
+    EXPECT_FALSE(has_run("backward there")) << "before the kernel that makes its gradient";
     fake_->release(view(side));
     pass.get();
     const at::Tensor gradient = context.gradient(x);

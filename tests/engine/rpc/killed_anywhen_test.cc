@@ -77,6 +77,39 @@ TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
   harness::kill_anywhen(workers, kWorkers, victim, seed + 1, 100ms);
 }
 
+// Stopped for a while instead, again and again: nobody misses it.
+class StoppedAnywhen : public testing::TestWithParam<harness::KilledCase> {};
+
+TEST_P(StoppedAnywhen, KeepsTheOthersWaitingAndNoMore) {
+  const auto& [transport, seed] = GetParam();
+  Processes workers(kWorkers, [transport = transport, seed = seed](int rank) {
+    auto agent = rpc::init("worker" + std::to_string(rank),
+                           {.rank = rank, .world_size = kWorkers, .timeout = 20s, .transports = {transport}});
+    Processes::say("ready");
+    {
+      RandomUser user(agent, kWorkers, seed * kWorkers + rank, [](const Error&) { return false; });
+      const auto end = Deadline::in(2s);
+      while (!end.passed()) user.step();
+    }
+    agent.shutdown({.timeout = 20s});
+    const auto left = agent.debug_info();
+    EXPECT_EQ(left.owner_rrefs + left.forks + left.pending_users + left.calls_waiting, 0U);
+    EXPECT_EQ(refs::living, 0) << "values";
+  });
+  for (int rank = 0; rank < kWorkers; ++rank) workers.wait_for(rank, "ready");
+  std::mt19937 random(static_cast<unsigned>(seed));
+  for (int times = 0; times < 10; ++times) {
+    const int rank = static_cast<int>(random() % kWorkers);
+    workers.signal(rank, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
+    workers.signal(rank, SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
+  }
+  workers.expect_success();
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, StoppedAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 3)),
+                         harness::killed_name);
 INSTANTIATE_TEST_SUITE_P(Rpc, KilledAnywhen, testing::Combine(testing::Values("shm", "tcp"), testing::Range(0, 8)),
                          harness::killed_name);
 

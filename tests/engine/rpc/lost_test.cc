@@ -29,6 +29,7 @@ namespace weft {
 namespace {
 
 using namespace std::chrono_literals;
+using harness::comes_true;
 
 // All connections that are made in this process while it lives.
 class Links {
