@@ -474,6 +474,7 @@ void Inbound::fail(std::uint64_t call, MessageKind kind, Failure what, const Err
 
 void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind, Failure what,
                            const Error& error) noexcept {
+  if (core.closed()) return;  // what fails since this worker leaves: that its connection ends says so to the caller
   Head head;
   head.kind = FrameKind::Failure;
   head.call = call;

@@ -26,8 +26,9 @@ std::string to_text(std::uint64_t id) {
 void Owned::fail(const std::exception_ptr& cause) noexcept {
   if (!end()) return;
   const Error error = to_error(cause, Blame::Remote);
-  promise_.set_error(
-      std::make_exception_ptr(rpc::CreationError(error.blame(), "an RRef's value was not created: " + error.text())));
+  const std::string what = "an RRef's value was not created: ";  // once, where it was to be made of others
+  const std::string text = (error.text().starts_with(what) ? "" : what) + error.text();
+  promise_.set_error(std::make_exception_ptr(rpc::CreationError(error.blame(), text)));
 }
 
 void Owned::let_go_of(std::shared_ptr<void> value) noexcept {

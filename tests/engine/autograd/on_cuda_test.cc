@@ -187,7 +187,7 @@ TEST_P(BackwardOnCuda, AGradientIsComputedThereBehindTheKernelThatMakesItHereAnd
     fake_->delay(&cuda::Driver::launch_kernel, 100ms);  // time for a gradient that has not waited for its kernel
     const auto pass = context.backward_async({root}, {.grad_outputs = {one}});
     EXPECT_GT(fake_->pending(view(side)), 0u) << "a node's kernel is on the stream of its forward, and the host went on";
-    hear_all(agent);
+    if (is_ipc()) hear_all(agent);  // by other transports what was sent behind that kernel holds it up
     EXPECT_FALSE(pass.done());
     EXPECT_FALSE(has_run("backward there")) << "before the kernel that makes its gradient";
     fake_->release(view(side));

@@ -33,6 +33,7 @@ bool is_of_leaving(const Error& error) {
     case Blame::PeerLost: return says("worker") || says("rank");
     case Blame::Caller: return is_not_there;
     case Blame::Remote: return is_not_there || says("connection");
+    case Blame::Cancelled: return says("gave it up") || says("was given up");  // the call that was to make a value was lost
     default: return false;
   }
 }
