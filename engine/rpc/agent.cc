@@ -19,9 +19,9 @@ const std::shared_ptr<Crew>& CoreCalls::home(AgentCore& core) { return core.crew
 bool CoreCalls::closed(AgentCore& core) { return core.closed(); }
 bool CoreCalls::is_self(AgentCore& core, int rank) { return core.self().rank == rank; }
 int CoreCalls::self(AgentCore& core) { return core.self().rank; }
-void CoreCalls::send_call(AgentCore& core, const Function& function, const Going& going,
+std::shared_ptr<const Member> CoreCalls::send_call(AgentCore& core, const Function& function, const Going& going,
                           const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending) {
-  core.send_call(issue_of(function, going), pack, std::move(pending));
+  return core.send_call(issue_of(function, going), pack, std::move(pending));
 }
 void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going,
                           const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
@@ -42,17 +42,18 @@ void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task tas
 void CoreCalls::off_loop(AgentCore& core, int rank, Task task) { core.off_loop(rank, std::move(task)); }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {
-  return std::make_shared<rref::Handle>(core, id, core->self(), std::move(owned));
+  return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->life()}, std::move(owned));
 }
 std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                     int owner, const Future<void>& created, const rref::Origin& origin) {
-  return std::make_shared<rref::Handle>(core, id, fork, core->directory().find(owner).worker, created, created, origin);
+                                                     const Member& owner, const Future<void>& created,
+                                                     const rref::Origin& origin) {
+  return std::make_shared<rref::Handle>(core, id, fork, owner, created, created, origin);
 }
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
   return given ? usable_limit(*given, "a time limit") : core.timeout();
 }
 Going CoreCalls::going(AgentCore& core, const Destination& to) {
-  return {core.rank_of(to), core.limit_of(to), MessageKind::Call, false, to.place()};
+  return {core.recipient(to), core.limit_of(to), MessageKind::Call, false, to.place()};
 }
 std::chrono::milliseconds CoreCalls::time_left() {
   const CallState& call = current_call("time_left()").call();
@@ -96,10 +97,10 @@ Going Agent::going(const Destination& to, bool on_loop) const {
   return going;
 }
 
-WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().rank_of(who)).worker; }
+WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().recipient(who)).worker; }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
-std::string Agent::transport_to(const Destination& worker) const { return core().transport_to(core().rank_of(worker)); }
+std::string Agent::transport_to(const Destination& worker) const { return core().transport_to(core().recipient(worker).rank); }
 void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
 std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
 void Agent::shutdown(const Graceful& options) { core().shutdown(options); }

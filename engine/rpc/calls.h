@@ -15,7 +15,7 @@ namespace weft::rpc {
 
 // How one call goes out.
 struct Going {
-  int to = -1;
+  Recipient to;
   std::chrono::milliseconds limit{0};  // 0 = none
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
@@ -32,8 +32,9 @@ struct CoreCalls {
   static bool closed(AgentCore& core);
   static bool is_self(AgentCore& core, int rank);
   static int self(AgentCore& core);
-  static void send_call(AgentCore& core, const Function& function, const Going& going,
-                        const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
+  // Gives whom it goes to.
+  static std::shared_ptr<const Member> send_call(AgentCore& core, const Function& function, const Going& going,
+                       const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
   static void call_here(AgentCore& core, const Function& function, const Going& going,
                         const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
                         const std::function<Task(std::uint64_t)>& make);
@@ -48,7 +49,7 @@ struct CoreCalls {
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                   int owner, const Future<void>& created, const rref::Origin& origin);
+                                                   const Member& owner, const Future<void>& created, const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
   static Going going(AgentCore& core, const Destination& to);
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.
@@ -166,7 +167,7 @@ Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const
   Promise<Result> promise(detail::CoreCalls::home(*core));
   auto future = promise.future();
   auto pending = std::make_unique<PendingResult<Result>>(std::move(promise));
-  if (!detail::CoreCalls::is_self(*core, going.to)) {
+  if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
     detail::CoreCalls::send_call(
         *core, function, going, [&](codec::Packer& packer) { detail::pack_tuple(packer, arguments); }, std::move(pending));
     return future;
@@ -205,7 +206,7 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
   Promise<void> promise(detail::CoreCalls::home(*core));
   const auto created = promise.future();
   auto pending = std::make_unique<PendingResult<void>>(std::move(promise));
-  if (!detail::CoreCalls::is_self(*core, going.to)) {
+  if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
     const rref::ForkId fork = references.next_id();
     const auto pack = [&](codec::Packer& packer) {
       packer.pack_array(3);
@@ -213,12 +214,12 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
       packer.pack(fork);
       detail::pack_tuple(packer, arguments);
     };
-    detail::CoreCalls::send_call(*core, function, going, pack, std::move(pending));
-    created.on_done_light([weak = std::weak_ptr(core), to = going.to, id](const Future<void>& ended) {
+    const auto owner = detail::CoreCalls::send_call(*core, function, going, pack, std::move(pending));
+    created.on_done_light([weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
       const auto alive = weak.lock();
       if (const auto error = ended.error(); error && alive) detail::CoreCalls::will_not_come(alive, to, id, error);
     });
-    return detail::CoreCalls::user_handle(core, id, fork, going.to, created, {function.name, -1, going.place});
+    return detail::CoreCalls::user_handle(core, id, fork, *owner, created, {function.name, -1, going.place});
   }
   auto value = std::make_shared<rref::OwnedValue<Result>>(detail::CoreCalls::home(*core));
   // Where the creation fails by its time limit, or does not even begin.

@@ -81,7 +81,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   const auto offers = accepts(false);
   // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
   const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
-  directory_.join(offers, device_offers, deadline);
+  life_ = directory_.join(offers, device_offers, deadline);
   gpus_ = directory_.gpus();
   parts_.devices->prepare_lanes(gpus_);
   // Others may have been faster, and called already: what they call must find everybody.
@@ -137,9 +137,9 @@ void AgentCore::require_open() const {
   }
 }
 
-int AgentCore::rank_of(const Destination& destination) {
+Recipient AgentCore::recipient(const Destination& destination) {
   require_open();
-  return std::visit([this](const auto& target) { return directory_.rank_of(target); }, destination.target());
+  return std::visit([this](const auto& target) { return directory_.recipient(target); }, destination.target());
 }
 
 std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const std::string& what) {
@@ -158,14 +158,29 @@ void AgentCore::set_timeout(std::chrono::milliseconds limit) {
   timeout_ = usable_limit(limit, "the time limit of calls").count();
 }
 
-std::shared_ptr<Peer> AgentCore::peer(int rank) {
+std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
+  std::shared_ptr<Peer> other;  // that has the rank
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = peers_.find(rank); found != peers_.end()) return found->second;
+    if (const auto found = peers_.find(to.rank); found != peers_.end()) {
+      if (to.fits(found->second->life())) return found->second;
+      other = found->second;
+      if (other->life() < to.life) peers_.erase(found);
+    }
+  }
+  if (other && to.life < other->life()) {
+    directory_.forget(to.rank);  // whence that came, perhaps
+    throw has_left(to, other->worker());
+  }
+  if (other) {  // it has left, and its connection does not say so yet
+    loop_->post([self = shared_from_this(), other, to] {
+      const Error left(Blame::PeerLost, "the connection has ended: " + describe(other->worker()) + " has left");
+      if (const auto lane = other->close(left); lane != 0) self->lane_ended(*other, lane, left);
+    });
   }
   const KnownDevices here{parts_.self.name, {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}};
   const auto find = [&] {
-    auto found = directory_.find(rank);
+    auto found = directory_.find(to);
     // Of a worker that joined later it was not known.
     if (!parts_.world_size) check_device_maps({here, {found.worker.name, found.devices}}, /*more_may_come=*/true);
     return found;
@@ -176,12 +191,13 @@ std::shared_ptr<Peer> AgentCore::peer(int rank) {
   } catch (const NotThere&) {
     throw;
   } catch (const Error&) {  // of who had the rank before, perhaps
-    if (!directory_.forget(rank)) throw;
+    if (!directory_.forget(to.rank)) throw;
     entry = find();
   }
+  meets(entry.worker, entry.life);
   auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
   std::lock_guard lock(mutex_);
-  return peers_.emplace(rank, std::move(made)).first->second;
+  return peers_.emplace(to.rank, std::move(made)).first->second;
 }
 
 std::string AgentCore::name_of(int rank) const {
@@ -200,12 +216,13 @@ std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) con
   return context && context->belongs_to(*this) ? context : nullptr;
 }
 
-void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
+std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                           std::unique_ptr<PendingCall> pending) {
   require_open();
-  auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to);
+  auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to.rank);
   std::shared_ptr<Outgoing> message;
   const auto worker = peer(issue.to);
+  std::shared_ptr<const Member> callee(worker, &worker->member());
   Slot slot;
   if (is_users(issue.kind)) {
     slot = Slot::take(worker->unanswered(), calls_in_flight());
@@ -213,7 +230,8 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
       const Error full(Blame::Busy, std::to_string(calls_in_flight()) +
                                         " calls to it are unanswered; wait for some before issuing more, or raise "
                                         "rpc::Options::calls_in_flight of both workers");
-      return pending->fail(std::make_exception_ptr(full.within(in_words(&issue.function, describe(worker->worker())))));
+      pending->fail(std::make_exception_ptr(full.within(in_words(&issue.function, describe(worker->worker())))));
+      return callee;
     }
   }
   const auto context = context_of(issue);
@@ -241,7 +259,7 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
     if (!records) head.flags |= kNoGrad;
-    context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to, writer.tensors().take_recorded());
+    context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to.rank, writer.tensors().take_recorded());
   }
   add_waiting(head.call, issue, std::move(pending),
               {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot)}, context, forks);
@@ -268,12 +286,13 @@ void AgentCore::send_call(const Issue& issue, const std::function<void(codec::Pa
   });
   if (sent) {
     // It was released while this was packed: that worker may not have been told.
-    if (context && context->released()) autograd::messages::clean_up(shared_from_this(), issue.to, context->id());
-    return;
+    if (context && context->released()) autograd::messages::clean_up(shared_from_this(), issue.to.rank, context->id());
+    return callee;
   }
   forks->undo();
   fail_here(head.call, Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                   " refused the message (an injected fault)"));
+  return callee;
 }
 
 Outgoing AgentCore::address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const {

@@ -47,7 +47,7 @@ std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const st
 // A call as it is issued.
 struct Issue {
   const Function& function;
-  int to = -1;
+  Recipient to;
   std::chrono::milliseconds limit{0};  // 0 = none
   MessageKind kind = MessageKind::Call;
   bool on_loop = false;
@@ -78,6 +78,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   ~AgentCore();
 
   const WorkerInfo& self() const { return parts_.self; }
+  Life life() const { return life_; }
   std::optional<int> world_size() const { return parts_.world_size; }
   const trace::Member& member() const { return member_; }
   const std::shared_ptr<EventLoop>& loop() const { return loop_; }
@@ -92,16 +93,16 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const std::string& secret() const { return parts_.options.secret; }
 
   // What this worker numbers begins above it: where a rank comes again, nobody takes its things for its predecessor's.
-  std::uint64_t first_id() const { return std::uint64_t{directory_.life()} << 32; }
+  std::uint64_t first_id() const { return static_cast<std::uint64_t>(life_) << 32; }
 
   // --- calls from here
   // Throws Caller for a destination that is not there, and after shutdown.
-  int rank_of(const Destination& destination);
+  Recipient recipient(const Destination& destination);
   std::chrono::milliseconds limit_of(const Destination& destination) const;
   void set_timeout(std::chrono::milliseconds limit);
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
-  // Sends a call to another worker. Throws what packing throws; what fails later fails `pending`.
-  void send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
+  // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what fails later fails `pending`.
+  std::shared_ptr<const Member> send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
   // A call to this worker itself: `task` runs the function, then takes `pending` back by the number and completes it.
   // `first` is waited for.
   void call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
@@ -126,6 +127,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Whether it gave no sign of life when it was last asked, and none since.
   bool is_lost(int rank) const;
   void heard_from(int rank);
+  // Somebody of that rank is there: whoever had it before has left, and what that held ends. False: this one has left.
+  bool meets(const WorkerInfo& worker, Life life);
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
@@ -172,7 +175,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
  private:
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
-  std::shared_ptr<Peer> peer(int rank);
+  std::shared_ptr<Peer> peer(const Recipient& to);
   bool depends_on(int rank) const;
   void ask_whether_alive(int rank);
   void ask_again(int rank);
@@ -225,6 +228,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   trace::Depth& own_calls_;  // in flight, to this worker itself
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
   std::vector<int> gpus_;  // known, and the same, once it has joined
+  Life life_ = 0;  // known once it has joined
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 
@@ -264,6 +268,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
   std::shared_ptr<const void> kept_until_left_;
+  std::map<int, Life> lives_;     // the latest that was met, by rank; where workers come and go
   std::set<int> lost_;            // workers that could not be reached any more
   std::map<int, int> dependent_;  // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {

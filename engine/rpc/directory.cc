@@ -25,7 +25,8 @@ struct Record {
   bool has_secret = false;
   bool gone = false;
   StoredDevices devices;
-  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, gone, devices)
+  Life life = 0;
+  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, gone, devices, life)
 };
 
 Bytes written(const Record& record) {
@@ -42,7 +43,7 @@ Record read(const Bytes& bytes) {
 }
 
 Directory::Entry entry_of(const Record& record) {
-  Directory::Entry entry{{record.name, record.rank}, {}, {}, record.has_secret, unstored(record.devices)};
+  Directory::Entry entry{{{record.name, record.rank}, record.life}, {}, {}, record.has_secret, unstored(record.devices)};
   for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
   for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});
   return entry;
@@ -70,20 +71,32 @@ const Directory::Entry* find_in(const Entries& entries, const std::string& name)
   return nullptr;
 }
 
+const Directory::Entry* find_in(const Entries& entries, const Recipient& worker) {
+  const auto* found = find_in(entries, worker.rank);
+  return found != nullptr && worker.fits(found->life) ? found : nullptr;
+}
 const Directory::Entry* find_in(const Entries& entries, const WorkerInfo& worker) {
   const auto* found = find_in(entries, worker.rank);
   return found != nullptr && (worker.name.empty() || found->worker.name == worker.name) ? found : nullptr;
 }
 
-std::string shown(const WorkerInfo& worker) { return worker.name.empty() ? "rank " + std::to_string(worker.rank) : describe(worker); }
 std::string shown(int rank) { return "rank " + std::to_string(rank); }
 std::string shown(const std::string& name) { return "'" + name + "'"; }
+std::string shown(const Recipient& worker) { return shown(worker.rank); }
+std::string shown(const WorkerInfo& worker) { return describe(worker); }
+
+// Found before; a name and a rank may never have been anybody's.
+bool was_there(const Recipient& worker) { return worker.life != kAnyLife; }
+bool was_there(const WorkerInfo&) { return true; }
+bool was_there(const std::string&) { return false; }
 
 template <class Key>
 NotThere not_there(const Key& wanted, const Entries& entries) {
   std::string known;
   for (const auto& [rank, entry] : entries) known += (known.empty() ? "" : ", ") + describe(entry.worker);
-  return NotThere(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + known);
+  const std::string what = "the destination " + shown(wanted);
+  if (was_there(wanted)) return NotThere(Blame::PeerLost, what + " has left; the workers are " + known);
+  return NotThere(Blame::Caller, what + " cannot be found; the workers are " + known);
 }
 
 }  // namespace
@@ -103,6 +116,11 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
   throw Error(Blame::Caller, describe(one_has ? one : other) + " was given a secret and " +
                                  describe(one_has ? other : one) +
                                  " none: give all workers of the job the same rpc::Options::secret, or none");
+}
+
+NotThere has_left(const Recipient& wanted, const WorkerInfo& successor) {
+  return NotThere(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) + " that was meant has left; " +
+                                       describe(successor) + " has come after it");
 }
 
 bool is_not_there(const std::exception_ptr& error) {
@@ -133,7 +151,7 @@ std::string Directory::token(Deadline deadline) {
   return group::to_text(store_->get("token", deadline));
 }
 
-void Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
+Life Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
                      Deadline deadline) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
@@ -168,12 +186,12 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
       throw Error(Blame::Caller, taken);
     }
     published_ = true;
-    life_ = static_cast<std::uint16_t>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
+    record.life = static_cast<Life>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
     store_->set(slot(self_.rank), written(record));
     const long index = store_->add("joined", 1);
     store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
     refresh();
-    return;
+    return record.life;
   }
   store_->set(slot(self_.rank), written(record));
   std::map<int, Entry> all;
@@ -200,6 +218,7 @@ void Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   }
   check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/false);
+  return record.life;
 }
 
 void Directory::check_all_secrets() const {
@@ -276,24 +295,21 @@ auto Directory::look_up(const Key& key, Read read) {
   throw not_there(key, all);
 }
 
-Directory::Entry Directory::find(const std::string& name) {
-  return look_up(name, [](const Entry& entry) { return entry; });
+Directory::Entry Directory::find(const Recipient& worker) {
+  return look_up(worker, [](const Entry& entry) { return entry; });
 }
 
-Directory::Entry Directory::find(int rank) {
-  return look_up(rank, [](const Entry& entry) { return entry; });
+Recipient Directory::recipient(const std::string& name) {
+  return look_up(name, [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
 }
 
-int Directory::rank_of(const std::string& name) {
-  return look_up(name, [](const Entry& entry) { return entry.worker.rank; });
+// Whoever has it when the call goes out.
+Recipient Directory::recipient(int rank) {
+  return look_up(rank, [](const Entry& entry) { return Recipient(entry.worker.rank); });
 }
 
-int Directory::rank_of(int rank) {
-  return look_up(rank, [](const Entry& entry) { return entry.worker.rank; });
-}
-
-int Directory::rank_of(const WorkerInfo& worker) {
-  return look_up(worker, [](const Entry& entry) { return entry.worker.rank; });
+Recipient Directory::recipient(const WorkerInfo& worker) {
+  return look_up(worker, [](const Entry& entry) { return Recipient(entry.worker.rank, entry.life); });
 }
 
 std::optional<WorkerInfo> Directory::known(int rank) const {

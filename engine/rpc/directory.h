@@ -23,17 +23,17 @@ void check_name(const std::string& name);
 // Throws Caller where one of the two was given a secret and the other none.
 void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
 
-// Nobody has that name or rank, as far as the store says. Blame: Caller.
+// Nobody has that name or rank, as far as the store says (Caller), or not any more (PeerLost).
 class NotThere : public Error {
  public:
   using Error::Error;
 };
 bool is_not_there(const std::exception_ptr& error);
+NotThere has_left(const Recipient& wanted, const WorkerInfo& successor);
 
 class Directory {
  public:
-  struct Entry {
-    WorkerInfo worker;
+  struct Entry : Member {
     std::vector<transport::Offer> offers;
     std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
     bool has_secret = false;
@@ -50,22 +50,19 @@ class Directory {
   // Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have
   // none, and for device maps that do not fit the workers (where these come and go: those that are there); Timeout naming
   // who is missing.
-  void join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
+  // Gives this worker's life.
+  Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
             Deadline deadline);
-  // How many workers had this rank before, where they come and go.
-  std::uint16_t life() const { return life_; }
   // Takes it out again, where workers come and go.
   void leave() noexcept;
 
   // Throws NotThere, naming who is there.
-  Entry find(const std::string& name);
-  Entry find(int rank);
+  Entry find(const Recipient& worker);
   // Who was found there when the store was last asked.
   std::optional<WorkerInfo> known(int rank) const;
-  // As find(), where only the rank is wanted.
-  int rank_of(const std::string& name);
-  int rank_of(int rank);
-  int rank_of(const WorkerInfo& worker);
+  Recipient recipient(const std::string& name);
+  Recipient recipient(int rank);
+  Recipient recipient(const WorkerInfo& worker);
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
   // All, by rank.
@@ -87,7 +84,6 @@ class Directory {
   const std::optional<int> size_;
   const bool has_secret_;
   const WorkerDevices devices_;
-  std::uint16_t life_ = 0;
   bool counted_ = false;    // by join()
   bool published_ = false;  // by it, too
   mutable std::mutex mutex_;

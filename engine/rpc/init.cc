@@ -51,9 +51,9 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
 
 // This process's agents by how they meet others, while they live: a second one of the same rank would wait for a peer that
 // does not come, or take the first one's place.
-class Life {
+class Presence {
  public:
-  Life(std::string name, std::string key) : key_(std::move(key)) {
+  Presence(std::string name, std::string key) : key_(std::move(key)) {
     std::lock_guard lock(all().mutex);
     if (const auto [known, fresh] = all().names.emplace(key_, name); !fresh) {
       throw Error(Blame::Caller, "worker '" + name + "': an agent of this rank, '" + known->second +
@@ -61,12 +61,12 @@ class Life {
                                      "give each an own rank, or rpc::Options::group_name");
     }
   }
-  ~Life() {
+  ~Presence() {
     std::lock_guard lock(all().mutex);
     all().names.erase(key_);
   }
-  Life(const Life&) = delete;
-  Life& operator=(const Life&) = delete;
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
 
  private:
   struct All {
@@ -81,7 +81,7 @@ class Life {
 };
 
 // Null where the rank is not known before the others are met.
-std::shared_ptr<const Life> life_of(const std::string& name, const ProcessGroupOptions& meeting) {
+std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting) {
   const auto url = group::Url::parse(meeting.init_method);
   const bool by_environment = !meeting.store && url.scheme == "env";
   if (!meeting.rank && !by_environment && !url.number("rank")) return nullptr;
@@ -92,7 +92,7 @@ std::shared_ptr<const Life> life_of(const std::string& name, const ProcessGroupO
     key << meeting.init_method;
   }
   key << '\n' << meeting.group_name << '\n' << meeting.rank.value_or(-1);
-  return std::make_shared<const Life>(name, key.str());
+  return std::make_shared<const Presence>(name, key.str());
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;
   const Deadline deadline = Deadline::in(limit);
   const auto wanted = meeting(options, open, environment);
-  const auto life = life_of(name, wanted);
+  const auto presence = presence_of(name, wanted);
   const auto place = group::rendezvous(wanted, environment, deadline, open);
 
   AgentCore::Parts parts;
@@ -142,8 +142,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto kept = parts.kept;
   const instruments::Participant participant{place.rank, open ? 0 : place.world_size, timeline};
   auto core = AgentCore::make(std::move(parts), address, deadline);
-  using Kept = std::pair<std::shared_ptr<const Life>, std::shared_ptr<const void>>;
-  core->keep_until_left(std::make_shared<Kept>(life, instruments::start(participant, store, kept, deadline)));
+  using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
+  core->keep_until_left(std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));
   log::info("worker " + describe(core->self()) + " has joined");
   return Agent(std::move(core), /*leaves_when_dropped=*/true);
 }

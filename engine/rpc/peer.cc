@@ -24,7 +24,9 @@ struct HelloRecord {
   std::string token;
   WorkerInfo from;
   WorkerInfo to;
-  WEFT_FIELDS(version, token, from, to)
+  Life from_life = 0;
+  Life to_life = 0;
+  WEFT_FIELDS(version, token, from, to, from_life, to_life)
 };
 
 template <class T>
@@ -157,7 +159,7 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const tran
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
   Head head;
   head.kind = FrameKind::Hello;
-  send_message(connection, head, encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker}));
+  send_message(connection, head, encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker, core.life(), entry_.life}));
 }
 
 // The worker's answer to the challenge: all that waits at the gate goes out if it is right.
@@ -234,6 +236,11 @@ void Inbound::start() {
 WorkerInfo Inbound::worker() const {
   std::lock_guard lock(mutex_);
   return worker_.value_or(WorkerInfo());
+}
+
+Life Inbound::life() const {
+  std::lock_guard lock(mutex_);
+  return life_;
 }
 
 void Inbound::close(const Error& why) noexcept { connection_->close(why); }
@@ -314,8 +321,10 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
           "it speaks version " + std::to_string(hello.version) + " and this worker version " + std::to_string(kWireVersion);
     } else if (hello.token != core->token()) {
       wrong = "it belongs to another job";
-    } else if (!(hello.to == core->self())) {
+    } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
       wrong = "it looks for " + describe(hello.to);
+    } else if (!core->meets(hello.from, hello.from_life)) {
+      wrong = describe(hello.from) + " has left, and another one has come";
     }
   } catch (const Error& error) {
     wrong = error.text();
@@ -326,6 +335,7 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
   core->heard_from(hello.from.rank);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
+  life_ = hello.from_life;
 }
 
 Slot Inbound::slot_for(const AgentCore& core, const Head& head) const {
@@ -392,7 +402,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
                     const std::shared_ptr<autograd::Context>& context,
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
-  if (!core) return;
+  if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
   const auto forks = std::make_shared<rref::ForkWriter>(*core, caller);
   const auto undo = [core, context, forks, message = autograd::MessageId{caller, call, /*reply=*/true}] {
@@ -508,13 +518,11 @@ void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const Fail
 }
 
 std::shared_ptr<const DeviceMap> Inbound::map_of_results(AgentCore& core) {
-  int rank = -1;
   {
     std::lock_guard lock(mutex_);
     if (map_) return map_;
-    rank = worker_->rank;
   }
-  const auto entry = core.directory().find(rank);
+  const auto entry = core.directory().find({worker().rank, life()});
   auto map = std::make_shared<const DeviceMap>(DeviceMap::to(core.self().name, entry.devices.maps).inverse());
   std::lock_guard lock(mutex_);
   return map_ = std::move(map);

@@ -50,6 +50,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   Lane lane(const transport::Routes& routes);
   const WorkerInfo& worker() const { return entry_.worker; }
+  Life life() const { return entry_.life; }
+  const Member& member() const { return entry_; }
   // Of the lane that stands; empty where none does.
   std::string transport() const;
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
@@ -88,6 +90,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void close(const Error& why) noexcept;
   // Who is at the other end; rank -1 until it has said so.
   WorkerInfo worker() const;
+  Life life() const;
 
   // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
   // `kind` is what the frame counts as for Faults.
@@ -133,6 +136,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::atomic<int> unsent_{0};               // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
+  Life life_ = 0;
   std::shared_ptr<const DeviceMap> map_;                                        // once it is needed
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
   std::unordered_map<std::uint64_t, std::shared_ptr<rref::ForkWriter>> given_;  // by call

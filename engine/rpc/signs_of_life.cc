@@ -2,6 +2,7 @@
 // on it. One that gives no sign of life is lost, and what it holds ends.
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/control.h>
 
 namespace weft::rpc {
@@ -96,6 +97,25 @@ void AgentCore::depend_on(int rank, int change) {
 void AgentCore::heard_from(int rank) {
   std::lock_guard lock(mutex_);
   lost_.erase(rank);
+}
+
+bool AgentCore::meets(const WorkerInfo& worker, Life life) {
+  std::vector<std::shared_ptr<Inbound>> of_predecessor;
+  {
+    std::lock_guard lock(mutex_);
+    const auto [met, is_first] = lives_.try_emplace(worker.rank, life);
+    if (is_first || life == met->second) return true;
+    if (life < met->second) return false;
+    met->second = life;
+    for (const auto& [key, inbound] : inbound_) {
+      if (inbound->worker().rank == worker.rank && inbound->life() < life) of_predecessor.push_back(inbound);
+    }
+  }
+  const Error left(Blame::PeerLost, "it has left, and " + describe(worker) + " has come");
+  for (const auto& inbound : of_predecessor) inbound->close(left);
+  references_.worker_lost(worker.rank);
+  contexts_.worker_lost(worker.rank);
+  return true;
 }
 
 bool AgentCore::is_lost(int rank) const {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -32,6 +33,23 @@ struct WorkerInfo {
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
   friend auto operator<=>(const WorkerInfo&, const WorkerInfo&) = default;
   WEFT_FIELDS(name, rank)
+};
+
+// Where workers come and go: which of those that had a rank one after the other. All others have one life.
+using Life = std::int32_t;
+constexpr Life kAnyLife = -1;  // whoever has the rank
+
+struct Member {
+  WorkerInfo worker;
+  Life life = 0;
+};
+
+// Where a message goes.
+struct Recipient {
+  Recipient(int its_rank, Life its_life = kAnyLife) : rank(its_rank), life(its_life) {}
+  bool fits(Life other) const { return life == kAnyLife || life == other; }
+  int rank;
+  Life life;
 };
 
 // "worker1 (rank 1)", for messages.
@@ -98,7 +116,7 @@ struct Options {
   int calls_in_flight = 65536;
 };
 
-// Whom to call: a name, a rank, a WorkerInfo (not another one that has its rank meanwhile); with a time limit of its own:
+// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of its own:
 // to("worker1").timeout(2s).
 class Destination {
  public:

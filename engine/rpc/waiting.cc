@@ -37,9 +37,9 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
     ++waiting_;
     ++issued_;
   }
-  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to, .bytes = leaving.bytes};
+  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
   calls_.add(
-      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to, leaving.lane, counts, std::move(context),
+      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, counts, std::move(context),
            std::move(forks), std::move(here), trace::Operation::begin(member_, trace::Kind::Call, shown),
            trace::Waiting(leaving.in_flight), std::move(leaving.slot)});
   arm(deadline);

@@ -70,27 +70,27 @@ void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, st
   control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
 }
 
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id, ForkId fork,
                                      const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
   const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true});
   Promise<void> created(core->crew());
   const Origin origin{.place = place};
   const auto handle =
-      std::make_shared<Handle>(core, id, fork, core->directory().find(owner).worker, confirmed, created.future(), origin);
+      std::make_shared<Handle>(core, id, fork, core->directory().find(owner), confirmed, created.future(), origin);
   made.on_done_light([core, owner, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
     const auto error = ended.error();
     const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
     if (!outcome.failed()) return created.set();
     created.set_error(std::make_exception_ptr(outcome.error()));
-    tell_will_not_come(core, owner, id, outcome);
+    tell_will_not_come(core, owner.rank, id, outcome);
   });
   // The fork ends behind what may still come: its owner does not remember for ever that it has ended.
   asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
   return handle;
 }
 
-// id, owner's rank, fork, type.
+// id, owner's rank and life, fork, type.
 void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {
   if (!handle) {
     packer.pack_array(0);  // nil is an empty optional around it
@@ -110,9 +110,10 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
     references.keep_parent(fork, handle, to_);
     children_.push_back(fork);
   }
-  packer.pack_array(4);
+  packer.pack_array(5);
   packer.pack_uint64(handle->id());
   packer.pack_int32(handle->owner().rank);
+  packer.pack_int32(handle->to_owner().life);
   packer.pack_uint64(fork);
   packer.pack_uint64(type);
 }
@@ -150,21 +151,23 @@ void ForkWriter::undo() {
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
                                            const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
-  const auto [id, owner, fork, sent_type] =
-      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, ForkId, std::uint64_t>>(object);
+  const auto [id, owner, life, fork, sent_type] =
+      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, std::int32_t, ForkId, std::uint64_t>>(object);
   if (sent_type != type)
     throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();
   References& references = core_.references();
   if (owner == core_.self().rank) {
-    auto handle = std::make_shared<Handle>(core, id, core_.self(), own(references, id));
+    if (life != core_.life()) throw rpc::has_left({owner, life}, core_.self());
+    auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), life}, own(references, id));
     control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
     return handle;
   }
   if (references.has_given_back(fork)) {
     throw Error(Blame::Cancelled, "RRef " + to_text(id) + " comes with a message that its sender believes to be lost");
   }
-  const rpc::WorkerInfo worker = core_.directory().find(owner).worker;
+  const rpc::Recipient to_owner(owner, life);
+  const rpc::Member worker = core_.directory().find(to_owner);
   if (owner == from_) {
     Promise<void> known;
     known.set();
@@ -172,15 +175,15 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   }
   // A function that takes it waits for no more than the first attempts. The giver keeps its own reference until the owner
   // knows this one, or is gone: meanwhile nothing else may keep the value.
-  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork});
+  const auto confirmed = control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
   Promise<void> known(core->crew());
-  confirmed.on_done_light([core, from = from_, owner = owner, id = id, fork = fork, known](const Future<void>& told) {
+  confirmed.on_done_light([core, from = from_, to_owner, id = id, fork = fork, known](const Future<void>& told) {
     const auto end = [core, from, fork, known](const Future<void>& told_at_last) {
       told_at_last.failed() ? known.set_error(told_at_last.error()) : known.set();
       control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
     };
     if (!told.failed() || core->closed() || rpc::is_not_there(told.error())) return end(told);
-    control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true}).on_done_light(end);
+    control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true}).on_done_light(end);
   });
   unconfirmed_.push_back(confirmed);
   return std::make_shared<Handle>(core, id, fork, worker, known.future(), std::nullopt, Origin{.from = from_});

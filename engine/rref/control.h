@@ -52,7 +52,7 @@ template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
   using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
-  Attempts(std::shared_ptr<rpc::AgentCore> core, int to, rpc::MessageKind kind, Arguments arguments, ControlOptions options)
+  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind, Arguments arguments, ControlOptions options)
       : core_(std::move(core)),
         to_(to),
         kind_(kind),
@@ -63,14 +63,14 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   }
   ~Attempts() {
     be_patient();
-    if (depends_on_it_) rpc::detail::CoreCalls::depend_on(*core_, to_, -1);
+    if (depends_on_it_) rpc::detail::CoreCalls::depend_on(*core_, to_.rank, -1);
   }
   Attempts(const Attempts&) = delete;
   Attempts& operator=(const Attempts&) = delete;
 
   Future<void> future() const { return promise_.future(); }
   void start() {
-    rpc::detail::CoreCalls::off_loop(*core_, to_, Task([self = this->shared_from_this()] { self->send(); }));
+    rpc::detail::CoreCalls::off_loop(*core_, to_.rank, Task([self = this->shared_from_this()] { self->send(); }));
   }
 
  private:
@@ -84,7 +84,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   }
   void ended(const std::exception_ptr& error) {
     if (!error) {
-      rpc::detail::CoreCalls::heard_from(*core_, to_);
+      rpc::detail::CoreCalls::heard_from(*core_, to_.rank);
       return promise_.set();
     }
     const bool is_gone = rpc::is_not_there(error) || gives_no_sign_of_life(error);
@@ -102,9 +102,9 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   // Who has given none when it was asked need not be told; the first failure asks.
   bool gives_no_sign_of_life(const std::exception_ptr& error) {
     if (to_error(error, Blame::Remote).blame() != Blame::PeerLost) return false;
-    if (rpc::detail::CoreCalls::is_lost(*core_, to_)) return true;
-    if (!std::exchange(depends_on_it_, true)) rpc::detail::CoreCalls::depend_on(*core_, to_, +1);
-    rpc::detail::CoreCalls::look_after(*core_, to_);
+    if (rpc::detail::CoreCalls::is_lost(*core_, to_.rank)) return true;
+    if (!std::exchange(depends_on_it_, true)) rpc::detail::CoreCalls::depend_on(*core_, to_.rank, +1);
+    rpc::detail::CoreCalls::look_after(*core_, to_.rank);
     return false;
   }
   // No graceful shutdown waits for it any more.
@@ -113,7 +113,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
   }
 
   const std::shared_ptr<rpc::AgentCore> core_;
-  const int to_;
+  const rpc::Recipient to_;
   const rpc::MessageKind kind_;
   const Arguments arguments_;
   const ControlOptions options_;
@@ -127,9 +127,9 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 }  // namespace detail
 
 // Done when the message has been answered; fails when all attempts have, or one where the worker gave no sign of life, or
-// nobody has that rank any more.
+// that worker has left.
 template <auto F>
-Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, int to, rpc::MessageKind kind,
+Future<void> control(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& to, rpc::MessageKind kind,
                      typename rpc::detail::FunctionBody<F>::Arguments arguments, ControlOptions options = {}) {
   auto attempts = std::make_shared<detail::Attempts<F>>(core, to, kind, std::move(arguments), std::move(options));
   auto future = attempts->future();

@@ -36,12 +36,12 @@ void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
   if (home && home->inside()) home->run(Task([kept = std::move(value)] {}));
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned)
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner, std::shared_ptr<Owned> owned)
     : core_(std::move(core)), id_(id), owner_(std::move(owner)), owned_(std::move(owned)) {
   core_.lock()->references().hold_here(id_, owned_);
 }
 
-Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
+Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner, Future<void> confirmed,
                std::optional<Future<void>> created, const Origin& origin)
     : core_(std::move(core)),
       id_(id),
@@ -65,10 +65,10 @@ Handle::~Handle() {
     return;
   }
   if (const auto core = core_.lock()) core->references().forget(*this);
-  confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = owner_](const Future<void>&) {
+  confirmed_.on_done_light([weak = core_, id = id_, fork = fork_, owner = to_owner()](const Future<void>&) {
     const auto core = weak.lock();
     if (core && !core->closed()) {
-      control<&internal::user_delete>(core, owner.rank, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
+      control<&internal::user_delete>(core, owner, rpc::MessageKind::UserDelete, {id, fork}, {.keeps_on = true});
     }
   });
 }
@@ -76,7 +76,7 @@ Handle::~Handle() {
 std::shared_ptr<rpc::AgentCore> Handle::core() const {
   auto agent = core_.lock();
   if (!agent || agent->closed()) {
-    throw Error(Blame::Caller, "RRef " + to_text(id_) + " of " + describe(owner_) +
+    throw Error(Blame::Caller, "RRef " + to_text(id_) + " of " + describe(owner_.worker) +
                                    " is used after deletion: its agent has shut down or left");
   }
   return agent;
@@ -88,7 +88,7 @@ void Handle::require_created() const {
   if (is_owner()) std::rethrow_exception(ended->error());
   const Error cause = to_error(ended->error(), Blame::Remote);
   throw rpc::CreationError(cause.blame(),
-                           "RRef " + to_text(id_) + " on " + describe(owner_) + " was not created: " + cause.text());
+                           "RRef " + to_text(id_) + " on " + describe(owner_.worker) + " was not created: " + cause.text());
 }
 
 std::string describe(const Handle& handle) {

@@ -106,9 +106,9 @@ class OwnedValue final : public Owned {
 class Handle {
  public:
   // The owner's.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::WorkerInfo owner, std::shared_ptr<Owned> owned);
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner, std::shared_ptr<Owned> owned);
   // A user's. `confirmed`: the owner knows it. `created` only where this worker asked for the creation.
-  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::WorkerInfo owner, Future<void> confirmed,
+  Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Member owner, Future<void> confirmed,
          std::optional<Future<void>> created, const Origin& origin);
   // A user's reference ends: the owner is told, once it knows it at all.
   ~Handle();
@@ -119,7 +119,9 @@ class Handle {
   std::shared_ptr<rpc::AgentCore> core() const;
   Id id() const { return id_; }
   ForkId fork() const { return fork_; }
-  const rpc::WorkerInfo& owner() const { return owner_; }
+  const rpc::WorkerInfo& owner() const { return owner_.worker; }
+  // Not another one that has its rank after it.
+  rpc::Recipient to_owner() const { return {owner_.worker.rank, owner_.life}; }
   const std::shared_ptr<Owned>& owned() const { return owned_; }  // null for users
   bool is_owner() const { return owned_ != nullptr; }
   const Origin& origin() const { return origin_; }
@@ -132,7 +134,7 @@ class Handle {
   const std::weak_ptr<rpc::AgentCore> core_;
   const Id id_;
   const ForkId fork_ = 0;
-  const rpc::WorkerInfo owner_;
+  const rpc::Member owner_;
   const std::shared_ptr<Owned> owned_;
   const Future<void> confirmed_;
   const std::optional<Future<void>> created_;
@@ -280,7 +282,7 @@ Future<void> wait_for(References& references, const Target& target) {
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
 // before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
 // meanwhile.
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, ForkId fork,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id, ForkId fork,
                                      const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place);
 

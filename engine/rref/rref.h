@@ -84,7 +84,7 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 // Asked of a value's owner: to send a copy to that worker. Ends when it has come there.
 template <class T>
 struct CopyBody {
-  using Arguments = std::tuple<Target, std::int32_t, Id, ForkId>;
+  using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;  // the worker: its rank and life
   using Result = rpc::Outcome;  // an error keeps its blame so
   using Signature = rpc::Outcome(RRef<T>, int);
 
@@ -99,10 +99,10 @@ struct CopyBody {
       done(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(), weft::detail::DeviceWorkRef());
     };
     try {
-      const auto& [target, to, id, fork] = *arguments;
+      const auto& [target, to, life, id, fork] = *arguments;
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
-      const rpc::Going going{to, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
+      const rpc::Going going{{to, life}, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
       rpc::call<ArrivedCopyBody<T>>(rpc::detail::CoreCalls::ambient("copy_to()"), going, {id, fork, T(*value)})
           .on_done_light([end](const Future<void>& ended) { end(ended.error()); });
     } catch (...) {
@@ -180,7 +180,7 @@ class Timed {
 
  private:
   rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
-    return {reference_.owner().rank, rpc::detail::CoreCalls::limit(core, limit_), rpc::MessageKind::Call, on_loop};
+    return {reference_.handle()->to_owner(), rpc::detail::CoreCalls::limit(core, limit_), rpc::MessageKind::Call, on_loop};
   }
   template <class Body, class... A>
   typename Body::Arguments tuple_of(A&&... arguments) const {
@@ -226,7 +226,7 @@ class RRef {
     if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
     return rref::unless_not_created(
         core, handle_,
-        rpc::call<rref::FetchBody<T>>(core, {owner().rank, limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
+        rpc::call<rref::FetchBody<T>>(core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
   }
   // A copy of the value, on another worker, which owns it from then on: its owner sends it there unasked, one way, once it
   // exists. Returns at once; the copy can be used like any reference, and what needs it waits behind it. What changes the
@@ -241,7 +241,7 @@ class RRef {
     auto going = rpc::detail::CoreCalls::going(*core, to);
     rref::References& references = rpc::detail::references_of(*core);
     const rref::Id id = references.next_id();
-    if (rpc::detail::CoreCalls::is_self(*core, going.to)) {
+    if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
       auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core));
       fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
         try {
@@ -254,9 +254,9 @@ class RRef {
       return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
     }
     const rref::ForkId fork = references.next_id();
-    const int receiver = std::exchange(going.to, owner().rank);
+    const rpc::Recipient receiver = std::exchange(going.to, handle()->to_owner());
     going.kind = rpc::MessageKind::Create;
-    const auto asked = rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver, id, fork});
+    const auto asked = rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.rank, receiver.life, id, fork});
     const auto made = rref::unless_not_created(core, handle_, asked);
     return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
   }

@@ -25,15 +25,14 @@ using namespace std::chrono_literals;
 constexpr int kWorkers = 4;
 constexpr int kLives = 12;
 
-// Where the other side leaves, has left or has not come.
+// Where a worker leaves, has left or has not come. What another's function, or the creation of a value, says may be more.
 bool is_of_leaving(const Error& error) {
   const auto says = [text = error.text()](const std::string& words) { return text.find(words) != std::string::npos; };
-  const bool is_not_there = says("cannot be found") || says("is not initialized any more");
   switch (error.blame()) {
     case Blame::PeerLost: return says("worker") || says("rank");
-    case Blame::Caller: return is_not_there;
-    case Blame::Remote: return is_not_there || says("connection");
-    case Blame::Cancelled: return says("gave it up") || says("was given up");  // the call that was to make a value was lost
+    case Blame::Caller: return says("cannot be found");
+    case Blame::Remote: return says("worker") || says("rank");
+    case Blame::Cancelled: return says("was not created");  // the call that was to create it was lost
     default: return false;
   }
 }
@@ -96,6 +95,73 @@ TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
     workers.expect_success();
   }
   EXPECT_EQ(refs::living, 0) << "values";
+}
+
+// By name and rank, in one job with the others that the store has.
+rpc::Agent come(const std::string& name, int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  return rpc::init(name, {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
+}
+
+TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto first = come("first", 0, store), third = come("third", 2, store);
+  for (const bool has_other_name : {false, true}) {
+    auto owner = come("owner", 1, store);
+    const rpc::WorkerInfo info = first.worker("owner");
+    const auto value = first.remote<&refs::number>(info, 4);
+    EXPECT_EQ(value.to_here(), 4);
+    EXPECT_EQ(third.sync<&refs::number>("owner", 5), 5) << "who knows it";
+    owner.leave();
+    auto successor = come(has_other_name ? "another" : "owner", 1, store);
+    EXPECT_EQ(successor.sync<&refs::number>("first", 1) + successor.sync<&refs::number>("third", 1), 2);
+    EXPECT_TRUE(comes_true([&] {  // the connection to the one that has left may end in this call
+      try {
+        return first.sync<&refs::number>(1, 6) == 6;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+        return false;
+      }
+    }));
+    std::vector<std::function<void()>> uses{
+        [&] { value.to_here(); },
+        [&] { value.sync<&refs::plus_number>(1); },
+        [&] { first.sync<&refs::plus_held>("third", value, 1); },
+        [&] { first.sync<&refs::plus_held>(1, value, 1); },
+        [&] { value.copy_to("third").to_here(); },
+    };
+    if (has_other_name) {  // else it is the same worker, again
+      uses.push_back([&] { first.sync<&refs::number>(info, 1); });
+      uses.push_back([&] { first.worker(info); });
+    }
+    for (std::size_t use = 0; use < uses.size(); ++use) {
+      const auto error = harness::error_of(uses[use]);
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << use << ": " << error.text();
+      EXPECT_NE(error.text().find("has left"), std::string::npos) << use << ": " << error.text();
+    }
+    EXPECT_EQ(successor.debug_info().owner_rrefs, 0U);
+    successor.leave();
+  }
+  third.leave();
+  first.leave();
+}
+
+// Though it answers, as who had the rank before would have.
+TEST(Successor, EndsWhatItsPredecessorHeld) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto owner = come("owner", 0, store);
+  auto user = come("user", 1, store);
+  RRef<int> kept = user.remote<&refs::number>("owner", 4);
+  EXPECT_EQ(kept.to_here(), 4);
+  EXPECT_EQ(owner.debug_info().forks, 1U);
+  user.leave();
+  auto successor = come("user", 1, store);
+  EXPECT_EQ(successor.sync<&refs::number>("owner", 1), 1);
+  EXPECT_EQ(owner.debug_info().owner_rrefs, 0U) << "before the first call of its successor is answered";
+  const auto next = successor.remote<&refs::number>("owner", 5);
+  EXPECT_EQ(next.to_here(), 5);
+  EXPECT_EQ(owner.debug_info().forks, 1U);
+  successor.leave();
+  owner.leave();
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ComeAndGo,

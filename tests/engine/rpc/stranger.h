@@ -44,7 +44,8 @@ class Stranger {
   // A greeting with the right token, as `rank` of the agent's job would send it.
   void greet(rpc::Agent& agent, int rank) {
     say(rpc::FrameKind::Hello,
-        std::tuple(rpc::kWireVersion, agent.shared_core()->token(), rpc::WorkerInfo{"stranger", rank}, agent.self()));
+        std::tuple(rpc::kWireVersion, agent.shared_core()->token(), rpc::WorkerInfo{"stranger", rank}, agent.self(),
+                   rpc::Life{0}, agent.shared_core()->life()));
   }
   template <class T>
   Op say(rpc::FrameKind kind, const T& value) {
