@@ -89,6 +89,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
     joined_ = true;
+    lives_.emplace(parts_.self.rank, life_);
     early.swap(early_);
   }
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);

@@ -13,4 +13,8 @@ constexpr std::uint64_t number_of(int rank, std::uint64_t count) {
   return static_cast<std::uint64_t>(static_cast<std::uint16_t>(rank)) << 48 | (count & kMostOfOne);
 }
 
+// Of whom it is a number: its rank, and 16 bits of its life (AgentCore::first_id).
+constexpr int rank_in(std::uint64_t number) { return static_cast<int>(number >> 48); }
+constexpr std::uint16_t life_in(std::uint64_t number) { return static_cast<std::uint16_t>(number >> 32); }
+
 }  // namespace weft::rpc

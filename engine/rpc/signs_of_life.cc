@@ -118,6 +118,14 @@ bool AgentCore::meets(const WorkerInfo& worker, Life life) {
   return true;
 }
 
+bool AgentCore::has_left(int rank, std::uint16_t life) const {
+  if (parts_.world_size) return false;
+  std::lock_guard lock(mutex_);
+  const auto met = lives_.find(rank);
+  const auto later = met == lives_.end() ? 0 : static_cast<std::int16_t>(static_cast<std::uint16_t>(met->second) - life);
+  return later > 0;
+}
+
 bool AgentCore::is_lost(int rank) const {
   std::lock_guard lock(mutex_);
   return lost_.contains(rank);

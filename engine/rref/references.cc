@@ -12,7 +12,7 @@ namespace weft::rref {
 namespace {
 
 // How long an owner keeps what belongs to a creation that has not come.
-constexpr auto kExpect = std::chrono::minutes(10);
+constexpr auto kExpect = std::chrono::minutes(10);  // at most twice as long
 // How long it remembers a fork that has ended: longer than any message about it is sent again, or on its way.
 constexpr auto kRemember = std::chrono::minutes(1);
 constexpr std::size_t kMostBurials = 1 << 20;
@@ -106,7 +106,21 @@ void References::wrong_type(Id id, const std::type_info& wanted, const std::type
                                  rpc::spelled(found) + "; give RRef the type of the value");
 }
 
+namespace {
+
+std::exception_ptr creator_gone(Id id) {
+  return std::make_exception_ptr(Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank_in(id)) +
+                                                            ", is gone, and the call that creates it did not come"));
+}
+
+}  // namespace
+
+std::exception_ptr References::too_late(Id id) const {
+  return core_.has_left(rank_in(id), rpc::life_in(id)) ? creator_gone(id) : nullptr;
+}
+
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
+  const auto late = too_late(id);
   std::unique_lock lock(mutex_);
   const auto known = entries_.find(id);
   // A call that was faster than its references' end, and came later; or one by a reference whose value will not come.
@@ -120,6 +134,13 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
                                                    "ended, before this call came")));
     return gone;
   }
+  if (late && (known == entries_.end() || known->second.is_expected())) {
+    lock.unlock();
+    give_up(id, late);
+    const auto gone = make();
+    gone->fail(late);
+    return gone;
+  }
   Entry& entry = entries_[id];
   if (!entry.owned) entry.owned = make();
   expect(id, entry);
@@ -128,22 +149,32 @@ std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
 
 // With the mutex held. Unless its creation has come, it does not stay for ever.
 void References::expect(Id id, Entry& entry) {
-  if (entry.arrived || entry.expiry) return;
-  entry.expiry = core_.loop()->at(Deadline::in(kExpect), Task([weak = core_.weak_from_this(), id] {
+  if (!entry.is_expected() || entry.expiry) return;
+  entry.expiry = core_.loop()->at(Deadline::in(entry.patience), Task([weak = core_.weak_from_this(), id] {
                                     if (const auto core = weak.lock()) core->references().expire(id);
                                   }));
 }
 
-// Nothing came for it: the creator is gone, or its message was lost.
+// Nothing came for it: the creator is gone, which it may have been before this was expected; or its message was lost.
 void References::expire(Id id) {
+  bool is_over = false;
   {
     std::lock_guard lock(mutex_);
     const auto found = entries_.find(id);
-    if (found == entries_.end() || found->second.arrived) return;
-    found->second.expiry.reset();
-    if (found->second.is_announced(id)) return expect(id, found->second);
+    if (found == entries_.end() || !found->second.is_expected()) return;
+    Entry& entry = found->second;
+    entry.expiry.reset();
+    is_over = entry.patience > kExpect && !entry.is_announced(id);
+    if (!is_over) {
+      if (entry.patience <= kExpect) entry.patience *= 2;
+      expect(id, entry);
+    }
   }
-  give_up(id, std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
+  if (is_over) {
+    return give_up(id, std::make_exception_ptr(Error(Blame::Timeout, "the call that creates it did not come")));
+  }
+  if (const auto late = too_late(id)) return give_up(id, late);
+  core_.look_after(rank_in(id), rpc::AgentCore::Asked::ByTheWay);
 }
 
 std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const Make& make) {
@@ -170,6 +201,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
 
 void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned) {
   trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork", .sequence = id, .peer = holder});
+  const auto late = owned ? nullptr : too_late(id);
   std::lock_guard lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
@@ -180,6 +212,7 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
   } else if (!entry.arrived && buried_.contains(id)) {
     entry.given_up = std::make_exception_ptr(Error(Blame::Cancelled, "it was given up before this reference was known"));
   }
+  if (late && entry.is_expected() && !entry.owned) entry.given_up = late;
   entry.forks.emplace(fork, holder);
   expect(id, entry);
 }
@@ -409,9 +442,7 @@ void References::worker_lost(int rank) {
   }
   for (Entry& entry : ended) let_go(std::move(entry.owned));
   for (const Id id : expected) {
-    give_up(id,
-            std::make_exception_ptr(Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank) +
-                                                               ", is gone, and the call that creates it did not come")));
+    give_up(id, creator_gone(id));
   }
   if (forks + parents.size() > 0) {
     log::info("rank " + std::to_string(rank) + " is gone; " + std::to_string(forks) +

@@ -24,6 +24,7 @@
 #include <weft/base/event_loop.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/types.h>
 
 namespace weft::rpc {
@@ -37,7 +38,7 @@ using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
 std::string to_text(std::uint64_t id);
-inline int rank_in(std::uint64_t id) { return static_cast<int>(id >> 48); }
+using rpc::rank_in;
 
 // How a user's reference came to this worker.
 struct Origin {
@@ -234,6 +235,7 @@ class References {
     bool arrived = false;            // the creation has come, or the value was made here
     std::exception_ptr given_up;     // why no creation will come
     EventLoop::Registration expiry;  // until then
+    std::chrono::seconds patience{1};
     // What another worker is to send, which may take its time: the creator's own fork is known before.
     bool is_announced(Id id) const {
       return std::any_of(forks.begin(), forks.end(), [id](const auto& fork) {
@@ -252,6 +254,8 @@ class References {
   Entry take_if_unused(Id id);
   // Not under the mutex.
   void let_go(std::shared_ptr<Owned> value);
+  // Why it will not come any more: its creator has left, and another one has its rank. Not under the mutex.
+  std::exception_ptr too_late(Id id) const;
   void expect(Id id, Entry& entry);
   void expire(Id id);
 

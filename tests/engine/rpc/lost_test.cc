@@ -22,6 +22,8 @@ std::vector<RRef<int>> own_many(int count) {
   for (int i = 0; i < count; ++i) all.push_back(RRef<int>(i));
   return all;
 }
+RRef<int> kept;
+void keep(RRef<int> given) { kept = std::move(given); }
 
 }  // namespace lost
 
@@ -231,6 +233,26 @@ TEST_P(LostWorker, KeepsThousandsOfReferencesWhereItsConnectionsAloneBreak) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, LostWorker, testing::Bool(),
                          [](const auto& is_open) { return is_open.param ? "Open" : "Fixed"; });
+
+// The owner hears of the value from somebody else only, after its creator has gone: whoever waits for it is told.
+TEST(LostCreator, IsAskedAboutWhatDoesNotCome) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<rpc::Agent> agents(3);
+  harness::run_threads(3, [&](int rank) {
+    rpc::Options options{.rank = rank, .world_size = 3, .store = store, .transports = {"inproc"}};
+    if (rank == 1) options.faults.drop = {rpc::MessageKind::Create};
+    agents[static_cast<std::size_t>(rank)] = rpc::init("worker" + std::to_string(rank), options);
+  });
+  agents[1].sync<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
+  agents[1].leave();
+  const auto fetched = std::exchange(lost::kept, {}).fetch();
+  EXPECT_TRUE(comes_true([&] { return fetched.done(); }, 10s));
+  const auto error = harness::error_of([&] { fetched.wait(0ms); });
+  EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+  EXPECT_NE(error.text().find("its creator, rank 1, is gone"), std::string::npos) << error.text();
+  agents[2].leave();
+  agents[0].leave();
+}
 
 // What is written on a way from now on is held there, and then lost with the connection.
 class Loss {
