@@ -130,7 +130,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Somebody of that rank is there: whoever had it before has left, and what that held ends. False: this one has left.
   bool meets(const WorkerInfo& worker, Life life);
   // Whether a later one of that rank was met; of its life 16 bits are known.
-  bool has_left(int rank, std::uint16_t life) const;
+  bool has_successor(int rank, std::uint16_t life) const;
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 

@@ -118,7 +118,7 @@ bool AgentCore::meets(const WorkerInfo& worker, Life life) {
   return true;
 }
 
-bool AgentCore::has_left(int rank, std::uint16_t life) const {
+bool AgentCore::has_successor(int rank, std::uint16_t life) const {
   if (parts_.world_size) return false;
   std::lock_guard lock(mutex_);
   const auto met = lives_.find(rank);

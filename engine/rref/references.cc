@@ -116,7 +116,7 @@ std::exception_ptr creator_gone(Id id) {
 }  // namespace
 
 std::exception_ptr References::too_late(Id id) const {
-  return core_.has_left(rank_in(id), rpc::life_in(id)) ? creator_gone(id) : nullptr;
+  return core_.has_successor(rank_in(id), rpc::life_in(id)) ? creator_gone(id) : nullptr;
 }
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
