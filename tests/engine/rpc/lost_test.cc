@@ -23,7 +23,11 @@ std::vector<RRef<int>> own_many(int count) {
   return all;
 }
 RRef<int> kept;
-void keep(RRef<int> given) { kept = std::move(given); }
+std::atomic<bool> has_kept{false};
+void keep(RRef<int> given) {
+  kept = std::move(given);
+  has_kept = true;
+}
 
 }  // namespace lost
 
@@ -241,10 +245,13 @@ TEST(LostCreator, IsAskedAboutWhatDoesNotCome) {
   harness::run_threads(3, [&](int rank) {
     rpc::Options options{.rank = rank, .world_size = 3, .store = store, .transports = {"inproc"}};
     if (rank == 1) options.faults.drop = {rpc::MessageKind::Create};
+    if (rank == 2) options.faults.delay = {{rpc::MessageKind::Fork, 1s}};  // what the owner knew of rank 1 has ended then
     agents[static_cast<std::size_t>(rank)] = rpc::init("worker" + std::to_string(rank), options);
   });
-  agents[1].sync<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
+  agents[1].async<&lost::keep>(2, agents[1].remote<&refs::number>(0, 4));
+  EXPECT_TRUE(comes_true([&] { return agents[2].debug_info().pending_users == 1; })) << "it has come";
   agents[1].leave();
+  EXPECT_TRUE(comes_true([] { return lost::has_kept.load(); }));
   const auto fetched = std::exchange(lost::kept, {}).fetch();
   EXPECT_TRUE(comes_true([&] { return fetched.done(); }, 10s));
   const auto error = harness::error_of([&] { fetched.wait(0ms); });
