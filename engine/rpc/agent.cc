@@ -20,7 +20,8 @@ bool CoreCalls::closed(AgentCore& core) { return core.closed(); }
 bool CoreCalls::is_self(AgentCore& core, int rank) { return core.self().rank == rank; }
 int CoreCalls::self(AgentCore& core) { return core.self().rank; }
 std::shared_ptr<const Member> CoreCalls::send_call(AgentCore& core, const Function& function, const Going& going,
-                          const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending) {
+                                                   const std::function<void(codec::Packer&)>& pack,
+                                                   std::unique_ptr<PendingCall> pending) {
   return core.send_call(issue_of(function, going), pack, std::move(pending));
 }
 void CoreCalls::call_here(AgentCore& core, const Function& function, const Going& going,
@@ -100,7 +101,9 @@ Going Agent::going(const Destination& to, bool on_loop) const {
 WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().recipient(who)).worker; }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
-std::string Agent::transport_to(const Destination& worker) const { return core().transport_to(core().recipient(worker).rank); }
+std::string Agent::transport_to(const Destination& worker) const {
+  return core().transport_to(core().recipient(worker).rank);
+}
 void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
 std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
 void Agent::shutdown(const Graceful& options) { core().shutdown(options); }

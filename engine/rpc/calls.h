@@ -34,7 +34,8 @@ struct CoreCalls {
   static int self(AgentCore& core);
   // Gives whom it goes to.
   static std::shared_ptr<const Member> send_call(AgentCore& core, const Function& function, const Going& going,
-                       const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
+                                                 const std::function<void(codec::Packer&)>& pack,
+                                                 std::unique_ptr<PendingCall> pending);
   static void call_here(AgentCore& core, const Function& function, const Going& going,
                         const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
                         const std::function<Task(std::uint64_t)>& make);
@@ -49,7 +50,8 @@ struct CoreCalls {
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
-                                                   const Member& owner, const Future<void>& created, const rref::Origin& origin);
+                                                   const Member& owner, const Future<void>& created,
+                                                   const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
   static Going going(AgentCore& core, const Destination& to);
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.

@@ -218,7 +218,7 @@ std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) con
 }
 
 std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
-                          std::unique_ptr<PendingCall> pending) {
+                                                   std::unique_ptr<PendingCall> pending) {
   require_open();
   auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to.rank);
   std::shared_ptr<Outgoing> message;

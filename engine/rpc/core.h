@@ -101,8 +101,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::chrono::milliseconds limit_of(const Destination& destination) const;
   void set_timeout(std::chrono::milliseconds limit);
   std::chrono::milliseconds timeout() const { return std::chrono::milliseconds(timeout_.load()); }
-  // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what fails later fails `pending`.
-  std::shared_ptr<const Member> send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack, std::unique_ptr<PendingCall> pending);
+  // Sends a call to another worker, and gives whom it goes to. Throws what packing throws; what fails later fails
+  // `pending`.
+  std::shared_ptr<const Member> send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
+                                          std::unique_ptr<PendingCall> pending);
   // A call to this worker itself: `task` runs the function, then takes `pending` back by the number and completes it.
   // `first` is waited for.
   void call_here(const Issue& issue, const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
@@ -230,7 +232,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   trace::Depth& own_calls_;  // in flight, to this worker itself
   const std::shared_ptr<ReceivePool> receive_pool_ = std::make_shared<ReceivePool>();
   std::vector<int> gpus_;  // known, and the same, once it has joined
-  Life life_ = 0;  // known once it has joined
+  Life life_ = 0;          // known once it has joined
   std::string token_;
   std::atomic<std::chrono::milliseconds::rep> timeout_;
 

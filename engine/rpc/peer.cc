@@ -159,7 +159,8 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const tran
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
   Head head;
   head.kind = FrameKind::Hello;
-  send_message(connection, head, encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker, core.life(), entry_.life}));
+  send_message(connection, head,
+               encoded(HelloRecord{kWireVersion, core.token(), core.self(), entry_.worker, core.life(), entry_.life}));
 }
 
 // The worker's answer to the challenge: all that waits at the gate goes out if it is right.

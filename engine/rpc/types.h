@@ -116,8 +116,8 @@ struct Options {
   int calls_in_flight = 65536;
 };
 
-// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of its own:
-// to("worker1").timeout(2s).
+// Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of
+// its own: to("worker1").timeout(2s).
 class Destination {
  public:
   // The place is that of the call, where the destination is written into it.

@@ -37,11 +37,12 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
     ++waiting_;
     ++issued_;
   }
-  const trace::About shown{.name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
-  calls_.add(
-      id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, counts, std::move(context),
-           std::move(forks), std::move(here), trace::Operation::begin(member_, trace::Kind::Call, shown),
-           trace::Waiting(leaving.in_flight), std::move(leaving.slot)});
+  const trace::About shown{
+      .name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, counts,
+                  std::move(context), std::move(forks), std::move(here),
+                  trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
+                  std::move(leaving.slot)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });

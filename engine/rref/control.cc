@@ -70,8 +70,8 @@ void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, st
   control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
 }
 
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id, ForkId fork,
-                                     const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id,
+                                     ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
   const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true});
   Promise<void> created(core->crew());

@@ -52,7 +52,8 @@ template <auto F>
 class Attempts : public std::enable_shared_from_this<Attempts<F>> {
  public:
   using Arguments = typename rpc::detail::FunctionBody<F>::Arguments;
-  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind, Arguments arguments, ControlOptions options)
+  Attempts(std::shared_ptr<rpc::AgentCore> core, const rpc::Recipient& to, rpc::MessageKind kind, Arguments arguments,
+           ControlOptions options)
       : core_(std::move(core)),
         to_(to),
         kind_(kind),

@@ -286,8 +286,8 @@ Future<void> wait_for(References& references, const Target& target) {
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
 // before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
 // meanwhile.
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id, ForkId fork,
-                                     const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id,
+                                     ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place);
 
 // To the owner: no creation of that value will come.

@@ -85,7 +85,7 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 template <class T>
 struct CopyBody {
   using Arguments = std::tuple<Target, std::int32_t, std::int32_t, Id, ForkId>;  // the worker: its rank and life
-  using Result = rpc::Outcome;  // an error keeps its blame so
+  using Result = rpc::Outcome;                                                   // an error keeps its blame so
   using Signature = rpc::Outcome(RRef<T>, int);
 
   static std::string name() { return "weft::RRef::copy_to"; }

@@ -1,5 +1,5 @@
-// Workers of a job without a world size that come and go all the time, while all use each other's references at random: calls
-// give what they should or say who is not there, nothing hangs, nothing stays.
+// Workers of a job without a world size that come and go all the time, while all use each other's references at random:
+// calls give what they should or say who is not there, nothing hangs, nothing stays.
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -127,8 +127,10 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .transports = {GetParam()},
                                            .secret = "secret"});
   // A greeting with the right token, as a worker without the secret could send it.
-  auto greeting() { return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(), rpc::Life{0},
-                                               agent.shared_core()->life()); }
+  auto greeting() {
+    return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(), rpc::Life{0},
+                      agent.shared_core()->life());
+  }
 };
 
 TEST_P(SecretAndStrangers, NoOtherMessageIsReadBeforeTheProof) {

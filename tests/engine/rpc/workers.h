@@ -37,7 +37,8 @@ void run_alone(const Setting& setting, const std::function<void(rpc::Options)>& 
 
 // The same, as threads over inproc, for what they log: warnings and worse, one a line.
 std::string warnings_of(int workers, const std::function<void(rpc::Agent&)>& body);
-// Blocks until all workers but this one have come here as often as this process: after it was killed, whoever hosts the store.
+// Blocks until all workers but this one have come here as often as this process: after it was killed, whoever hosts the
+// store.
 void meet_without(rpc::Agent& agent, int victim);
 // The worker so many ranks further, around.
 rpc::WorkerInfo after(const rpc::Agent& agent, int steps);
