@@ -74,15 +74,15 @@ void stay(const rpc::Options& options, int seed) {
   agent.shutdown();
 }
 
-class ComeAndGo : public testing::TestWithParam<std::tuple<std::string, As, int>> {};
+class ComeAndGo : public testing::TestWithParam<std::tuple<harness::Setting, int>> {};
 
 TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
-  const auto& [transport, as, seed] = GetParam();
-  const auto body = [transport = transport, seed = seed](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto& [setting, seed] = GetParam();
+  const auto body = [&transport = setting.transport, seed = seed](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
     const rpc::Options options{.rank = rank, .store = store, .timeout = 10s, .transports = {transport}};
     rank == 0 ? stay(options, seed) : live(options, kLives, seed);
   };
-  if (as == As::Threads) {
+  if (setting.as == As::Threads) {
     come_and_go::gone = 0;
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(kWorkers, [&](int rank) { body(rank, store); });
@@ -165,11 +165,14 @@ TEST(Successor, EndsWhatItsPredecessorHeld) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ComeAndGo,
-                         testing::Combine(testing::Values("inproc", "shm", "tcp"), testing::Values(As::Threads),
+                         testing::Combine(testing::Values(harness::Setting{As::Threads, "inproc", kWorkers},
+                                                          harness::Setting{As::Threads, "shm", kWorkers},
+                                                          harness::Setting{As::Threads, "tcp", kWorkers},
+                                                          harness::Setting{As::Processes, "shm", kWorkers},
+                                                          harness::Setting{As::Processes, "tcp", kWorkers}),
                                           testing::Range(0, 2)),
                          [](const auto& one) {
-                           return std::get<0>(one.param) + name(std::get<1>(one.param)) + "Seed" +
-                                  std::to_string(std::get<2>(one.param));
+                           return name(std::get<0>(one.param)) + "Seed" + std::to_string(std::get<1>(one.param));
                          });
 
 }  // namespace
