@@ -1,5 +1,6 @@
 // How long a collective takes on one machine: Weft's backends, through ProcessGroup and at the Communicator, against Gloo
-// through c10d and Open MPI. Two or four ranks, rank r pinned to core r modulo the number of cores, float sums in place.
+// (through c10d, and by its own C++ API) and Open MPI. Two or four ranks, rank r pinned to core r modulo the number of
+// cores, float sums in place.
 //
 // A worker process runs one operation of one setting over all sizes: warm-up, then calls one after the other, each timed by
 // itself on rank 0 and ended by the operation itself (a broadcast's root does not wait for the others). Workers of all
@@ -173,12 +174,13 @@ void run_in_turns(std::vector<Setting>& settings, const std::string& name, std::
 }
 
 void measure(const std::string& operation, int ranks, weft::bench::Report& report, const std::string& self,
-             const std::string& mpi) {
+             const std::string& gloo, const std::string& mpi) {
   std::vector<Setting> settings;
   settings.push_back({"weft shm", {self, "--worker", "shm", "group", operation}});
   settings.push_back({"weft shm communicator", {self, "--worker", "shm", "communicator", operation}});
   settings.push_back({"weft tcp", {self, "--worker", "tcp", "group", operation}});
   settings.push_back({"gloo (c10d, by weft)", {self, "--worker", "gloo", "group", operation}});
+  if (!gloo.empty()) settings.push_back({"gloo", {gloo, operation}});
   if (!mpi.empty()) {
     settings.push_back({"Open MPI",
                         {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
@@ -204,9 +206,12 @@ int main(int argc, char** argv) {
   const std::string self = weft::bench::this_program();
   const std::string mpi =
       weft::bench::build_peer(report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");
+  const std::string gloo = weft::bench::build_peer(
+      report, "gloo", "c++ -O2 -std=c++17 -w " COLLECTIVES_GLOO " -o $OUT -lgloo -lpthread");  // its headers warn
   for (const int ranks : {2, 4}) {
     for (const std::string operation : {"all_reduce", "broadcast", "all_gather"}) {
-      if (report.wants(operation + " " + std::to_string(ranks) + " ranks")) measure(operation, ranks, report, self, mpi);
+      if (report.wants(operation + " " + std::to_string(ranks) + " ranks"))
+        measure(operation, ranks, report, self, gloo, mpi);
     }
   }
   for (const std::string backend : {"shm", "tcp"}) {
