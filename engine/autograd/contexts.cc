@@ -79,10 +79,12 @@ bool Contexts::concerns(int rank) const {
   return false;
 }
 
-void Contexts::worker_lost(int rank) {
+void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
   const std::string why = core_.name_of(rank) + " is lost";
   std::set<int> owners;  // who would have told that worker, and it us
   for (const auto& context : all()) {
+    const rpc::Incarnation owner = rpc::made_by(context->id());
+    if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
     const bool took_part = context->worker_lost(rank);
     if (took_part) {
       context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -39,7 +40,8 @@ class Contexts {
   // Ends it here, and on the workers that it was passed to, which do the same. Nothing where it has ended.
   void release(ContextId id, const std::string& why);
   // A worker cannot be reached any more: passes that it takes part in fail, its own contexts end.
-  void worker_lost(int rank);
+  // Or it has left, and one of that life is its successor.
+  void worker_lost(int rank, std::optional<std::uint16_t> successor = std::nullopt);
   // Whether any context knows it.
   bool concerns(int rank) const;
   // In whichever it is recorded: its receiver could not read it.

@@ -40,7 +40,7 @@ weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) { core.after(pause, std::move(task)); }
-void CoreCalls::off_loop(AgentCore& core, int rank, Task task) { core.off_loop(rank, std::move(task)); }
+void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) { core.off_loop(to, std::move(task)); }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {
   return std::make_shared<rref::Handle>(core, id, Member{core->self(), core->life()}, std::move(owned));
@@ -56,6 +56,7 @@ std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::c
 Going CoreCalls::going(AgentCore& core, const Destination& to) {
   return {core.recipient(to), core.limit_of(to), MessageKind::Call, false, to.place()};
 }
+Member CoreCalls::member(AgentCore& core, const Recipient& worker) { return core.directory().find(worker); }
 std::chrono::milliseconds CoreCalls::time_left() {
   const CallState& call = current_call("time_left()").call();
   if (call.cancelled || call.deadline.passed()) throw Error(Blame::Cancelled, "nobody waits for it any more");

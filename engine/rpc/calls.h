@@ -46,7 +46,7 @@ struct CoreCalls {
   static weft::detail::DeviceWorkRef enqueued(AgentCore& core);
   static void hold_activity(AgentCore& core, int change);
   static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
-  static void off_loop(AgentCore& core, int rank, Task task);
+  static void off_loop(AgentCore& core, const Recipient& to, Task task);
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);
   static std::shared_ptr<rref::Handle> user_handle(const std::shared_ptr<AgentCore>& core, rref::Id id, rref::ForkId fork,
@@ -54,6 +54,7 @@ struct CoreCalls {
                                                    const rref::Origin& origin);
   static std::chrono::milliseconds limit(AgentCore& core, std::optional<std::chrono::milliseconds> given);
   static Going going(AgentCore& core, const Destination& to);
+  static Member member(AgentCore& core, const Recipient& worker);
   // Of the call that this thread runs; 0 = no limit. Throws Cancelled where nobody waits for it any more.
   static std::chrono::milliseconds time_left();
   static void look_after(AgentCore& core, int rank);
@@ -124,7 +125,7 @@ struct Created {
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     auto [id, fork, packed] = unpack_tuple<Arguments>(object);
     auto arguments = std::make_shared<typename Body::Arguments>(unpack_tuple<typename Body::Arguments>(packed));
-    auto value = references_of(*call->core()).template adopt<Result>(id, fork, call->state().caller.rank);
+    auto value = references_of(*call->core()).template adopt<Result>(id, fork, call->state().incarnation());
     call->keep(value);
     std::optional<Future<void>> first;
     try {

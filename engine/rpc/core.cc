@@ -160,25 +160,40 @@ void AgentCore::set_timeout(std::chrono::milliseconds limit) {
 }
 
 std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
-  std::shared_ptr<Peer> other;  // that has the rank
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = peers_.find(to.rank); found != peers_.end()) {
-      if (to.fits(found->second->life())) return found->second;
-      other = found->second;
-      if (other->life() < to.life) peers_.erase(found);
+  for (;;) {
+    std::shared_ptr<Peer> other;  // that has the rank
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto found = peers_.find(to.rank); found != peers_.end()) {
+        if (to.fits(found->second->life())) return found->second;
+        other = found->second;
+        if (other->life() < to.life) peers_.erase(found);
+      }
     }
+    if (other && to.life < other->life()) {
+      directory_.forget_before(to.rank, other->life());  // whence that came, perhaps
+      throw has_left(to);
+    }
+    if (other) {  // it has left, and its connection does not say so yet
+      loop_->post([self = shared_from_this(), other] {
+        const Error left(Blame::PeerLost, "the connection has ended: " + describe(other->worker()) + " has left");
+        if (const auto lane = other->close(left); lane != 0) self->lane_ended(*other, lane, left);
+      });
+    }
+    Directory::Entry entry = found(to);
+    if (!meets(entry.worker, entry.life)) {  // its successor was faster than the store's list here
+      directory_.forget_before(to.rank, entry.life + 1);
+      if (to.life != kAnyLife) throw has_left(to);
+      continue;
+    }
+    auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
+    std::lock_guard lock(mutex_);
+    const auto& known = peers_.emplace(to.rank, std::move(made)).first->second;
+    if (to.fits(known->life())) return known;
   }
-  if (other && to.life < other->life()) {
-    directory_.forget(to.rank);  // whence that came, perhaps
-    throw has_left(to, other->worker());
-  }
-  if (other) {  // it has left, and its connection does not say so yet
-    loop_->post([self = shared_from_this(), other, to] {
-      const Error left(Blame::PeerLost, "the connection has ended: " + describe(other->worker()) + " has left");
-      if (const auto lane = other->close(left); lane != 0) self->lane_ended(*other, lane, left);
-    });
-  }
+}
+
+Directory::Entry AgentCore::found(const Recipient& to) {
   const KnownDevices here{parts_.self.name, {parts_.devices->count(), parts_.options.devices, parts_.options.device_maps}};
   const auto find = [&] {
     auto found = directory_.find(to);
@@ -186,19 +201,14 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     if (!parts_.world_size) check_device_maps({here, {found.worker.name, found.devices}}, /*more_may_come=*/true);
     return found;
   };
-  Directory::Entry entry;
   try {
-    entry = find();
+    return find();
   } catch (const NotThere&) {
     throw;
   } catch (const Error&) {  // of who had the rank before, perhaps
     if (!directory_.forget(to.rank)) throw;
-    entry = find();
+    return find();
   }
-  meets(entry.worker, entry.life);
-  auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
-  std::lock_guard lock(mutex_);
-  return peers_.emplace(to.rank, std::move(made)).first->second;
 }
 
 std::string AgentCore::name_of(int rank) const {
@@ -220,9 +230,9 @@ std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) con
 std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
   require_open();
-  auto forks = std::make_shared<rref::ForkWriter>(*this, issue.to.rank);
-  std::shared_ptr<Outgoing> message;
   const auto worker = peer(issue.to);
+  auto forks = std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->life()));
+  std::shared_ptr<Outgoing> message;
   std::shared_ptr<const Member> callee(worker, &worker->member());
   Slot slot;
   if (is_users(issue.kind)) {
@@ -362,6 +372,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   require_open();
   auto state = std::make_shared<CallState>();
   state->caller = parts_.self;
+  state->life = life_;
   state->context = context_of(issue);
   state->no_grad = !autograd::records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
@@ -428,11 +439,12 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   look_after(worker.rank);
 }
 
-void AgentCore::off_loop(int rank, Task task) {
+void AgentCore::off_loop(const Recipient& to, Task task) {
   bool is_known = parts_.world_size.has_value() || !loop_->inside();
   if (!is_known) {
     std::lock_guard lock(mutex_);
-    is_known = peers_.contains(rank);
+    const auto known = peers_.find(to.rank);
+    is_known = known != peers_.end() && to.fits(known->second->life());
   }
   is_known ? task() : crew_->run_beside(std::move(task));
 }

@@ -131,8 +131,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void heard_from(int rank);
   // Somebody of that rank is there: whoever had it before has left, and what that held ends. False: this one has left.
   bool meets(const WorkerInfo& worker, Life life);
-  // Whether a later one of that rank was met; of its life 16 bits are known.
-  bool has_successor(int rank, std::uint16_t life) const;
+  // Whether a later one of that rank was met.
+  bool has_successor(const Incarnation& worker) const;
   // A caller could not read its reply.
   void take_back_reply(int caller, std::uint64_t call);
 
@@ -146,7 +146,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void after(std::chrono::milliseconds pause, Task task);
   // For a task that sends to the worker: not in a turn of the loop where the address has yet to be looked up in the store,
   // which may not answer.
-  void off_loop(int rank, Task task);
+  void off_loop(const Recipient& to, Task task);
 
   // --- calls served here
   Callers& callers() { return callers_; }
@@ -180,6 +180,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(const Recipient& to);
+  Directory::Entry found(const Recipient& to);
   bool depends_on(int rank) const;
   void ask_whether_alive(int rank);
   void ask_again(int rank);

@@ -118,9 +118,9 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
                                  " none: give all workers of the job the same rpc::Options::secret, or none");
 }
 
-NotThere has_left(const Recipient& wanted, const WorkerInfo& successor) {
-  return NotThere(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) + " that was meant has left; " +
-                                       describe(successor) + " has come after it");
+NotThere has_left(const Recipient& wanted) {
+  return NotThere(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
+                                       " that was meant has left; another one has come after it");
 }
 
 bool is_not_there(const std::exception_ptr& error) {
@@ -296,6 +296,11 @@ auto Directory::look_up(const Key& key, Read read) {
 }
 
 Directory::Entry Directory::find(const Recipient& worker) {
+  {
+    std::lock_guard lock(mutex_);
+    const Entry* known = find_in(entries_, worker.rank);
+    if (known != nullptr && worker.life != kAnyLife && worker.life < known->life) throw has_left(worker);
+  }
   return look_up(worker, [](const Entry& entry) { return entry; });
 }
 
@@ -323,6 +328,12 @@ bool Directory::forget(int rank) {
   std::lock_guard lock(mutex_);
   entries_.erase(rank);
   return true;
+}
+
+void Directory::forget_before(int rank, Life life) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(rank);
+  if (found != entries_.end() && found->second.life < life) entries_.erase(found);
 }
 
 std::vector<WorkerInfo> Directory::workers() {

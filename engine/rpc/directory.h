@@ -29,7 +29,7 @@ class NotThere : public Error {
   using Error::Error;
 };
 bool is_not_there(const std::exception_ptr& error);
-NotThere has_left(const Recipient& wanted, const WorkerInfo& successor);
+NotThere has_left(const Recipient& wanted);
 
 class Directory {
  public:
@@ -46,11 +46,10 @@ class Directory {
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
-  // Publishes this worker; where the size is known, waits for all others and checks that their names differ. Throws
-  // Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have
-  // none, and for device maps that do not fit the workers (where these come and go: those that are there); Timeout naming
-  // who is missing.
-  // Gives this worker's life.
+  // Publishes this worker, and gives its life; where the size is known, waits for all others and checks that their names
+  // differ. Throws Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret
+  // and some have none, and for device maps that do not fit the workers (where these come and go: those that are there);
+  // Timeout naming who is missing.
   Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
             Deadline deadline);
   // Takes it out again, where workers come and go.
@@ -65,6 +64,8 @@ class Directory {
   Recipient recipient(const WorkerInfo& worker);
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
+  // Unless it is of that life, or a later one.
+  void forget_before(int rank, Life life);
   // All, by rank.
   std::vector<WorkerInfo> workers();
   // The GPUs that calls use here, as far as the workers that have joined say.

@@ -13,8 +13,16 @@ constexpr std::uint64_t number_of(int rank, std::uint64_t count) {
   return static_cast<std::uint64_t>(static_cast<std::uint16_t>(rank)) << 48 | (count & kMostOfOne);
 }
 
-// Of whom it is a number: its rank, and 16 bits of its life (AgentCore::first_id).
 constexpr int rank_in(std::uint64_t number) { return static_cast<int>(number >> 48); }
-constexpr std::uint16_t life_in(std::uint64_t number) { return static_cast<std::uint16_t>(number >> 32); }
+
+// One of the workers that have a rank one after the other, by as much of its life as such numbers hold
+// (AgentCore::first_id).
+struct Incarnation {
+  int rank = -1;
+  std::uint16_t life = 0;
+  bool is_before(std::uint16_t other) const { return static_cast<std::int16_t>(other - life) > 0; }
+};
+// Whose number it is.
+constexpr Incarnation made_by(std::uint64_t number) { return {rank_in(number), static_cast<std::uint16_t>(number >> 32)}; }
 
 }  // namespace weft::rpc

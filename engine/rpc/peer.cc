@@ -358,6 +358,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   }
   auto state = std::make_shared<CallState>();
   state->caller = worker();
+  state->life = life();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
   if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
   state->no_grad = (head.flags & kNoGrad) != 0;
@@ -405,7 +406,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   const auto core = core_.lock();
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
-  const auto forks = std::make_shared<rref::ForkWriter>(*core, caller);
+  const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, life()));
   const auto undo = [core, context, forks, message = autograd::MessageId{caller, call, /*reply=*/true}] {
     forks->undo();
     if (context) context->forget(message);

@@ -28,6 +28,8 @@ class AgentCore;
 // What this_call() shows; shared with whoever may cancel it.
 struct CallState {
   WorkerInfo caller;
+  Life life = 0;  // the caller's
+  Incarnation incarnation() const { return {caller.rank, static_cast<std::uint16_t>(life)}; }
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none

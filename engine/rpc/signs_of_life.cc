@@ -103,27 +103,26 @@ bool AgentCore::meets(const WorkerInfo& worker, Life life) {
   std::vector<std::shared_ptr<Inbound>> of_predecessor;
   {
     std::lock_guard lock(mutex_);
-    const auto [met, is_first] = lives_.try_emplace(worker.rank, life);
-    if (is_first || life == met->second) return true;
-    if (life < met->second) return false;
+    const auto met = lives_.try_emplace(worker.rank, 0).first;
+    if (life <= met->second) return life == met->second;
     met->second = life;
+    lost_.erase(worker.rank);
     for (const auto& [key, inbound] : inbound_) {
       if (inbound->worker().rank == worker.rank && inbound->life() < life) of_predecessor.push_back(inbound);
     }
   }
   const Error left(Blame::PeerLost, "it has left, and " + describe(worker) + " has come");
   for (const auto& inbound : of_predecessor) inbound->close(left);
-  references_.worker_lost(worker.rank);
-  contexts_.worker_lost(worker.rank);
+  references_.worker_lost(worker.rank, static_cast<std::uint16_t>(life));
+  contexts_.worker_lost(worker.rank, static_cast<std::uint16_t>(life));
   return true;
 }
 
-bool AgentCore::has_successor(int rank, std::uint16_t life) const {
+bool AgentCore::has_successor(const Incarnation& worker) const {
   if (parts_.world_size) return false;
   std::lock_guard lock(mutex_);
-  const auto met = lives_.find(rank);
-  const auto later = met == lives_.end() ? 0 : static_cast<std::int16_t>(static_cast<std::uint16_t>(met->second) - life);
-  return later > 0;
+  const auto met = lives_.find(worker.rank);
+  return met != lives_.end() && worker.is_before(static_cast<std::uint16_t>(met->second));
 }
 
 bool AgentCore::is_lost(int rank) const {

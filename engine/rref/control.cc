@@ -16,7 +16,7 @@ References& here(const char* what) { return rpc::current_call(what).core()->refe
 }  // namespace
 
 void fork(Id id, ForkId fork) {
-  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().caller.rank, nullptr);
+  here("fork()").add_fork(id, fork, rpc::current_call("fork()").call().incarnation(), nullptr);
 }
 void child_accepted(ForkId child) { here("child_accepted()").child_accepted(child); }
 void user_delete(Id id, ForkId fork) {
@@ -70,21 +70,22 @@ void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, st
   control<&internal::take_back_reply>(core, callee, rpc::MessageKind::ChildAccept, {call}, {.keeps_on = true});
 }
 
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
                                      ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place) {
-  const auto confirmed = control<&internal::fork>(core, owner, rpc::MessageKind::Fork, {id, fork}, {.keeps_on = true});
+  const auto confirmed = control<&internal::fork>(core, {owner.worker.rank, owner.life}, rpc::MessageKind::Fork, {id, fork},
+                                                  {.keeps_on = true});
   Promise<void> created(core->crew());
   const Origin origin{.place = place};
-  const auto handle =
-      std::make_shared<Handle>(core, id, fork, core->directory().find(owner), confirmed, created.future(), origin);
-  made.on_done_light([core, owner, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
-    const auto error = ended.error();
-    const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
-    if (!outcome.failed()) return created.set();
-    created.set_error(std::make_exception_ptr(outcome.error()));
-    tell_will_not_come(core, owner.rank, id, outcome);
-  });
+  const auto handle = std::make_shared<Handle>(core, id, fork, owner, confirmed, created.future(), origin);
+  made.on_done_light(
+      [core, owner = owner.worker.rank, id, created, original = std::move(original)](const Future<rpc::Outcome>& ended) {
+        const auto error = ended.error();
+        const rpc::Outcome outcome = error ? rpc::Outcome(to_error(error, Blame::Remote)) : ended.value();
+        if (!outcome.failed()) return created.set();
+        created.set_error(std::make_exception_ptr(outcome.error()));
+        tell_will_not_come(core, owner, id, outcome);
+      });
   // The fork ends behind what may still come: its owner does not remember for ever that it has ended.
   asked.on_done_light([handle](const Future<rpc::Outcome>&) {});
   return handle;
@@ -103,11 +104,12 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
   handle->require_created();
   References& references = core_.references();
   const ForkId fork = references.next_id();
+  const rpc::Incarnation incarnation{to_.rank, static_cast<std::uint16_t>(to_.life)};
   if (handle->is_owner()) {
-    references.add_fork(handle->id(), fork, to_, handle->owned());
+    references.add_fork(handle->id(), fork, incarnation, handle->owned());
     forks_.emplace_back(handle->id(), fork);
   } else {
-    references.keep_parent(fork, handle, to_);
+    references.keep_parent(fork, handle, incarnation);
     children_.push_back(fork);
   }
   packer.pack_array(5);
@@ -144,7 +146,7 @@ void ForkWriter::undo() {
     owned.swap(forks_);
     children.swap(children_);
   }
-  for (const auto& [id, fork] : owned) core_.references().remove_fork(id, fork, to_);
+  for (const auto& [id, fork] : owned) core_.references().remove_fork(id, fork, to_.rank);
   for (const ForkId child : children) core_.references().child_accepted(child);
 }
 
@@ -158,7 +160,7 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   const auto core = core_.shared_from_this();
   References& references = core_.references();
   if (owner == core_.self().rank) {
-    if (life != core_.life()) throw rpc::has_left({owner, life}, core_.self());
+    if (life != core_.life()) throw rpc::has_left({owner, life});
     auto handle = std::make_shared<Handle>(core, id, rpc::Member{core_.self(), life}, own(references, id));
     control<&internal::child_accepted>(core, from_, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});
     return handle;

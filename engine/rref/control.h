@@ -71,7 +71,7 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
 
   Future<void> future() const { return promise_.future(); }
   void start() {
-    rpc::detail::CoreCalls::off_loop(*core_, to_.rank, Task([self = this->shared_from_this()] { self->send(); }));
+    rpc::detail::CoreCalls::off_loop(*core_, to_, Task([self = this->shared_from_this()] { self->send(); }));
   }
 
  private:

@@ -116,7 +116,7 @@ std::exception_ptr creator_gone(Id id) {
 }  // namespace
 
 std::exception_ptr References::too_late(Id id) const {
-  return core_.has_successor(rank_in(id), rpc::life_in(id)) ? creator_gone(id) : nullptr;
+  return core_.has_successor(rpc::made_by(id)) ? creator_gone(id) : nullptr;
 }
 
 std::shared_ptr<Owned> References::find_or_expect(Id id, const Make& make) {
@@ -164,9 +164,9 @@ void References::expire(Id id) {
     if (found == entries_.end() || !found->second.is_expected()) return;
     Entry& entry = found->second;
     entry.expiry.reset();
-    is_over = entry.patience > kExpect && !entry.is_announced(id);
+    is_over = 2 * entry.patience > kExpect && !entry.is_announced(id);
     if (!is_over) {
-      if (entry.patience <= kExpect) entry.patience *= 2;
+      if (2 * entry.patience <= kExpect) entry.patience *= 2;
       expect(id, entry);
     }
   }
@@ -177,9 +177,10 @@ void References::expire(Id id) {
   core_.look_after(rank_in(id), rpc::AgentCore::Asked::ByTheWay);
 }
 
-std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const Make& make) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "creation came", .sequence = id, .peer = holder});
-  std::lock_guard lock(mutex_);
+std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarnation& holder, const Make& make) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference,
+                         {.name = "creation came", .sequence = id, .peer = holder.rank});
+  std::unique_lock lock(mutex_);
   if (buried_.contains(fork)) {  // given up before it came: the value lives until it is made, and no longer
     if (!entries_.contains(id)) {
       bury(id);
@@ -196,13 +197,15 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, int holder, const 
     entries_.erase(id);
     bury(id);
   }
+  lock.unlock();
+  end_if_late(holder);
   return owned;
 }
 
-void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned) {
-  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork", .sequence = id, .peer = holder});
+void References::add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, const std::shared_ptr<Owned>& owned) {
+  trace::Operation::note(core_.member(), trace::Kind::Reference, {.name = "fork", .sequence = id, .peer = holder.rank});
   const auto late = owned ? nullptr : too_late(id);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (buried_.contains(fork)) return;
   Entry& entry = entries_[id];
   if (owned && !entry.owned) {  // made here; else it may still be expected
@@ -215,6 +218,12 @@ void References::add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<
   if (late && entry.is_expected() && !entry.owned) entry.given_up = late;
   entry.forks.emplace(fork, holder);
   expect(id, entry);
+  lock.unlock();
+  end_if_late(holder);
+}
+
+void References::end_if_late(const rpc::Incarnation& holder) {
+  if (core_.has_successor(holder)) worker_lost(holder.rank, static_cast<std::uint16_t>(holder.life + 1));
 }
 
 // Of a fork, or of a value: their ids are never the same.
@@ -347,9 +356,12 @@ void References::give_up(Id id, const std::exception_ptr& why) {
   if (owned) owned->fail(why);
 }
 
-void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver) {
-  std::lock_guard lock(mutex_);
-  parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
+void References::keep_parent(ForkId child, std::shared_ptr<Handle> parent, const rpc::Incarnation& receiver) {
+  {
+    std::lock_guard lock(mutex_);
+    parents_.insert_or_assign(child, Parent{std::move(parent), receiver});
+  }
+  end_if_late(receiver);
 }
 
 void References::child_accepted(ForkId child) {
@@ -395,16 +407,19 @@ bool References::concerns(int rank) const {
   for (const auto& [id, entry] : entries_) {
     if (rank_in(id) == rank && entry.is_expected()) return true;
     for (const auto& [fork, holder] : entry.forks) {
-      if (holder == rank) return true;
+      if (holder.rank == rank) return true;
     }
   }
   for (const auto& [child, parent] : parents_) {
-    if (parent.receiver == rank) return true;
+    if (parent.receiver.rank == rank) return true;
   }
   return false;
 }
 
-void References::worker_lost(int rank) {
+void References::worker_lost(int rank, std::optional<std::uint16_t> successor) {
+  const auto is_lost = [rank, successor](const rpc::Incarnation& worker) {
+    return worker.rank == rank && (!successor || worker.is_before(*successor));
+  };
   std::vector<Entry> ended;
   std::vector<Id> expected;
   std::vector<Parent> parents;
@@ -414,11 +429,11 @@ void References::worker_lost(int rank) {
     for (auto it = entries_.begin(); it != entries_.end();) {
       auto& held = it->second.forks;
       // What a third worker is to send may come all the same.
-      if (rank_in(it->first) == rank && it->second.is_expected() && !it->second.is_announced(it->first)) {
+      if (is_lost(rpc::made_by(it->first)) && it->second.is_expected() && !it->second.is_announced(it->first)) {
         expected.push_back(it->first);
       }
       std::erase_if(held, [&](const auto& fork) {
-        if (fork.second != rank) return false;
+        if (!is_lost(fork.second)) return false;
         bury(fork.first);
         ++forks;
         return true;
@@ -432,7 +447,7 @@ void References::worker_lost(int rank) {
       }
     }
     for (auto it = parents_.begin(); it != parents_.end();) {
-      if (it->second.receiver == rank) {
+      if (is_lost(it->second.receiver)) {
         parents.push_back(std::move(it->second));
         it = parents_.erase(it);
       } else {
@@ -473,7 +488,7 @@ References::Counts References::counts() const {
     if (entry.forks.empty()) continue;
     ++counts.owners;
     std::unordered_set<int> holders;
-    for (const auto& [fork, holder] : entry.forks) holders.insert(holder);
+    for (const auto& [fork, holder] : entry.forks) holders.insert(holder.rank);
     counts.forks += holders.size();
   }
   return counts;

@@ -178,14 +178,14 @@ class References {
   }
   // The creation has come: the worker holds the fork from now on.
   template <class T>
-  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, int holder) {
+  std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::Incarnation& holder) {
     auto found = arrive(id, fork, holder, [this] { return std::make_shared<OwnedValue<T>>(home()); });
     if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
   // The worker holds a fork from now on, unless it has ended already. Idempotent. `owned` may be null where it is not
   // known.
-  void add_fork(Id id, ForkId fork, int holder, const std::shared_ptr<Owned>& owned);
+  void add_fork(Id id, ForkId fork, const rpc::Incarnation& holder, const std::shared_ptr<Owned>& owned);
   // The worker that held it, or was to, does so no longer.
   void remove_fork(Id id, ForkId fork, int holder);
   // Whether the owner knows it already.
@@ -204,7 +204,7 @@ class References {
 
   // --- as user, and as parent
   // Keeps the parent until the worker says that the owner knows the child.
-  void keep_parent(ForkId child, std::shared_ptr<Handle> parent, int receiver);
+  void keep_parent(ForkId child, std::shared_ptr<Handle> parent, const rpc::Incarnation& receiver);
   void child_accepted(ForkId child);
   void count_pending(int change) { pending_users_ += change; }
   // Handles of users, while they live.
@@ -214,7 +214,8 @@ class References {
   std::vector<std::string> held() const;
 
   // A worker cannot be reached any more: what it holds has ended.
-  void worker_lost(int rank);
+  // Or it has left, and one of that life is its successor.
+  void worker_lost(int rank, std::optional<std::uint16_t> successor = std::nullopt);
   // Whether it holds anything, or its acceptance is waited for.
   bool concerns(int rank) const;
   // The agent ends: values go, what waits for them fails.
@@ -229,17 +230,17 @@ class References {
 
  private:
   struct Entry {
-    std::shared_ptr<Owned> owned;    // null until a message says what it is
-    std::map<ForkId, int> forks;     // and who holds it
-    int here = 0;                    // handles of the owner's own
-    bool arrived = false;            // the creation has come, or the value was made here
-    std::exception_ptr given_up;     // why no creation will come
-    EventLoop::Registration expiry;  // until then
+    std::shared_ptr<Owned> owned;              // null until a message says what it is
+    std::map<ForkId, rpc::Incarnation> forks;  // and who holds it
+    int here = 0;                              // handles of the owner's own
+    bool arrived = false;                      // the creation has come, or the value was made here
+    std::exception_ptr given_up;               // why no creation will come
+    EventLoop::Registration expiry;            // until then
     std::chrono::seconds patience{1};
     // What another worker is to send, which may take its time: the creator's own fork is known before.
     bool is_announced(Id id) const {
       return std::any_of(forks.begin(), forks.end(), [id](const auto& fork) {
-        return fork.second == rank_in(id) && rank_in(fork.first) == rank_in(id);
+        return fork.second.rank == rank_in(id) && rank_in(fork.first) == rank_in(id);
       });
     }
     bool is_expected() const { return !arrived && !given_up; }
@@ -247,7 +248,7 @@ class References {
   };
   using Make = std::function<std::shared_ptr<Owned>()>;
   std::shared_ptr<Owned> find_or_expect(Id id, const Make& make);
-  std::shared_ptr<Owned> arrive(Id id, ForkId fork, int holder, const Make& make);
+  std::shared_ptr<Owned> arrive(Id id, ForkId fork, const rpc::Incarnation& holder, const Make& make);
   std::shared_ptr<weft::detail::Home> home() const;
   [[noreturn]] static void wrong_type(Id id, const std::type_info& wanted, const std::type_info& found);
   void bury(ForkId fork);
@@ -257,6 +258,8 @@ class References {
   // Why it will not come any more: its creator has left, and another one has its rank. Not under the mutex.
   std::exception_ptr too_late(Id id) const;
   void expect(Id id, Entry& entry);
+  // What has just been given to a worker that had left before ends. Not under the mutex.
+  void end_if_late(const rpc::Incarnation& holder);
   void expire(Id id);
 
   rpc::AgentCore& core_;
@@ -267,7 +270,7 @@ class References {
   std::unordered_map<Id, Entry> entries_;
   struct Parent {
     std::shared_ptr<Handle> handle;
-    int receiver = -1;
+    rpc::Incarnation receiver;
   };
   std::unordered_map<ForkId, Parent> parents_;
   std::unordered_map<ForkId, const Handle*> users_;
@@ -286,7 +289,7 @@ Future<void> wait_for(References& references, const Target& target) {
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
 // before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
 // meanwhile.
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Recipient& owner, Id id,
+std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
                                      ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
                                      std::shared_ptr<Handle> original, Place place);
 
@@ -301,7 +304,7 @@ void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, st
 // The references in one message that goes to a worker.
 class ForkWriter {
  public:
-  ForkWriter(rpc::AgentCore& core, int to) : core_(core), to_(to) {}
+  ForkWriter(rpc::AgentCore& core, const rpc::Recipient& to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
   // The message will not go out: what was made for it ends. As the next, from every thread.
   void undo();
@@ -313,7 +316,7 @@ class ForkWriter {
 
  private:
   rpc::AgentCore& core_;
-  const int to_;
+  const rpc::Recipient to_;
   mutable std::mutex mutex_;                  // of the rest, once the message is written
   std::vector<std::pair<Id, ForkId>> forks_;  // of values that are owned here
   std::vector<ForkId> children_;

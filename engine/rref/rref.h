@@ -70,7 +70,7 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
       }
       References& references = rpc::detail::references_of(core);
       const bool is_announced = references.has_fork(id, fork);
-      owned = references.adopt<T>(id, fork, holder);
+      owned = references.adopt<T>(id, fork, rpc::made_by(fork));
       if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);  // who may not be there any more to end it
       owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
     } catch (...) {
@@ -254,9 +254,11 @@ class RRef {
       return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
     }
     const rref::ForkId fork = references.next_id();
-    const rpc::Recipient receiver = std::exchange(going.to, handle()->to_owner());
+    const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, going.to);
+    going.to = handle_->to_owner();
     going.kind = rpc::MessageKind::Create;
-    const auto asked = rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.rank, receiver.life, id, fork});
+    const auto asked =
+        rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
     const auto made = rref::unless_not_created(core, handle_, asked);
     return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
   }
