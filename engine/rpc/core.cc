@@ -160,7 +160,7 @@ void AgentCore::set_timeout(std::chrono::milliseconds limit) {
 }
 
 std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
-  for (;;) {
+  for (int again = 0;; ++again) {
     std::shared_ptr<Peer> other;  // that has the rank
     {
       std::lock_guard lock(mutex_);
@@ -183,7 +183,7 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     Directory::Entry entry = found(to);
     if (!meets(entry.worker, entry.life)) {  // its successor was faster than the store's list here
       directory_.forget_before(to.rank, entry.life + 1);
-      if (to.life != kAnyLife) throw has_left(to);
+      if (to.life != kAnyLife || again > 1) throw has_left(to);
       continue;
     }
     auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());

@@ -43,6 +43,7 @@ Record read(const Bytes& bytes) {
 }
 
 Directory::Entry entry_of(const Record& record) {
+  if (record.life < 0) throw Error(Blame::PeerLost, "a worker's record in the job's store has a life below 0");
   Directory::Entry entry{{{record.name, record.rank}, record.life}, {}, {}, record.has_secret, unstored(record.devices)};
   for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
   for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});

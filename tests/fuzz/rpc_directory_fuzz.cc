@@ -53,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
   Directory directory(store, {"self", 0}, size, /*has_secret=*/false, {});
   allow_errors([&] { directory.join({}, {}, Deadline::in(std::chrono::seconds(1))); });
   allow_errors([&] { directory.workers(); });
-  allow_errors([&] { directory.find("worker1"); });
+  allow_errors([&] { directory.recipient("worker1"); });
+  allow_errors([&] { directory.recipient(WorkerInfo{"worker1", 1}); });
   allow_errors([&] { directory.find(1); });
   allow_errors([&] { directory.gpus(); });
   return 0;
