@@ -82,8 +82,8 @@ TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
     const rpc::Options options{.rank = rank, .store = store, .timeout = 10s, .transports = {transport}};
     rank == 0 ? stay(options, seed) : live(options, kLives, seed);
   };
+  come_and_go::gone = 0;
   if (setting.as == As::Threads) {
-    come_and_go::gone = 0;
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(kWorkers, [&](int rank) { body(rank, store); });
   } else {
