@@ -236,7 +236,7 @@ TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
   Stranger stranger(agent, GetParam(), Stranger::Reads::No);
   stranger.greet(agent, 1);
   int sent = 0;
-  for (const auto limit = Deadline::in(30s); !limit.passed();) {
+  for (const auto limit = Deadline::in(std::chrono::seconds(30)); !limit.passed();) {
     const Op op =
         stranger.call<&limited::plus>(static_cast<std::uint64_t>(sent) + 1, rpc::MessageKind::Call);  // too few arguments
     if (!op.ended() || !op.error()) {
