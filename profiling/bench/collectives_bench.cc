@@ -102,7 +102,7 @@ int work(const std::string& backend, const std::string& level, const std::string
                                                .store = std::make_shared<weft::group::StoreBootstrap>(store),
                                                .timeout = std::chrono::seconds(60),
                                                .loop = loop};
-    raw = mesh::join(*transport, options, chooser_of(level));
+    raw = level == "communicator" ? transport->join(options) : mesh::join(*transport, options, chooser_of(level));
   }
   const bool compares = level == "chosen" || kAlgorithms.contains(level);
   for (const std::size_t bytes : compares ? kSizesOfAlgorithms : kSizes) {

@@ -380,11 +380,16 @@ void reduce_blocks(Plan& plan, const Job& job, std::size_t chunk_bytes, Scratch&
   });
 }
 
-void all_gather_direct(Plan& plan, const Job& job) {
-  for_each_peer_in_turn(job, [&](int peer) {
-    plan.send(peer, address(job.data), job.data.bytes);
-    plan.receive(peer, address(of(job.outputs, peer)), of(job.outputs, peer).bytes);
-  });
+void all_gather_direct(Plan& plan, const Job& job, std::size_t chunk_bytes) {
+  Window sent(job.ranks);
+  const Cut mine(job.data, 1, chunk_bytes);
+  for (std::size_t k = 0; k < mine.most_chunks(); ++k) {
+    for_each_peer_in_turn(job, [&](int peer) {
+      send_in_window(plan, sent, peer, k, mine.chunk(0, k));
+      const Slice theirs = Cut(of(job.outputs, peer), 1, chunk_bytes).chunk(0, k);
+      plan.receive(peer, address(theirs), theirs.bytes);
+    });
+  }
   copy_own(plan, of(job.outputs, job.rank), job.data);
 }
 
@@ -464,7 +469,8 @@ void write(Plan& plan, const Job& job, const Choice& choice, Scratch& scratch) {
       return broadcast_blocks(plan, job, chunk);
     case Kind::Reduce:
       return algorithm == Algorithm::Direct ? reduce_direct(plan, job, chunk) : reduce_blocks(plan, job, chunk, scratch);
-    case Kind::AllGather: return algorithm == Algorithm::Direct ? all_gather_direct(plan, job) : all_gather_ring(plan, job);
+    case Kind::AllGather:
+      return algorithm == Algorithm::Direct ? all_gather_direct(plan, job, chunk) : all_gather_ring(plan, job);
     case Kind::ReduceScatter: return reduce_scatter(plan, job, chunk);
     case Kind::Gather: return gather(plan, job);
     case Kind::Scatter: return scatter(plan, job);

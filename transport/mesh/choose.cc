@@ -49,13 +49,22 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
     case Kind::Reduce:
       return is_small || ranks == 2 ? Choice{Algorithm::Direct, chunk_of(bytes)} : Choice{Algorithm::Blocks, chunk};
     case Kind::ReduceScatter: return {Algorithm::Blocks, chunk};
-    case Kind::AllGather: return many && !is_small ? Choice{Algorithm::Ring} : Choice{Algorithm::Direct};
+    case Kind::AllGather:
+      return many && !is_small ? Choice{Algorithm::Ring} : Choice{Algorithm::Direct, std::max<std::size_t>(1, bytes)};
     case Kind::Gather:
     case Kind::Scatter:
     case Kind::AllToAll:
     case Kind::Barrier: return {Algorithm::Direct};
   }
   return {};
+}
+
+Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks) {
+  Choice choice = choose(call, arithmetic, ranks);
+  if (call.kind == Kind::AllGather && choice.algorithm == Algorithm::Direct) {
+    choice.chunk_bytes = chunk_of(static_cast<std::size_t>(call.bytes));
+  }
+  return choice;
 }
 
 }  // namespace weft::transport::mesh

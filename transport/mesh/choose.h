@@ -20,10 +20,13 @@ enum class Algorithm {
 
 struct Choice {
   Algorithm algorithm = Algorithm::Direct;
-  std::size_t chunk_bytes = 0;  // of one message, for Blocks and Ring
+  std::size_t chunk_bytes = 0;  // of one message, where a part goes in several
 };
 
 Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks);
+// For lanes whose bytes the processors carry through memory that both sides share: what goes one way and what comes the
+// other way take turns while both are in the cache.
+Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks);
 // As choose(): the same for all ranks.
 using Chooser = std::function<Choice(const Call&, const Arithmetic&, int ranks)>;
 

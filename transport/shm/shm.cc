@@ -144,7 +144,9 @@ class Shm final : public Transport, public Connector {
   std::string_view name() const override { return "shm"; }
   Connector* connector() override { return this; }
   bool reaches(DeviceType type) const override { return type == DeviceType::Host; }
-  std::shared_ptr<Communicator> join(const JoinOptions& options) override { return mesh::join(*this, options); }
+  std::shared_ptr<Communicator> join(const JoinOptions& options) override {
+    return mesh::join(*this, options, mesh::choose_in_cache);
+  }
 
   Capabilities capabilities() const override { return capabilities_of_rings(); }
   int preference() const override { return 300; }

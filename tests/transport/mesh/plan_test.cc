@@ -322,10 +322,12 @@ TEST(Plans, EveryChoiceIsOneThatTheKindHas) {
           }
         }
         Call call = call_of(static_cast<Kind>(kind), count);
-        world.plan(call, choose(call, arithmetic_of(call.dtype, call.op, ranks), ranks));
-        world.run();
-        world.expect_all_done();
-        if (testing::Test::HasFailure()) return;
+        for (const auto& chooser : {choose, choose_in_cache}) {
+          world.plan(call, chooser(call, arithmetic_of(call.dtype, call.op, ranks), ranks));
+          world.run();
+          world.expect_all_done();
+          if (testing::Test::HasFailure()) return;
+        }
       }
     }
   }
