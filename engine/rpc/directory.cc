@@ -86,9 +86,9 @@ std::string shown(const std::string& name) { return "'" + name + "'"; }
 std::string shown(const Recipient& worker) { return shown(worker.rank); }
 std::string shown(const WorkerInfo& worker) { return describe(worker); }
 
-// Found before; a name and a rank may never have been anybody's.
+// Found before; what a program names may never have been there.
 bool was_there(const Recipient& worker) { return worker.life != kAnyLife; }
-bool was_there(const WorkerInfo&) { return true; }
+bool was_there(const WorkerInfo&) { return false; }
 bool was_there(const std::string&) { return false; }
 
 template <class Key>

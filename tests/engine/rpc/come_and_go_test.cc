@@ -129,14 +129,17 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
         [&] { first.sync<&refs::plus_held>(1, value, 1); },
         [&] { value.copy_to("third").to_here(); },
     };
-    if (has_other_name) {  // else it is the same worker, again
-      uses.push_back([&] { first.sync<&refs::number>(info, 1); });
-      uses.push_back([&] { first.worker(info); });
-    }
     for (std::size_t use = 0; use < uses.size(); ++use) {
       const auto error = harness::error_of(uses[use]);
       EXPECT_EQ(error.blame(), Blame::PeerLost) << use << ": " << error.text();
       EXPECT_NE(error.text().find("has left"), std::string::npos) << use << ": " << error.text();
+    }
+    if (has_other_name) {  // else it is the same worker, again
+      for (const auto& who : {info, rpc::WorkerInfo{"nobody", 1}}) {
+        const auto error = harness::error_of([&] { first.sync<&refs::number>(who, 1); });
+        EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+        EXPECT_NE(error.text().find(who.name + " (rank 1) cannot be found"), std::string::npos) << error.text();
+      }
     }
     EXPECT_EQ(successor.debug_info().owner_rrefs, 0U);
     successor.leave();
