@@ -88,8 +88,10 @@ std::string shown(const WorkerInfo& worker) { return describe(worker); }
 
 // Found before; what a program names may never have been there.
 bool was_there(const Recipient& worker) { return worker.life != kAnyLife; }
-bool was_there(const WorkerInfo&) { return false; }
-bool was_there(const std::string&) { return false; }
+template <class Named>
+bool was_there(const Named&) {
+  return false;
+}
 
 template <class Key>
 NotThere not_there(const Key& wanted, const Entries& entries) {

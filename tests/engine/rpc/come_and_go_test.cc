@@ -136,9 +136,13 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
     }
     if (has_other_name) {  // else it is the same worker, again
       for (const auto& who : {info, rpc::WorkerInfo{"nobody", 1}}) {
-        const auto error = harness::error_of([&] { first.sync<&refs::number>(who, 1); });
-        EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-        EXPECT_NE(error.text().find(who.name + " (rank 1) cannot be found"), std::string::npos) << error.text();
+        const std::vector<std::function<void()>> names{[&] { first.sync<&refs::number>(who, 1); },
+                                                       [&] { first.worker(who); }};
+        for (const auto& name : names) {
+          const auto error = harness::error_of(name);
+          EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+          EXPECT_NE(error.text().find(who.name + " (rank 1) cannot be found"), std::string::npos) << error.text();
+        }
       }
     }
     EXPECT_EQ(successor.debug_info().owner_rrefs, 0U);
