@@ -1,5 +1,8 @@
 // Passes: group DA of the behaviours.
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/types.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/core.h>

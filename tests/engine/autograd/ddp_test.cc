@@ -4,7 +4,12 @@
 #include <mutex>
 #include <optional>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <weft/parallel.h>
 #include <weft/tests/engine/autograd/trainers.h>

@@ -2,7 +2,8 @@
 // goes wrong later does.
 #include <csignal>
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/optim.h>

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
 
 #include <weft/tests/engine/autograd/settings.h>
 

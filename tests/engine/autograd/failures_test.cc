@@ -1,7 +1,9 @@
 // Passes that fail: group DF of the behaviours.
 #include <csignal>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/messages.h>

@@ -1,5 +1,5 @@
 // What groups RB, RE and RR of the behaviours say of calls and references in autograd contexts.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/tests/engine/autograd/settings.h>
 

@@ -2,7 +2,7 @@
 // the others ends, with an error that names it or as it should, and nothing is left of any context or reference.
 #include <random>
 
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>

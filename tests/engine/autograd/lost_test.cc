@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <weft/tests/engine/autograd/settings.h>
 

@@ -2,7 +2,8 @@
 #include <map>
 #include <mutex>
 
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
 
 #include <weft/optim.h>
 #include <weft/profiling/trace/operation.h>

@@ -11,7 +11,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <weft/autograd.h>
 #include <weft/engine/rpc/core.h>

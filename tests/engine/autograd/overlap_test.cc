@@ -2,7 +2,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <weft/tests/engine/autograd/settings.h>
 #include <weft/transport/inproc/faults.h>

@@ -2,7 +2,7 @@
 #include <map>
 #include <random>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
 
 #include <weft/tests/engine/autograd/settings.h>
 

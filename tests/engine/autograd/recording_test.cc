@@ -3,7 +3,7 @@
 #include <map>
 #include <thread>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/contexts.h>

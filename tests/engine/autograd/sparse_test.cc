@@ -1,6 +1,6 @@
 // Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts, references, dtypes,
 // nested and mixed calls, and many passes.
-#include <torch/torch.h>
+#include <torch/autograd.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/core.h>

@@ -7,7 +7,8 @@
 #include <optional>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/module.h>
 
 #include <weft/parallel.h>
 #include <weft/tests/engine/autograd/settings.h>

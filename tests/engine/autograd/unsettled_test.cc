@@ -4,7 +4,8 @@
 #include <mutex>
 #include <set>
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>

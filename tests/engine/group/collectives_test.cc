@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <weft/group.h>
 #include <weft/profiling/trace/flight_recorder.h>

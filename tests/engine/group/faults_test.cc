@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/killed_anywhen.h>

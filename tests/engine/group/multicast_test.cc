@@ -6,7 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

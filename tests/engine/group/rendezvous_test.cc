@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/rendezvous.h>

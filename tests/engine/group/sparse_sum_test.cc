@@ -1,7 +1,7 @@
 // Sums of sparse tensors (behaviours.md CG-007).
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

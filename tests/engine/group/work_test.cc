@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>

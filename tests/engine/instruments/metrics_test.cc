@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/base/error.h>
 #include <weft/engine/instruments/metrics.h>

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/autograd.h>
 #include <weft/group.h>

@@ -19,7 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <weft/autograd.h>
 #include <weft/group.h>

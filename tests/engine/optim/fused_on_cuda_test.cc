@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <weft/engine/optim/cuda_steps.h>
 #include <weft/engine/optim/fused.h>

@@ -1,5 +1,5 @@
 // What a DistributedOptimizer may be given as its parameters.
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>

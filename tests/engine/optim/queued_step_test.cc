@@ -3,7 +3,8 @@
 #include <mutex>
 #include <set>
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>

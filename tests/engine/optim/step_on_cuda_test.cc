@@ -7,7 +7,8 @@
 
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
 
 #include <weft/cuda/memory.h>
 #include <weft/engine/rpc/core.h>

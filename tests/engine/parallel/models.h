@@ -1,7 +1,9 @@
 // Small models for the tests, in double precision so that sums can be compared closely.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 namespace weft::testing {
 

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/tests/engine/rpc/workers.h>
 

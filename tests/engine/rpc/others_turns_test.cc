@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/autograd.h>
 #include <weft/tests/engine/rpc/refs.h>

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <weft/engine/launch/process.h>
 #include <weft/tests/engine/rpc/two_programs/apart.h>
