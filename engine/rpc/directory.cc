@@ -268,15 +268,30 @@ void Directory::leave() noexcept {
   }
 }
 
+std::set<int> Directory::ever_joined() {
+  const long joined = store_->add("joined", 0);
+  std::map<long, int> known;
+  {
+    std::lock_guard lock(mutex_);
+    known = joined_;
+  }
+  for (long index = 1; index <= joined; ++index) {
+    const std::string key = "joined/" + std::to_string(index);
+    if (known.contains(index) || !store_->exists(key)) continue;  // it is about to
+    known.emplace(index, rank_in(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
+  }
+  std::set<int> ranks;
+  for (const auto& [index, rank] : known) ranks.insert(rank);
+  std::lock_guard lock(mutex_);
+  joined_.merge(known);
+  return ranks;
+}
+
 // Those that have joined or left meanwhile. Of two threads that do so at once the slower may put back what it read earlier:
 // each looks in what it has read itself.
 std::map<int, Directory::Entry> Directory::refresh() {
-  const long joined = store_->add("joined", 0);
   std::map<int, Entry> all;
-  for (long index = 1; index <= joined; ++index) {
-    const std::string key = "joined/" + std::to_string(index);
-    if (!store_->exists(key)) continue;  // it is about to
-    const int rank = rank_in(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5)))));
+  for (const int rank : ever_joined()) {
     const Record record = read(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5))));
     if (!record.gone) all.insert_or_assign(rank, entry_of(record));
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,7 @@ class Directory {
 
  private:
   void wait_until_all_have_read(Deadline deadline);
+  std::set<int> ever_joined();
   std::map<int, Entry> refresh();
   template <class Key, class Read>
   auto look_up(const Key& key, Read read);
@@ -89,6 +91,7 @@ class Directory {
   bool published_ = false;  // by it, too
   mutable std::mutex mutex_;
   std::map<int, Entry> entries_;
+  std::map<long, int> joined_;  // who came as how manyth, as far as it was read: that does not change
 };
 
 }  // namespace weft::rpc

@@ -21,12 +21,35 @@ c10::IValue to_ivalue(const OperatorValue& value) {
       value);
 }
 
+// Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of what
+// it is given, as many of libtorch's internal ones do.
+void check_served(const c10::Symbol& name) {
+  const std::string text = name.toQualString();
+  if (!name.is_aten()) {
+    throw Error(Blame::Caller, "'" + text + "' is not called by name: only operators of aten are; call a function that calls it");
+  }
+  if (text.starts_with("aten::_")) {
+    throw Error(Blame::Caller, "'" + text + "' is not called by name: it is internal to libtorch, as the '_' in front says; "
+                                            "call a function that calls it");
+  }
+}
+
+void check_served(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    if (argument.name() != "filename" && argument.name() != "file") continue;
+    throw Error(Blame::Caller,
+                schema.name() + " is not called by name: it opens files; call a function that calls it");
+  }
+}
+
 // The first overload whose schema takes the arguments, as torch's own lookup by name has it.
 c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments) {
   if (name.find("::") == std::string::npos) {
     throw Error(Blame::Caller, "'" + name + "' is no operator's name; they are written \"aten::add\"");
   }
-  const auto& overloads = torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(name));
+  const auto symbol = c10::Symbol::fromQualString(name);
+  check_served(symbol);
+  const auto& overloads = torch::jit::getAllOperatorsFor(symbol);
   if (overloads.empty()) throw Error(Blame::Caller, "libtorch has no operator '" + name + "'");
   std::string tried;
   for (const auto& overload : overloads) {
@@ -38,6 +61,7 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
       tried += "\n  " + c10::toString(overload->schema());
       continue;
     }
+    check_served(overload->schema());
     overload->getOperation()(stack);
     if (stack.size() == 1) return std::move(stack.front());
     return c10::ivalue::Tuple::create(std::move(stack));

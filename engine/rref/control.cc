@@ -112,9 +112,10 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
     references.keep_parent(fork, handle, incarnation);
     children_.push_back(fork);
   }
-  packer.pack_array(5);
+  packer.pack_array(6);
   packer.pack_uint64(handle->id());
   packer.pack_int32(handle->owner().rank);
+  packer.pack(handle->owner().name);
   packer.pack_int32(handle->to_owner().life);
   packer.pack_uint64(fork);
   packer.pack_uint64(type);
@@ -153,8 +154,8 @@ void ForkWriter::undo() {
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
                                            const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
-  const auto [id, owner, life, fork, sent_type] =
-      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, std::int32_t, ForkId, std::uint64_t>>(object);
+  const auto [id, owner, owner_name, life, fork, sent_type] =
+      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, std::string, std::int32_t, ForkId, std::uint64_t>>(object);
   if (sent_type != type)
     throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();
@@ -169,7 +170,9 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
     throw Error(Blame::Cancelled, "RRef " + to_text(id) + " comes with a message that its sender believes to be lost");
   }
   const rpc::Recipient to_owner(owner, life);
-  const rpc::Member worker = core_.directory().find(to_owner);
+  // Not looked up: this runs in a turn of the loop, which does not wait for the store.
+  rpc::check_name(owner_name);
+  const rpc::Member worker{{owner_name, owner}, life};
   if (owner == from_) {
     Promise<void> known;
     known.set();

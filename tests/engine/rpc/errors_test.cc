@@ -157,6 +157,13 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
     EXPECT_NE(error.text().find("no overload of aten::matmul takes these 2 arguments"), std::string::npos) << error.what();
     EXPECT_NE(error.text().find("aten::matmul(Tensor self, Tensor other)"), std::string::npos) << error.what();
     EXPECT_NE(error_of([&] { agent.sync_op("aten::nonsense", to, 1); }).text().find("aten::nonsense"), std::string::npos);
+    const std::vector<std::pair<std::function<void()>, std::string>> not_served{
+        {[&] { agent.sync_op("aten::from_file", to, "file", true, 8); }, "it opens files"},
+        {[&] { agent.sync_op("aten::_conj", to, at::ones({2})); }, "it is internal to libtorch"},
+        {[&] { agent.sync_op("prim::ones", to, at::ones({2})); }, "only operators of aten"}};
+    for (const auto& [call, text] : not_served) {
+      EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos) << error_of(call).text();
+    }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3})); }).blame(), Blame::Remote);
   });
 }

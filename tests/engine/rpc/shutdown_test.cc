@@ -429,6 +429,27 @@ TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
   first.leave();
 }
 
+// Nor where the first has never heard of the owner of a reference that it is given.
+TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
+  const auto store = c10::make_intrusive<HeldStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1), third = join(2);
+  EXPECT_EQ(second.sync<&ends::number>(0, 1), 1);
+  const auto value = second.remote<&ends::made>(2);
+  EXPECT_EQ(value.to_here().numel(), 2);
+  store->hold();
+  const auto given = second.async<&ends::keep_given>(0, value);
+  EXPECT_TRUE(store->wait_until_asked());
+  EXPECT_EQ(second.sync<&ends::number>(0, 2), 2);
+  EXPECT_TRUE(store->release());
+  EXPECT_EQ(given.get().owner().name, "worker2");
+  third.leave();
+  second.leave();
+  first.leave();
+}
+
 TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](const std::string& name, int rank) {
