@@ -21,24 +21,25 @@ c10::IValue to_ivalue(const OperatorValue& value) {
       value);
 }
 
-// Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of what
-// it is given, as many of libtorch's internal ones do.
+// Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of
+// what it is given, as many of libtorch's internal ones do.
 void check_served(const c10::Symbol& name) {
   const std::string text = name.toQualString();
   if (!name.is_aten()) {
-    throw Error(Blame::Caller, "'" + text + "' is not called by name: only operators of aten are; call a function that calls it");
+    throw Error(Blame::Caller,
+                "'" + text + "' is not called by name: only operators of aten are; call a function that calls it");
   }
   if (text.starts_with("aten::_")) {
-    throw Error(Blame::Caller, "'" + text + "' is not called by name: it is internal to libtorch, as the '_' in front says; "
-                                            "call a function that calls it");
+    throw Error(Blame::Caller, "'" + text +
+                                   "' is not called by name: it is internal to libtorch, as the '_' in front says; "
+                                   "call a function that calls it");
   }
 }
 
 void check_served(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
     if (argument.name() != "filename" && argument.name() != "file") continue;
-    throw Error(Blame::Caller,
-                schema.name() + " is not called by name: it opens files; call a function that calls it");
+    throw Error(Blame::Caller, schema.name() + " is not called by name: it opens files; call a function that calls it");
   }
 }
 

@@ -1,6 +1,6 @@
 // Registered ATen operators, called by name: "aten::add". So overloaded functions of libtorch are called remotely without
-// wrapping them; which overload runs is decided where it runs, by the arguments, as in Python. Those of aten that compute: none
-// whose name begins with '_', which skip checks, and none that opens files.
+// wrapping them; which overload runs is decided where it runs, by the arguments, as in Python. Those of aten that compute:
+// none whose name begins with '_', which skip checks, and none that opens files.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ OperatorValue operator_value(A&& argument) {
 
 }  // namespace detail
 
-// Runs it here. Throws Caller where no operator has the name, or it is none that is called by name, or none of that name takes
-// the arguments, listing those that it has; or gives anything but tensors.
+// Runs it here. Throws Caller where no operator has the name, or it is none that is called by name, or none of that name
+// takes the arguments, listing those that it has; or gives anything but tensors.
 at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
 // For those that give several tensors, or a list.
 std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments);

@@ -10,8 +10,8 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/StreamGuard.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <weft/autograd.h>
 #include <weft/engine/rpc/core.h>

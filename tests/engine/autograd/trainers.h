@@ -6,8 +6,8 @@
 #include <functional>
 #include <optional>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/autograd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/module.h>
 
 #include <weft/parallel.h>

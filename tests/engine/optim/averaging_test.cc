@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/optim/sgd.h>
+
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 

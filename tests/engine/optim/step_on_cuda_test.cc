@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/optim/sgd.h>
 
 #include <weft/cuda/memory.h>

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/embedding.h>
+
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/autograd.h>
+#include <torch/nn/modules/linear.h>
+
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 

@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <torch/data.h>
+#include <torch/serialize.h>
 
 #include <weft/weft.h>
 
