@@ -29,6 +29,7 @@ class Buffer {
   std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
   std::size_t size() const { return size_; }
   const std::byte* data() const { return bytes_.get(); }
+  std::byte* mutable_data() { return bytes_.get(); }
 
  private:
   void grow(std::size_t more) {

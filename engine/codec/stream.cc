@@ -14,7 +14,6 @@ namespace {
 // "WEFT", and the version of the form.
 constexpr std::uint32_t kMagic = 0x54464557;
 constexpr std::uint32_t kVersion = 1;
-constexpr std::size_t kDeepest = 64;  // containers in containers
 
 struct Front {
   std::uint32_t magic = kMagic;
@@ -75,17 +74,42 @@ at::Tensor moved_to_cuda(const at::Tensor& storage, int index) {
   }
 }
 
+// How deep the containers go, as a reader counts them.
+struct Depth : msgpack::null_visitor {
+  bool start_array(std::uint32_t) { return open(); }
+  bool start_map(std::uint32_t) { return open(); }
+  bool end_array() { return close(); }
+  bool end_map() { return close(); }
+  bool open() { return ++open_now <= kDeepest; }
+  bool close() {
+    --open_now;
+    return true;
+  }
+  std::size_t open_now = 0;
+};
+
+bool is_too_deep(std::span<const std::byte> body) {
+  if (body.size() <= kDeepest) return false;  // each takes a byte at least
+  Depth depth;
+  msgpack::parse(reinterpret_cast<const char*>(body.data()), body.size(), depth);
+  return depth.open_now > kDeepest;
+}
+
 }  // namespace
 
 Encoded Writer::write(const std::function<void(Packer&)>& pack) {
-  Encoded result;
-  Packer packer(result.body);
+  Packer packer(encoded_.body);
   {
     const Current<Writer> scope(writing, this);
     pack(packer);
   }
-  result.parts = tensors_.take_parts();
-  return result;
+  if (is_too_deep(encoded_.body.bytes())) {
+    throw Error(Blame::Caller, "a value of more than " + std::to_string(kDeepest) +
+                                   " containers (vectors, maps, structs, …) in one another cannot be sent; the list of a "
+                                   "call's arguments is one, too");
+  }
+  encoded_.parts = tensors_.take_parts();
+  return std::move(encoded_);
 }
 
 Writer& Writer::current() {

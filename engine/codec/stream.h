@@ -16,6 +16,9 @@ class ForkReader;
 
 namespace weft::codec {
 
+// Containers (vectors, maps, structs, …) in one another: what comes from a peer is taken apart by recursion.
+constexpr std::size_t kDeepest = 64;
+
 struct Encoded {
   Buffer body;
   std::vector<Part> parts;
@@ -24,8 +27,11 @@ struct Encoded {
 class Writer {
  public:
   // `forks` is asked for the references in the message; null where it goes to nobody in particular, and has none.
-  explicit Writer(rref::ForkWriter* forks = nullptr) : forks_(forks) {}
-  // Runs the function, in which values are packed. Throws Caller for what cannot travel.
+  explicit Writer(rref::ForkWriter* forks = nullptr) : tensors_(encoded_.body), forks_(forks) {}
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+  // Runs the function, in which values are packed. Throws Caller for what cannot travel, and for more than kDeepest
+  // containers in one another.
   Encoded write(const std::function<void(Packer&)>& pack);
 
   // The one at work on this thread. Throws Caller where none is: "pack() outside of weft".
@@ -34,6 +40,7 @@ class Writer {
   rref::ForkWriter* forks() const { return forks_; }
 
  private:
+  Encoded encoded_;
   TensorWriter tensors_;
   rref::ForkWriter* forks_ = nullptr;
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
 #include <ATen/ops/_validate_sparse_coo_tensor_args.h>
@@ -116,6 +117,23 @@ std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strid
   return last + 1;
 }
 
+std::uint64_t aligned(std::uint64_t begin) { return begin / kPartAlignment * kPartAlignment; }
+
+// Writes a smaller number in the place of one that msgpack has written, in as many bytes.
+void overwrite(std::byte* place, std::size_t number) {
+  constexpr std::byte kOneByte{0xcc};
+  constexpr std::byte kTwoBytes{0xcd};
+  const auto low = static_cast<std::byte>(number & 0xff);
+  if (*place == kTwoBytes) {
+    place[1] = static_cast<std::byte>(number >> 8);
+    place[2] = low;
+  } else if (*place == kOneByte) {
+    place[1] = low;
+  } else {
+    *place = low;
+  }
+}
+
 // A tensor that lies in the part, `offset` elements from its beginning.
 at::Tensor over(const Part& part, at::ScalarType type, at::IntArrayRef sizes, at::IntArrayRef strides,
                 std::uint64_t offset) {
@@ -135,18 +153,25 @@ at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
 
 }  // namespace
 
-std::size_t TensorWriter::use(const c10::Storage& storage, std::uint64_t begin, std::uint64_t end) {
-  for (std::size_t i = 0; i < uses_.size(); ++i) {
-    if (uses_[i].storage.unsafeGetStorageImpl() != storage.unsafeGetStorageImpl()) continue;
-    uses_[i].begin = std::min(uses_[i].begin, begin);
-    uses_[i].end = std::max(uses_[i].end, end);
-    return i;
+void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std::uint64_t begin, std::uint64_t end) {
+  const auto found = std::find_if(storages_.begin(), storages_.end(), [&](const c10::Storage& one) {
+    return one.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+  });
+  const auto index = static_cast<std::size_t>(found - storages_.begin());
+  if (found == storages_.end()) {
+    if (storages_.size() == kMaxStorages) {
+      throw Error(Blame::Caller, "one message holds at most " + std::to_string(kMaxStorages) + " tensors; send several");
+    }
+    storages_.push_back(storage);
   }
-  if (uses_.size() == kMaxStorages) {
-    throw Error(Blame::Caller, "one message holds at most " + std::to_string(kMaxStorages) + " tensors; send several");
+  const std::size_t place = body_.size();
+  uses_.push_back({index, begin, end, place});
+  // Parts are numbered as they come first, so this is no less than the number that take_parts() puts in its place.
+  packer.pack_uint64(std::min(uses_.size(), kMaxStorages));
+  if (body_.size() == place) {
+    uses_.pop_back();
+    throw Error(Blame::Caller, "a tensor was packed into other bytes than those of its message; use the packer given");
   }
-  uses_.push_back({storage, begin, end});
-  return uses_.size() - 1;
 }
 
 void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
@@ -203,34 +228,90 @@ void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) 
 void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
   packer.pack_uint8(code_of(tensor.scalar_type()));
   std::uint64_t begin = 0;
-  std::size_t storage = 0;
   if (tensor.numel() > 0) {
     const auto element = tensor.element_size();
     begin = static_cast<std::uint64_t>(tensor.storage_offset()) * element;
-    storage = 1 + use(tensor.storage(), begin, begin + *extent(tensor.sizes(), tensor.strides()) * element);
+    pack_storage(packer, tensor.storage(), begin, begin + *extent(tensor.sizes(), tensor.strides()) * element);
   } else if (!tensor.device().is_cpu()) {
-    storage = 1 + use(tensor.storage(), 0, 0);  // says which device
+    pack_storage(packer, tensor.storage(), 0, 0);  // says which device
+  } else {
+    packer.pack_uint64(0);  // none
   }
-  packer.pack_uint64(storage);  // 0: none
   packer.pack_uint64(begin);
   pack_integers(packer, tensor.sizes());
   pack_integers(packer, tensor.strides());
 }
 
 std::vector<Part> TensorWriter::take_parts() {
+  std::vector<Range> all = ranges();
+  join_nearest(all);
+  std::sort(uses_.begin(), uses_.end(), [](const Use& a, const Use& b) { return a.place < b.place; });
   std::vector<Part> parts;
-  parts.reserve(uses_.size());
-  for (Use& use : uses_) {
-    const std::uint64_t begin = use.begin / kPartAlignment * kPartAlignment;
-    const std::uint64_t bytes = use.end > begin ? use.end - begin : 0;
-    if (use.storage.device().is_cpu() && is_borrowed(use.storage)) {
-      parts.push_back({begin, bytes, copy_of(use.storage, begin, bytes), 0});
-    } else {
-      parts.push_back({begin, bytes, std::move(use.storage), begin});
+  parts.reserve(all.size());
+  for (const Use& use : uses_) {
+    Range& range = all[use.range];
+    if (range.number == 0) {
+      parts.push_back(part_over(range));
+      range.number = parts.size();
     }
+    overwrite(body_.mutable_data() + use.place, range.number);
   }
   uses_.clear();
+  storages_.clear();
   return parts;
+}
+
+// Ranges that overlap or touch, once they begin at a multiple of kPartAlignment, are one. Ordered, as the uses are then.
+std::vector<TensorWriter::Range> TensorWriter::ranges() {
+  std::sort(uses_.begin(), uses_.end(),
+            [](const Use& a, const Use& b) { return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin); });
+  std::vector<Range> all;
+  for (Use& use : uses_) {
+    const bool is_first = all.empty() || all.back().storage != use.storage;
+    if (is_first || (all.back().end > 0 && aligned(use.begin) > all.back().end)) {
+      all.push_back({use.storage, use.begin, use.end});
+    } else {
+      Range& range = all.back();
+      if (range.end == 0) range.begin = use.begin;
+      range.end = std::max(range.end, use.end);
+    }
+    use.range = all.size() - 1;
+  }
+  return all;
+}
+
+// Across the smallest gaps, until there are no more than kMaxApart, or one of each storage.
+void TensorWriter::join_nearest(std::vector<Range>& ranges) {
+  const std::size_t most = std::max(kMaxApart, storages_.size());
+  if (ranges.size() <= most) return;
+  std::vector<std::pair<std::uint64_t, std::size_t>> gaps;  // bytes, and the range behind it
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].storage == ranges[i - 1].storage) gaps.emplace_back(ranges[i].begin - ranges[i - 1].end, i);
+  }
+  const auto surplus = gaps.begin() + static_cast<std::ptrdiff_t>(ranges.size() - most);
+  std::nth_element(gaps.begin(), surplus, gaps.end());
+  std::vector<bool> joins(ranges.size());
+  std::for_each(gaps.begin(), surplus, [&](const auto& gap) { joins[gap.second] = true; });
+  std::vector<Range> joined;
+  std::vector<std::size_t> place(ranges.size());
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (joins[i]) {
+      joined.back().end = ranges[i].end;
+    } else {
+      joined.push_back(ranges[i]);
+    }
+    place[i] = joined.size() - 1;
+  }
+  for (Use& use : uses_) use.range = place[use.range];
+  ranges = std::move(joined);
+}
+
+Part TensorWriter::part_over(const Range& range) const {
+  const c10::Storage& storage = storages_[range.storage];
+  const std::uint64_t begin = aligned(range.begin);
+  const std::uint64_t bytes = range.end - begin;
+  if (storage.device().is_cpu() && is_borrowed(storage)) return {begin, bytes, copy_of(storage, begin, bytes), 0};
+  return {begin, bytes, storage, begin};
 }
 
 at::Tensor TensorReader::unpack(const msgpack::object& object) const {

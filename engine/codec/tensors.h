@@ -1,6 +1,6 @@
-// Tensors of one message: what describes them goes into the msgpack body, their storages travel beside it, each once, and
-// only the part of it that some tensor uses. So storage that tensors share stays shared, and views stay views. docs/wire.md
-// has the bytes.
+// Tensors of one message: what describes them goes into the msgpack body, their storages travel beside it, and of those
+// only what some tensor uses: each range once, ranges that overlap or touch as one, others apart. So what tensors share
+// stays shared, and views stay views. docs/wire.md has the bytes.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,11 @@ namespace weft::codec {
 
 // More tensors in one message than this are refused: connections take 4096 payloads, one of which may be the rest of it.
 constexpr std::size_t kMaxStorages = 4095;
+// Ranges of one storage travel apart up to so many parts of a message, which lanes of every kind take; beyond, the smallest
+// gaps between them travel as well.
+constexpr std::size_t kMaxApart = 256;
 
-// The used part of one storage, on either side.
+// A used part of one storage, on either side.
 struct Part {
   std::uint64_t begin = 0;  // bytes before the part in the sender's storage; a multiple of kPartAlignment
   std::uint64_t bytes = 0;
@@ -32,10 +35,12 @@ constexpr std::uint64_t kPartAlignment = 16;  // the largest element
 
 class TensorWriter {
  public:
+  // `body` is what the packer writes to.
+  explicit TensorWriter(Buffer& body) : body_(body) {}
   // Throws Caller for what cannot travel (quantised, meta, …), naming it.
   void pack(Packer& packer, const at::Tensor& tensor);
-  // The parts, once all tensors are packed. What lies in memory that libtorch does not own (from_blob without a deleter) is
-  // copied, for its owner may free it before it has been sent.
+  // The parts, once all tensors are packed; their numbers are written into the body. What lies in memory that libtorch does
+  // not own (from_blob without a deleter) is copied, for its owner may free it before it has been sent.
   std::vector<Part> take_parts();
 
   // From now on tensors that require grad are numbered, in the order in which they are packed: the gradients' slots.
@@ -46,13 +51,29 @@ class TensorWriter {
  private:
   void pack_requires_grad(Packer& packer, const at::Tensor& tensor);
   void pack_dense(Packer& packer, const at::Tensor& tensor);
-  std::size_t use(const c10::Storage& storage, std::uint64_t begin, std::uint64_t end);
+  void pack_storage(Packer& packer, const c10::Storage& storage, std::uint64_t begin, std::uint64_t end);
 
+  // By one tensor; bytes of the storage. Both 0: it has no elements, and needs any part, for the device.
   struct Use {
-    c10::Storage storage;
+    std::size_t storage = 0;  // in storages_
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
+    std::size_t place = 0;  // in the body, of the number of its part
+    std::size_t range = 0;  // which of ranges()
   };
+  // What travels as one part.
+  struct Range {
+    std::size_t storage = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::size_t number = 0;  // of the part; 0: none yet
+  };
+  std::vector<Range> ranges();
+  void join_nearest(std::vector<Range>& ranges);
+  Part part_over(const Range& range) const;
+
+  Buffer& body_;
+  std::vector<c10::Storage> storages_;
   std::vector<Use> uses_;
   bool recording_ = false;
   std::vector<at::Tensor> recorded_;

@@ -192,7 +192,7 @@ struct ConstructorBody : StartsAtOnce {
   static_assert(std::is_constructible_v<M, A...>, "M has no constructor that takes these arguments");
   static_assert((check_parameter<A>() && ...));
 
-  static std::string name() { return spelled(typeid(MadeBy<M>)); }
+  static std::string name() { return "constructor of " + spelled(typeid(M)); }
   static std::vector<std::byte> value() { return {}; }
 
   template <class Done, class Fail>

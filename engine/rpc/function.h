@@ -1,6 +1,6 @@
-// What a function is called by between processes: its qualified name with template arguments, and its signature, both as
-// the C++ ABI spells them, which g++ and clang do alike. A function enters this process's table when the program starts, if
-// anything in the program calls it remotely or exposes it. Nothing else can be called.
+// What a function is called by between processes: its qualified name with template arguments, as it is read, and its
+// signature, as the C++ ABI spells it. g++ and clang do both alike. A function enters this process's table when the program
+// starts, if anything in the program calls it remotely or exposes it. Nothing else can be called.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,9 @@ namespace weft::rpc {
 class Served;
 
 struct Identity {
-  std::uint64_t name = 0;  // hashes of the two texts' ABI spelling
+  // Hashes of Function::name, and of the ABI's spelling of the function's type; "RRef " before that where the result stays.
+  // No type of Weft's own is in them but those that users write, and the functions that it calls itself: docs/wire.md.
+  std::uint64_t name = 0;
   std::uint64_t signature = 0;
   friend bool operator==(const Identity&, const Identity&) = default;
 };
@@ -67,8 +69,6 @@ namespace detail {
 
 template <auto F>
 struct Tag {};
-template <class T>
-struct MadeBy {};
 
 template <class T>
 constexpr bool is_future = weft::detail::IsFuture<T>::value;

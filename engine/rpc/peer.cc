@@ -18,17 +18,6 @@ constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minut
 // After which a failure that found the lane full is sent again.
 constexpr auto kFailureAgain = std::chrono::milliseconds(20);
 
-// The body of a Hello.
-struct HelloRecord {
-  std::uint32_t version = kWireVersion;
-  std::string token;
-  WorkerInfo from;
-  WorkerInfo to;
-  Life from_life = 0;
-  Life to_life = 0;
-  WEFT_FIELDS(version, token, from, to, from_life, to_life)
-};
-
 template <class T>
 codec::Encoded encoded(const T& value) {
   return codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); });

@@ -143,7 +143,18 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::size_t prune_at_ = 64;                                                   // of those
 };
 
-// How a failure travels.
+// The body of a Hello.
+struct HelloRecord {
+  std::uint32_t version = kWireVersion;
+  std::string token;
+  WorkerInfo from;
+  WorkerInfo to;
+  Life from_life = 0;
+  Life to_life = 0;
+  WEFT_FIELDS(version, token, from, to, from_life, to_life)
+};
+
+// The body of a Failure.
 struct FailureRecord {
   int what = 0;  // Failure
   int blame = 0;

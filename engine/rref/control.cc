@@ -91,7 +91,6 @@ std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core
   return handle;
 }
 
-// id, owner's rank and life, fork, type.
 void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type) {
   if (!handle) {
     packer.pack_array(0);  // nil is an empty optional around it
@@ -112,13 +111,8 @@ void ForkWriter::pack(codec::Packer& packer, const std::shared_ptr<Handle>& hand
     references.keep_parent(fork, handle, incarnation);
     children_.push_back(fork);
   }
-  packer.pack_array(6);
-  packer.pack_uint64(handle->id());
-  packer.pack_int32(handle->owner().rank);
-  packer.pack(handle->owner().name);
-  packer.pack_int32(handle->to_owner().life);
-  packer.pack_uint64(fork);
-  packer.pack_uint64(type);
+  packer.pack(
+      ReferenceRecord{handle->id(), handle->owner().rank, handle->owner().name, handle->to_owner().life, fork, type});
 }
 
 void ForkWriter::list_open(std::vector<std::pair<Id, ForkId>>& owned, std::vector<ForkId>& children) const {
@@ -154,8 +148,7 @@ void ForkWriter::undo() {
 std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::uint64_t type,
                                            const std::function<std::shared_ptr<Owned>(References&, Id)>& own) {
   if (object.type == msgpack::type::ARRAY && object.via.array.size == 0) return nullptr;
-  const auto [id, owner, owner_name, life, fork, sent_type] =
-      rpc::detail::unpack_tuple<std::tuple<Id, std::int32_t, std::string, std::int32_t, ForkId, std::uint64_t>>(object);
+  const auto [id, owner, owner_name, life, fork, sent_type] = codec::unpacked<ReferenceRecord>(object);
   if (sent_type != type)
     throw Error(Blame::Caller, "RRef " + to_text(id) + " is of another type than the one that takes it");
   const auto core = core_.shared_from_this();

@@ -159,6 +159,17 @@ struct Target {
   mutable std::shared_ptr<Owned> owned;
 };
 
+// An RRef in a message; one that is empty is an array of nothing.
+struct ReferenceRecord {
+  Id id = 0;
+  std::int32_t owner = -1;  // rank
+  std::string owner_name;
+  rpc::Life life = 0;  // of the owner
+  ForkId fork = 0;
+  std::uint64_t type = 0;  // a hash of its name
+  WEFT_FIELDS(id, owner, owner_name, life, fork, type)
+};
+
 class ForkWriter;
 
 class References {

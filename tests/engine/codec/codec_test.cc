@@ -241,6 +241,80 @@ TEST(Codec, OnlyTheUsedPartOfAStorageIsWritten) {
   expect_same(there_and_back(large.slice(0, 5000, 6024)), large.slice(0, 5000, 6024));
 }
 
+// What lies between them is not the receiver's to see.
+TEST(Codec, RangesOfOneStorageThatDoNotMeetTravelApart) {
+  const auto large = at::zeros({1 << 10, 1 << 10});
+  const auto first = large.select(0, 0).fill_(1);
+  const auto last = large.select(0, 1023).fill_(2);
+  const auto bytes = encode(std::vector<at::Tensor>{last, first, last.slice(0, 1000)});
+  EXPECT_LT(bytes.size(), 2 * 4096 + 300U);
+  const auto got = decode<std::vector<at::Tensor>>(bytes);
+  expect_same(got[0], last);
+  expect_same(got[1], first);
+  expect_same(got[2], last.slice(0, 1000));
+  EXPECT_EQ(got[0].storage().nbytes(), 4096U);
+  EXPECT_EQ(got[1].storage().nbytes(), 4096U);
+  got[0][1023].fill_(3);
+  EXPECT_EQ(got[2][23].item<float>(), 3);
+}
+
+// The number of a part is written before it is known what it will be.
+TEST(Codec, ATensorBetweenTwoOthersMakesThemOne) {
+  const auto base = at::zeros({1000});
+  const auto other = at::ones({3});
+  const auto got = there_and_back(
+      std::vector<at::Tensor>{base.slice(0, 0, 10), base.slice(0, 900), other, base.slice(0, 5, 950), other, base});
+  got[5].fill_(7);
+  EXPECT_TRUE(at::equal(got[0], at::full({10}, 7.0)));
+  EXPECT_TRUE(at::equal(got[1], at::full({100}, 7.0)));
+  EXPECT_TRUE(at::equal(got[3], at::full({945}, 7.0)));
+  EXPECT_TRUE(at::equal(got[2], other));
+  got[2].fill_(5);
+  EXPECT_TRUE(at::equal(got[4], at::full({3}, 5.0)));
+}
+
+TEST(Codec, ColumnsThatInterleaveStayShared) {
+  const auto base = at::arange(40, at::kFloat).reshape({10, 4});
+  const auto got = there_and_back(
+      std::vector<at::Tensor>{base.select(1, 3), base.select(1, 0), base.slice(1, 2, 4), base.slice(0, 9).select(1, 1)});
+  expect_same(got[0], base.select(1, 3));
+  expect_same(got[1], base.select(1, 0));
+  expect_same(got[2], base.slice(1, 2, 4));
+  expect_same(got[3], base.slice(0, 9).select(1, 1));
+  got[0].fill_(-1);
+  expect_same(got[1], base.select(1, 0));
+  EXPECT_TRUE(at::equal(got[2].select(1, 1), at::full({10}, -1.0)));
+}
+
+// Numbers of one, two and three bytes, all of which become smaller.
+TEST(Codec, ManyTensorsOfFewRangesKeepTheirStorages) {
+  const auto base = at::arange(5000, at::kLong);
+  std::vector<at::Tensor> sent;
+  for (std::int64_t i = 0; i < 5000; ++i) sent.push_back(base.slice(0, (i * 7) % 5000, (i * 7) % 5000 + 1));
+  const auto got = there_and_back(sent);
+  ASSERT_EQ(got.size(), sent.size());
+  for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(got[i].item<std::int64_t>(), sent[i].item<std::int64_t>()) << i;
+  EXPECT_EQ(got[0].storage().nbytes(), 5000 * 8U) << "they touch: one range";
+  EXPECT_TRUE(got[0].is_alias_of(got[4999]));
+}
+
+TEST(Codec, OfMoreRangesThanTravelApartTheSmallestGapsTravelToo) {
+  const auto base = at::zeros({4000, 64});
+  std::vector<at::Tensor> sent;
+  for (std::int64_t i = 0; i < 300; ++i) sent.push_back(base.select(0, 2 * i).fill_(i));  // gaps of a row
+  sent.push_back(base.select(0, 3000).fill_(3000));                                       // a gap of 2400 rows
+  const auto bytes = encode(sent);
+  EXPECT_LT(bytes.size(), 346 * 256 + 20000U);
+  const auto got = decode<std::vector<at::Tensor>>(bytes);
+  std::set<const void*> storages;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    ASSERT_TRUE(at::equal(got[i], sent[i])) << i;
+    storages.insert(got[i].storage().data());
+  }
+  EXPECT_EQ(storages.size(), codec::kMaxApart);
+  EXPECT_EQ(got.back().storage().nbytes(), 64 * 4U);
+}
+
 TEST(Codec, MixedElementSizesOfOneStorageKeepTheirPlaces) {
   const auto bytes = at::arange(64, at::kByte);
   const auto odd = bytes.slice(0, 1, 5);
@@ -270,6 +344,40 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
     EXPECT_NE(std::string(error.what()).find("QInt8"), std::string::npos) << error.what();
   }
   EXPECT_THROW(encode(at::empty({2}, at::TensorOptions().device(at::kMeta))), Error);
+}
+
+struct Tree {
+  std::vector<Tree> children;
+  WEFT_FIELDS(children)
+};
+
+Tree tree_of(std::size_t levels) {
+  Tree tree;
+  for (; levels > 1; --levels) {
+    Tree above;
+    above.children.push_back(std::move(tree));
+    tree = std::move(above);
+  }
+  return tree;
+}
+
+// Each level is a struct and its vector.
+TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
+  const std::string headers(100, '\x91');  // of arrays, in a text
+  expect_kept(headers);
+  const Tree got = decode<Tree>(encode(tree_of(codec::kDeepest / 2)));
+  std::size_t levels = 1;
+  for (const Tree* tree = &got; !tree->children.empty(); tree = &tree->children[0]) ++levels;
+  EXPECT_EQ(levels, codec::kDeepest / 2);
+  try {
+    encode(tree_of(codec::kDeepest / 2 + 1));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(std::string(error.what()).find("more than 64 containers"), std::string::npos) << error.what();
+  }
+  // Not how many there are side by side.
+  EXPECT_EQ(decode<std::vector<std::vector<int>>>(encode(std::vector<std::vector<int>>(500))).size(), 500U);
 }
 
 TEST(Codec, AnotherTypeOrAnotherNumberOfFieldsThrows) {

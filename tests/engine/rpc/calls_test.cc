@@ -60,6 +60,26 @@ bool is_one(const Batch& batch) {
 }
 std::pair<bool, Batch> seen_as_one(Batch batch) { return {is_one(batch), batch}; }
 
+// Each level is two containers: the struct and its vector.
+struct Tree {
+  std::vector<Tree> children;
+  WEFT_FIELDS(children)
+};
+Tree grown(int levels) {
+  Tree tree;
+  for (; levels > 1; --levels) {
+    Tree above;
+    above.children.push_back(std::move(tree));
+    tree = std::move(above);
+  }
+  return tree;
+}
+int levels_of(Tree tree) {
+  int levels = 1;
+  for (const Tree* at = &tree; !at->children.empty(); at = &at->children.front()) ++levels;
+  return levels;
+}
+
 // How many run at once; none ends before so many have come.
 std::mutex meeting;
 std::condition_variable met;
@@ -381,6 +401,21 @@ TEST_P(Calls, CarryAsManyTensorsAsOneMessageHolds) {
     EXPECT_EQ(many.back().item<int>(), kMost - 1);
     EXPECT_EQ(agent.sync<&calls::number_of>(1, many), kMost);
     EXPECT_EQ(error_of([&] { agent.sync<&calls::scalars>(1, kMost + 1); }).blame(), Blame::Caller);
+  });
+}
+
+// The list of the arguments is one of the 64 as well.
+TEST_P(Calls, WhatNestsTooDeepIsRefusedWhereItIsSent) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    EXPECT_EQ(agent.sync<&calls::levels_of>(1, calls::grown(31)), 31);
+    const Error given = error_of([&] { agent.sync<&calls::levels_of>(1, calls::grown(32)); });
+    EXPECT_EQ(given.blame(), Blame::Caller);
+    EXPECT_NE(given.text().find("more than 64 containers"), std::string::npos) << given.text();
+    EXPECT_EQ(calls::levels_of(agent.sync<&calls::grown>(1, 32)), 32);
+    const Error result = error_of([&] { agent.sync<&calls::grown>(1, 33); });
+    EXPECT_EQ(result.blame(), Blame::Caller);
+    EXPECT_NE(result.text().find("more than 64 containers"), std::string::npos) << result.text();
   });
 }
 

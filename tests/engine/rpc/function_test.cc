@@ -12,6 +12,9 @@ T generic(std::vector<T>) {
 struct Thing {
   static double fixed(int) { return 0; }
 };
+struct Made {
+  explicit Made(int) {}
+};
 namespace {
 int hidden(int) { return 0; }
 }  // namespace
@@ -50,6 +53,20 @@ TEST(FunctionNames, OverloadsShareANameAndDifferInSignature) {
   EXPECT_EQ(one.id.name, other.id.name);
   EXPECT_NE(one.id.signature, other.id.signature);
   EXPECT_EQ(named(one.id.name).size(), 2U);
+}
+
+// Programs of other builds call by it: none of the names in it is one that Weft may change.
+TEST(FunctionNames, IdentitiesAreTheTextsOfTheDocument) {
+  const Identity called = of<&named::Thing::fixed>().id;
+  EXPECT_EQ(called, (Identity{hash_of("named::Thing::fixed"), hash_of("FdiE")}));
+  const Identity created = detail::Created<detail::FunctionBody<&named::Thing::fixed>>::entered.id;
+  EXPECT_EQ(created, (Identity{hash_of("named::Thing::fixed"), hash_of("RRef FdiE")}));
+  const Identity made = detail::Created<detail::ConstructorBody<named::Made, int>>::entered.id;
+  EXPECT_EQ(made, (Identity{hash_of("constructor of named::Made"), hash_of("RRef FN5named4MadeEiE")}));
+  using Fixed = detail::MethodBody<&named::Thing::fixed, named::Made>;
+  EXPECT_EQ(detail::Called<Fixed>::entered.id,
+            (Identity{hash_of("named::Thing::fixed"), hash_of("FdN4weft4RRefIN5named4MadeEEEiE")}));
+  EXPECT_EQ(hash_of("a"), 0xaf63dc4c8601ec8c);
 }
 
 TEST(FunctionTable, FindsWhatWasEnteredAndNothingElse) {

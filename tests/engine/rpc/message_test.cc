@@ -142,6 +142,21 @@ TEST_F(MessageLane, RB045_OfAViewOnlyItsBytesTravelAndWholeTensorsAreNotCopied) 
   EXPECT_TRUE(at::equal(got.tensors.at(0), view));
 }
 
+TEST_F(MessageLane, RB045_OfTwoRowsOfALargeStorageOnlyTheirBytesTravel) {
+  Head head;
+  head.kind = FrameKind::Call;
+  const auto large = at::rand({1024, 1024});
+  const auto first = large.select(0, 0);
+  const auto last = large.select(0, 1023);
+  const auto message = encoded({first, last});
+  ASSERT_EQ(message.parts.size(), 2U);
+  EXPECT_EQ(message.parts[1].data(), last.data_ptr()) << "sent from where it lies";
+  const auto got = exchange(head, encoded({first, last}));
+  EXPECT_EQ(got.sizes, (std::vector<std::uint64_t>{4096, 4096}));
+  EXPECT_TRUE(at::equal(got.tensors.at(0), first));
+  EXPECT_TRUE(at::equal(got.tensors.at(1), last));
+}
+
 TEST_F(MessageLane, RB046_MemoryOfSomebodyElseIsCopiedBeforeItIsSent) {
   std::vector<float> borrowed(100, 1.5F);
   const auto tensor = at::from_blob(borrowed.data(), {100});

@@ -1,8 +1,16 @@
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <random>
+#include <sstream>
+#include <string>
 
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
+
+#include <weft/engine/codec/values.h>
+#include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wire.h>
 
 namespace weft::rpc {
@@ -99,6 +107,79 @@ TEST(AgentWire, ChangedHeadsAreRefusedOrTakenWithinWhatCame) {
   }
   EXPECT_GT(taken, 10'000);
   EXPECT_GT(refused, 5'000);
+}
+
+// docs/wire.md, on one line.
+std::string document() {
+  std::ifstream file(WEFT_TEST_WIRE_DOCUMENT);
+  std::string text;
+  for (std::string word; file >> word;) text += word + " ";
+  return text;
+}
+
+void expect_written(const std::string& text) {
+  EXPECT_NE(document().find(text), std::string::npos) << "docs/wire.md does not say: " << text;
+}
+
+// "0 this, 1 that"
+std::string listed(const std::map<std::uint64_t, std::string>& numbers) {
+  std::string text;
+  for (const auto& [number, name] : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number) + " " + name;
+  return text;
+}
+
+// One of the fields that describe a tensor.
+std::uint64_t field_of(const at::Tensor& tensor, std::uint32_t field) {
+  const auto message = codec::Writer().write([&](codec::Packer& packer) { packer.pack(tensor); });
+  const auto parsed = msgpack::unpack(reinterpret_cast<const char*>(message.body.data()), message.body.size());
+  return parsed.get().via.array.ptr[field].as<std::uint64_t>();
+}
+
+TEST(WireDocument, SaysTheNumbersThatTravel) {
+  expect_written("the lives of both; version " + std::to_string(kWireVersion) + " |");
+  expect_written("At most " + std::to_string(codec::kDeepest) + " arrays and maps are in one another");
+  expect_written("up to " + std::to_string(codec::kMaxApart) + " in a message");
+  expect_written("| storages, *s* | 4 | at most " + std::to_string(kMaxTable) + " |");
+  expect_written("| storages, *s* | 8 | at most " + std::to_string(codec::kMaxStorages) + " |");
+  expect_written("larger than " + std::to_string(kMaxBodyInHeader >> 10) + " KiB");
+
+  std::map<std::uint64_t, std::string> blames;
+  for (int i = 0; i <= static_cast<int>(Blame::Remote); ++i) {
+    blames[static_cast<std::uint64_t>(i)] = std::string(name(static_cast<Blame>(i)));
+  }
+  expect_written("Blames: " + listed(blames) + ";");
+
+  using enum MessageKind;
+  std::map<std::uint64_t, std::string> kinds;
+  for (const auto& [kind, name] :
+       {std::pair(Call, "Call"), std::pair(Reply, "Reply"), std::pair(Create, "Create"), std::pair(Fetch, "Fetch"),
+        std::pair(Fork, "Fork"), std::pair(ChildAccept, "ChildAccept"), std::pair(UserDelete, "UserDelete"),
+        std::pair(ContextCleanup, "ContextCleanup"), std::pair(Backward, "Backward"), std::pair(Gradient, "Gradient"),
+        std::pair(Shutdown, "Shutdown")}) {
+    kinds[static_cast<std::uint64_t>(kind)] = name;
+  }
+  expect_written("Message kinds: " + listed(kinds) + ".");
+}
+
+TEST(WireDocument, SaysTheNumbersOfDtypesAndLayouts) {
+  std::map<std::uint64_t, std::string> dtypes;
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    const auto type = static_cast<at::ScalarType>(i);
+    try {
+      dtypes[field_of(at::empty({0}, type), 2)] = c10::toString(type);
+    } catch (const std::exception&) {  // one that no plain tensor has, or that does not travel
+    }
+  }
+  EXPECT_GE(dtypes.size(), 21U);
+  std::map<std::uint64_t, std::string> layouts;
+  const at::Tensor dense = at::eye(4);
+  for (const at::Tensor& tensor :
+       {dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr({2, 2}), dense.to_sparse_bsc({2, 2})}) {
+    std::ostringstream name;
+    name << tensor.layout();
+    layouts[field_of(tensor, 2)] = name.str();
+  }
+  expect_written("Dtypes: " + listed(dtypes) + ". Layouts: " + listed(layouts) + ".");
 }
 
 }  // namespace

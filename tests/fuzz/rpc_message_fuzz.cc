@@ -1,0 +1,110 @@
+// Whatever a peer sends as a message, it is delivered as it came, delivered as lacking with a reason, or refused; its lane
+// goes on in each case. No memory is reserved for more than came, nor of a device that the lane does not carry. The input:
+// how many payloads, for each a byte of which its size is made, and the header.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/codec/values.h>
+#include <weft/engine/rpc/message.h>
+#include <weft/engine/rpc/secret.h>
+
+namespace weft::rpc {
+namespace {
+
+// 255 stands for more than any message may have.
+std::uint64_t size_of(std::uint8_t code) { return code == 255 ? std::uint64_t{1} << 39 : code * std::uint64_t{7}; }
+
+// Has one message, whose payloads are ones.
+class Lane final : public transport::Connection {
+ public:
+  explicit Lane(std::span<const std::uint64_t> sizes) : sizes_(sizes) {}
+  std::string_view transport() const override { return "fuzz"; }
+  std::string peer() const override { return "nobody"; }
+  const transport::Capabilities& capabilities() const override { return capabilities_; }
+  void receive(Handlers) override {}
+  Op send(std::span<const std::byte>, std::span<const Slice>, Pin, Fence) noexcept override { return Op(); }
+  Op accept(std::span<const Slice> destinations, Pin, Fence) noexcept override {
+    if (accepted_) broken("a message is accepted twice");
+    accepted_ = true;
+    if (destinations.empty()) return Op();
+    if (destinations.size() != sizes_.size()) broken("not a place for each payload");
+    for (std::size_t i = 0; i < sizes_.size(); ++i) {
+      if (destinations[i].bytes != sizes_[i] || !destinations[i].device.is_host()) broken("a place that does not fit");
+      if (sizes_[i] > 0) std::memset(destinations[i].data, 1, sizes_[i]);
+    }
+    return Op();
+  }
+  void close(const Error&) noexcept override {}
+  bool accepted() const { return accepted_; }
+
+ private:
+  const std::span<const std::uint64_t> sizes_;
+  const transport::Capabilities capabilities_{};
+  bool accepted_ = false;
+};
+
+void use(Message message) {
+  const std::span<const std::byte> body = message.body;
+  try {
+    codec::Reader(std::move(message.parts)).read(body, [](const msgpack::object& object) {
+      const auto tensors = object.as<std::tuple<std::vector<at::Tensor>>>();
+      codec::Writer().write([&](codec::Packer& packer) { packer.pack(tensors); });
+    });
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Caller && error.blame() != Blame::Busy) broken("a body is blamed on somebody else");
+  }
+}
+
+void receive(std::span<const std::byte> header, std::span<const std::uint64_t> sizes) {
+  static const auto pool = std::make_shared<ReceivePool>();
+  static const std::vector<int> no_gpus;
+  const transport::Arrival arrival{.header = header, .sizes = sizes, .in_place = {}};
+  if (const auto body = challenge_in(arrival); body && (!sizes.empty() || body->size() > header.size()))
+    broken("a challenge that did not come so");
+  Lane lane(sizes);
+  int ends = 0;
+  receive_message(
+      lane, arrival, {*pool, no_gpus}, nullptr,
+      [&](Message message, const Error* lacking) {
+        ++ends;
+        if (lacking != nullptr) {
+          if (!message.parts.empty()) broken("storages of a message that lacks some");
+          return;
+        }
+        const std::size_t aside = (message.head.flags & kBodyAside) != 0 ? 1 : 0;
+        if (message.parts.size() + aside != sizes.size()) broken("not a storage for each payload");
+        for (std::size_t i = 0; i < message.parts.size(); ++i) {
+          if (message.parts[i].bytes != sizes[i + aside]) broken("a storage of another size");
+        }
+        use(std::move(message));
+      },
+      [&](const Error& why) {
+        ++ends;
+        if (why.blame() != Blame::PeerLost) broken("a peer's bytes are blamed on somebody else");
+      });
+  if (ends != 1 || !lane.accepted()) broken("a message that is not dealt with");
+}
+
+}  // namespace
+}  // namespace weft::rpc
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
+  if (bytes == 0) return 0;
+  std::span<const std::uint8_t> input(data + 1, bytes - 1);
+  const std::size_t payloads = std::min<std::size_t>(data[0] % 8, input.size());
+  std::vector<std::uint64_t> sizes;
+  for (const std::uint8_t code : input.first(payloads)) sizes.push_back(weft::rpc::size_of(code));
+  weft::rpc::receive(std::as_bytes(input.subspan(payloads)), sizes);
+  return 0;
+}
