@@ -16,6 +16,8 @@ using namespace weft;
 using std::chrono::seconds;
 
 at::Tensor add(at::Tensor a, at::Tensor b) { return a + b; }
+std::vector<std::int64_t> strides_of(at::Tensor given) { return given.strides().vec(); }
+at::Tensor view_of(at::Tensor given) { return given.slice(0, 1, 4, 2); }
 at::Tensor twice(const at::Tensor& a) { return a * 2; }
 int plus(int a, int b) { return a + b; }
 std::string joined(std::string a, std::vector<std::string> more) {
@@ -377,6 +379,10 @@ TEST_P(Calls, RB019_020_KeepStridesAndSparseness) {
     const auto got = agent.sync<&calls::add>(to, view, view);
     EXPECT_FALSE(got.is_contiguous());
     EXPECT_TRUE(at::equal(got, view * 2));
+    EXPECT_EQ(agent.sync<&calls::strides_of>(to, view), view.strides().vec()) << "as the callee sees it";
+    const auto viewed = agent.sync<&calls::view_of>(to, view);
+    EXPECT_EQ(viewed.strides(), calls::view_of(view).strides()) << "a view as the result";
+    EXPECT_TRUE(at::equal(viewed, calls::view_of(view)));
     const auto sparse = at::sparse_coo_tensor(at::tensor({0, 1, 1, 0}, at::kLong).reshape({2, 2}), at::ones({2}), {2, 2});
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(to, sparse, sparse).to_dense(), (sparse + sparse).to_dense()));
   });

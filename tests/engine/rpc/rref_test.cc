@@ -83,6 +83,7 @@ TEST_P(Refs, RR007_AreArgumentsOfCallsInAllModes) {
     for (int steps = 0; steps < 3; ++steps) {
       EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(after(agent, steps), a, b).to_dense(), at::eye(2) * 4));
       EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(after(agent, steps), a, b).get().to_dense(), at::eye(2) * 4));
+      EXPECT_TRUE(at::equal(agent.remote<&refs::add_held>(after(agent, steps), a, b).to_here().to_dense(), at::eye(2) * 4));
     }
   });
 }

@@ -146,7 +146,15 @@ TEST_P(Together, RB036_BarriersOfDisjointGroupsDoNotDisturbEachOther) {
     for (const int rank : all_ranks(agent)) {
       if (rank % 2 == agent.self().rank % 2) mine.push_back(rank);
     }
-    for (int round = 0; round < 5; ++round) together::barrier(agent, "group " + std::to_string(mine.front()), mine);
+    for (int round = 0; round < 5; ++round) {
+      // Nobody leaves before all of its own group have come, in this round, and nobody of the other.
+      const auto come = agent.sync<&together::gather>(mine.front(), "group " + std::to_string(mine.front()),
+                                                      static_cast<int>(mine.size()), agent.self().name, round);
+      together::Values expected;
+      for (const int rank : mine) expected["worker" + std::to_string(rank)] = round;
+      EXPECT_EQ(come, expected);
+      together::barrier(agent, "group " + std::to_string(mine.front()), mine);
+    }
     together::barrier(agent, "alone " + agent.self().name, {agent.self().rank});
   });
 }
