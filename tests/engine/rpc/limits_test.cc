@@ -49,6 +49,11 @@ Future<int> held(int value) { return gate.pass(value); }
 int plus(int a, int b) { return a + b; }
 // Calls its caller, who has taken all places here.
 int plus_there(int a, int b) { return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b); }
+// Until there is no thread for the next.
+int ping(int hops) {
+  rpc::this_agent().sync<&ping>(rpc::this_call().caller, hops + 1);
+  return hops;
+}
 int owned() { return 4; }
 int take(RRef<int> reference) { return reference.to_here(); }
 
@@ -105,6 +110,26 @@ TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
     for (std::size_t i = 1; i < calls.size(); ++i) EXPECT_EQ(calls[i].get(), static_cast<int>(i));
   });
 }
+
+class Nested : public testing::TestWithParam<std::string> {};
+
+TEST_P(Nested, CallsDeeperThanThreadsMayBlockFailWithBusyAndHangNobody) {
+  run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
+    agent.shared_core()->crew()->limit_blocked(8);  // the other's is far away
+    for (const int first : {1, 0}) {
+      const Error error =
+          error_of([&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });
+      // The innermost is refused, and thrown by each that called it, on the others' side.
+      EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
+      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "both serve again";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Nested, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
 
 // A place is free when its call's answer is there, also for what the answer's continuation calls.
 TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
