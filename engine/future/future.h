@@ -3,7 +3,9 @@
 //
 // Continuations run on the thread that completes the future, or on one of its home's that may block, one after the other in
 // the order of their registration; at once if the future is complete and none before it is left. They may issue calls and
-// wait: while one waits for a future, those behind it go on elsewhere. co_await resumes as a continuation.
+// wait: while one waits for a future, those behind it go on elsewhere. What a continuation completes runs its own inside of
+// it; where many are inside one another, after it, or when it waits: chains may have any length. co_await resumes as a
+// continuation.
 //
 // A value may hold tensors in CUDA memory that are still being written: the future is done when that is enqueued, on the
 // streams that are current where its value is set (torch.futures.Future with devices). get() and wait() make the current
