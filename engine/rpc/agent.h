@@ -97,6 +97,7 @@ class Agent {
   // waited for. The destructor of the last copy leaves as well.
   void leave();
 
+  // Also of an agent that has left: what it really still holds.
   DebugInfo debug_info() const;
   // What this process did last, as JSON for weft-debug analyze.
   std::string dump() const;

@@ -520,6 +520,8 @@ void AgentCore::leave() noexcept {
     crew_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
   }
   crew_->stop();
+  references_.close();  // what came, or ran, while the rest ended
+  contexts_.close();
   keep_until_left(nullptr);
 }
 
@@ -539,7 +541,6 @@ std::string AgentCore::transport_to(int rank) const {
 
 DebugInfo AgentCore::debug_info() const {
   DebugInfo info;
-  if (closed_) return info;
   info.calls_waiting = waiting_;
   info.calls_served = served_;
   info.handlers_busy = running_;

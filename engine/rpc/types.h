@@ -164,8 +164,8 @@ struct CallInfo {
   bool cancelled = false;  // nobody waits for the result any more
 };
 
-// What one agent holds; all zero after shutdown. The three of references are of one moment, so are the two of autograd; the
-// others are read one after the other while calls go on.
+// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served are zero then. The three
+// of references are of one moment, so are the two of autograd; the others are read one after the other while calls go on.
 struct DebugInfo {
   std::size_t owner_rrefs = 0;    // values owned here and shared
   std::size_t forks = 0;          // workers known to hold them
@@ -173,7 +173,7 @@ struct DebugInfo {
   std::size_t contexts = 0;       // autograd contexts alive here
   std::size_t backward_passes = 0;
   std::size_t calls_waiting = 0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
-  std::size_t calls_served = 0;   // in all
+  std::size_t calls_served = 0;   // in all; stays when the agent leaves
   std::size_t handlers_busy = 0;  // functions that run now
 };
 
