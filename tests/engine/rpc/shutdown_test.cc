@@ -1,6 +1,8 @@
 // The end of agents: group RS of the behaviours.
 #include <atomic>
 #include <future>
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -489,6 +491,44 @@ TEST(ShutdownLimits, LeavingEndsIt) {
     leaver.join();
     ended.set_value();
   });
+}
+
+// Both return when it has ended, and as it has.
+TEST(ShutdownLimits, ASecondOneMeanwhileHasTheOutcomeOfTheFirst) {
+  for (const bool fails : {false, true}) {
+    std::promise<void> called, one_has_returned;
+    run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+      if (agent.self().rank == 1) {
+        called.get_future().wait();
+        EXPECT_EQ(one_has_returned.get_future().wait_for(300ms), std::future_status::timeout)
+            << "though this worker has not come";
+        return fails ? agent.leave() : agent.shutdown({.timeout = 30s});
+      }
+      std::once_flag first;
+      std::vector<std::optional<Error>> outcomes(2);
+      std::vector<std::thread> threads;
+      for (auto& outcome : outcomes) {
+        threads.emplace_back([&] {
+          try {
+            agent.shutdown({.timeout = 30s});
+          } catch (const Error& error) {
+            outcome = error;
+          }
+          std::call_once(first, [&] { one_has_returned.set_value(); });
+          EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 0); }).blame(), Blame::Caller) << "it has left";
+        });
+      }
+      called.set_value();
+      for (auto& thread : threads) thread.join();
+      for (const auto& outcome : outcomes) {
+        ASSERT_EQ(outcome.has_value(), fails);
+        if (!fails) continue;
+        EXPECT_EQ(outcome->blame(), Blame::PeerLost) << outcome->what();
+        EXPECT_EQ(outcome->text(), outcomes.front()->text());
+      }
+    });
+  }
 }
 
 // The message that ends its reference finds nobody, and is to be sent again when the agent has left.
