@@ -5,6 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -324,13 +325,14 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
       wrong = "it looks for " + describe(hello.to);
+    } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
+      wrong = "it is of no worker";
     } else if (!core->meets(hello.from, hello.from_life)) {
       wrong = describe(hello.from) + " has left, and another one has come";
     }
   } catch (const Error& error) {
     wrong = error.text();
   }
-  if (wrong.empty() && hello.from.rank < 0) wrong = "it is of no worker";
   if (!wrong.empty()) return refuse(*core, wrong);
   counts_ = core->callers().of(hello.from.rank);
   core->heard_from(hello.from.rank);

@@ -99,7 +99,7 @@ struct Faults {
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 struct Options {
-  std::optional<int> rank, world_size;      // without a world size workers may come and go
+  std::optional<int> rank, world_size;      // without a world size workers may come and go; ranks end at 65535
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
   c10::intrusive_ptr<c10d::Store> store;    // instead of init_method
   std::string group_name;                   // isolates jobs that share an address

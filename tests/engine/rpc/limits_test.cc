@@ -322,6 +322,15 @@ TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultSta
   EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
 }
 
+// A rank that no worker can have.
+TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
+  for (const int rank : {-1, 65536, 1 << 20}) {
+    Stranger stranger(agent, GetParam());
+    stranger.greet(agent, rank);
+    EXPECT_TRUE(stranger.is_refused()) << rank;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rpc, ForeignCalls, testing::Values("inproc", "shm", "tcp"),
                          [](const auto& transport) { return transport.param; });
 

@@ -562,6 +562,30 @@ TEST(AgentLife, RE032_OpenJobsNeedARankWhereverTheyMeet) {
   }
 }
 
+// What such workers number would be others', whose rank is the same modulo 65536.
+TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank, std::optional<int> world_size = {}) {
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+  };
+  for (const int rank : {65536, 65537, 1 << 20}) {
+    for (const auto world_size : {std::optional<int>(), std::optional(rank + 1)}) {
+      const auto error = error_of([&] { join(rank, world_size); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is too high"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("from 0 to 65535"), std::string::npos) << error.text();
+    }
+  }
+  // The highest there is.
+  rpc::Agent first = join(0), last = join(65535);
+  const auto there = last.remote<&ends::number>(0, 4);
+  EXPECT_EQ(there.to_here(), 4);
+  EXPECT_EQ(rref::rank_in(there.handle()->id()), 65535);
+  last.shutdown();
+  first.shutdown();
+}
+
 TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
   for (const bool open : {true, false}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
