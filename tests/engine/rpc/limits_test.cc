@@ -1,5 +1,6 @@
 // What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
 #include <array>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -320,6 +321,36 @@ TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultSta
     }
   }
   EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
+}
+
+// Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of them at once.
+TEST(Strangers, WhoDoNotSayWhoTheyAreArePutOut) {
+  const std::vector<std::string> transports{"inproc", "shm", "tcp"};
+  const auto alone = [&](const std::string& secret) {
+    return rpc::init("worker0", {.rank = 0,
+                                 .world_size = 1,
+                                 .store = c10::make_intrusive<c10d::HashStore>(),
+                                 .transports = transports,
+                                 .secret = secret});
+  };
+  rpc::Agent agent = alone("");
+  rpc::Agent guarded = alone("that no stranger knows");
+  Stranger known(agent, "tcp");
+  known.greet(agent, 1);
+  Stranger challenger(guarded, "inproc");
+  challenger.challenge(rpc::make_nonce());
+  ASSERT_TRUE(challenger.challenge_answered());
+  std::deque<Stranger> silent;
+  for (const auto& transport : transports) {
+    silent.emplace_back(agent, transport);
+    silent.emplace_back(guarded, transport);
+  }
+  for (auto& stranger : silent) EXPECT_TRUE(stranger.is_refused());
+  EXPECT_TRUE(challenger.is_refused()) << "who does not prove anything is nobody either";
+  known.call<&limited::plus>(1, rpc::MessageKind::Call, 1, 2);
+  const auto said = known.next();
+  ASSERT_TRUE(said) << "who has said it may be silent for as long as it likes";
+  EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
 }
 
 // A rank that no worker can have.
