@@ -14,6 +14,7 @@
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/numbers.h>
+#include <weft/engine/rpc/secret.h>
 
 namespace weft::rpc {
 
@@ -88,6 +89,13 @@ void check_rank(int rank) {
                                  std::to_string(kHighestRank) + ", also where workers come and go: take one that is free");
 }
 
+void check_secret(const std::string& secret) {
+  if (secret.empty() || secret.size() >= kShortestSecret) return;
+  throw Error(Blame::Caller, "rpc::Options::secret has " + std::to_string(secret.size()) +
+                                 " characters, which can be guessed; give all workers the same random text of at least " +
+                                 std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
+}
+
 // Null where the rank is not known before the others are met.
 std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting) {
   const auto url = group::Url::parse(meeting.init_method);
@@ -127,6 +135,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }
+  check_secret(options.secret);
   check_device_maps(name, options.device_maps, options.devices);
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);

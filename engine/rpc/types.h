@@ -107,7 +107,7 @@ struct Options {
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
   std::vector<std::string> transports;      // the best that both sides have; empty: all that can be used here
   DeviceMaps device_maps;
-  std::string secret;  // if set, peers must prove to know it before anything else is read
+  std::string secret;  // if set, peers must prove to know it before anything else is read; 16 random characters or more
   Faults faults;
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
   std::vector<c10::Device> devices;
