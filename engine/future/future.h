@@ -26,6 +26,7 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -138,7 +139,7 @@ struct Flat<Future<T>> {
   using Type = T;
 };
 
-[[noreturn]] void throw_wait_timeout(std::chrono::milliseconds timeout);
+[[noreturn]] void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout);
 [[noreturn]] void throw_no_state();
 [[noreturn]] void throw_no_function();
 template <class F>
@@ -227,7 +228,7 @@ class Future {
   // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
   void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
     if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
-      detail::throw_wait_timeout(timeout);
+      detail::throw_wait_timeout(typeid(T), timeout);
     }
     state().take();
   }
