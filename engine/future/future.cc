@@ -1,4 +1,8 @@
+#include <cstdlib>
 #include <utility>
+#include <vector>
+
+#include <cxxabi.h>
 
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
@@ -12,6 +16,94 @@ namespace {
 constinit trace::Name wait{trace::Layer::Engine, "wait"};  // as Work's
 }  // namespace
 }  // namespace traced
+
+namespace {
+
+// What completions run on this thread, one inside of another: at once while few are. More wait until the outermost comes to
+// them, or this thread blocks: a chain of any length needs no more stack than a short one.
+class Nesting {
+ public:
+  // `home`: whose threads may run it, where this one blocks before it comes to that.
+  template <class F>
+  static void run(F what, const std::shared_ptr<Home>& home) {
+    if (outermost == nullptr) {
+      Nesting here;
+      here.run_now(std::move(what));
+      while (here.any_later()) here.run_now(here.take_first().task);
+    } else if (outermost->depth_ < kMost) {
+      outermost->run_now(std::move(what));
+    } else {
+      outermost->later_.push_back({Task(std::move(what)), home});
+    }
+  }
+
+  // This thread blocks while it lives: nothing is left waiting, and what the turns of a loop that it drives complete is no
+  // part of what it was in.
+  class Blocking {
+   public:
+    Blocking() {
+      if (outermost != nullptr) outermost->run_elsewhere();
+      left_ = std::exchange(outermost, nullptr);
+    }
+    ~Blocking() { outermost = left_; }
+    Blocking(const Blocking&) = delete;
+    Blocking& operator=(const Blocking&) = delete;
+
+   private:
+    Nesting* left_ = nullptr;
+  };
+
+ private:
+  static constexpr int kMost = 32;
+  static thread_local Nesting* outermost;
+  struct Later {
+    Task task;
+    std::shared_ptr<Home> home;
+  };
+
+  Nesting() { outermost = this; }
+  // What is left, after an exception, is dropped.
+  ~Nesting() { outermost = nullptr; }
+  Nesting(const Nesting&) = delete;
+  Nesting& operator=(const Nesting&) = delete;
+
+  struct Level {
+    explicit Level(int& its_depth) : depth(its_depth) { ++depth; }
+    ~Level() { --depth; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+    int& depth;
+  };
+  template <class F>
+  void run_now(F what) {
+    const Level level(depth_);
+    F own = std::move(what);  // destroyed here: what it owns may complete others
+    own();
+  }
+  bool any_later() const { return next_ < later_.size(); }
+  Later take_first() {
+    Later first = std::move(later_[next_++]);
+    if (!any_later()) {
+      later_.clear();
+      next_ = 0;
+    }
+    return first;
+  }
+  void run_elsewhere() {
+    while (any_later()) {
+      Later next = take_first();
+      next.home ? next.home->run(std::move(next.task)) : next.task();
+    }
+  }
+
+  int depth_ = 0;
+  std::vector<Later> later_;
+  std::size_t next_ = 0;  // of those
+};
+
+thread_local Nesting* Nesting::outermost = nullptr;
+
+}  // namespace
 
 // What runs the continuations of a future that wait, on a thread that may block. Destroyed without having run (the home has
 // ended) it drops them.
@@ -78,6 +170,8 @@ bool FutureCore::failed() const {
 bool FutureCore::wait_until(Deadline deadline) const {
   if (done()) return true;
   Turn::leave_all();
+  const Nesting::Blocking blocking;
+  if (done()) return true;
   const trace::Range waiting(traced::wait);
   if (home_) {
     {
@@ -198,14 +292,20 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
   }
   changed_.notify_all();
   if (driven && !inside) home_->recall();
-  for (auto& task : at_once) task();
+  for (auto& task : at_once) Nesting::run(std::move(task), nullptr);
   if (!others) return;
   InOrder rest(self);
-  inside ? home_->run(std::move(rest)) : rest();
+  inside ? home_->run(std::move(rest)) : Nesting::run(std::move(rest), home_);
 }
 
-void throw_wait_timeout(std::chrono::milliseconds timeout) {
-  throw Error(Blame::Timeout, "the future was not done within " + describe(timeout));
+void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> spelled(abi::__cxa_demangle(value.name(), nullptr, nullptr, &status),
+                                                            &std::free);
+  throw Error(Blame::Timeout, "the Future<" + std::string(spelled ? spelled.get() : value.name()) +
+                                  "> was not done within " + describe(timeout) +
+                                  "; what completes it goes on: wait again, or longer (a call has a limit of its own, "
+                                  "rpc::to(worker).timeout(…))");
 }
 
 void throw_no_state() {

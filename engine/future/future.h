@@ -3,7 +3,9 @@
 //
 // Continuations run on the thread that completes the future, or on one of its home's that may block, one after the other in
 // the order of their registration; at once if the future is complete and none before it is left. They may issue calls and
-// wait: while one waits for a future, those behind it go on elsewhere. co_await resumes as a continuation.
+// wait: while one waits for a future, those behind it go on elsewhere. What a continuation completes runs its own inside of
+// it; where many are inside one another, after it, or when it waits: chains may have any length. co_await resumes as a
+// continuation.
 //
 // A value may hold tensors in CUDA memory that are still being written: the future is done when that is enqueued, on the
 // streams that are current where its value is set (torch.futures.Future with devices). get() and wait() make the current
@@ -24,6 +26,7 @@
 #include <thread>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -136,7 +139,7 @@ struct Flat<Future<T>> {
   using Type = T;
 };
 
-[[noreturn]] void throw_wait_timeout(std::chrono::milliseconds timeout);
+[[noreturn]] void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout);
 [[noreturn]] void throw_no_state();
 [[noreturn]] void throw_no_function();
 template <class F>
@@ -225,7 +228,7 @@ class Future {
   // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
   void wait(std::chrono::milliseconds timeout = kNoTimeout) const {
     if (!state().wait_until(timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout))) {
-      detail::throw_wait_timeout(timeout);
+      detail::throw_wait_timeout(typeid(T), timeout);
     }
     state().take();
   }

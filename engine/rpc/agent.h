@@ -90,13 +90,15 @@ class Agent {
   std::chrono::milliseconds timeout() const;
 
   // Waits until no call is active anywhere, calls that calls cause included, and serves meanwhile; then leaves. All
-  // workers call it. Throws Timeout, naming who is busy, and PeerLost; the agent has left then as well. A second call does
+  // workers call it. Throws Timeout, naming who is busy, and PeerLost; the agent has left then as well. While one goes on
+  // another, of a thread that runs no function of this agent's, waits for it and has its outcome; afterwards it does
   // nothing.
   void shutdown(const Graceful& options = {});
   // Leaves at once: calls that wait here end with Cancelled, those of others to here with PeerLost. Functions that run are
   // waited for. The destructor of the last copy leaves as well.
   void leave();
 
+  // Also of an agent that has left: what it really still holds.
   DebugInfo debug_info() const;
   // What this process did last, as JSON for weft-debug analyze.
   std::string dump() const;

@@ -380,8 +380,8 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context, nullptr, state);
   state->deadline = issue.deadline();  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
-  const auto go = [self = shared_from_this(), state, on_loop = issue.on_loop, task] {
-    start_function(self, state, on_loop, std::move(*task));
+  const auto go = [self = shared_from_this(), id, state, on_loop = issue.on_loop, task] {
+    start_function(self, state, on_loop, std::move(*task), [self, id](const Error& why) { self->fail_here(id, why); });
   };
   const bool sent = send_frame(issue.kind, [self = shared_from_this(), id, first, go] {
     if (!first) return go();
@@ -520,6 +520,8 @@ void AgentCore::leave() noexcept {
     crew_->drive([turned] { return turned->load(); }, Deadline::in(std::chrono::seconds(1)));
   }
   crew_->stop();
+  references_.close();  // what came, or ran, while the rest ended
+  contexts_.close();
   keep_until_left(nullptr);
 }
 
@@ -539,7 +541,6 @@ std::string AgentCore::transport_to(int rank) const {
 
 DebugInfo AgentCore::debug_info() const {
   DebugInfo info;
-  if (closed_) return info;
   info.calls_waiting = waiting_;
   info.calls_served = served_;
   info.handlers_busy = running_;

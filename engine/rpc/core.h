@@ -211,6 +211,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking);
   void accept(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
+  void shut_down(std::chrono::milliseconds limit, const std::string& what);
+  void wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const;
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
@@ -272,6 +274,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
+  const Promise<void> shutdown_ended_{nullptr};  // of the call that began it
   std::shared_ptr<const void> kept_until_left_;
   std::map<int, Life> lives_;     // the latest that was met, by rank; where workers come and go
   std::set<int> lost_;            // workers that could not be reached any more

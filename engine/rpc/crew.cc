@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <pthread.h>
 
@@ -21,7 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLook = std::chrono::microseconds(200);
 constexpr auto kAlert = std::chrono::milliseconds(10);  // how long the lookout stays awake after the last task
 constexpr auto kIdle = std::chrono::seconds(5);         // then threads beyond the limit go
-constexpr int kMostThreads = 4096;
 
 using weft::detail::thread_home;
 thread_local bool running = false;  // whether this thread of a crew's runs a task
@@ -36,6 +37,7 @@ class Crew::Blocked {
     std::unique_lock lock(crew_.mutex_);
     ++crew_.blocked_;
     crew_.note();
+    crew_.refuse_if_too_many_block(lock);
     if (!crew_.tasks_.empty()) crew_.call_another(lock);
   }
   ~Blocked() {
@@ -78,16 +80,20 @@ void Crew::block(const std::function<void()>& wait) {
   wait();
 }
 
-void Crew::run(Task task) { add(tasks_, std::move(task)); }
+void Crew::run(Task task) { add(tasks_, {std::move(task), {}}); }
 
-void Crew::run_beside(Task task) { add(beside_, std::move(task)); }
+void Crew::run_call(Task task, Refuse refuse) { add(tasks_, {std::move(task), std::move(refuse)}); }
 
-void Crew::add(std::deque<Task>& tasks, Task task) {
+void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
+
+void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
   std::unique_lock lock(mutex_);
   if (stopping_) return;
-  tasks.push_back(std::move(task));
+  tasks.push_back(std::move(waiting));
   waiting_.add(1);
   note();
+  refuse_if_too_many_block(lock);
+  if (stopping_) return;
   // The thread that turns the loop for the crew will find the task when it leaves its turn. Any other must call somebody,
   // unless the task must wait for those that run.
   if (thread_home() == this && !running && loop_->inside()) return;
@@ -98,12 +104,17 @@ void Crew::add(std::deque<Task>& tasks, Task task) {
 void Crew::call_another(std::unique_lock<std::mutex>& lock) {
   if (idle_ > 0 || looking_) {
     changed_.notify_one();
-  } else if (may_grow() && threads() < kMostThreads) {
+  } else if (may_grow()) {
     try {
       std::thread thread([self = shared_from_this()] { self->work(); });
       threads_.emplace(thread.get_id(), std::move(thread));
     } catch (const std::system_error& error) {
       log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
+      if (threads() == blocked_) {
+        refuse_calls(lock, "all its " + std::to_string(blocked_) +
+                               " threads wait for calls and futures, and no other can be made (" + error.what() +
+                               "); raise the limit of threads (ulimit -u, the container's)");
+      }
     }
   }
   if (serving_ && may_run()) {
@@ -111,6 +122,31 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
     loop_->recall();
     lock.lock();
   }
+}
+
+void Crew::refuse_if_too_many_block(std::unique_lock<std::mutex>& lock) {
+  if (blocked_ < most_blocked_ || tasks_.empty()) return;
+  refuse_calls(lock, std::to_string(blocked_) + " of its threads wait for calls and futures, and no more than " +
+                         std::to_string(most_blocked_) + " may; nest calls less deep, or issue fewer at a time");
+}
+
+// Those that wait. In a turn of the loop: what follows from their failure must not run on a thread that is about to block.
+void Crew::refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why) {
+  const auto calls =
+      std::stable_partition(tasks_.begin(), tasks_.end(), [](const Waiting& waiting) { return !waiting.refuse; });
+  if (calls == tasks_.end()) return;
+  std::vector<Waiting> refused(std::make_move_iterator(calls), std::make_move_iterator(tasks_.end()));
+  tasks_.erase(calls, tasks_.end());
+  waiting_.add(-static_cast<std::int64_t>(refused.size()));
+  note();
+  lock.unlock();
+  const Error busy(Blame::Busy, "agent '" + name_ + "' cannot run it now: " + why +
+                                    "; or have the functions return a Future, or be coroutines: then they hold no thread "
+                                    "while they wait");
+  loop_->post(Task([refused = std::move(refused), busy] {
+    for (const Waiting& waiting : refused) waiting.refuse(busy);
+  }));
+  lock.lock();
 }
 
 void Crew::work() {
@@ -137,18 +173,19 @@ void Crew::work() {
 
 void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   const bool is_beside = !beside_.empty();
-  std::deque<Task>& tasks = is_beside ? beside_ : tasks_;
-  Task task = std::move(tasks.front());
+  std::deque<Waiting>& tasks = is_beside ? beside_ : tasks_;
+  Waiting own = std::move(tasks.front());
   tasks.pop_front();
   waiting_.add(-1);
   ++busy_;
   if (is_beside) ++blocked_;
   note();
+  if (is_beside) refuse_if_too_many_block(lock);
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
   running = true;
-  task();
-  task = Task();
+  own.task();
+  own = {};
   running = false;
   lock.lock();
   --busy_;
@@ -197,12 +234,12 @@ void Crew::look_out(std::unique_lock<std::mutex>& lock) {
 }
 
 void Crew::stop() {
-  std::deque<Task> dropped;
+  std::deque<Waiting> dropped;
   std::unique_lock lock(mutex_);
   stopping_ = true;
   wanted_ = true;
   dropped.swap(tasks_);
-  for (Task& task : beside_) dropped.push_back(std::move(task));
+  for (Waiting& waiting : beside_) dropped.push_back(std::move(waiting));
   beside_.clear();
   waiting_.add(-static_cast<std::int64_t>(dropped.size()));
   changed_.notify_all();
@@ -225,6 +262,11 @@ Crew::~Crew() {
   } else {
     last_.join();
   }
+}
+
+void Crew::limit_blocked(int threads) {
+  std::lock_guard lock(mutex_);
+  most_blocked_ = threads;
 }
 
 std::size_t Crew::active() const {

@@ -4,24 +4,29 @@
 // and may run. However many wait, the loop is turned: what has been computed leaves while the rest is.
 //
 // A thread that blocks on a future does not count: as many take its place as there is work for, so calls that wait for
-// calls, to any depth, do not starve.
+// calls do not starve, however deep, until kMostBlocked threads block. Then calls are refused, and what the blocked ones
+// wait for can end; as they are where no thread is free and none can be made.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 
+#include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/engine/future/home.h>
 #include <weft/profiling/trace/depth.h>
 
 namespace weft::rpc {
+
+constexpr int kMostBlocked = 4096;  // threads of one agent
 
 class Crew final : public weft::detail::Home, public std::enable_shared_from_this<Crew> {
  public:
@@ -34,7 +39,10 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
-  // The same, of Weft's own tasks that wait for what is outside, beside those that the limit counts.
+  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do.
+  using Refuse = std::function<void(const Error& why)>;
+  void run_call(Task task, Refuse refuse);
+  // As run(), of Weft's own tasks that wait for what is outside, beside those that the limit counts.
   void run_beside(Task task);
 
   ~Crew() override;
@@ -45,22 +53,33 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   void stop();
   // Tasks that run or wait to.
   std::size_t active() const;
+  // While so many threads block, calls are refused: kMostBlocked, but for tests.
+  void limit_blocked(int threads);
 
  private:
   class Blocked;
   Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
-  void add(std::deque<Task>& tasks, Task task);
+  struct Waiting {
+    Task task;
+    Refuse refuse;  // of a call
+  };
+  void add(std::deque<Waiting>& tasks, Waiting waiting);
   void work();
   void run_one(std::unique_lock<std::mutex>& lock);
   void serve(std::unique_lock<std::mutex>& lock);
   bool rest(std::unique_lock<std::mutex>& lock);
   void look_out(std::unique_lock<std::mutex>& lock);
   void call_another(std::unique_lock<std::mutex>& lock);
+  void refuse_calls(std::unique_lock<std::mutex>& lock, const std::string& why);
+  void refuse_if_too_many_block(std::unique_lock<std::mutex>& lock);
   // All with the mutex held.
   int threads() const { return static_cast<int>(threads_.size()); }
-  bool may_grow() const { return threads() - blocked_ < limit_ + 2; }
+  bool may_grow() const { return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve; }
   bool may_run() const { return !beside_.empty() || (!tasks_.empty() && busy_ - blocked_ < limit_); }
   void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
+
+  // Threads that may block beyond the most, of continuations and Weft's own tasks: what ends the blocked ones runs there.
+  static constexpr int kReserve = 512;
 
   const std::string name_;
   const int limit_;
@@ -70,17 +89,18 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable ended_;
-  std::deque<Task> tasks_;
-  std::deque<Task> beside_;
+  std::deque<Waiting> tasks_;
+  std::deque<Waiting> beside_;
   std::atomic<bool> wanted_{false};  // a task may run, or the end has come: whoever serves the loop should leave it
   bool stopping_ = false;
   bool serving_ = false;  // a thread serves the loop
   bool looking_ = false;  // there is a lookout
   std::unordered_map<std::thread::id, std::thread> threads_;
-  std::thread last_;          // that has left: it joins the one before
-  int idle_ = 0;              // sleep until they are called
-  int busy_ = 0;              // run tasks, blocked ones among them
-  int blocked_ = 0;           // of those, that block on a future, or run a task beside the limit
+  std::thread last_;  // that has left: it joins the one before
+  int idle_ = 0;      // sleep until they are called
+  int busy_ = 0;      // run tasks, blocked ones among them
+  int blocked_ = 0;   // of those, that block on a future, or run a task beside the limit
+  int most_blocked_ = kMostBlocked;
   std::uint64_t served_ = 0;  // how often the loop has been
   bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks
   std::chrono::steady_clock::time_point last_work_;

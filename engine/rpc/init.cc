@@ -13,6 +13,8 @@
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/numbers.h>
+#include <weft/engine/rpc/secret.h>
 
 namespace weft::rpc {
 
@@ -80,6 +82,20 @@ class Presence {
   const std::string key_;
 };
 
+// What a worker numbers would be another one's.
+void check_rank(int rank) {
+  if (rank <= kHighestRank) return;
+  throw Error(Blame::Caller, "rank " + std::to_string(rank) + " is too high for a worker; ranks go from 0 to " +
+                                 std::to_string(kHighestRank) + ", also where workers come and go: take one that is free");
+}
+
+void check_secret(const std::string& secret) {
+  if (secret.empty() || secret.size() >= kShortestSecret) return;
+  throw Error(Blame::Caller, "rpc::Options::secret has " + std::to_string(secret.size()) +
+                                 " characters, which can be guessed; give all workers the same random text of at least " +
+                                 std::to_string(kShortestSecret) + ", as `openssl rand -hex 16` prints it, or none");
+}
+
 // Null where the rank is not known before the others are met.
 std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting) {
   const auto url = group::Url::parse(meeting.init_method);
@@ -119,14 +135,17 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");
   }
+  check_secret(options.secret);
   check_device_maps(name, options.device_maps, options.devices);
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;
   const Deadline deadline = Deadline::in(limit);
   const auto wanted = meeting(options, open, environment);
+  if (wanted.rank) check_rank(*wanted.rank);  // before anybody waits for it
   const auto presence = presence_of(name, wanted);
   const auto place = group::rendezvous(wanted, environment, deadline, open);
+  check_rank(place.rank);
 
   AgentCore::Parts parts;
   parts.self = {name, place.rank};

@@ -5,6 +5,7 @@
 
 namespace weft::rpc {
 
+inline constexpr int kHighestRank = 0xffff;  // of a worker: what a number has room for
 inline constexpr std::uint64_t kMostOfOne = (std::uint64_t{1} << 48) - 1;
 
 // The rank in the top 16 bits, below it a count of its own, which begins again after 2^48: no count makes it another

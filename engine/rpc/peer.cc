@@ -5,6 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -15,6 +16,8 @@ namespace {
 // What a connection may take at least, however short the time limit of calls is: whoever is there accepts it by itself.
 constexpr std::chrono::milliseconds kConnecting = std::chrono::seconds(5);
 constexpr std::chrono::milliseconds kConnectingWithoutLimit = std::chrono::minutes(1);
+// Between a connection's acceptance and its Hello, as between a socket's and its greeting (transport/tcp).
+constexpr std::chrono::milliseconds kGreeting = std::chrono::seconds(10);
 // After which a failure that found the lane full is sent again.
 constexpr auto kFailureAgain = std::chrono::milliseconds(20);
 
@@ -215,12 +218,23 @@ std::uint64_t Peer::close(const Error& why) noexcept {
 }
 
 void Inbound::start() {
+  if (const auto core = core_.lock()) {
+    std::lock_guard lock(mutex_);
+    greeting_ = core->loop()->at(Deadline::in(kGreeting), Task([weak = weak_from_this()] {
+                                   if (const auto self = weak.lock()) self->greeting_overdue();
+                                 }));
+  }
   connection_->receive({[weak = weak_from_this()](const transport::Arrival& arrival) {
                           if (const auto self = weak.lock()) self->arrived(arrival);
                         },
                         [weak = weak_from_this()](const Error& why) {
                           if (const auto self = weak.lock()) self->ended(why);
                         }});
+}
+
+void Inbound::greeting_overdue() {
+  const auto core = core_.lock();
+  if (core && worker().rank < 0) refuse(*core, "it has not said who it is for " + weft::describe(kGreeting));
 }
 
 WorkerInfo Inbound::worker() const {
@@ -313,18 +327,20 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
       wrong = "it looks for " + describe(hello.to);
+    } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
+      wrong = "it is of no worker";
     } else if (!core->meets(hello.from, hello.from_life)) {
       wrong = describe(hello.from) + " has left, and another one has come";
     }
   } catch (const Error& error) {
     wrong = error.text();
   }
-  if (wrong.empty() && hello.from.rank < 0) wrong = "it is of no worker";
   if (!wrong.empty()) return refuse(*core, wrong);
   counts_ = core->callers().of(hello.from.rank);
   core->heard_from(hello.from.rank);
   std::lock_guard lock(mutex_);
   worker_ = hello.from;
+  greeting_.reset();
   life_ = hello.from_life;
 }
 

@@ -104,6 +104,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
  private:
   void arrived(const transport::Arrival& arrival);
+  void greeting_overdue();
   void challenged(const AgentCore& core, const transport::Arrival& arrival);
   void refuse(const AgentCore& core, const std::string& wrong);
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
@@ -136,6 +137,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::atomic<int> unsent_{0};               // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
+  EventLoop::Registration greeting_;  // until then
   Life life_ = 0;
   std::shared_ptr<const DeviceMap> map_;                                        // once it is needed
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here

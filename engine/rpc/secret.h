@@ -24,6 +24,9 @@
 
 namespace weft::rpc {
 
+// Who connects gets a proof to try guesses on.
+inline constexpr std::size_t kShortestSecret = 16;  // characters
+
 using Nonce = std::array<std::byte, 32>;
 using Proof = std::array<std::byte, 32>;
 

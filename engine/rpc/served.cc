@@ -30,8 +30,8 @@ const CallAmbient& current_call(const char* what) {
               std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
 }
 
-void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop,
-                    Task task) {
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
+                    std::function<void(const Error& why)> refuse) {
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
   Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();
@@ -46,7 +46,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     }
     agent.function_ended();
   });
-  if (!on_loop) return core->crew()->run(std::move(run));
+  if (!on_loop) return core->crew()->run_call(std::move(run), std::move(refuse));
   if (core->loop()->inside()) return run();
   core->loop()->post(std::move(run));
 }
@@ -71,18 +71,21 @@ void Served::give_up(const std::exception_ptr& error) noexcept {
   refuse(error);
 }
 
+void Served::run(Task task) {
+  start_function(core_, state_, on_loop_, std::move(task),
+                 [self = shared_from_this()](const Error& why) { self->give_up(std::make_exception_ptr(why)); });
+}
+
 void Served::start(const std::optional<Future<void>>& first, Task task) {
   std::vector<Future<void>> unconfirmed;
   if (auto* forks = codec::Reader::current().forks()) unconfirmed = forks->take_unconfirmed();
   // The arguments alone have their memory now: the function may begin before this turn ends, and take it over.
   codec::Reader::current().tensors() = codec::TensorReader({});
   if (unconfirmed.empty() && (!first || (first->done() && !first->failed()))) {
-    return start_function(core_, state_, on_loop_, std::move(task));
+    return run(std::move(task));
   }
   auto shared = std::make_shared<Task>(std::move(task));
-  const auto go = [self = shared_from_this(), shared] {
-    start_function(self->core_, self->state_, self->on_loop_, std::move(*shared));
-  };
+  const auto go = [self = shared_from_this(), shared] { self->run(std::move(*shared)); };
   when_all(std::move(unconfirmed)).on_done_light([self = shared_from_this(), first, go](const Future<void>& confirmed) {
     if (const auto error = confirmed.error()) return self->give_up(error);
     if (!first) return go();

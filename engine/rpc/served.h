@@ -9,6 +9,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <weft/base/error.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/home.h>
 #include <weft/engine/rpc/function.h>
@@ -58,8 +59,10 @@ class CallAmbient final : public weft::detail::Ambient {
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
 const CallAmbient& current_call(const char* what);
 
-// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew.
-void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task);
+// Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that
+// has no thread for it, `refuse` runs instead.
+void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
+                    std::function<void(const Error& why)> refuse);
 
 // what() of whatever a function threw, without libtorch's stack traces.
 std::string text_of(const std::exception_ptr& error);
@@ -96,6 +99,7 @@ class Served : public std::enable_shared_from_this<Served> {
 
  private:
   void give_up(const std::exception_ptr& error) noexcept;
+  void run(Task task);
   std::shared_ptr<rref::Owned> value_;
 };
 

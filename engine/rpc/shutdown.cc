@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <weft/base/log.h>
+#include <weft/engine/future/thread_home.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
@@ -57,12 +58,39 @@ Future<Outcome> AgentCore::join_shutdown(int rank) {
 
 void AgentCore::shutdown(const Graceful& options) {
   const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
-  {
-    std::lock_guard lock(mutex_);
-    if (closed_ || std::exchange(shutdown_began_, true)) return;
-  }
-  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
+  {
+    std::unique_lock lock(mutex_);
+    if (shutdown_began_) {
+      lock.unlock();
+      return wait_for_shutdown(limit, what);
+    }
+    if (closed_) return;
+    shutdown_began_ = true;
+  }
+  try {
+    shut_down(limit, what);
+  } catch (...) {
+    shutdown_ended_.set_error(std::current_exception());
+    throw;
+  }
+  shutdown_ended_.set();
+}
+
+// Another thread's, which goes on: but not in a function, or a continuation, whose own end that waits for.
+void AgentCore::wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const {
+  const auto ended = shutdown_ended_.future();
+  if (ended.done() || weft::detail::thread_home() == crew_.get()) return;
+  try {
+    ended.wait(limit.count() == 0 ? kNoTimeout : limit);
+  } catch (const Error&) {
+    if (ended.done()) throw;
+    throw Error(Blame::Timeout, what + ", which another thread has begun, goes on after " + weft::describe(limit));
+  }
+}
+
+void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& what) {
+  const Deadline deadline = limit.count() == 0 ? Deadline::never() : Deadline::in(limit);
   try {
     if (!parts_.world_size) {
       wait_for_own_calls(deadline);

@@ -99,7 +99,7 @@ struct Faults {
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
 struct Options {
-  std::optional<int> rank, world_size;      // without a world size workers may come and go
+  std::optional<int> rank, world_size;      // without a world size workers may come and go; ranks end at 65535
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
   c10::intrusive_ptr<c10d::Store> store;    // instead of init_method
   std::string group_name;                   // isolates jobs that share an address
@@ -107,7 +107,7 @@ struct Options {
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
   std::vector<std::string> transports;      // the best that both sides have; empty: all that can be used here
   DeviceMaps device_maps;
-  std::string secret;  // if set, peers must prove to know it before anything else is read
+  std::string secret;  // if set, peers must prove to know it before anything else is read; 16 random characters or more
   Faults faults;
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
   std::vector<c10::Device> devices;
@@ -164,8 +164,8 @@ struct CallInfo {
   bool cancelled = false;  // nobody waits for the result any more
 };
 
-// What one agent holds; all zero after shutdown. The three of references are of one moment, so are the two of autograd; the
-// others are read one after the other while calls go on.
+// What one agent holds. Once it has left as well: leaving ends all of it, so all but calls_served are zero then. The three
+// of references are of one moment, so are the two of autograd; the others are read one after the other while calls go on.
 struct DebugInfo {
   std::size_t owner_rrefs = 0;    // values owned here and shared
   std::size_t forks = 0;          // workers known to hold them
@@ -173,7 +173,7 @@ struct DebugInfo {
   std::size_t contexts = 0;       // autograd contexts alive here
   std::size_t backward_passes = 0;
   std::size_t calls_waiting = 0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
-  std::size_t calls_served = 0;   // in all
+  std::size_t calls_served = 0;   // in all; stays when the agent leaves
   std::size_t handlers_busy = 0;  // functions that run now
 };
 

@@ -35,7 +35,8 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
   const auto address = numeric_address(host);
   if (address && address->is_loopback() && identity.given() && identity.machine != this_machine()) {
     return host.text() +
-           " is the loopback of another machine or network namespace: its listener must be given an interface";
+           " is the loopback of another machine or network namespace: its listener must be given an interface, by "
+           "WEFT_SOCKET_IFNAME there (ListenOptions::interface_address)";
   }
   return std::nullopt;
 }

@@ -134,11 +134,16 @@ class RpcContract : public testing::Test {
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();
       }
+      const auto counted = [&agent] {
+        const rpc::DebugInfo info = agent.debug_info();
+        return info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes +
+               info.calls_waiting + info.handlers_busy;
+      };
+      const auto limit = std::chrono::steady_clock::now() + 20s;
+      while (counted() > 0 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      EXPECT_EQ(counted(), 0U) << "what the body held ends while the agent lives";
       agent.shutdown(rpc::Graceful{.timeout = 10min});
-      const rpc::DebugInfo info = agent.debug_info();
-      EXPECT_EQ(info.owner_rrefs + info.forks + info.pending_users + info.contexts + info.backward_passes +
-                    info.calls_waiting + info.handlers_busy,
-                0U);
+      EXPECT_EQ(counted(), 0U) << "what the shutdown itself asks as well";
       EXPECT_THROW(agent.sync<&plus>("worker1", 1, 2), Error);
     }
     other.join();

@@ -61,6 +61,7 @@ TEST(Future, WaitRunsOutOfTimeAndMayBeRepeated) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Timeout);
+    EXPECT_THAT(error.text(), testing::HasSubstr("the Future<int> was not done within 1 ms; what completes it goes on"));
   }
   promise.set(3);
   future.wait(milliseconds(1));
@@ -126,6 +127,86 @@ TEST(Then, RB023_AChainOfTwentyAddsTwenty) {
   for (int i = 0; i < 20; ++i) future = future.then([](int value) { return value + 1; });
   promise.set(1);
   EXPECT_EQ(future.get(), 21);
+}
+
+constexpr int kLongChain = 100'000;  // of links whose calls, one inside the other, no stack would hold
+
+Future<int> long_chain(Future<int> future) {
+  for (int i = 0; i < kLongChain; ++i) future = future.then([](int value) { return value + 1; });
+  return future;
+}
+
+TEST(Then, AChainOfAnyLengthNeedsABoundedStack) {
+  const Promise<int> promise;
+  const auto end = long_chain(promise.future());
+  promise.set(1);
+  ASSERT_TRUE(end.done());
+  EXPECT_EQ(end.get(), kLongChain + 1);
+}
+
+TEST(Then, AChainOfAnyLengthMayBeCompletedByAnotherThread) {
+  const Promise<int> promise;
+  const auto end = long_chain(promise.future());
+  std::thread setter([&promise] { promise.set(1); });
+  EXPECT_EQ(end.get(), kLongChain + 1);
+  setter.join();
+}
+
+TEST(Then, AnErrorPassesThroughAChainOfAnyLengthAlsoOneThatIsDropped) {
+  const Promise<int> promise;
+  const auto failed = long_chain(promise.future());
+  promise.set_error(failure("the first"));
+  EXPECT_EQ(text_of([&] { failed.get(); }), "the first");
+  const auto dropped = long_chain(Promise<int>().future());
+  EXPECT_EQ(text_of([&] { dropped.get(); }), "the promise was dropped without a value");
+}
+
+// Of futures that continuations return, as a loop that is written with then().
+TEST(Then, AChainOfReturnedFuturesOfAnyLengthNeedsABoundedStack) {
+  const Promise<int> promise;
+  Future<int> future = promise.future();
+  std::vector<Promise<int>> inner(kLongChain);
+  for (const auto& one : inner) {
+    future.forward_to(one);
+    future = Future<int>::ready(0).then([&one](int) { return one.future(); });
+  }
+  promise.set(7);
+  ASSERT_TRUE(future.done());
+  EXPECT_EQ(future.get(), 7);
+}
+
+TEST(Then, AChainKeepsTheOrderOfItsBranches) {
+  constexpr int kLinks = 1000;
+  const Promise<void> promise;
+  auto link = promise.future();
+  std::vector<std::vector<int>> orders(kLinks);
+  for (auto& order : orders) {
+    link.on_done([&order] { order.push_back(1); });
+    auto next = link.then([&order] { order.push_back(2); });
+    link.on_done([&order] { order.push_back(3); });
+    link = next;
+  }
+  promise.set();
+  ASSERT_TRUE(link.done());
+  for (const auto& order : orders) ASSERT_THAT(order, ElementsAre(1, 2, 3));
+}
+
+// However deep in a chain: it would wait for ever for what is to run after it.
+TEST(Then, AContinuationMayWaitForWhatItCompletes) {
+  constexpr int kLinks = 100;
+  const Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < kLinks; ++i) {
+    future = future.then([](int value) {
+      const Promise<int> own;
+      const auto more = own.future().then([](int before) { return before + 1; });
+      own.set(value);
+      more.wait(std::chrono::seconds(20));
+      return more.get();
+    });
+  }
+  promise.set(0);
+  EXPECT_EQ(future.get(), kLinks);
 }
 
 TEST(Then, AnErrorPassesByThoseThatTakeAValueAndIsSeenByThoseThatTakeAFuture) {
@@ -424,6 +505,25 @@ TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
   home->drop();
   ASSERT_TRUE(sum.done());
   EXPECT_EQ(text_of([&] { sum.get(); }), "the promise was dropped without a value");
+}
+
+// The turns that it drives bring what it waits for, and run it all, however deep in a chain it is.
+TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
+  constexpr int kLinks = 100;
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < kLinks; ++i) {
+    future = future.then([home](int value) {
+      const Promise<int> reply(home);
+      const auto both = when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
+      home->run(Task([home, reply, value] { home->in_a_turn([&] { reply.set(value); }); }));
+      both.wait(std::chrono::seconds(20));
+      return both.get().at(0) + both.get().at(1);
+    });
+  }
+  promise.set(0);
+  EXPECT_EQ(future.get(), kLinks);
 }
 
 // A loop's turn must not be blocked by what waits for a future of which only a part comes from there.

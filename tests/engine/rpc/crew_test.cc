@@ -2,10 +2,13 @@
 #include <condition_variable>
 #include <latch>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/crew.h>
 
@@ -122,6 +125,143 @@ TEST(Crew, TasksThatWaitForTasksDoNotStarve) {
     return promise.future();
   };
   EXPECT_EQ(descend(100).get(), 100);
+  crew->stop();
+}
+
+// Beyond the most that may block, the innermost is refused, and all that wait for it end with that; in continuations as
+// well, which run where no call would.
+TEST(Crew, TasksThatWaitForTasksDeeperThanThreadsMayBlockFailWithBusy) {
+  constexpr int kMost = 8;
+  for (const bool by_continuations : {false, true}) {
+    const auto crew = Crew::make("crew", 2, loop());
+    crew->limit_blocked(kMost);
+    std::atomic<int> deepest{0};
+    std::function<Future<int>(int)> descend = [&](int depth) {
+      Promise<int> promise(crew);
+      crew->run_call(Task([&, promise, depth] {
+                       deepest = std::max(deepest.load(), depth);
+                       try {
+                         const auto below = descend(depth + 1);
+                         const auto one_more = [](int value) { return value + 1; };
+                         promise.set(by_continuations ? below.then(one_more).get() : one_more(below.get()));
+                       } catch (const Error&) {
+                         promise.set_error(std::current_exception());
+                       }
+                     }),
+                     [promise](const Error& why) { promise.set_error(why); });
+      return promise.future();
+    };
+    try {
+      const auto outermost = descend(1);
+      outermost.wait(std::chrono::seconds(60));
+      ADD_FAILURE() << "it has no end";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+      EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
+      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_GE(deepest, kMost);
+    EXPECT_LE(deepest, kMost + 2) << "those that do not block yet";
+    Promise<int> again(crew);
+    crew->run_call(Task([again] { again.set(7); }), [again](const Error& why) { again.set_error(why); });
+    EXPECT_EQ(again.future().get(), 7) << "it runs calls again";
+    crew->stop();
+  }
+}
+
+// Calls that wait in the queue as well: nobody would take them.
+TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
+  const auto crew = Crew::make("crew", 1, loop());
+  crew->limit_blocked(1);
+  const Promise<void> gate(crew);
+  std::latch may_block(1);
+  Promise<void> begun;
+  crew->run_call(Task([&, begun] {
+                   begun.set();
+                   may_block.wait();
+                   gate.future().get();
+                 }),
+                 [](const Error& why) { ADD_FAILURE() << why.what(); });
+  begun.future().wait(std::chrono::seconds(20));
+  const Promise<void> refused(crew);
+  for (int i = 0; i < 2; ++i) {
+    crew->run_call(Task([] { ADD_FAILURE() << "it waits behind one that blocks"; }), [&, refused, i](const Error& why) {
+      EXPECT_EQ(why.blame(), Blame::Busy);
+      if (i == 1) refused.set();
+    });
+  }
+  may_block.count_down();
+  EXPECT_NO_THROW(refused.future().wait(std::chrono::seconds(20)));
+  gate.set();
+  crew->stop();
+}
+
+// While it lives, no thread can be made: the stacks are as large as the address space.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 47);
+    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoMoreThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_;
+};
+
+bool can_make_threads() {
+  try {
+    std::thread([] {}).join();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
+TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int begun = 0;
+  std::string refused;
+  const auto crew = Crew::make("crew", 1, loop());
+  const Promise<void> gate(crew);
+  {
+    const log::Capture capture([](LogLevel, std::string_view) {});
+    const NoMoreThreads no_more;
+    if (can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+    // There are a few threads at most, and each call takes one.
+    for (int calls = 1; calls <= 16 && refused.empty(); ++calls) {
+      crew->run_call(Task([&] {
+                       {
+                         std::lock_guard lock(mutex);
+                         ++begun;
+                         changed.notify_all();
+                       }
+                       gate.future().get();
+                     }),
+                     [&](const Error& why) {
+                       EXPECT_EQ(why.blame(), Blame::Busy);
+                       std::lock_guard lock(mutex);
+                       refused = why.text();
+                       changed.notify_all();
+                     });
+      std::unique_lock lock(mutex);
+      ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == calls || !refused.empty(); }))
+          << "call " << calls << " waits for ever";
+    }
+  }
+  EXPECT_NE(refused.find("no other can be made"), std::string::npos) << refused;
+  gate.set();
   crew->stop();
 }
 

@@ -1,5 +1,6 @@
 // What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
 #include <array>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -49,6 +50,11 @@ Future<int> held(int value) { return gate.pass(value); }
 int plus(int a, int b) { return a + b; }
 // Calls its caller, who has taken all places here.
 int plus_there(int a, int b) { return rpc::this_agent().sync<&plus>(rpc::this_call().caller, a, b); }
+// Until there is no thread for the next.
+int ping(int hops) {
+  rpc::this_agent().sync<&ping>(rpc::this_call().caller, hops + 1);
+  return hops;
+}
 int owned() { return 4; }
 int take(RRef<int> reference) { return reference.to_here(); }
 
@@ -105,6 +111,26 @@ TEST_P(CallsInFlight, OneTooManyFailsAtOnceAndOthersGetThrough) {
     for (std::size_t i = 1; i < calls.size(); ++i) EXPECT_EQ(calls[i].get(), static_cast<int>(i));
   });
 }
+
+class Nested : public testing::TestWithParam<std::string> {};
+
+TEST_P(Nested, CallsDeeperThanThreadsMayBlockFailWithBusyAndHangNobody) {
+  run_two(GetParam(), {1000, 1000}, [](rpc::Agent& agent) {
+    agent.shared_core()->crew()->limit_blocked(8);  // the other's is far away
+    for (const int first : {1, 0}) {
+      const Error error =
+          error_of([&] { agent.sync<&limited::ping>(rpc::to(first).timeout(std::chrono::seconds(40)), 0); });
+      // The innermost is refused, and thrown by each that called it, on the others' side.
+      EXPECT_NE(error.text().find("no more than 8 may"), std::string::npos) << error.what();
+      EXPECT_NE(error.text().find("have the functions return a Future, or be coroutines"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(agent.sync<&limited::plus_there>("worker1", 1, 2), 3) << "both serve again";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, Nested, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
 
 // A place is free when its call's answer is there, also for what the answer's continuation calls.
 TEST_P(CallsInFlight, AsManyAsMayBeNeverFail) {
@@ -295,6 +321,45 @@ TEST_P(ForeignCalls, WithAnotherNumberOfArgumentsAreRefusedAlsoWhereTheResultSta
     }
   }
   EXPECT_EQ(agent.debug_info().owner_rrefs, 1U) << "nothing is kept of what was refused";
+}
+
+// Whom nobody knows holds a descriptor, and no longer than it may: 10 s, in real time, for all of them at once.
+TEST(Strangers, WhoDoNotSayWhoTheyAreArePutOut) {
+  const std::vector<std::string> transports{"inproc", "shm", "tcp"};
+  const auto alone = [&](const std::string& secret) {
+    return rpc::init("worker0", {.rank = 0,
+                                 .world_size = 1,
+                                 .store = c10::make_intrusive<c10d::HashStore>(),
+                                 .transports = transports,
+                                 .secret = secret});
+  };
+  rpc::Agent agent = alone("");
+  rpc::Agent guarded = alone("that no stranger knows");
+  Stranger known(agent, "tcp");
+  known.greet(agent, 1);
+  Stranger challenger(guarded, "inproc");
+  challenger.challenge(rpc::make_nonce());
+  ASSERT_TRUE(challenger.challenge_answered());
+  std::deque<Stranger> silent;
+  for (const auto& transport : transports) {
+    silent.emplace_back(agent, transport);
+    silent.emplace_back(guarded, transport);
+  }
+  for (auto& stranger : silent) EXPECT_TRUE(stranger.is_refused());
+  EXPECT_TRUE(challenger.is_refused()) << "who does not prove anything is nobody either";
+  known.call<&limited::plus>(1, rpc::MessageKind::Call, 1, 2);
+  const auto said = known.next();
+  ASSERT_TRUE(said) << "who has said it may be silent for as long as it likes";
+  EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+}
+
+// A rank that no worker can have.
+TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
+  for (const int rank : {-1, 65536, 1 << 20}) {
+    Stranger stranger(agent, GetParam());
+    stranger.greet(agent, rank);
+    EXPECT_TRUE(stranger.is_refused()) << rank;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ForeignCalls, testing::Values("inproc", "shm", "tcp"),

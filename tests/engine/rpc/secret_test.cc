@@ -70,7 +70,7 @@ TEST_P(SecretMismatch, IsTheCallersErrorThatNamesTheOption) {
   guarded::runs = 0;
   std::barrier together(3);
   run_alone({As::Threads, GetParam(), 3}, [&](rpc::Options options) {
-    options.secret = *options.rank == 0 ? "one" : "other";
+    options.secret = *options.rank == 0 ? "one text at random" : "another at random";
     rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
     const int wrong = agent.self().rank == 0 ? 1 : 0;
     for (int again = 0; again < 2; ++again) {
@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Rpc, SecretMismatch, testing::Values("inproc", "shm", "
 
 TEST_P(Secret, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
   run_alone(GetParam(), [](rpc::Options options) {
-    if (*options.rank == 1) options.secret = "only mine";
+    if (*options.rank == 1) options.secret = "a text of only mine";
     const auto error = error_of([&] { rpc::init("worker" + std::to_string(*options.rank), options); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("worker1 (rank 1) was given a secret and"), std::string::npos) << error.what();
@@ -105,19 +105,39 @@ INSTANTIATE_TEST_SUITE_P(Rpc, Secret,
                                          Setting{As::Processes, "shm", 2}, Setting{As::Processes, "tcp", 4}),
                          harness::name_of);
 
+TEST(SecretOfAnAgent, IsNoneOrHasSixteenCharacters) {
+  const auto join = [](const std::string& secret) {
+    return rpc::init("worker0",
+                     {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .secret = secret});
+  };
+  for (const std::size_t characters : {1, 8, 15}) {
+    const std::string secret(characters, 'x');
+    const auto error = error_of([&] { join(secret); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    EXPECT_NE(error.text().find("rpc::Options::secret has " + std::to_string(characters) + " characters"),
+              std::string::npos)
+        << error.text();
+    EXPECT_NE(error.text().find("openssl rand -hex 16"), std::string::npos) << error.text();
+    EXPECT_EQ(error.text().find("xxx"), std::string::npos) << "it stays one";
+  }
+  EXPECT_EQ(join(std::string(16, 'x')).sync<&guarded::plus>("worker0", 1, 2), 3);
+}
+
 TEST(SecretOfOpenJobs, OneThatOnlySomeHaveIsSaidWhenTheyJoin) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto join = [&](int rank, const std::string& secret) {
     return rpc::init("worker" + std::to_string(rank),
                      {.rank = rank, .store = store, .transports = {"inproc"}, .secret = secret});
   };
-  rpc::Agent first = join(0, "mine");
+  rpc::Agent first = join(0, "sixteen and mine");
   EXPECT_EQ(error_of([&] { join(1, ""); }).blame(), Blame::Caller);
-  rpc::Agent second = join(2, "mine");
+  rpc::Agent second = join(2, "sixteen and mine");
   EXPECT_EQ(second.sync<&guarded::plus>(0, 1, 2), 3);
   second.shutdown();
   first.shutdown();
 }
+
+const std::string kSecret = "a secret of the agent and no stranger";
 
 class SecretAndStrangers : public testing::TestWithParam<std::string> {
  protected:
@@ -125,7 +145,7 @@ class SecretAndStrangers : public testing::TestWithParam<std::string> {
                                            .world_size = 1,
                                            .store = c10::make_intrusive<c10d::HashStore>(),
                                            .transports = {GetParam()},
-                                           .secret = "secret"});
+                                           .secret = kSecret});
   // A greeting with the right token, as a worker without the secret could send it.
   auto greeting() {
     return std::tuple(rpc::kWireVersion, agent.shared_core()->token(), agent.self(), agent.self(), rpc::Life{0},
@@ -183,8 +203,8 @@ TEST_P(SecretAndStrangers, AReplayedProofIsRefusedAndAFreshOneIsNot) {
     rpc::Nonce theirs{};
     std::copy_n(answer->begin(), theirs.size(), theirs.begin());
     if (!is_replay) {
-      EXPECT_TRUE(rpc::is_same(rpc::prove("secret", rpc::Side::Listener, mine, theirs), std::span(*answer).subspan(32)));
-      overheard = rpc::prove("secret", rpc::Side::Connector, mine, theirs);
+      EXPECT_TRUE(rpc::is_same(rpc::prove(kSecret, rpc::Side::Listener, mine, theirs), std::span(*answer).subspan(32)));
+      overheard = rpc::prove(kSecret, rpc::Side::Connector, mine, theirs);
     }
     stranger.challenge(overheard);
     stranger.say(rpc::FrameKind::Hello, greeting());

@@ -1,6 +1,8 @@
 // The end of agents: group RS of the behaviours.
 #include <atomic>
 #include <future>
+#include <mutex>
+#include <optional>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -38,13 +40,17 @@ at::Tensor heavy(at::Tensor a) {
   return a;
 }
 at::Tensor made() { return at::ones({2}); }
+// Counts how many live.
+struct Counted {
+  Counted() { ++living; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { --living; }
+  inline static std::atomic<int> living{0};
+};
 std::atomic<int> told{0};
 void tell() { ++told; }
 RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
-std::vector<std::uint64_t> counters() {
-  const auto now = rpc::this_agent().debug_info();
-  return {now.owner_rrefs, now.forks, now.pending_users};
-}
 // Never answers, and holds no thread.
 std::atomic<bool> come{false}, heard{false};
 Future<void> never() {
@@ -113,9 +119,12 @@ TEST_P(Shutdown, RS002_ServesAnUnevenLoadToTheEnd) {
 TEST_P(Shutdown, RS003_TwiceIsOnce) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     agent.shutdown({.timeout = 30s});
+    const auto served = agent.debug_info().calls_served;
+    EXPECT_GT(served, 0U) << "what the shutdown itself asks";
     agent.shutdown({.timeout = 30s});
     const auto info = agent.debug_info();
-    EXPECT_EQ(info.calls_served + info.calls_waiting + info.handlers_busy, 0U);
+    EXPECT_EQ(info.calls_served, served);
+    EXPECT_EQ(info.calls_waiting + info.handlers_busy, 0U);
   });
 }
 
@@ -223,23 +232,38 @@ TEST(ShutdownLeaks, RS008_NothingIsReportedWhereNothingIsLeft) {
   EXPECT_EQ(logged, "");
 }
 
+// The holder never tells the owner that its reference ends: the owner's end alone releases the value, graceful or not.
 TEST(ShutdownLeaks, RS010_AReferenceInACycleIsReleasedByItsOwnersEndAndNothingHangs) {
   struct Knot {
-    RRef<at::Tensor> reference;
+    RRef<ends::Counted> reference;
     std::shared_ptr<Knot> self;
   };
-  std::shared_ptr<Knot> knot = std::make_shared<Knot>();
-  knot->self = knot;
-  run_workers({As::Threads, "shm", 2}, [&](rpc::Agent& agent) {
-    if (agent.self().rank == 0) {
-      knot->reference = agent.remote<&ends::made>(1);
-      knot->reference.created().get();
-      EXPECT_EQ(agent.sync<&ends::counters>(1), (std::vector<std::uint64_t>{1, 1, 0}));
-    }
-    agent.shutdown({.timeout = 30s});
-    EXPECT_EQ(agent.debug_info().owner_rrefs + agent.debug_info().forks, 0U);
-  });
-  knot->self.reset();
+  for (const bool is_graceful : {true, false}) {
+    std::shared_ptr<Knot> knot = std::make_shared<Knot>();
+    knot->self = knot;
+    std::promise<void> is_held, has_left;
+    run_workers({As::Threads, "shm", 2}, [&](rpc::Agent& agent) {
+      const bool is_owner = agent.self().rank == 1;
+      if (is_owner) {
+        is_held.get_future().wait();
+        EXPECT_EQ(agent.debug_info().owner_rrefs, 1U);
+        EXPECT_EQ(agent.debug_info().forks, 1U);
+        EXPECT_EQ(ends::Counted::living, 1);
+      } else {
+        knot->reference = agent.remote<ends::Counted>(1);
+        knot->reference.created().get();
+        is_held.set_value();
+        if (!is_graceful) has_left.get_future().wait();  // it holds it until the owner has gone
+      }
+      is_graceful ? agent.shutdown({.timeout = 30s}) : agent.leave();
+      const auto info = agent.debug_info();
+      EXPECT_EQ(info.owner_rrefs + info.forks + info.calls_waiting + info.handlers_busy, 0U) << agent.self().name;
+      if (!is_owner) return;
+      EXPECT_EQ(ends::Counted::living, 0) << "though the owner's agent is still there, and its holder's reference";
+      if (!is_graceful) has_left.set_value();
+    });
+    knot->self.reset();
+  }
 }
 
 TEST(ShutdownLeaks, RS012_CreationsThatNeverCameDoNotKeepAnybody) {
@@ -490,6 +514,44 @@ TEST(ShutdownLimits, LeavingEndsIt) {
   });
 }
 
+// Both return when it has ended, and as it has.
+TEST(ShutdownLimits, ASecondOneMeanwhileHasTheOutcomeOfTheFirst) {
+  for (const bool fails : {false, true}) {
+    std::promise<void> called, one_has_returned;
+    run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+      if (agent.self().rank == 1) {
+        called.get_future().wait();
+        EXPECT_EQ(one_has_returned.get_future().wait_for(300ms), std::future_status::timeout)
+            << "though this worker has not come";
+        return fails ? agent.leave() : agent.shutdown({.timeout = 30s});
+      }
+      std::once_flag first;
+      std::vector<std::optional<Error>> outcomes(2);
+      std::vector<std::thread> threads;
+      for (auto& outcome : outcomes) {
+        threads.emplace_back([&] {
+          try {
+            agent.shutdown({.timeout = 30s});
+          } catch (const Error& error) {
+            outcome = error;
+          }
+          std::call_once(first, [&] { one_has_returned.set_value(); });
+          EXPECT_EQ(error_of([&] { agent.sync<&ends::pause>(1, 0); }).blame(), Blame::Caller) << "it has left";
+        });
+      }
+      called.set_value();
+      for (auto& thread : threads) thread.join();
+      for (const auto& outcome : outcomes) {
+        ASSERT_EQ(outcome.has_value(), fails);
+        if (!fails) continue;
+        EXPECT_EQ(outcome->blame(), Blame::PeerLost) << outcome->what();
+        EXPECT_EQ(outcome->text(), outcomes.front()->text());
+      }
+    });
+  }
+}
+
 // The message that ends its reference finds nobody, and is to be sent again when the agent has left.
 TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -519,6 +581,30 @@ TEST(AgentLife, RE032_OpenJobsNeedARankWhereverTheyMeet) {
     EXPECT_EQ(error.blame(), Blame::Caller) << method << ": " << error.what();
     EXPECT_NE(error.text().find("rank"), std::string::npos) << method << ": " << error.what();
   }
+}
+
+// What such workers number would be others', whose rank is the same modulo 65536.
+TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank, std::optional<int> world_size = {}) {
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+  };
+  for (const int rank : {65536, 65537, 1 << 20}) {
+    for (const auto world_size : {std::optional<int>(), std::optional(rank + 1)}) {
+      const auto error = error_of([&] { join(rank, world_size); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is too high"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("from 0 to 65535"), std::string::npos) << error.text();
+    }
+  }
+  // The highest there is.
+  rpc::Agent first = join(0), last = join(65535);
+  const auto there = last.remote<&ends::number>(0, 4);
+  EXPECT_EQ(there.to_here(), 4);
+  EXPECT_EQ(rref::rank_in(there.handle()->id()), 65535);
+  last.shutdown();
+  first.shutdown();
 }
 
 TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
