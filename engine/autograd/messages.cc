@@ -34,12 +34,16 @@ bool count_down(std::atomic<std::size_t>& count) {
   return before == 1;
 }
 
+// With it a context is gone 10 s after its end wherever messages arrive again by then, some workers away from its owner.
+constexpr auto kCleanUpPause = std::chrono::seconds(1);
+
 // That worker would have told others, and cannot: who they are is not known here.
 void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
   try {
     for (const auto& worker : core->directory().workers()) {
       if (worker.rank == lost || worker == core->self()) continue;
-      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context});
+      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context},
+                                         {.keeps_on = true, .patient_pause = kCleanUpPause});
     }
   } catch (const std::exception&) {
     // the agent has left, or the store: then the job ends
@@ -198,7 +202,7 @@ void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId con
     if (!core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
   };
   rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context},
-                                     {.on_loop = true, .overdue = behind});
+                                     {.overdue = behind, .keeps_on = true, .patient_pause = kCleanUpPause});
 }
 
 }  // namespace messages
