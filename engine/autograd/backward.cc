@@ -60,8 +60,7 @@ void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
   pass.start(roots.edges, std::move(roots.gradients));
 }
 
-// Exact: asks which messages lead to the roots, and starts the pass when that is known. The plan is kept for another pass,
-// where there may be one: it keeps the roots alive.
+// Exact: asks which messages lead to the roots, and starts the pass when that is known.
 void start_planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                    const std::shared_ptr<Pass>& pass, const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
@@ -98,10 +97,11 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const s
   name.retain_graph = options.retain_graph;
   const bool is_exact = options.mode == BackwardMode::Exact;
   const auto known = is_exact ? context->planned_for(roots->edges) : std::nullopt;
-  if (is_exact) name.plan = known ? *known : core->contexts().next_pass();  // a number that no pass has
-  const auto pass = context->begin(core, name, deadline);
+  const bool makes_plan = is_exact && !known;
+  if (known) name.plan = *known;
+  const auto pass = context->begin(core, name, makes_plan, deadline);
   try {
-    is_exact && !known ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
+    makes_plan ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
   } catch (...) {
     pass->fail(context->outcome(std::current_exception(), "at the roots"));
   }

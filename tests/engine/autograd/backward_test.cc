@@ -399,7 +399,7 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
     }
     // The graph has gone with the last.
-    EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Caller);
   });
 }
 

@@ -322,7 +322,7 @@ TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
                  {.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
     };
     const auto one = at::ones({3}, at::kDouble);
-    error_of([&] { send({0, 1 << 20, true}, {one}); });
+    EXPECT_EQ(send({0, 1 << 20, true}, {one}).error().blame(), Blame::Caller);
     error_of([&] { send(reply, {one, one}); });
     EXPECT_TRUE(send(reply, {at::ones({4}, at::kDouble)}).failed());
   });
@@ -387,6 +387,50 @@ TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
     EXPECT_TRUE(comes_true([&] { return !contexts.concerns(1); }));
     EXPECT_EQ(error_of([&] { context.backward({y.sum()}); }).blame(), Blame::PeerLost);
     agent.leave();
+  });
+}
+
+// Else every message of the context would name every pass that fails from then on.
+TEST(FailingBackwardMessages, FailedPassesAreNamedNoMoreWhenAllHaveHeardOfThemThatAreStillThere) {
+  static std::atomic<bool> called, over;
+  called = over = false;
+  run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
+    if (agent.self().rank == 2) {
+      EXPECT_TRUE(comes_true([] { return called.load(); }));
+      return agent.leave();
+    }
+    if (agent.self().rank == 1) {
+      EXPECT_TRUE(comes_true([] { return over.load(); }, 60s));
+      return agent.leave();
+    }
+    broken::may_fail(1 << 30);
+    AutogradContext context(agent);
+    agent.sync<&broken::number>(2, 1);
+    const at::Tensor loss = agent.sync<&broken::breaks>(1, leaf({3})).sum();
+    called = true;
+    EXPECT_TRUE(comes_true([&] { return context.shared()->has_lost(2); }));
+    for (int pass = 0; pass < 3; ++pass) {
+      error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+      EXPECT_TRUE(comes_true([&] { return context.shared()->untold().empty(); })) << pass;
+    }
+    over = true;
+    agent.leave();
+  });
+}
+
+TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRefused) {
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    AutogradContext context(agent);
+    agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
+    const auto request = context.shared()->sends().at(0)->message();
+    autograd::GradientMessage message{{.context = context.id(), .pass = 1 << 20, .retain_graph = true},
+                                      {request.caller, request.call, /*reply=*/true},
+                                      {at::ones({3}, at::kDouble)}};
+    for (std::size_t i = 0; i <= autograd::kMostNamed; ++i) message.name.failed.push_back(7 + i);
+    const auto error = error_of([&] { agent.sync<&autograd::internal::gradient>(1, message); });
+    EXPECT_NE(error.text().find("names 257 failed passes"), std::string::npos) << error.text();
+    EXPECT_EQ(context.shared()->untold().size(), 0U);
   });
 }
 
