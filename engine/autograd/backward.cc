@@ -38,7 +38,7 @@ at::Tensor gradient_of(const at::Tensor& root, std::size_t i, const BackwardOpti
 }
 
 Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given");
+  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given; give the loss: backward({loss})");
   if (!options.grad_outputs.empty() && options.grad_outputs.size() != roots.size()) {
     throw Error(Blame::Caller, "backward(): " + std::to_string(roots.size()) + " roots, but " +
                                    std::to_string(options.grad_outputs.size()) + " gradients in grad_outputs");
@@ -46,9 +46,15 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
   Roots result;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     const at::Tensor& root = roots[i];
-    if (!root.defined()) wrong(i, "is undefined");
-    if (!root.requires_grad()) wrong(i, "does not require grad: nothing that it was computed from does");
-    if (!root.grad_fn()) wrong(i, "is a leaf: nothing was computed");
+    if (!root.defined()) wrong(i, "is undefined: give a tensor that was computed, such as the loss");
+    if (!root.requires_grad()) {
+      wrong(i, "(" + tensor::describe(root) +
+                   ") does not require grad: nothing that it was computed from does, or it was computed under NoGradGuard");
+    }
+    if (!root.grad_fn()) {
+      wrong(i, "(" + tensor::describe(root) +
+                   ") is a leaf, from which nothing leads to others: give what was computed from it");
+    }
     result.edges.push_back(torch::autograd::impl::gradient_edge(root));
     result.gradients.push_back(gradient_of(root, i, options));
   }
@@ -87,7 +93,8 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const s
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->require_open();
   if (context->released()) {
-    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) + " has been released");
+    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) +
+                                   " has been released, and what was recorded in it: compute the roots again in another");
   }
   const auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();

@@ -128,7 +128,7 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
 std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, bool makes_plan,
                                      Deadline deadline) {
   std::lock_guard lock(mutex_);
-  if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
+  if (released_) throw Error(Blame::Caller, "backward(): autograd context " + to_text(id_) + " has just been released");
   name.pass = core->contexts().next_pass();
   if (makes_plan) name.plan = name.pass;
   unsettled_.insert(name.pass);
@@ -369,8 +369,9 @@ Outcome Context::outcome(const std::exception_ptr& error, const std::string& whe
 }
 
 void Context::require_alive() const {
-  if (released_)
-    throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released: its gradients are gone");
+  if (!released_) return;
+  throw Error(Blame::Caller, "autograd context " + to_text(id_) +
+                                 " has been released, and its gradients with it: read them, and step, before it ends");
 }
 
 at::Tensor Context::gradient(const at::Tensor& parameter) {
