@@ -39,6 +39,8 @@ struct Holding : torch::autograd::Function<Holding> {
 };
 
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
+// Whose gradient at 0 is 0 / 0.
+at::Tensor root_times_zero(at::Tensor a) { return a.sqrt() * 0; }
 // A result whose bytes are not what their reader expects.
 struct Unreadable {
   template <class Packer>
@@ -109,6 +111,52 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
     const auto local = torch::autograd::grad({(a * b * 2 * (a * b) * a).sum()}, {a, b});
     EXPECT_TRUE(at::allclose(context.gradient(a), local[0], 1e-10, 1e-10));
     EXPECT_TRUE(at::allclose(context.gradient(b), local[1], 1e-10, 1e-10));
+  });
+}
+
+// The guard's mode is that of the process, and of those that are forked behind it.
+TEST_P(FailingBackward, InAnomalyModeOutputsThatAreNoNumbersFailThePassByTheNameOfTheirNode) {
+  const auto run = [](bool is_on) {
+    run_workers(GetParam(), [is_on](rpc::Agent& agent) {
+      if (agent.self().rank != 0) return;
+      const auto a = at::zeros({3}, at::kDouble).requires_grad_();
+      AutogradContext context(agent);
+      const at::Tensor loss = agent.sync<&broken::root_times_zero>(1, a).sum();
+      if (!is_on) {
+        context.backward({loss});
+        EXPECT_TRUE(context.gradient(a).isnan().all().item<bool>());
+        return;
+      }
+      const auto error = error_of([&] { context.backward({loss}); });
+      EXPECT_EQ(error.blame(), Blame::Remote);
+      for (const std::string part :
+           {"worker1 (rank 1)", "Function 'SqrtBackward0' returned nan values in its 0th output"}) {
+        EXPECT_NE(error.text().find(part), std::string::npos) << part << " in " << error.text();
+      }
+      EXPECT_TRUE(context.gradients().empty());
+    });
+  };
+  run(false);
+  const torch::autograd::DetectAnomalyGuard on;
+  run(true);
+}
+
+TEST(FailingBackwardAlone, InAnomalyModeItIsShownWhereANodeComesFromThatThrows) {
+  struct Warnings final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  };
+  const torch::autograd::DetectAnomalyGuard on;
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    broken::may_fail(1 << 30);
+    AutogradContext context(agent);
+    const at::Tensor loss = broken::Throwing::apply(leaf({3})).sum();
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard here(&warnings);  // of this thread, which runs the root's nodes
+    error_of([&] { context.backward({loss}); });
+    EXPECT_NE(warnings.text.find("Error detected in"), std::string::npos) << warnings.text;
+    EXPECT_NE(warnings.text.find("Throwing"), std::string::npos) << warnings.text;
   });
 }
 
