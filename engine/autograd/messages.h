@@ -44,7 +44,8 @@ void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_
 // once; never fails itself.
 Future<Outcome> reach(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                       const PassName& name, const std::vector<torch::autograd::Node*>& nodes, Deadline deadline);
-// Retried; nobody waits for it. If that worker cannot be told, all others are, for it may have passed the context on.
+// Retried for minutes; nobody waits for it. If that worker cannot be told, all others are, for it may have passed the
+// context on.
 void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId context);
 
 }  // namespace messages
