@@ -38,7 +38,7 @@ at::Tensor gradient_of(const at::Tensor& root, std::size_t i, const BackwardOpti
 }
 
 Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given");
+  if (roots.empty()) throw Error(Blame::Caller, "backward(): no roots were given; give the loss: backward({loss})");
   if (!options.grad_outputs.empty() && options.grad_outputs.size() != roots.size()) {
     throw Error(Blame::Caller, "backward(): " + std::to_string(roots.size()) + " roots, but " +
                                    std::to_string(options.grad_outputs.size()) + " gradients in grad_outputs");
@@ -46,9 +46,15 @@ Roots checked(const std::vector<at::Tensor>& roots, const BackwardOptions& optio
   Roots result;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     const at::Tensor& root = roots[i];
-    if (!root.defined()) wrong(i, "is undefined");
-    if (!root.requires_grad()) wrong(i, "does not require grad: nothing that it was computed from does");
-    if (!root.grad_fn()) wrong(i, "is a leaf: nothing was computed");
+    if (!root.defined()) wrong(i, "is undefined: give a tensor that was computed, such as the loss");
+    if (!root.requires_grad()) {
+      wrong(i, "(" + tensor::describe(root) +
+                   ") does not require grad: nothing that it was computed from does, or it was computed under NoGradGuard");
+    }
+    if (!root.grad_fn()) {
+      wrong(i, "(" + tensor::describe(root) +
+                   ") is a leaf, from which nothing leads to others: give what was computed from it");
+    }
     result.edges.push_back(torch::autograd::impl::gradient_edge(root));
     result.gradients.push_back(gradient_of(root, i, options));
   }
@@ -60,8 +66,7 @@ void start(const std::shared_ptr<Context>& context, Pass& pass, Roots& roots) {
   pass.start(roots.edges, std::move(roots.gradients));
 }
 
-// Exact: asks which messages lead to the roots, and starts the pass when that is known. The plan is kept for another pass,
-// where there may be one: it keeps the roots alive.
+// Exact: asks which messages lead to the roots, and starts the pass when that is known.
 void start_planned(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                    const std::shared_ptr<Pass>& pass, const std::shared_ptr<Roots>& roots) {
   std::vector<Node*> nodes;
@@ -88,7 +93,8 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const s
                             const std::vector<at::Tensor>& given, const BackwardOptions& options) {
   core->require_open();
   if (context->released()) {
-    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) + " has been released");
+    throw Error(Blame::Caller, "backward(): autograd context " + to_text(context->id()) +
+                                   " has been released, and what was recorded in it: compute the roots again in another");
   }
   const auto roots = std::make_shared<Roots>(checked(given, options));
   const auto limit = core->timeout();
@@ -98,10 +104,11 @@ std::shared_ptr<Pass> begun(const std::shared_ptr<rpc::AgentCore>& core, const s
   name.retain_graph = options.retain_graph;
   const bool is_exact = options.mode == BackwardMode::Exact;
   const auto known = is_exact ? context->planned_for(roots->edges) : std::nullopt;
-  if (is_exact) name.plan = known ? *known : core->contexts().next_pass();  // a number that no pass has
-  const auto pass = context->begin(core, name, deadline);
+  const bool makes_plan = is_exact && !known;
+  if (known) name.plan = *known;
+  const auto pass = context->begin(core, name, makes_plan, deadline);
   try {
-    is_exact && !known ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
+    makes_plan ? start_planned(core, context, pass, roots) : start(context, *pass, *roots);
   } catch (...) {
     pass->fail(context->outcome(std::current_exception(), "at the roots"));
   }

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
+
+#include <c10/util/hash.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/pass.h>
@@ -35,6 +38,11 @@ bool Context::worker_lost(int rank) {
   return workers_.contains(rank) && lost_.insert(rank).second;
 }
 
+bool Context::has_lost(int rank) const {
+  std::lock_guard lock(mutex_);
+  return lost_.contains(rank);
+}
+
 bool Context::concerns(int rank) const {
   std::lock_guard lock(mutex_);
   return !lost_.contains(rank) && (workers_.contains(rank) || rank == owner());
@@ -43,6 +51,8 @@ bool Context::concerns(int rank) const {
 void Context::remove_worker(int rank) {
   std::lock_guard lock(mutex_);
   workers_.erase(rank);
+  for (auto& [pass, who] : untold_) who.erase(rank);
+  std::erase_if(untold_, [](const auto& one) { return one.second.empty(); });
 }
 
 std::set<int> Context::workers() const {
@@ -107,7 +117,7 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   settled = std::max(settled, name.settled);
   fold_before(name.settled);
   PassName ours = name;
-  ours.failed.assign(untold_.begin(), untold_.end());
+  ours.failed = to_name();
   auto pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), deadline);
   passes_.emplace(name.pass, pass);
   pass->watch();
@@ -115,13 +125,15 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
   return {pass, {}};
 }
 
-std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, Deadline deadline) {
+std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, bool makes_plan,
+                                     Deadline deadline) {
   std::lock_guard lock(mutex_);
-  if (released_) throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released");
+  if (released_) throw Error(Blame::Caller, "backward(): autograd context " + to_text(id_) + " has just been released");
   name.pass = core->contexts().next_pass();
+  if (makes_plan) name.plan = name.pass;
   unsettled_.insert(name.pass);
   name.settled = *unsettled_.begin();
-  name.failed.assign(untold_.begin(), untold_.end());
+  name.failed = to_name();
   fold_before(name.settled);
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
   auto pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
@@ -135,14 +147,33 @@ void Context::count(Pass& pass, const std::vector<torch::autograd::Edge>& roots)
   pass.expect(sends_in(pass.name().plan), roots);
 }
 
-void Context::told(PassId pass) {
+void Context::told(PassId pass, int rank) {
   std::lock_guard lock(mutex_);
-  untold_.erase(pass);
+  const auto found = untold_.find(pass);
+  if (found == untold_.end()) return;
+  found->second.erase(rank);
+  if (found->second.empty()) untold_.erase(found);
+}
+
+void Context::untold(PassId pass, int lost, const std::set<int>& others) {
+  std::lock_guard lock(mutex_);
+  const auto found = untold_.find(pass);
+  if (found == untold_.end()) return;
+  found->second.insert(others.begin(), others.end());
+  found->second.erase(lost);
+  if (found->second.empty()) untold_.erase(found);
 }
 
 std::vector<PassId> Context::untold() const {
   std::lock_guard lock(mutex_);
-  return {untold_.begin(), untold_.end()};
+  return to_name();
+}
+
+// With the mutex held.
+std::vector<PassId> Context::to_name() const {
+  std::vector<PassId> passes;
+  for (const auto& [pass, who] : untold_) passes.push_back(pass);
+  return passes;
 }
 
 void Context::require_no_other(const PassName& pass) const {
@@ -163,7 +194,7 @@ std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
   const auto planned = plans_.find(plan);
   if (plan != 0 && planned == plans_.end()) return sends;
   for (const auto& [message, send] : sends_) {
-    if (plan == 0 || planned->second.contains(message)) sends.push_back(send);
+    if (plan == 0 || planned->second.messages.contains(message)) sends.push_back(send);
   }
   return sends;
 }
@@ -171,7 +202,8 @@ std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
 void Context::succeeded(const PassName& name, Gradients&& gradients, const std::vector<MessageId>& freed) {
   const PassId pass = name.pass;
   std::shared_ptr<Pass> dropped;
-  std::vector<std::shared_ptr<SendNode>> graphs;  // dropped outside of the lock
+  std::vector<std::shared_ptr<SendNode>> graphs;  // dropped outside of the lock, as is what follows
+  Plan plan;
   std::lock_guard lock(mutex_);
   if (const auto found = passes_.find(pass); found != passes_.end()) {
     dropped = std::move(found->second);
@@ -179,7 +211,7 @@ void Context::succeeded(const PassName& name, Gradients&& gradients, const std::
   }
   unsettled_.erase(pass);  // the root ends when all have
   if (released_ || ended_.contains(pass)) return;
-  remember(name, {});
+  plan = remember(name, {});
   for (const MessageId& message : freed) {
     const auto found = sends_.find(message);
     if (found == sends_.end()) continue;
@@ -193,13 +225,17 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   const PassId id = name.pass;
   std::shared_ptr<Pass> pass;
   Gradients discarded;
+  Plan plan;
   {
     std::lock_guard lock(mutex_);
     const auto ended = ended_.find(id);
     if (ended != ended_.end() && ended->second.failed()) return false;
-    remember(name, why);
+    plan = remember(name, why);
     unsettled_.erase(id);
-    untold_.insert(id);
+    std::set<int> others = workers_;
+    others.erase(core_.self().rank);
+    if (!others.empty()) untold_.insert_or_assign(id, std::move(others));
+    if (untold_.size() > kMostNamed) untold_.erase(untold_.begin());
     if (const auto found = passes_.find(id); found != passes_.end()) {
       pass = std::move(found->second);
       passes_.erase(found);
@@ -213,13 +249,31 @@ bool Context::failed(const PassName& name, const Outcome& why) {
   return true;
 }
 
-// With the mutex held.
-void Context::remember(const PassName& pass, const Outcome& outcome) {
-  if (!pass.retain_graph) plans_.erase(pass.plan);  // no other pass has it
+// With the mutex held. What it gives is to be dropped outside of it: a plan that no other pass will have, or its roots.
+Context::Plan Context::remember(const PassName& pass, const Outcome& outcome) {
   if (ended_.insert_or_assign(pass.pass, outcome).second) endings_.push_back(pass.pass);
-  if (endings_.size() <= kRememberedPasses) return;
-  ended_.erase(endings_.front());
-  endings_.pop_front();
+  if (endings_.size() > kRememberedPasses) {
+    ended_.erase(endings_.front());
+    endings_.pop_front();
+  }
+  const auto found = plans_.find(pass.plan);
+  if (found == plans_.end()) return {};
+  Plan& plan = found->second;
+  const auto kept = planned_.find(plan.roots);
+  // Others have it only behind the success of the pass that made it.
+  if (!pass.retain_graph || (outcome.failed() && pass.plan == pass.pass)) {
+    if (kept != planned_.end() && kept->second == found->first) planned_.erase(kept);
+    Plan dropped = std::move(plan);
+    plans_.erase(found);
+    return dropped;
+  }
+  if (plan.roots.empty()) return {};
+  if (kept == planned_.end()) {
+    planned_.emplace(plan.roots, found->first);
+  } else if (kept->second != found->first) {
+    return {.messages = {}, .roots = std::exchange(plan.roots, {})};  // one that ran beside it was first
+  }
+  return {};
 }
 
 void Context::began(Running pass) {
@@ -254,7 +308,7 @@ std::vector<std::shared_ptr<SendNode>> Context::reach(const PassName& pass, cons
   if (released_) throw Error(Blame::Cancelled, "the context has been released");  // which is to keep no plan any more
   if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed())
     throw ended->second.error();
-  auto& planned = plans_[pass.plan];
+  auto& planned = plans_[pass.plan].messages;
   for (const MessageId& message : messages) {
     const auto found = sends_.find(message);
     if (found == sends_.end()) {
@@ -272,19 +326,22 @@ std::size_t Context::plans() const {
   return plans_.size();
 }
 
-std::optional<PassId> Context::planned_for(const std::vector<torch::autograd::Edge>& roots) const {
-  std::lock_guard lock(mutex_);
-  for (const auto& [edges, plan] : planned_) {
-    if (edges == roots && plans_.contains(plan)) return plan;
-  }
-  return std::nullopt;
+std::size_t Context::HashOfEdges::operator()(const Edges& edges) const noexcept {
+  std::size_t hash = edges.size();
+  for (const auto& edge : edges) hash = c10::hash_combine(hash, std::hash<torch::autograd::Edge>()(edge));
+  return hash;
 }
 
-void Context::remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan) {
+std::optional<PassId> Context::planned_for(const Edges& roots) const {
   std::lock_guard lock(mutex_);
-  if (released_) return;
-  plans_.try_emplace(plan);
-  planned_.emplace_back(roots, plan);
+  const auto found = planned_.find(roots);
+  return found == planned_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Context::remember_plan(const Edges& roots, PassId plan) {
+  std::lock_guard lock(mutex_);
+  if (released_ || ended_.contains(plan)) return;
+  plans_[plan].roots = roots;
 }
 
 // With the mutex held. Those of one root from `first` to before `end`: none of them can be heard to have failed any more.
@@ -303,14 +360,18 @@ void Context::fold_own() { fold(rpc::number_of(core_.self().rank, 0), rpc::numbe
 
 Outcome Context::outcome(const std::exception_ptr& error, const std::string& where) const {
   Outcome what = outcome_of(error);
+  // libtorch's words for a graph that was freed: the caller's mistake, whoever notices it.
+  if (what.text.find("Trying to backward through the graph a second time") != std::string::npos)
+    what.blame = static_cast<int>(Blame::Caller);
   what.text =
       "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
   return what;
 }
 
 void Context::require_alive() const {
-  if (released_)
-    throw Error(Blame::Caller, "autograd context " + to_text(id_) + " has been released: its gradients are gone");
+  if (!released_) return;
+  throw Error(Blame::Caller, "autograd context " + to_text(id_) +
+                                 " has been released, and its gradients with it: read them, and step, before it ends");
 }
 
 at::Tensor Context::gradient(const at::Tensor& parameter) {
@@ -350,7 +411,8 @@ std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
 
 void Context::release(const std::string& why) {
   std::map<MessageId, std::shared_ptr<SendNode>> sends;
-  std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned;
+  std::map<PassId, Plan> plans;
+  std::unordered_map<Edges, PassId, HashOfEdges> planned;
   std::map<PassId, Gradients> fresh;
   Gradients gradients;
   std::vector<Running> running;  // which hold their passes, and those this
@@ -361,7 +423,7 @@ void Context::release(const std::string& why) {
     sends.swap(sends_);
     planned.swap(planned_);
     fresh.swap(fresh_);
-    plans_.clear();
+    plans.swap(plans_);
     std::swap(gradients, gradients_);
   }
   fail_passes({static_cast<int>(Blame::Cancelled), "backward in context " + to_text(id_) + " was cancelled: " + why});

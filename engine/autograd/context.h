@@ -10,7 +10,10 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <unordered_map>
 #include <vector>
+
+#include <torch/csrc/autograd/edge.h>
 
 #include <weft/base/deadline.h>
 #include <weft/engine/autograd/gradients.h>
@@ -50,6 +53,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> workers() const;
   // It cannot be reached any more, until it is heard of again. Whether it took part.
   bool worker_lost(int rank);
+  bool has_lost(int rank) const;
   // Whether it takes part, as far as this worker knows, or has made it.
   bool concerns(int rank) const;
   // A message with these tensors goes to that worker; nothing where there are none.
@@ -70,8 +74,9 @@ class Context : public std::enable_shared_from_this<Context> {
   // The pass of that name, in which this worker is known to take part; begun if it is new here.
   Joined join(const std::shared_ptr<rpc::AgentCore>& core, const PassName& name, Deadline deadline);
   // One of this worker's own, before any message of it can come. Its number and what has been settled before it become the
-  // name's. Throws Caller after release().
-  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, Deadline deadline);
+  // name's, and the number that of its plan, if it makes one. Throws Caller after release().
+  std::shared_ptr<Pass> begin(const std::shared_ptr<rpc::AgentCore>& core, PassName name, bool makes_plan,
+                              Deadline deadline);
   // That pass counts what it leads to: all messages, or those of its plan, which is known by now.
   void count(Pass& pass, const std::vector<torch::autograd::Edge>& roots);
   // It has ended well here: its gradients are the context's from now on, unless it is heard to have failed elsewhere.
@@ -79,8 +84,11 @@ class Context : public std::enable_shared_from_this<Context> {
   void succeeded(const PassName& pass, Gradients&& gradients, const std::vector<MessageId>& freed);
   // It has failed somewhere; what it brought is discarded. False where that was known.
   bool failed(const PassName& pass, const Outcome& why);
-  // All whom this worker has told that the pass has failed have said that they know. Until then its messages name it.
-  void told(PassId pass);
+  // That worker knows that the pass has failed, or is gone. This one's messages name a pass that has failed until all whom
+  // it should tell know of it: at first all that take part.
+  void told(PassId pass, int rank);
+  // That worker is gone, and these are to be told in its place.
+  void untold(PassId pass, int lost, const std::set<int>& others);
   std::vector<PassId> untold() const;
   // Throws Caller where another pass of the context may have begun and is not known to have ended everywhere, or where this
   // worker cannot tell: the sum of gradients of earlier passes is not known then.
@@ -90,10 +98,13 @@ class Context : public std::enable_shared_from_this<Context> {
   // Adds messages to the pass's plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown
   // ones, Cancelled after release(), and what the pass has failed with.
   std::vector<std::shared_ptr<SendNode>> reach(const PassName& pass, const std::vector<MessageId>& messages);
-  // At the root: the plan that was made for the same roots.
   std::size_t plans() const;
-  std::optional<PassId> planned_for(const std::vector<torch::autograd::Edge>& roots) const;
-  void remember_plan(const std::vector<torch::autograd::Edge>& roots, PassId plan);
+  // At the root: the plan of a pass from the same roots that has ended well.
+  using Edges = std::vector<torch::autograd::Edge>;
+  std::optional<PassId> planned_for(const Edges& roots) const;
+  // The plan is whole. It is kept under these roots if the pass that made it ends well, until one without retain_graph
+  // ends.
+  void remember_plan(const Edges& roots, PassId plan);
 
   // backward_async() of this worker, until it has ended well, or another pass begins.
   struct Running {
@@ -119,7 +130,15 @@ class Context : public std::enable_shared_from_this<Context> {
   void fold(PassId first, PassId end);
   void fold_own();
   void fold_before(PassId settled);
-  void remember(const PassName& pass, const Outcome& outcome);
+  struct Plan {
+    std::set<MessageId> messages;  // that count
+    Edges roots;                   // that it is kept for, or to be; it keeps their graph alive
+  };
+  struct HashOfEdges {
+    std::size_t operator()(const Edges& edges) const noexcept;
+  };
+  [[nodiscard]] Plan remember(const PassName& pass, const Outcome& outcome);
+  std::vector<PassId> to_name() const;
   std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;
   void require_alive() const;
   static constexpr std::size_t kRememberedPasses = 256;
@@ -131,14 +150,14 @@ class Context : public std::enable_shared_from_this<Context> {
   std::set<int> workers_;
   std::set<int> lost_;  // of those
   std::map<MessageId, std::shared_ptr<SendNode>> sends_;
-  std::map<PassId, std::shared_ptr<Pass>> passes_;                              // that run
-  std::set<PassId> unsettled_;                                                  // of this worker's own, that run
-  std::map<int, PassId> settled_;                                               // the last that was heard, by root
-  std::set<PassId> untold_;                                                     // that have failed
-  std::deque<PassId> endings_;                                                  // the oldest first, of the next
-  std::map<PassId, Outcome> ended_;                                             // the last ones
-  std::map<PassId, std::set<MessageId>> plans_;                                 // messages that count, by plan
-  std::vector<std::pair<std::vector<torch::autograd::Edge>, PassId>> planned_;  // by roots, which it keeps alive
+  std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
+  std::set<PassId> unsettled_;                      // of this worker's own, that run
+  std::map<int, PassId> settled_;                   // the last that was heard, by root
+  std::map<PassId, std::set<int>> untold_;          // that have failed, and who may not know; kMostNamed at most
+  std::deque<PassId> endings_;                      // the oldest first, of the next
+  std::map<PassId, Outcome> ended_;                 // the last ones
+  std::map<PassId, Plan> plans_;
+  std::unordered_map<Edges, PassId, HashOfEdges> planned_;
   std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
   Gradients gradients_;
   std::vector<Running> running_;

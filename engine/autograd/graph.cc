@@ -1,7 +1,10 @@
+#include <stdexcept>
+#include <string>
 #include <unordered_set>
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -17,6 +20,19 @@ variable_list after_tensor_hooks(Node& node, variable_list gradients) {
   for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
   for (const auto& [input, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
   return gradients;
+}
+
+// In anomaly mode, as libtorch's engine does, in its words.
+void require_no_nan(const Node& node, const variable_list& outputs) {
+  if (!torch::autograd::AnomalyMode::is_enabled() || !torch::autograd::AnomalyMode::should_check_nan()) return;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& output = outputs[i];
+    if (!output.defined()) continue;
+    const at::Tensor values = output.is_sparse() ? output._values() : output;
+    if (!values.isnan().any().item<bool>()) continue;
+    throw std::runtime_error("Function '" + node.name() + "' returned nan values in its " + std::to_string(i) +
+                             "th output.");
+  }
 }
 
 // Input buffers whose gradients lie on other streams than the node's.
@@ -99,7 +115,17 @@ variable_list run_node(Ready&& ready, bool retain_graph,
     if (!retain_graph) node.release_variables();
   }
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, seen);
+  require_no_nan(node, outputs);
   return outputs;
+}
+
+void show_forward(Node& node) noexcept {
+  if (!torch::autograd::AnomalyMode::is_enabled()) return;
+  try {
+    node.metadata()->print_stack(node.name());
+  } catch (...) {
+    // a warning handler of the user's own that throws: the node's error goes on
+  }
 }
 
 }  // namespace weft::autograd

@@ -55,9 +55,12 @@ class Graph {
 std::vector<Node*> reachable_from(const std::vector<Node*>& nodes);
 
 // Runs a node with its hooks; its current stream is the node's. A leaf's gradient goes to `gradients`, by `accumulate`.
-// Throws what it throws.
+// Throws what it throws, and in libtorch's anomaly mode for outputs that are not numbers.
 variable_list run_node(
     Ready&& ready, bool retain_graph,
     const std::function<void(const at::Tensor& parameter, const at::Tensor& gradient, std::size_t held)>& accumulate);
+
+// In libtorch's anomaly mode: warns, as its engine does, where in the forward pass a node comes from that has thrown.
+void show_forward(Node& node) noexcept;
 
 }  // namespace weft::autograd

@@ -29,12 +29,15 @@ struct MessageId {
 // How a pass ended. Every worker of a pass that fails gets the same.
 using rpc::Outcome;
 
+// How many failed passes a message names at most.
+constexpr std::size_t kMostNamed = 256;
+
 // A pass, as its messages name it.
 struct PassName {
   ContextId context = 0;
   PassId pass = 0;
   PassId settled = 0;  // the root's passes before this one have ended
-  PassId plan = 0;     // Exact: which messages count, by a number of the same kind; 0 for Fast
+  PassId plan = 0;     // Exact: which messages count, by the pass that asked for them; 0 for Fast
   bool retain_graph = false;
   std::vector<PassId> failed = {};  // passes of the context that have, of which its sender has not made sure that all know
   WEFT_FIELDS(context, pass, settled, plan, retain_graph, failed)

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <set>
 
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/autograd/messages.h>
@@ -34,15 +35,46 @@ bool count_down(std::atomic<std::size_t>& count) {
   return before == 1;
 }
 
+// With it a context is gone 10 s after its end wherever messages arrive again by then, some workers away from its owner.
+constexpr auto kCleanUpPause = std::chrono::seconds(1);
+
 // That worker would have told others, and cannot: who they are is not known here.
 void clean_up_behind(const std::shared_ptr<rpc::AgentCore>& core, int lost, ContextId context) {
   try {
     for (const auto& worker : core->directory().workers()) {
       if (worker.rank == lost || worker == core->self()) continue;
-      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context});
+      rref::control<&internal::clean_up>(core, worker.rank, rpc::MessageKind::ContextCleanup, {context},
+                                         {.keeps_on = true, .patient_pause = kCleanUpPause});
     }
   } catch (const std::exception&) {
     // the agent has left, or the store: then the job ends
+  }
+}
+
+Future<void> tell_failed(const std::shared_ptr<rpc::AgentCore>& core, int rank, const PassName& name, const Outcome& why) {
+  return rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why}, {.on_loop = false});
+}
+
+bool is_gone(const rpc::AgentCore& core, int rank, const std::exception_ptr& error) {
+  return rpc::is_not_there(error) || core.is_lost(rank);
+}
+
+// As clean_up_behind: those behind it may have ended their part well.
+void tell_failed_behind(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context, int lost,
+                        const PassName& name, const Outcome& why) {
+  std::set<int> others;
+  try {
+    for (const auto& worker : core->directory().workers()) {
+      if (worker.rank != lost && worker != core->self()) others.insert(worker.rank);
+    }
+  } catch (const std::exception&) {
+    return;  // the agent has left, or the store: then the job ends
+  }
+  context->untold(name.pass, lost, others);
+  for (const int rank : others) {
+    tell_failed(core, rank, name, why).on_done_light([core, context, rank, pass = name.pass](const Future<void>& said) {
+      if (!said.failed() || is_gone(*core, rank, said.error())) context->told(pass, rank);
+    });
   }
 }
 
@@ -64,11 +96,15 @@ Future<Outcome> gradient(GradientMessage message) {
   if (!context) return released_on(*core, message.name.context);
   const auto send = context->send_of(message.message);
   if (!send && context->released()) return released_on(*core, message.name.context);
-  if (!send || message.gradients.size() > send->num_inputs()) {
-    throw Error(Blame::Caller, "a gradient for a message of " + describe(here.call().caller) + " that " +
-                                   describe(core->self()) + " has not recorded in context " +
-                                   to_text(message.name.context) +
-                                   ", or whose graph was freed by a pass without retain_graph");
+  const std::string where = "given a gradient by " + describe(here.call().caller);
+  if (!send) {
+    const Error unknown(Blame::Caller,
+                        "its message has not been recorded here, or its graph was freed by a pass without retain_graph");
+    return Future<Outcome>::ready(context->outcome(std::make_exception_ptr(unknown), where));
+  }
+  if (message.gradients.size() > send->num_inputs()) {
+    throw Error(Blame::Caller, where + ": there are " + std::to_string(message.gradients.size()) + " for " +
+                                   std::to_string(send->num_inputs()) + " tensors that were sent");
   }
   messages::hear_failed(core, context, message.name.failed);
   const auto joined = context->join(core, message.name, here.call().deadline);
@@ -132,33 +168,41 @@ Future<void> end_pass(const std::shared_ptr<rpc::AgentCore>& core, const std::sh
                       const PassName& name, const Outcome& why) {
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> told;
-  const auto all_know = std::make_shared<std::atomic<bool>>(true);
   for (const int rank : context->workers()) {
     if (rank == core->self().rank || core->closed()) continue;
+    const auto behind = [core, context, rank, name, why] {
+      if (core->closed()) return;
+      core->crew()->run(Task([=] { tell_failed_behind(core, context, rank, name, why); }));
+    };
+    if (context->has_lost(rank)) {
+      behind();
+      continue;
+    }
     // Again, where it does not answer: it may have ended its part well, and must not count what that brought.
     Promise<void> answered(core->crew());
-    rref::control<&internal::pass_failed>(core, rank, rpc::MessageKind::Backward, {name, why},
-                                          {.on_loop = false, .overdue = {}})
-        .on_done_light([answered, all_know](const Future<void>& said) {
-          if (said.failed()) *all_know = false;
+    tell_failed(core, rank, name, why)
+        .on_done_light([core, context, rank, pass = name.pass, behind, answered](const Future<void>& said) {
+          if (!said.failed()) {
+            context->told(pass, rank);
+          } else if (is_gone(*core, rank, said.error())) {
+            behind();
+          }
           answered.set();
         });
     told.push_back(answered.future());
   }
-  auto all = when_all(std::move(told));
-  all.on_done_light([context, all_know, pass = name.pass](const Future<void>&) {
-    if (*all_know) context->told(pass);
-  });
-  return all;
+  return when_all(std::move(told));
 }
 
 void hear_failed(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Context>& context,
                  const std::vector<PassId>& failed) {
+  if (failed.size() > kMostNamed)
+    throw Error(Blame::Caller, "a message that names " + std::to_string(failed.size()) + " failed passes");
   for (const PassId pass : failed) {
     const Outcome why(static_cast<int>(Blame::Cancelled), "backward in context " + to_text(context->id()) +
                                                               " has failed, which " + describe(core->self()) +
                                                               " has not been told before");
-    const PassName name{.context = context->id(), .pass = pass};
+    const PassName name{.context = context->id(), .pass = pass, .plan = pass};  // whichever it was to make
     if (context->failed(name, why)) end_pass(core, context, name, why);
   }
 }
@@ -198,7 +242,7 @@ void clean_up(const std::shared_ptr<rpc::AgentCore>& core, int to, ContextId con
     if (!core->closed()) core->crew()->run(Task([core, to, context] { clean_up_behind(core, to, context); }));
   };
   rref::control<&internal::clean_up>(core, to, rpc::MessageKind::ContextCleanup, {context},
-                                     {.on_loop = true, .overdue = behind});
+                                     {.overdue = behind, .keeps_on = true, .patient_pause = kCleanUpPause});
 }
 
 }  // namespace messages

@@ -158,6 +158,7 @@ void Pass::work(std::vector<Ready> ready) {
       try {
         evaluate(std::move(task), ready);
       } catch (...) {
+        show_forward(*node);
         caught("in " + node->name());
       }
     }

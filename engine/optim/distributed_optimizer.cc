@@ -278,9 +278,15 @@ void load(torch::optim::Optimizer& optimizer, const std::string& text) {
 LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order) : order_(order) {
   for (const auto& one : parameters) {
     const at::Tensor& parameter = one.local_value();
-    if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf()) {
-      throw Error(Blame::Caller, "a parameter of a DistributedOptimizer is no leaf that requires grad");
-    }
+    const auto refuse = [&](const std::string& why) {
+      throw Error(Blame::Caller, "parameter " + std::to_string(parameters_.size()) + " of " +
+                                     std::to_string(parameters.size()) + " here, " + tensor::describe(parameter) + ", " +
+                                     why);
+    };
+    if (!parameter.defined()) refuse("cannot be stepped: give a tensor that has been made");
+    if (!parameter.requires_grad()) refuse("does not require grad: call requires_grad_() where it is made");
+    if (!parameter.is_leaf())
+      refuse("is no leaf: give what it was computed from, or detach() it and call requires_grad_()");
     // The optimizer gets tensors of its own for them, and would not notice.
     if (std::ranges::any_of(parameters_, [&](const at::Tensor& known) { return known.is_same(parameter); })) {
       throw Error(Blame::Caller,
@@ -365,7 +371,8 @@ void wait_for(const std::vector<Owner>& owners, const std::string& what) {
 Future<void> step(const std::vector<Owner>& owners, const AutogradContext& context) {
   const auto& shared = context.shared();
   if (shared->released()) {
-    throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) + " has been released");
+    throw Error(Blame::Caller, "step(): autograd context " + autograd::to_text(shared->id()) +
+                                   " has been released, and its gradients with it: step first");
   }
   const auto running = shared->running_here();
   if (running.empty()) return all_of(owners, kStep, ask<&internal::step_one>(owners, shared->id(), shared->untold()));
@@ -400,8 +407,11 @@ std::vector<std::string> save(const std::vector<Owner>& owners) {
 
 void load(const std::vector<Owner>& owners, const std::vector<std::string>& states) {
   if (states.size() != owners.size()) {
-    throw Error(Blame::Caller, "load(): " + std::to_string(states.size()) + " states for an optimizer on " +
-                                   std::to_string(owners.size()) + " owners");
+    std::string names;
+    for (const Owner& owner : owners) names += (names.empty() ? "" : ", ") + describe(owner.worker);
+    throw Error(Blame::Caller, "load(): " + std::to_string(states.size()) + " states, but the parameters have " +
+                                   std::to_string(owners.size()) + " owners: " + names +
+                                   "; give all that save() gave, of an optimizer over the same parameters");
   }
   const weft::detail::AmbientScope outside(nullptr);
   std::vector<Future<void>> asked;

@@ -10,6 +10,7 @@
 // The program of every owner must have the same instantiation: a call of the constructor anywhere in it is enough.
 #pragma once
 
+#include <concepts>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,10 @@
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/optim/options_on_wire.h>
 #include <weft/engine/rpc/agent.h>
+
+namespace torch::optim {
+class LBFGS;
+}
 
 namespace weft {
 
@@ -105,6 +110,11 @@ void load(const std::vector<Owner>& owners, const std::vector<std::string>& stat
 // optimizer.
 template <class O>
 class DistributedOptimizer {
+  static_assert(
+      !std::derived_from<O, torch::optim::LBFGS>,
+      "LBFGS computes the loss again and again within a step, which an owner of some of the parameters cannot; use "
+      "Adam, AdamW, SGD, RMSprop, Adagrad");
+
  public:
   // Blocks until every owner has its local optimizer, unless it is told not to. `parameters` belong to one agent of this
   // process; each is a leaf that requires grad. Throws one Error for all owners where that failed: what the optimizer's

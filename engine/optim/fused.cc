@@ -1,5 +1,7 @@
 #include <map>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -33,6 +35,7 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
   };
   if (!fits(parameter.scalar_type())) refuse(Blame::Caller, "it steps fp16, bf16, fp32 and fp64");
   if (gradient.scalar_type() != parameter.scalar_type()) refuse(Blame::Caller, "a gradient has another dtype");
+  if (gradient.sizes() != parameter.sizes()) refuse(Blame::Caller, "a gradient has another shape");
   if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
@@ -54,11 +57,19 @@ void check_all_fit(const char* name, const char* plain, const std::vector<Optimi
   for (const auto& [gpu, why] : gpus) cuda->prepare(gpu, name, why);
 }
 
-// What one launch steps: tensors of one device (-1: the CPU) and type.
-template <class T>
-using Calls = std::map<std::pair<int, at::ScalarType>, std::vector<T>>;
+// What one launch steps, and what it changes of the state. That enters the state behind the launch: where it fails, or the
+// memory for it, no buffer is left that holds nothing, and no step is counted that was not taken.
+template <class T, class State>
+struct Launch {
+  std::vector<T> tensors;
+  std::vector<std::pair<c10::TensorImpl*, std::unique_ptr<State>>> made;
+  std::vector<std::pair<c10::TensorImpl*, State*>> counted;
+};
+// By device (-1: the CPU) and type.
+template <class T, class State>
+using Launches = std::map<std::pair<int, at::ScalarType>, Launch<T, State>>;
 
-std::pair<int, at::ScalarType> call_of(const at::Tensor& parameter) {
+std::pair<int, at::ScalarType> launch_of(const at::Tensor& parameter) {
   return {parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type()};
 }
 
@@ -89,30 +100,38 @@ at::Tensor FusedSGD::step(LossClosure closure) {
   check_all_fit("FusedSGD", "SGD", param_groups_, cuda_, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
-    Calls<kernels::SgdTensor> calls;
+    using State = torch::optim::SGDParamState;
+    Launches<kernels::SgdTensor, State> launches;
     std::vector<at::Tensor> kept;  // what the slices below name
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       kept.push_back(laid_out_like(parameter, parameter.grad()));
+      auto& launch = launches[launch_of(parameter)];
       kernels::SgdTensor one{slice_of(parameter), slice_of(kept.back()), {}, false};
       if (options.momentum() != 0) {
-        auto& state = state_[parameter.unsafeGetTensorImpl()];
-        if (!state) state = std::make_unique<torch::optim::SGDParamState>();
-        auto& buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
-        one.first_step = !buffer.defined();
-        buffer = one.first_step ? at::empty_like(parameter) : laid_out_like(parameter, buffer);
-        one.momentum_buffer = slice_of(buffer);
+        const auto held = state_.find(parameter.unsafeGetTensorImpl());
+        auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
+        one.first_step = state == nullptr || !state->momentum_buffer().defined();
+        if (one.first_step) {
+          state = launch.made.emplace_back(parameter.unsafeGetTensorImpl(), std::make_unique<State>()).second.get();
+          state->momentum_buffer(at::empty_like(parameter));
+        } else {
+          state->momentum_buffer(laid_out_like(parameter, state->momentum_buffer()));
+        }
+        one.momentum_buffer = slice_of(state->momentum_buffer());
       }
-      calls[call_of(parameter)].push_back(one);
+      launch.tensors.push_back(one);
     }
     const kernels::SgdOptions how{.lr = options.lr(),
                                   .momentum = options.momentum(),
                                   .dampening = options.dampening(),
                                   .weight_decay = options.weight_decay(),
                                   .nesterov = options.nesterov()};
-    for (const auto& [where, tensors] : calls) {
+    for (auto& [where, launch] : launches) {
       const Dtype dtype = tensor::dtype_of(where.second);
-      where.first < 0 ? kernels::sgd_step(tensors, dtype, dtype, how) : cuda_->sgd(where.first, tensors, dtype, how);
+      where.first < 0 ? kernels::sgd_step(launch.tensors, dtype, dtype, how)
+                      : cuda_->sgd(where.first, launch.tensors, dtype, how);
+      for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);
     }
   }
   return loss;
@@ -128,24 +147,27 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
-    Calls<kernels::AdamWTensor> calls;
+    using State = torch::optim::AdamWParamState;
+    Launches<kernels::AdamWTensor, State> launches;
     std::vector<at::Tensor> kept;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      auto& held = state_[parameter.unsafeGetTensorImpl()];
-      if (!held) held = std::make_unique<torch::optim::AdamWParamState>();
-      auto& state = static_cast<torch::optim::AdamWParamState&>(*held);
+      auto& launch = launches[launch_of(parameter)];
+      c10::TensorImpl* const key = parameter.unsafeGetTensorImpl();
+      const auto held = state_.find(key);
+      auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
+      if (state == nullptr) state = launch.made.emplace_back(key, std::make_unique<State>()).second.get();
       const auto ready = [&](at::Tensor& moment) {
         moment = moment.defined() ? laid_out_like(parameter, moment) : at::zeros_like(parameter);
         return slice_of(moment);
       };
       kept.push_back(laid_out_like(parameter, parameter.grad()));
       kernels::AdamWTensor one{
-          slice_of(parameter), slice_of(kept.back()), ready(state.exp_avg()), ready(state.exp_avg_sq()), {},
-          state.step() + 1};
-      if (options.amsgrad()) one.max_exp_avg_sq = ready(state.max_exp_avg_sq());
-      state.step(one.step);
-      calls[call_of(parameter)].push_back(one);
+          slice_of(parameter), slice_of(kept.back()), ready(state->exp_avg()), ready(state->exp_avg_sq()), {},
+          state->step() + 1};
+      if (options.amsgrad()) one.max_exp_avg_sq = ready(state->max_exp_avg_sq());
+      launch.counted.emplace_back(key, state);
+      launch.tensors.push_back(one);
     }
     const kernels::AdamWOptions how{.lr = options.lr(),
                                     .beta1 = std::get<0>(options.betas()),
@@ -153,13 +175,16 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
                                     .eps = options.eps(),
                                     .weight_decay = options.weight_decay(),
                                     .amsgrad = options.amsgrad()};
-    for (const auto& [where, tensors] : calls) {
+    for (auto& [where, launch] : launches) {
       const Dtype dtype = tensor::dtype_of(where.second);
-      where.first < 0 ? kernels::adamw_step(tensors, dtype, dtype, how) : cuda_->adamw(where.first, tensors, dtype, how);
-    }
-    // Written behind autograd's back: what a graph has saved of them is not valid any more. libtorch's SGD hides that.
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) parameter.unsafeGetTensorImpl()->bump_version();
+      where.first < 0 ? kernels::adamw_step(launch.tensors, dtype, dtype, how)
+                      : cuda_->adamw(where.first, launch.tensors, dtype, how);
+      for (const auto& [parameter, state] : launch.counted) {
+        state->step(state->step() + 1);
+        // Written behind autograd's back: what a graph has saved of them is not valid any more. libtorch's SGD hides that.
+        parameter->bump_version();
+      }
+      for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);
     }
   }
   return loss;

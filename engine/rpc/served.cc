@@ -24,7 +24,8 @@ CallAmbient::~CallAmbient() = default;
 
 const CallAmbient& current_call(const char* what) {
   const weft::detail::Ambient* ambient = weft::detail::ambient().get();
-  if (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient)) ambient = context->around().get();
+  // A thread has one context at a time, but ambients of released ones may be around it.
+  while (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient)) ambient = context->around().get();
   if (const auto* call = dynamic_cast<const CallAmbient*>(ambient)) return *call;
   throw Error(Blame::Caller,
               std::string(what) + " works inside a called function only; elsewhere use the agent that you made");

@@ -36,14 +36,17 @@ constexpr auto kFirstPause = std::chrono::milliseconds(20);  // then three times
 constexpr auto kControlLimit = std::chrono::seconds(2);      // for one attempt
 constexpr int kTriesUntilOverdue = 3;  // that have failed, some 6 s after the first where nobody answers
 
+constexpr auto kPatience = std::chrono::minutes(5);
+constexpr auto kPatientPause = std::chrono::seconds(5);
+
 struct ControlOptions {
   bool on_loop = true;            // the function is short
   std::function<void()> overdue;  // called once, when so many attempts have failed, or the worker is gone; others follow
-  // Something would be kept for ever without it: it is sent again for minutes, though nobody waits for that.
+  // Something would be kept for ever without it: behind the retries it is sent again and again for kPatience, though nobody
+  // waits for that. Who answers again has heard of it after this pause and one attempt, at the latest.
   bool keeps_on = false;
+  std::chrono::milliseconds patient_pause = kPatientPause;
 };
-constexpr int kPatientRetries = 60;
-constexpr auto kPatientPause = std::chrono::seconds(5);
 
 namespace detail {
 
@@ -91,11 +94,11 @@ class Attempts : public std::enable_shared_from_this<Attempts<F>> {
     const bool is_gone = rpc::is_not_there(error) || gives_no_sign_of_life(error);
     const bool is_overdue = ++tries_ == kTriesUntilOverdue || (is_gone && tries_ < kTriesUntilOverdue);
     if (is_overdue && options_.overdue) options_.overdue();
-    const int most = options_.keeps_on ? kRetries + kPatientRetries : kRetries;
+    const int most = kRetries + (options_.keeps_on ? static_cast<int>(kPatience / options_.patient_pause) : 0);
     if (is_gone || tries_ > most || rpc::detail::CoreCalls::closed(*core_)) return promise_.set_error(error);
     if (tries_ > kRetries) {
       be_patient();
-      pause_ = kPatientPause;
+      pause_ = options_.patient_pause;
     }
     rpc::detail::CoreCalls::after(*core_, pause_, Task([self = this->shared_from_this()] { self->start(); }));
     pause_ *= 3;

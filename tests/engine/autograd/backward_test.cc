@@ -1,4 +1,8 @@
 // Passes: group DA of the behaviours.
+#include <map>
+#include <mutex>
+#include <thread>
+
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/nn/modules/embedding.h>
@@ -38,6 +42,40 @@ at::Tensor back_and_forth(at::Tensor a, at::Tensor b, int depth, int other) {
 Future<at::Tensor> later(at::Tensor a, int other) {
   const at::Tensor there = co_await rpc::this_agent().async<&mul>(other, a, a);
   co_return there + a;
+}
+// A deferred reply, which another call, made outside of the context, computes and sets. By the worker and its caller.
+struct Deferred {
+  at::Tensor a;
+  Promise<at::Tensor> promise;
+};
+std::mutex deferred_mutex;
+std::map<std::pair<int, int>, Deferred> deferred;
+std::pair<int, int> here_and_caller() { return {rpc::this_agent().self().rank, rpc::this_call().caller.rank}; }
+Future<at::Tensor> answered_later(at::Tensor a) {
+  std::lock_guard lock(deferred_mutex);
+  return (deferred[here_and_caller()] = {a, {}}).promise.future();
+}
+// Whether there was one to answer.
+bool answer() {
+  std::unique_lock lock(deferred_mutex);
+  auto found = deferred.extract(here_and_caller());
+  lock.unlock();
+  if (found.empty()) return false;
+  found.mapped().promise.set(found.mapped().a * found.mapped().a);
+  return true;
+}
+// Set by a continuation, which has called on inside of the context.
+Future<at::Tensor> answered_behind_a_call(at::Tensor a, int other) {
+  const Promise<at::Tensor> promise;
+  rpc::this_agent().async<&mul>(other, a, a).on_done([promise, a](const Future<at::Tensor>& there) {
+    try {
+      Future<at::Tensor> product = there;
+      promise.set(product.get() * a);
+    } catch (...) {
+      promise.set_error(std::current_exception());
+    }
+  });
+  return promise.future();
 }
 // One for all who ask its process.
 at::Tensor& shared() {
@@ -381,6 +419,27 @@ TEST_P(Backward, CallsBackToTheOriginAndCoroutines) {
   });
 }
 
+TEST_P(Backward, DeferredRepliesStayInTheContextOfTheirCall) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto a = leaf({3});
+    for (int steps = 0; steps < 2; ++steps) {
+      const auto to = after(agent, steps);
+      AutogradContext context(agent);
+      auto reply = agent.async<&passes::answered_later>(to, a);
+      // From a thread without the context.
+      std::thread([&] { EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::answer>(to); })); }).join();
+      context.backward({reply.get().sum()});
+      expect_gradients(context, {a}, {a.detach() * 2});
+    }
+    for (int steps = 0; steps < 2; ++steps) {
+      AutogradContext context(agent);
+      const auto other = after(agent, steps + 1).rank;
+      context.backward({agent.sync<&passes::answered_behind_a_call>(after(agent, 1), a, other).sum()});
+      expect_gradients(context, {a}, {a.detach() * a.detach() * 3});
+    }
+  });
+}
+
 TEST_P(Backward, DA029_WhetherGradientsAreNeededTravels) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     AutogradContext context(agent);
@@ -402,7 +461,7 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
       expect_gradients(context, {a, b}, {once[0] * i, once[1] * i});
     }
     // The graph has gone with the last.
-    EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Remote);
+    EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Caller);
   });
 }
 
@@ -423,12 +482,16 @@ TEST_P(Backward, DA030_CountersShowPassesAndContexts) {
     const auto a = leaf({3});
     {
       AutogradContext context(agent);
-      std::vector<std::size_t> seen;
+      std::vector<std::size_t> seen, seen_there;
       const at::Tensor y = agent.sync<&passes::mul>(1, a, a);
-      // The pass runs here when the gradient comes.
-      a.register_hook([&](const at::Tensor&) { seen = {agent.debug_info().contexts, agent.debug_info().backward_passes}; });
+      // The pass runs here when the gradient comes, and there until that has been answered.
+      a.register_hook([&](const at::Tensor&) {
+        seen = {agent.debug_info().contexts, agent.debug_info().backward_passes};
+        seen_there = agent.sync<&passes::counters>(1);
+      });
       context.backward({y.sum()});
       EXPECT_EQ(seen, (std::vector<std::size_t>{1, 1}));
+      EXPECT_EQ(seen_there, (std::vector<std::size_t>{1, 1}));
     }
     for (const auto& worker : agent.workers()) {
       EXPECT_TRUE(comes_true([&] { return agent.sync<&passes::counters>(worker) == std::vector<std::size_t>{0, 0}; }));

@@ -1,6 +1,7 @@
 // BackwardMode::Exact asks first which messages lead to the roots: what goes wrong in that round ends the pass as whatever
 // goes wrong later does.
 #include <csignal>
+#include <memory>
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
@@ -76,20 +77,25 @@ TEST_P(ExactBackward, DF002_ANodesErrorReachesTheRootWithWorkerAndNode) {
 }
 
 // The caller's mistake, whoever notices it.
-TEST_P(ExactBackward, AGraphThatHasBeenFreedIsTheCallersErrorAndSaysWhatFreedIt) {
+TEST_P(ExactBackward, AGraphThatHasBeenFreedIsTheCallersErrorInBothModesAndSaysWhatFreedIt) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     if (agent.self().rank != 0) return;
     const int last = static_cast<int>(agent.workers().size()) - 1;
     const auto a = leaf({3});
-    AutogradContext context(agent);
-    const at::Tensor loss = agent.sync<&asked::twice_on>(1, a, last).sum();
-    context.backward({loss}, kExact);
-    const at::Tensor gradient = context.gradient(a).clone();
-    const auto error = error_of([&] { context.backward({loss}, kExact); });
-    EXPECT_EQ(error.blame(), Blame::Caller);
-    expect_in(error, {"backward in context", "freed by a pass without retain_graph"});
-    EXPECT_EQ(agent.debug_info().backward_passes, 0U);
-    EXPECT_TRUE(at::equal(context.gradient(a), gradient));
+    for (const auto mode : {BackwardMode::Exact, BackwardMode::Fast}) {
+      for (const bool is_remote : {true, false}) {
+        AutogradContext context(agent);
+        const at::Tensor loss = (is_remote ? agent.sync<&asked::twice_on>(1, a, last) : a * a).sum();
+        context.backward({loss}, {.mode = mode});
+        const at::Tensor gradient = context.gradient(a).clone();
+        const auto error = error_of([&] { context.backward({loss}, {.mode = mode}); });
+        EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+        expect_in(error, {"backward in context",
+                          is_remote ? "freed by a pass without retain_graph" : "through the graph a second time"});
+        EXPECT_EQ(agent.debug_info().backward_passes, 0U);
+        EXPECT_TRUE(at::equal(context.gradient(a), gradient));
+      }
+    }
   });
 }
 
@@ -129,6 +135,41 @@ TEST_P(ExactBackward, APlanIsKeptForAsLongAsAnotherPassMayUseIt) {
     context.backward({loss}, kExact);
     expect_plans(0);
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 24.0, at::kDouble)));
+  });
+}
+
+// Neither the plan nor, at the root, the graph: though each pass would have had it retained.
+TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const int last = static_cast<int>(agent.workers().size()) - 1;
+    const auto a = leaf({3});
+    AutogradContext context(agent);
+    const auto expect_no_plans = [&](const char* when) {
+      EXPECT_EQ(context.shared()->plans(), 0U) << when;
+      for (const int rank : {1, last}) {
+        EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; })) << when << rank;
+      }
+    };
+    std::weak_ptr<torch::autograd::Node> graph;
+    {
+      const at::Tensor loss = agent.sync<&asked::twice_on>(1, a, last).sum();
+      graph = loss.grad_fn();
+      for (int pass = 0; pass < 3; ++pass) context.backward({loss}, kExactAgain);
+      context.backward({loss}, kExact);
+      expect_no_plans("its last pass has ended");
+      // In the round: worker 1 has freed its part.
+      error_of([&] { context.backward({loss}, kExactAgain); });
+      expect_no_plans("the round has failed");
+    }
+    EXPECT_TRUE(comes_true([&] { return graph.expired(); }));
+    {
+      const at::Tensor loss = agent.sync<&asked::breaks_on>(1, a, last).sum();
+      graph = loss.grad_fn();
+      error_of([&] { context.backward({loss}, kExactAgain); });
+      expect_no_plans("a node has failed");
+    }
+    EXPECT_TRUE(comes_true([&] { return graph.expired(); }));
   });
 }
 

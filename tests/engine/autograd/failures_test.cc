@@ -41,6 +41,8 @@ struct Holding : torch::autograd::Function<Holding> {
 };
 
 at::Tensor mul(at::Tensor a, at::Tensor b) { return a * b; }
+// Whose gradient at 0 is 0 / 0.
+at::Tensor root_times_zero(at::Tensor a) { return a.sqrt() * 0; }
 // A result whose bytes are not what their reader expects.
 struct Unreadable {
   template <class Packer>
@@ -111,6 +113,52 @@ TEST_P(FailingBackward, DF002_003_ANodesErrorReachesTheRootWithWorkerAndNode) {
     const auto local = torch::autograd::grad({(a * b * 2 * (a * b) * a).sum()}, {a, b});
     EXPECT_TRUE(at::allclose(context.gradient(a), local[0], 1e-10, 1e-10));
     EXPECT_TRUE(at::allclose(context.gradient(b), local[1], 1e-10, 1e-10));
+  });
+}
+
+// The guard's mode is that of the process, and of those that are forked behind it.
+TEST_P(FailingBackward, InAnomalyModeOutputsThatAreNoNumbersFailThePassByTheNameOfTheirNode) {
+  const auto run = [](bool is_on) {
+    run_workers(GetParam(), [is_on](rpc::Agent& agent) {
+      if (agent.self().rank != 0) return;
+      const auto a = at::zeros({3}, at::kDouble).requires_grad_();
+      AutogradContext context(agent);
+      const at::Tensor loss = agent.sync<&broken::root_times_zero>(1, a).sum();
+      if (!is_on) {
+        context.backward({loss});
+        EXPECT_TRUE(context.gradient(a).isnan().all().item<bool>());
+        return;
+      }
+      const auto error = error_of([&] { context.backward({loss}); });
+      EXPECT_EQ(error.blame(), Blame::Remote);
+      for (const std::string part :
+           {"worker1 (rank 1)", "Function 'SqrtBackward0' returned nan values in its 0th output"}) {
+        EXPECT_NE(error.text().find(part), std::string::npos) << part << " in " << error.text();
+      }
+      EXPECT_TRUE(context.gradients().empty());
+    });
+  };
+  run(false);
+  const torch::autograd::DetectAnomalyGuard on;
+  run(true);
+}
+
+TEST(FailingBackwardAlone, InAnomalyModeItIsShownWhereANodeComesFromThatThrows) {
+  struct Warnings final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  };
+  const torch::autograd::DetectAnomalyGuard on;
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    broken::may_fail(1 << 30);
+    AutogradContext context(agent);
+    const at::Tensor loss = broken::Throwing::apply(leaf({3})).sum();
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard here(&warnings);  // of this thread, which runs the root's nodes
+    error_of([&] { context.backward({loss}); });
+    EXPECT_NE(warnings.text.find("Error detected in"), std::string::npos) << warnings.text;
+    EXPECT_NE(warnings.text.find("Throwing"), std::string::npos) << warnings.text;
   });
 }
 
@@ -324,7 +372,7 @@ TEST_P(FailingBackward, DA040_GradientsThatDoNotFitAreRefused) {
                  {.context = context.id(), .pass = ++pass, .retain_graph = true}, message, std::move(gradients)});
     };
     const auto one = at::ones({3}, at::kDouble);
-    error_of([&] { send({0, 1 << 20, true}, {one}); });
+    EXPECT_EQ(send({0, 1 << 20, true}, {one}).error().blame(), Blame::Caller);
     error_of([&] { send(reply, {one, one}); });
     EXPECT_TRUE(send(reply, {at::ones({4}, at::kDouble)}).failed());
   });
@@ -389,6 +437,50 @@ TEST(FailingBackwardMessages, ALostWorkerIsAskedForOnce) {
     EXPECT_TRUE(comes_true([&] { return !contexts.concerns(1); }));
     EXPECT_EQ(error_of([&] { context.backward({y.sum()}); }).blame(), Blame::PeerLost);
     agent.leave();
+  });
+}
+
+// Else every message of the context would name every pass that fails from then on.
+TEST(FailingBackwardMessages, FailedPassesAreNamedNoMoreWhenAllHaveHeardOfThemThatAreStillThere) {
+  static std::atomic<bool> called, over;
+  called = over = false;
+  run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
+    if (agent.self().rank == 2) {
+      EXPECT_TRUE(comes_true([] { return called.load(); }));
+      return agent.leave();
+    }
+    if (agent.self().rank == 1) {
+      EXPECT_TRUE(comes_true([] { return over.load(); }, 60s));
+      return agent.leave();
+    }
+    broken::may_fail(1 << 30);
+    AutogradContext context(agent);
+    agent.sync<&broken::number>(2, 1);
+    const at::Tensor loss = agent.sync<&broken::breaks>(1, leaf({3})).sum();
+    called = true;
+    EXPECT_TRUE(comes_true([&] { return context.shared()->has_lost(2); }));
+    for (int pass = 0; pass < 3; ++pass) {
+      error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+      EXPECT_TRUE(comes_true([&] { return context.shared()->untold().empty(); })) << pass;
+    }
+    over = true;
+    agent.leave();
+  });
+}
+
+TEST(FailingBackwardMessages, OneThatNamesMoreFailedPassesThanAnySenderDoesIsRefused) {
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    AutogradContext context(agent);
+    agent.sync<&broken::mul>(1, leaf({3}), leaf({3}));
+    const auto request = context.shared()->sends().at(0)->message();
+    autograd::GradientMessage message{{.context = context.id(), .pass = 1 << 20, .retain_graph = true},
+                                      {request.caller, request.call, /*reply=*/true},
+                                      {at::ones({3}, at::kDouble)}};
+    for (std::size_t i = 0; i <= autograd::kMostNamed; ++i) message.name.failed.push_back(7 + i);
+    const auto error = error_of([&] { agent.sync<&autograd::internal::gradient>(1, message); });
+    EXPECT_NE(error.text().find("names 257 failed passes"), std::string::npos) << error.text();
+    EXPECT_EQ(context.shared()->untold().size(), 0U);
   });
 }
 

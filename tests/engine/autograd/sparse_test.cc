@@ -34,6 +34,7 @@ namespace weft {
 namespace {
 
 using namespace harness;
+using namespace std::chrono_literals;
 
 class Sparse : public testing::TestWithParam<Setting> {};
 
@@ -91,7 +92,7 @@ TEST_P(Sparse, DA039_ContextsEndEverywhere) {
       for (const auto& worker : agent.workers()) EXPECT_EQ(agent.sync<&sparse::contexts>(worker), 1u) << worker.name;
     }
     for (const auto& worker : agent.workers()) {
-      EXPECT_TRUE(comes_true([&] { return agent.sync<&sparse::contexts>(worker) == 0; })) << worker.name;
+      EXPECT_TRUE(comes_true([&] { return agent.sync<&sparse::contexts>(worker) == 0; }, 10s)) << worker.name;
     }
   });
 }

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
 
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
@@ -31,12 +32,18 @@ at::Tensor weighted(at::Tensor a) { return a * weight(); }
 at::Tensor weighted_on(at::Tensor a, int rank) { return rpc::this_agent().sync<&weighted>(rank, a); }
 at::Tensor make_weight() { return at::zeros({3}, at::TensorOptions().dtype(at::kDouble)).requires_grad_(); }
 at::Tensor use(RRef<at::Tensor> parameter, at::Tensor a) { return weighted(a) + a * parameter.local_value(); }
+// Without the context, which a call inside of it would bring along.
+bool has_gradient_of_weight(std::uint64_t id) {
+  const auto context = rpc::this_agent().shared_core()->contexts().find(id);
+  return context && context->gradient(weight()).defined();
+}
 at::Tensor gradient_of_weight() { return AutogradContext::current().gradient(weight()); }
 std::vector<at::Tensor> gradients_here() {
   std::vector<at::Tensor> all;
   for (const auto& [parameter, gradient] : AutogradContext::current().gradients()) all.push_back(gradient);
   return all;
 }
+std::size_t passes_here() { return rpc::this_agent().debug_info().backward_passes; }
 void look_again() { came.at(rpc::this_agent().self().rank) = 0; }
 // Whether a pass has come here, and has ended here.
 bool has_ended_here() {
@@ -247,6 +254,44 @@ TEST(UnsettledPassAlone, ItsErrorsDoNotWaitForWhoDoesNotAnswer) {
         agent.leave();
       },
       options);
+}
+
+// 0 calls 1, which calls 2. When both have ended their parts well 1 leaves, so that the pass fails: nobody is left who
+// would tell 2, which has never heard of 0.
+TEST(UnsettledPassAlone, WhoIsBehindALostWorkerHearsThatItHasFailed) {
+  static std::atomic<bool> ended, over;
+  ended = over = false;
+  run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {
+    if (agent.self().rank == 0) {
+      const auto a = leaf({3}), b = leaf({3});
+      agent.sync<&look_again>(2);
+      gate.set(false, false);
+      {
+        AutogradContext context(agent);
+        const auto id = context.id();
+        const at::Tensor late = Late::apply(b).sum();  // recorded first, it runs last
+        const at::Tensor loss = agent.sync<&weighted_on>(1, a, 2).sum() + late;
+        std::thread pass([&] {
+          const auto error = error_of([&] { context.backward({loss}); });
+          EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+        });
+        std::thread outside([&] {
+          EXPECT_TRUE(comes_true([&] { return agent.sync<&has_ended_here>(2); }));
+          EXPECT_TRUE(agent.sync<&has_gradient_of_weight>(2, id));
+          EXPECT_TRUE(comes_true([&] { return agent.sync<&passes_here>(1) == 0; }));
+          ended = true;
+          EXPECT_TRUE(comes_true([&] { return !agent.sync<&has_gradient_of_weight>(2, id); }));
+        });
+        outside.join();
+        gate.set(true, false);
+        pass.join();
+      }
+      over = true;
+    } else {
+      EXPECT_TRUE(comes_true([&] { return agent.self().rank == 1 ? ended.load() : over.load(); }, 60s));
+    }
+    agent.leave();
+  });
 }
 
 }  // namespace

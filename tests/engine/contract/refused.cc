@@ -7,6 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include <torch/optim/lbfgs.h>
+
+#include <weft/optim.h>
 #include <weft/rpc.h>
 
 namespace refused {
@@ -94,6 +97,11 @@ void references(rpc::Agent& agent, const RRef<Counter>& counter) {
 void futures(const Future<int>& number, const Future<void>& done) {
   number.then([](std::string text) { return text; });  // refused: a continuation takes the Future, or its value
   done.then([](int value) { return value; });  // refused: a continuation of a Future<void> takes the Future, or nothing
+}
+
+void optimizers() {
+  static_cast<void>(sizeof(DistributedOptimizer<torch::optim::LBFGS>));     // refused: LBFGS computes the loss again
+  static_cast<void>(sizeof(ZeroRedundancyOptimizer<torch::optim::LBFGS>));  // refused: LBFGS looks at all parameters
 }
 
 void options() {

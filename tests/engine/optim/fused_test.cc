@@ -1,4 +1,6 @@
 // The fused optimizers against libtorch's own.
+#include <functional>
+#include <memory>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -209,6 +211,59 @@ TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   refuse(torch::ones({2}), torch::ones({2}).to_sparse(), "a gradient is sparse");
   refuse(torch::ones({2}, torch::kComplexFloat), torch::ones({2}, torch::kComplexFloat), "fp16, bf16, fp32 and fp64");
   refuse(torch::ones({4}).slice(0, 0, 4, 2), torch::ones({2}), "gaps or overlaps");
+  refuse(torch::ones({2}), torch::ones({3}), "another shape");
+}
+
+// The second parameter's state, from a file of another model, does not fit: the step fails when the first one's is made.
+template <class Fused, class Plain, class State, class Options>
+void expect_unharmed_by_a_failed_step(const Options& options, const std::function<void(State&)>& spoil) {
+  const auto make = [] { return Tensors{torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()}; };
+  const Tensors fused_parameters = make(), plain_parameters = make();
+  Fused fused(fused_parameters, options);
+  Plain plain(plain_parameters, options);
+  auto spoiled = std::make_unique<State>();
+  spoil(*spoiled);
+  fused.state()[fused_parameters[1].unsafeGetTensorImpl()] = std::move(spoiled);
+  for (const auto& parameter : fused_parameters) parameter.mutable_grad() = torch::full_like(parameter, 5);
+  for (int i = 0; i < 2; ++i) EXPECT_THROW(fused.step(), std::exception);
+  EXPECT_EQ(fused.state().count(fused_parameters[0].unsafeGetTensorImpl()), 0U);
+  EXPECT_TRUE(fused_parameters[0].equal(torch::ones({4})));
+  fused.state().erase(fused_parameters[1].unsafeGetTensorImpl());
+  for (int step = 0; step < 3; ++step) {
+    set_gradients(fused_parameters, step);
+    set_gradients(plain_parameters, step);
+    fused.step();
+    plain.step();
+    expect_close(fused_parameters, plain_parameters, step);
+  }
+}
+
+TEST(FusedOptimizers, AStepThatFailsHalfwayLeavesNoStateThatItHasNotFilled) {
+  using SGDState = torch::optim::SGDParamState;
+  using AdamWState = torch::optim::AdamWParamState;
+  expect_unharmed_by_a_failed_step<FusedSGD, torch::optim::SGD, SGDState>(
+      SGDOptions(0.1).momentum(0.9), [](SGDState& state) { state.momentum_buffer(torch::ones({7})); });
+  expect_unharmed_by_a_failed_step<FusedAdamW, torch::optim::AdamW, AdamWState>(
+      AdamWOptions(0.1), [](AdamWState& state) { state.exp_avg(torch::ones({7})); });
+}
+
+// Known to the optimizer already, its steps are counted when they have been taken.
+TEST(FusedAdamW, AStepThatFailsHalfwayIsNotCounted) {
+  const Tensors parameters = {torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()};
+  FusedAdamW optimizer(parameters);
+  for (const auto& parameter : parameters) parameter.mutable_grad() = torch::full_like(parameter, 5);
+  optimizer.step();
+  const auto state = [&](std::size_t i) -> torch::optim::AdamWParamState& {
+    return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameters[i].unsafeGetTensorImpl()));
+  };
+  state(1).exp_avg(torch::ones({7}));
+  const auto before = parameters[0].detach().clone();
+  EXPECT_THROW(optimizer.step(), std::exception);
+  EXPECT_EQ(state(0).step(), 1);
+  EXPECT_TRUE(parameters[0].equal(before));
+  state(1).exp_avg(torch::zeros({2, 3}));
+  optimizer.step();
+  EXPECT_EQ(state(0).step(), 2);
 }
 
 }  // namespace
