@@ -38,8 +38,9 @@ class Workers {
         command_("weft-run --nproc-per-node " + std::to_string(numbers.usual > 0 ? numbers.usual : numbers.least) + " " +
                  name_) {
     options.footer("\nStarted by: " + command_);
-    options.add_option("--transport", transports_,
-                       "Of calls: shm, tcp, … (default: the best that the workers have in common)");
+    options
+        .add_option("--transport", transports_, "Of calls: shm, tcp, … (default: the best that the workers have in common)")
+        ->check(transport());
   }
 
   // Every rank runs the body under the name it is given; all leave together when nothing is left to do. Returns what main

@@ -109,6 +109,7 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
     std::printf("trainer%d: loss %.4f in the first epoch, %.4f in the last\n", trainer, report.first, report.last);
   }
   std::printf("the trainers' dense layers are %s\n", equal ? "equal" : "DIFFERENT");
+  if (!equal) throw std::runtime_error("what DistributedDataParallel keeps equal has come apart");
 }
 
 std::string name_of(int rank) {
@@ -125,7 +126,9 @@ int main(int argc, char** argv) {
   workers.options.add_option("--epochs", epochs, "Passes over the batches, at least 2")
       ->capture_default_str()
       ->check(examples::count_from(2));
-  workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")->capture_default_str();
+  workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")
+      ->capture_default_str()
+      ->check(examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // The trainers' group is made by all, and has no other members.
     auto all = weft::init_process_group({.backend = backend, .group_name = "ddp_rpc"});

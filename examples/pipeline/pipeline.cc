@@ -244,7 +244,7 @@ int main(int argc, char** argv) {
   workers.options.add_option("--micro-batches", options.micros, "Parts of a batch")
       ->capture_default_str()
       ->check(examples::count_from(1));
-  workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped");
+  workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
   workers.options.callback([&] {
     if (options.batch % options.micros != 0) {
       throw CLI::ValidationError("--batch-size is " + std::to_string(options.batch) +

@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   Options options;
   examples::Workers workers("rnn", "Learns the next character of a text; embedding and decoder on a server, the LSTM here",
                             {.least = 2, .most = 2});
-  workers.options.add_option("--text", options.text, "A text file");
+  workers.options.add_option("--text", options.text, "A text file")->check(CLI::ExistingFile);
   workers.options.add_option("--epochs", options.epochs, "Passes over the text")
       ->capture_default_str()
       ->check(examples::count_from(1));

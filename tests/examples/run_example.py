@@ -42,9 +42,26 @@ def command_line():
     for wrong in (["--bogus", "3"], ["bogus"]):
         result = subprocess.run([PROGRAM, *wrong], capture_output=True, text=True, timeout=100)
         expect(result.returncode == 2 and "bogus" in result.stderr, f"{wrong}: exit {result.returncode}", result.stderr)
-    for option in re.findall(r"(--[a-z-]+) (?:INT|UINT|FLOAT)\b", help.stdout):
+    options = re.findall(r"(--[a-z-]+) (INT|UINT|FLOAT|TEXT)\b", help.stdout)
+    expect({option for option, _ in options} >= CHECKED_OPTIONS.get(name, set()), f"options are missing, or are no options: {options}", help.stdout)
+    for option, type in options:
+        if option == "--checkpoint":
+            continue  # any path
         result = subprocess.run([PROGRAM, option, "abc"], capture_output=True, text=True, timeout=100)
-        expect(result.returncode == 2 and f"{option}: 'abc' is given; it takes a " in result.stderr, f"{option} abc: exit {result.returncode}", result.stderr)
+        said = f"{option}: " in result.stderr and "abc" in result.stderr
+        said = said and (type == "TEXT" or f"{option}: 'abc' is given; it takes a " in result.stderr)
+        expect(result.returncode == 2 and said, f"{option} abc: exit {result.returncode}", result.stderr)
+
+
+CHECKED_OPTIONS = {
+    "digits": {"--backend", "--data", "--mnist", "--epochs", "--lr"},
+    "sync_sgd": {"--data"},
+    "batch_rpc": {"--transport"},
+    "parameter_server": {"--transport", "--mode", "--steps"},
+    "rnn": {"--transport", "--text", "--epochs", "--lr"},
+    "ddp_rpc": {"--transport", "--backend", "--epochs"},
+    "pipeline": {"--transport", "--data", "--epochs"},
+}
 
 
 def expect(condition, what, output):
