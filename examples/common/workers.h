@@ -9,6 +9,7 @@
 //   }
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -21,6 +22,9 @@
 #include "command_line.h"
 
 namespace examples {
+
+// Of a call that is a whole training. A worker that is lost meanwhile ends it all the same.
+constexpr std::chrono::milliseconds kNoLimit{0};
 
 // How many a program takes.
 struct Numbers {
