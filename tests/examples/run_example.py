@@ -119,8 +119,9 @@ def async_execution():
 
 def batch_rpc():
     output = run(3)
-    found = re.search(r"speed-up +([0-9.]+)x with batches of 32", output)
-    expect(found and len(lines(output)) == 3, "batch_rpc printed something else", output)
+    reads = re.findall(r"^(one by one|in batches) +128 requests, the matrix was read (\d+) times, ", output, re.M)
+    expect(reads == [("one by one", "128"), ("in batches", "4")], "a batch is not one execution", output)
+    expect(re.search(r"^speed-up +[0-9.]+x with batches of 32$", output, re.M), "batch_rpc printed something else", output)
 
 
 def losses_fall(*arguments):
