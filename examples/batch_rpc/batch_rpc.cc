@@ -2,6 +2,7 @@
 // its large matrix: one by one each request reads the whole matrix; in a batch it is read once for all.
 //
 //   weft-run --nproc-per-node 3 batch_rpc
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <mutex>
@@ -21,7 +22,10 @@ class Server {
  public:
   explicit Server(int batch) : batch_(static_cast<std::size_t>(batch)), matrix_(torch::ones({kWidth, kWidth}) / kWidth) {}
 
-  at::Tensor multiply(at::Tensor vector) { return torch::mv(matrix_, vector); }
+  at::Tensor multiply(at::Tensor vector) {
+    ++reads_;
+    return torch::mv(matrix_, vector);
+  }
 
   // Answers when enough requests have come.
   Future<at::Tensor> multiply_batched(at::Tensor vector) {
@@ -36,10 +40,14 @@ class Server {
     if (full.empty()) return future;
     std::vector<at::Tensor> columns;
     for (const auto& request : full) columns.push_back(request.vector);
+    ++reads_;
     const auto products = torch::mm(matrix_, torch::stack(columns, 1));
     for (std::size_t i = 0; i < full.size(); ++i) full[i].promise.set(products.select(1, static_cast<std::int64_t>(i)));
     return future;
   }
+
+  // How often the matrix has been read since this was asked last.
+  int reads() { return reads_.exchange(0); }
 
  private:
   struct Request {
@@ -48,6 +56,7 @@ class Server {
   };
   const std::size_t batch_;
   const at::Tensor matrix_;
+  std::atomic<int> reads_{0};
   std::mutex mutex_;
   std::vector<Request> waiting_;
 };
@@ -73,17 +82,17 @@ double ask_in_batches(weft::RRef<Server> server) { return ask<&Server::multiply_
 void drive(weft::rpc::Agent& agent) {
   const int clients = static_cast<int>(agent.workers().size()) - 1;
   const weft::RRef<Server> server = agent.remote<Server>(0, clients * kAtOnce);
-  const auto rate_of = [&](auto run) {
+  const auto rate_of = [&](const char* how, auto run) {
     std::vector<Future<double>> rates;
     for (int client = 1; client <= clients; ++client) rates.push_back(run(client));
     double sum = 0;
     for (auto& rate : rates) sum += rate.get();
+    std::printf("%-12s %d requests, the matrix was read %d times, %.0f requests/s\n", how, clients * kRequests,
+                server.sync<&Server::reads>(), sum);
     return sum;
   };
-  const double single = rate_of([&](int client) { return agent.async<&ask_one_by_one>(client, server); });
-  const double batched = rate_of([&](int client) { return agent.async<&ask_in_batches>(client, server); });
-  std::printf("one by one   %.0f requests/s\n", single);
-  std::printf("in batches   %.0f requests/s\n", batched);
+  const double single = rate_of("one by one", [&](int client) { return agent.async<&ask_one_by_one>(client, server); });
+  const double batched = rate_of("in batches", [&](int client) { return agent.async<&ask_in_batches>(client, server); });
   std::printf("speed-up     %.1fx with batches of %d\n", batched / single, clients * kAtOnce);
 }
 

@@ -2,13 +2,19 @@
 // mistake.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
+
+#include <weft/error.h>
+#include <weft/transport/registry.h>
+#include <weft/transport/routes.h>
 
 namespace examples {
 
@@ -50,6 +56,36 @@ inline CLI::Validator positive_number() {
 }
 inline CLI::Validator share() {
   return number<double>("a number from 0 to 1", [](double value) { return value >= 0 && value <= 1; });
+}
+
+// A backend of process groups that this build has, or one for each device: "cpu:gloo,cuda:nccl".
+inline CLI::Validator backend() {
+  const auto check = [](const std::string& text) -> std::string {
+    const auto backends = weft::transport::backends();
+    std::string known;
+    for (const auto& one : backends) known += (known.empty() ? "" : ", ") + std::string(one.name);
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) {
+      const std::string name = CLI::detail::to_lower(item.substr(item.find(':') + 1));
+      if (std::ranges::none_of(backends, [&](const auto& one) { return one.name == name; })) {
+        return "'" + name + "' is given; it takes " + known + ", or one for each device";
+      }
+    }
+    return "";
+  };
+  return {[check](std::string& text) { return check(text); }, ""};
+}
+// A transport of calls that this build has. Whether it can be used on this machine is for the agent to say.
+inline CLI::Validator transport() {
+  const auto check = [](const std::string& name) -> std::string {
+    try {
+      const weft::transport::Routes found(std::vector<std::string>{name});
+    } catch (const weft::Error& error) {
+      if (error.blame() == weft::Blame::Caller) return error.text();
+    }
+    return "";
+  };
+  return {[check](std::string& name) { return check(name); }, ""};
 }
 
 }  // namespace examples

@@ -9,6 +9,7 @@
 //   }
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -21,6 +22,9 @@
 #include "command_line.h"
 
 namespace examples {
+
+// Of a call that is a whole training. A worker that is lost meanwhile ends it all the same.
+constexpr std::chrono::milliseconds kNoLimit{0};
 
 // How many a program takes.
 struct Numbers {
@@ -38,8 +42,9 @@ class Workers {
         command_("weft-run --nproc-per-node " + std::to_string(numbers.usual > 0 ? numbers.usual : numbers.least) + " " +
                  name_) {
     options.footer("\nStarted by: " + command_);
-    options.add_option("--transport", transports_,
-                       "Of calls: shm, tcp, … (default: the best that the workers have in common)");
+    options
+        .add_option("--transport", transports_, "Of calls: shm, tcp, … (default: the best that the workers have in common)")
+        ->check(transport());
   }
 
   // Every rank runs the body under the name it is given; all leave together when nothing is left to do. Returns what main

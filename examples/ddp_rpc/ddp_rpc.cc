@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "../common/parameters.h"
+#include "../common/progress_bar.h"
 #include "../common/workers.h"
 
 namespace {
@@ -70,6 +71,7 @@ Report train(RRef<BagImpl> bag, int epochs) {
   for (const Tensor& parameter : dense->parameters()) parameters.push_back(RRef<Tensor>(agent, parameter));
   weft::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.1));
 
+  examples::ProgressBar bar("trainer0", static_cast<std::size_t>(epochs), trainer == 0, examples::Elsewhere::Lines);
   Report report;
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     double loss_sum = 0;
@@ -83,10 +85,7 @@ Report train(RRef<BagImpl> bag, int epochs) {
     }
     const double mean = loss_sum / static_cast<double>(batches.size());
     (epoch == 1 ? report.first : report.last) = mean;
-    if (epoch % 10 == 0) {
-      std::printf("trainer%d: epoch %d/%d  loss %.4f\n", trainer, epoch, epochs, mean);
-      std::fflush(stdout);
-    }
+    bar.step("loss " + std::to_string(mean));
   }
   for (const Tensor& parameter : dense->parameters()) report.parameters.push_back(parameter.detach());
   return report;
@@ -96,7 +95,7 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
   const auto bag = agent.remote<BagImpl>("server");
   std::vector<Future<Report>> runs;
   for (int trainer = 0; trainer < kTrainers; ++trainer) {
-    runs.push_back(agent.async<&train>(weft::rpc::to(trainer).timeout(std::chrono::minutes(10)), bag, epochs));
+    runs.push_back(agent.async<&train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), bag, epochs));
   }
   std::vector<Report> reports;
   for (const auto& run : runs) reports.push_back(run.get());
@@ -109,6 +108,7 @@ void drive(const weft::rpc::Agent& agent, int epochs) {
     std::printf("trainer%d: loss %.4f in the first epoch, %.4f in the last\n", trainer, report.first, report.last);
   }
   std::printf("the trainers' dense layers are %s\n", equal ? "equal" : "DIFFERENT");
+  if (!equal) throw std::runtime_error("what DistributedDataParallel keeps equal has come apart");
 }
 
 std::string name_of(int rank) {
@@ -125,7 +125,9 @@ int main(int argc, char** argv) {
   workers.options.add_option("--epochs", epochs, "Passes over the batches, at least 2")
       ->capture_default_str()
       ->check(examples::count_from(2));
-  workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")->capture_default_str();
+  workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")
+      ->capture_default_str()
+      ->check(examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // The trainers' group is made by all, and has no other members.
     auto all = weft::init_process_group({.backend = backend, .group_name = "ddp_rpc"});

@@ -229,7 +229,8 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", "digits");
   app.add_option("--backend", options.backend,
-                 "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)");
+                 "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)")
+      ->check(examples::backend());
   app.add_option("--epochs", options.epochs, "Passes over the training images")
       ->capture_default_str()
       ->check(examples::count_from(1));
@@ -243,8 +244,9 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Of the initial parameters and the order of the images")
       ->capture_default_str()
       ->check(examples::whole_number());
-  app.add_option("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead");
-  app.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped");
+  app.add_option("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
   app.add_option("--checkpoint", options.checkpoint, "Written after each epoch")->capture_default_str();
   app.add_flag("--resume", options.resume, "Continue from the checkpoint");
   examples::parse(app, argc, argv);

@@ -18,7 +18,8 @@ void run(weft::rpc::Agent& agent, int steps, double learning_rate) {
   const auto a = agent.remote<&random_tensor>(neighbour);
   const auto b = agent.remote<&random_tensor>(neighbour);
   weft::DistributedOptimizer<torch::optim::SGD> optimizer({a, b}, torch::optim::SGDOptions(learning_rate));
-  examples::ProgressBar bar(agent.self().name, static_cast<std::size_t>(steps), agent.self().rank == 0);
+  examples::ProgressBar bar(agent.self().name, static_cast<std::size_t>(steps), agent.self().rank == 0,
+                            examples::Elsewhere::Lines);
   double first = 0;
   double last = 0;
   for (int step = 0; step <= steps; ++step) {

@@ -17,7 +17,7 @@ void drive(weft::rpc::Agent& agent, const std::string& mode, int steps) {
   std::vector<weft::Future<Losses>> runs;
   const auto start = [&]<auto Train>(const auto& server) {
     for (int trainer = 1; trainer <= trainers; ++trainer) {
-      runs.push_back(agent.async<Train>(weft::rpc::to(trainer).timeout(std::chrono::minutes(10)), server, steps));
+      runs.push_back(agent.async<Train>(weft::rpc::to(trainer).timeout(examples::kNoLimit), server, steps));
     }
   };
   if (mode == "average") {

@@ -1,14 +1,16 @@
 // One network in two shards on two workers. A batch is cut into micro-batches, so that both workers have something to do:
 // each stage alternates one forward and one backward ("1F1B", Narayanan et al., 2019), and holds the activations of as many
-// micro-batches as there are stages ahead, not of all. Rank 0 drives: it says what is to be done in which order; the
-// tensors go from stage to stage. It then trains the same network by itself and compares.
+// micro-batches as there are stages ahead, not of all. Rank 0 drives: activations go from stage to stage, and a backward
+// pass for each micro-batch brings the gradients back the same way, while later micro-batches are on theirs. All passes
+// belong to one autograd context, where the micro-batches' gradients add up; then one optimizer steps both stages. In the
+// end rank 0 trains the same network by itself and compares.
 //
 //   weft-run --nproc-per-node 3 pipeline
+#include <condition_variable>
 #include <cstdio>
-#include <map>
-#include <memory>
 #include <mutex>
 
+#include "../common/parameters.h"
 #include "../common/progress_bar.h"
 #include "../common/workers.h"
 #include "../digits/dataset.h"
@@ -16,11 +18,13 @@
 namespace {
 
 using torch::Tensor;
+using weft::AutogradContext;
 using weft::Future;
 using weft::RRef;
 
 constexpr int kStages = 2;
-constexpr double kLearningRate = 0.1;
+constexpr double kRounding = 1e-10;  // of double precision, over the whole training
+const auto kSgd = torch::optim::SGDOptions(0.1).momentum(0.9);
 
 // A residual block. Group normalisation does not care how a batch is cut.
 struct BlockImpl : torch::nn::Module {
@@ -52,200 +56,117 @@ torch::nn::Sequential make_shard(int stage) {
   return shard;
 }
 
-torch::optim::SGD optimizer_of(const torch::nn::Sequential& shard) {
-  return torch::optim::SGD(shard->parameters(), torch::optim::SGDOptions(kLearningRate).momentum(0.9));
+// What a stage does in a step, one after the other: as many forwards as there are stages behind it, then one forward and
+// one backward in turns, then the backwards that are left. "F0 F1 B0 …".
+std::vector<std::string> schedule_of(int stage, int micros) {
+  const int ahead = std::min(kStages - 1 - stage, micros);
+  std::vector<std::string> schedule;
+  for (int i = 0; i < micros + ahead; ++i) {
+    if (i < micros) schedule.push_back("F" + std::to_string(i));
+    if (i >= ahead) schedule.push_back("B" + std::to_string(i - ahead));
+  }
+  return schedule;
 }
+
+// Keeps to a schedule, step after step, on whatever threads the work comes.
+class Turns {
+ public:
+  explicit Turns(std::vector<std::string> schedule) : schedule_(std::move(schedule)) {}
+
+  // Blocks until all that stands before it has run, then runs it.
+  template <class Work>
+  void take(const std::string& name, Work work) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::minutes(1), [&] { return schedule_[next_] == name; })) {
+      throw std::runtime_error(name + " waits for " + schedule_[next_] + ", which does not come");
+    }
+    if (next_ == 0) done_.clear();
+    done_ += name + " ";
+    work();
+    next_ = (next_ + 1) % schedule_.size();
+    changed_.notify_all();
+  }
+  // What has begun in the last step, in that order.
+  std::string done() {
+    std::lock_guard lock(mutex_);
+    return done_;
+  }
+
+ private:
+  const std::vector<std::string> schedule_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t next_ = 0;
+  std::string done_;
+};
 
 // A shard of the network, on the worker that computes it.
 class Stage {
  public:
-  explicit Stage(int number) : shard_(make_shard(number)), optimizer_(optimizer_of(shard_)) {}
+  Stage(int number, int micros) : shard_(make_shard(number)), turns_(schedule_of(number, micros)) {}
 
   Tensor forward(int micro, RRef<Tensor> input) {
-    const Tensor output = compute(micro, input.to_here());
-    std::lock_guard lock(mutex_);
-    held_[micro].output = output;
-    return output.detach();
+    const Tensor x = input.to_here();
+    Tensor y;
+    turns_.take("F" + std::to_string(micro), [&] { y = shard_->forward(x); });
+    // Its backward begins when its gradient has come; the next forward may run beside that.
+    y.register_hook([this, micro](const Tensor&) { turns_.take("B" + std::to_string(micro), [] {}); });
+    return y;
   }
-  // The last stage's: its output is the micro-batch's part of the batch's mean loss.
-  Tensor loss(int micro, RRef<Tensor> input, Tensor labels, int micros) {
-    const Tensor loss = torch::cross_entropy_loss(compute(micro, input.to_here()), labels) / micros;
-    std::lock_guard lock(mutex_);
-    held_[micro].output = loss;
-    return loss.detach();
-  }
-  // Adds to the parameters' gradients; gives the input's. The last stage starts from its loss, without a gradient.
-  Tensor backward(int micro, RRef<Tensor> gradient) {
-    Held held;
-    {
-      std::lock_guard lock(mutex_);
-      held = std::move(held_.extract(micro).mapped());
-      order_ += "B" + std::to_string(micro) + " ";
-    }
-    held.output.backward(gradient ? gradient.to_here() : Tensor());
-    return held.input.grad();
-  }
-  void step() {
-    optimizer_.step();
-    optimizer_.zero_grad();
+  // The last stage's.
+  Tensor loss(int micro, RRef<Tensor> input, Tensor labels) {
+    return torch::cross_entropy_loss(forward(micro, input), labels);
   }
 
-  std::vector<Tensor> parameters() { return shard_->parameters(); }
-  // What it did since it was asked last: "F0 F1 B0 …".
-  std::string order() {
-    std::lock_guard lock(mutex_);
-    return std::exchange(order_, {});
-  }
+  std::vector<Tensor> parameters() const { return shard_->parameters(); }
+  std::string done() { return turns_.done(); }
 
  private:
-  struct Held {
-    Tensor input, output;
-  };
-
-  Tensor compute(int micro, Tensor input) {
-    input = input.detach().requires_grad_();
-    {
-      std::lock_guard lock(mutex_);
-      held_[micro].input = input;
-      order_ += "F" + std::to_string(micro) + " ";
-    }
-    return shard_->forward(input);
-  }
-
-  std::mutex mutex_;  // calls run on any thread
   torch::nn::Sequential shard_;
-  torch::optim::SGD optimizer_;
-  std::map<int, Held> held_;  // by micro-batch, from its forward to its backward
-  std::string order_;
+  Turns turns_;
 };
 
-struct Work {
-  bool is_forward;
-  int micro;
-};
-
-// What a stage does: as many forwards as there are stages behind it, then one forward and one backward in turns, then the
-// backwards that are left.
-std::vector<Work> schedule_of(int stage, int micros) {
-  const int ahead = std::min(kStages - 1 - stage, micros);
-  std::vector<Work> schedule;
-  for (int micro = 0; micro < ahead; ++micro) schedule.push_back({true, micro});
-  for (int micro = ahead; micro < micros; ++micro) {
-    schedule.push_back({true, micro});
-    schedule.push_back({false, micro - ahead});
+// Leaves the gradients of the batch's mean loss in the context of the calling thread; gives that loss.
+double run_batch(const weft::rpc::Agent& agent, const std::vector<RRef<Stage>>& stages, const std::vector<Tensor>& images,
+                 const std::vector<Tensor>& labels) {
+  const std::size_t micros = images.size();
+  std::vector<Future<Tensor>> losses;
+  std::vector<Future<void>> passes;
+  for (std::size_t i = 0; i < micros; ++i) {
+    if (i >= kStages) passes[i - kStages].get();  // no more micro-batches are under way than there are stages
+    const int micro = static_cast<int>(i);
+    RRef<Tensor> x(agent, images[i]);
+    for (std::size_t stage = 0; stage + 1 < kStages; ++stage) x = stages[stage].remote<&Stage::forward>(micro, x);
+    losses.push_back(stages.back().async<&Stage::loss>(micro, x, labels[i]));
+    // Exact: the pass is to wait for the gradients of this micro-batch only, whatever others have sent in the context.
+    passes.push_back(losses.back().then([micros](Tensor loss) {
+      return AutogradContext::current().backward_async({loss / static_cast<double>(micros)},
+                                                       {.mode = weft::BackwardMode::Exact});
+    }));
   }
-  for (int micro = micros - ahead; micro < micros; ++micro) schedule.push_back({false, micro});
-  return schedule;
+  weft::when_all(passes).get();
+  double loss = 0;
+  for (const auto& one : losses) loss += one.get().item<double>() / static_cast<double>(micros);
+  return loss;
 }
-
-// One pass of a batch through all stages. A stage's next piece of work is called when its last one is done and the input it
-// needs has been made; nothing here waits before the end.
-class Pass : public std::enable_shared_from_this<Pass> {
- public:
-  Pass(weft::rpc::Agent agent, std::vector<RRef<Stage>> stages, std::vector<Tensor> images, std::vector<Tensor> labels)
-      : agent_(std::move(agent)), stages_(std::move(stages)), images_(std::move(images)), labels_(std::move(labels)) {}
-
-  // The mean loss of the batch.
-  double run() {
-    std::vector<std::vector<Work>> left;
-    for (int stage = 0; stage < kStages; ++stage) left.push_back(schedule_of(stage, micros_));
-    std::vector<std::size_t> next(kStages);
-    std::vector<Future<void>> last(kStages, done());
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (int stage = 0; stage < kStages; ++stage) {
-        const auto s = static_cast<std::size_t>(stage);
-        if (next[s] == left[s].size()) continue;
-        const Work work = left[s][next[s]];
-        const auto input = input_of(stage, work);
-        if (!input) continue;  // planned in a later round
-        last[s] = weft::when_all({last[s], *input}).then([self = shared_from_this(), stage, work] {
-          return self->start(stage, work);
-        });
-        ends_.insert_or_assign(key(stage, work), last[s]);
-        ++next[s];
-        moved = true;
-      }
-    }
-    weft::when_all(last).get();
-    double loss = 0;
-    for (int micro = 0; micro < micros_; ++micro) loss += results_.at({kStages - 1, true, micro}).to_here().item<double>();
-    return loss;
-  }
-
- private:
-  using Key = std::tuple<int, bool, int>;  // stage, forward or backward, micro-batch
-  static Key key(int stage, const Work& work) { return {stage, work.is_forward, work.micro}; }
-  static Future<void> done() {
-    weft::Promise<void> promise;
-    promise.set();
-    return promise.future();
-  }
-
-  // Whose result it takes: the forward of the stage before; the backward of the stage behind, or the last stage's own loss.
-  std::optional<Key> source_of(int stage, const Work& work) const {
-    if (work.is_forward) return stage == 0 ? std::nullopt : std::optional<Key>({stage - 1, true, work.micro});
-    return stage == kStages - 1 ? Key{stage, true, work.micro} : Key{stage + 1, false, work.micro};
-  }
-  std::optional<Future<void>> input_of(int stage, const Work& work) const {
-    const auto source = source_of(stage, work);
-    if (!source) return done();
-    const auto found = ends_.find(*source);
-    return found == ends_.end() ? std::nullopt : std::optional(found->second);
-  }
-
-  Future<void> start(int stage, const Work& work) {
-    const RRef<Stage>& there = stages_[static_cast<std::size_t>(stage)];
-    const auto m = static_cast<std::size_t>(work.micro);
-    RRef<Tensor> result;
-    if (!work.is_forward) {
-      const RRef<Tensor> gradient = stage == kStages - 1 ? RRef<Tensor>() : result_of({stage + 1, false, work.micro});
-      result = there.remote<&Stage::backward>(work.micro, gradient);
-    } else {
-      const RRef<Tensor> input = stage == 0 ? RRef<Tensor>(agent_, images_[m]) : result_of({stage - 1, true, work.micro});
-      result = stage == kStages - 1 ? there.remote<&Stage::loss>(work.micro, input, labels_[m], micros_)
-                                    : there.remote<&Stage::forward>(work.micro, input);
-    }
-    std::lock_guard lock(mutex_);
-    results_.insert_or_assign(key(stage, work), result);
-    return result.created();
-  }
-  RRef<Tensor> result_of(const Key& key) {
-    std::lock_guard lock(mutex_);
-    return results_.at(key);
-  }
-
-  const weft::rpc::Agent agent_;
-  const std::vector<RRef<Stage>> stages_;
-  const std::vector<Tensor> images_, labels_;  // by micro-batch
-  const int micros_ = static_cast<int>(images_.size());
-  std::map<Key, Future<void>> ends_;  // of what has been planned
-  std::mutex mutex_;
-  std::map<Key, RRef<Tensor>> results_;  // of what has been started; they lie where they were made
-};
 
 // The same training in one process, batch by batch.
 std::vector<Tensor> train_alone(const digits::Images& images, int epochs, std::int64_t batch) {
   std::vector<torch::nn::Sequential> shards;
-  std::vector<torch::optim::SGD> optimizers;
+  std::vector<Tensor> parameters;
   for (int stage = 0; stage < kStages; ++stage) {
     shards.push_back(make_shard(stage));
-    optimizers.push_back(optimizer_of(shards.back()));
+    for (const Tensor& parameter : shards.back()->parameters()) parameters.push_back(parameter);
   }
+  torch::optim::SGD optimizer(parameters, kSgd);
   for (int epoch = 0; epoch < epochs; ++epoch) {
     for (std::int64_t from = 0; from + batch <= images.count(); from += batch) {
       Tensor x = images.pixels.narrow(0, from, batch).to(torch::kDouble);
       for (auto& shard : shards) x = shard->forward(x);
+      optimizer.zero_grad();
       torch::cross_entropy_loss(x, images.labels.narrow(0, from, batch)).backward();
-      for (auto& optimizer : optimizers) {
-        optimizer.step();
-        optimizer.zero_grad();
-      }
+      optimizer.step();
     }
-  }
-  std::vector<Tensor> parameters;
-  for (auto& shard : shards) {
-    for (const Tensor& parameter : shard->parameters()) parameters.push_back(parameter);
   }
   return parameters;
 }
@@ -257,6 +178,18 @@ struct Options {
   int micros = 4;
 };
 
+void compare(const std::vector<RRef<Tensor>>& parameters, const std::vector<Tensor>& alone) {
+  double difference = 0;
+  bool is_equal = true;
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    const double one = (parameters.at(i).to_here() - alone[i]).abs().max().item<double>();
+    difference = std::max(difference, one);
+    is_equal = is_equal && one < kRounding;  // not of NaN
+  }
+  std::printf("largest difference from one process: %.1e\n", difference);
+  if (!is_equal) throw std::runtime_error("the parameters are not those that one process ends with");
+}
+
 void drive(const weft::rpc::Agent& agent, const Options& options) {
   const auto images = digits::load_digits(options.data).train;
   if (options.batch > images.count()) {
@@ -264,7 +197,12 @@ void drive(const weft::rpc::Agent& agent, const Options& options) {
                              std::to_string(images.count()) + " training images");
   }
   std::vector<RRef<Stage>> stages;
-  for (int stage = 0; stage < kStages; ++stage) stages.push_back(agent.remote<Stage>(stage + 1, stage));
+  std::vector<RRef<Tensor>> parameters;
+  for (int stage = 0; stage < kStages; ++stage) {
+    stages.push_back(agent.remote<Stage>(stage + 1, stage, options.micros));
+    for (const auto& parameter : stages.back().sync<&examples::parameters_of<Stage>>()) parameters.push_back(parameter);
+  }
+  const weft::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, kSgd);
 
   const std::int64_t batches = images.count() / options.batch;
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
@@ -274,32 +212,21 @@ void drive(const weft::rpc::Agent& agent, const Options& options) {
       weft::begin_step();
       const auto x = images.pixels.narrow(0, batch * options.batch, options.batch).to(torch::kDouble);
       const auto y = images.labels.narrow(0, batch * options.batch, options.batch);
-      const double batch_loss =
-          std::make_shared<Pass>(agent, stages, x.chunk(options.micros), y.chunk(options.micros))->run();
+      AutogradContext context(agent);
+      const double batch_loss = run_batch(agent, stages, x.chunk(options.micros), y.chunk(options.micros));
+      optimizer.step(context);
       loss += batch_loss / static_cast<double>(batches);
-      std::vector<Future<void>> steps;
-      for (const auto& stage : stages) steps.push_back(stage.async<&Stage::step>());
-      weft::when_all(steps).get();
-      for (int stage = 0; stage < kStages; ++stage) {
-        const auto order = stages[static_cast<std::size_t>(stage)].sync<&Stage::order>();
-        if (epoch == 0 && batch == 0) std::printf("stage %d: %s\n", stage, order.c_str());
-      }
       bar.step("loss " + std::to_string(batch_loss));
     }
     bar.clear();
     std::printf("epoch %d/%d  loss %.4f\n", epoch + 1, options.epochs, loss);
     std::fflush(stdout);
   }
-
-  const auto alone = train_alone(images, options.epochs, options.batch);
-  double difference = 0;
-  std::size_t next = 0;
-  for (const auto& stage : stages) {
-    for (const Tensor& parameter : stage.sync<&Stage::parameters>()) {
-      difference = std::max(difference, (parameter - alone.at(next++)).abs().max().item<double>());
-    }
+  for (int stage = 0; stage < kStages; ++stage) {
+    const std::string order = stages[static_cast<std::size_t>(stage)].sync<&Stage::done>();
+    std::printf("stage %d, in the last step: %s\n", stage, order.c_str());
   }
-  std::printf("largest difference from one process: %.1e\n", difference);
+  compare(parameters, train_alone(images, options.epochs, options.batch));
 }
 
 }  // namespace
@@ -317,7 +244,7 @@ int main(int argc, char** argv) {
   workers.options.add_option("--micro-batches", options.micros, "Parts of a batch")
       ->capture_default_str()
       ->check(examples::count_from(1));
-  workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped");
+  workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
   workers.options.callback([&] {
     if (options.batch % options.micros != 0) {
       throw CLI::ValidationError("--batch-size is " + std::to_string(options.batch) +

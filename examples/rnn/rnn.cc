@@ -106,9 +106,9 @@ void train(const weft::rpc::Agent& agent, const Options& options) {
               static_cast<long long>(text.columns.numel()), text.characters.size(), text.characters.size());
 
   const std::int64_t positions = text.columns.size(0) - 1;
-  const auto stretches = static_cast<std::size_t>((positions + options.steps - 1) / options.steps);
+  examples::ProgressBar bar("epoch", static_cast<std::size_t>(options.epochs), true, examples::Elsewhere::Lines);
+  double perplexity = 0;
   for (int epoch = 1; epoch <= options.epochs; ++epoch) {
-    examples::ProgressBar bar("epoch " + std::to_string(epoch), stretches, true);
     model.forget();
     double loss_sum = 0;
     for (std::int64_t from = 0; from < positions; from += options.steps) {
@@ -121,15 +121,12 @@ void train(const weft::rpc::Agent& agent, const Options& options) {
       context.backward({loss});
       optimizer.step(context);
       loss_sum += loss.item<double>() * static_cast<double>(steps);
-      bar.step("loss " + std::to_string(loss.item<double>()));
     }
-    bar.clear();
-    if (epoch % 10 == 0 || epoch == options.epochs) {
-      std::printf("epoch %d/%d  perplexity %.2f\n", epoch, options.epochs,
-                  std::exp(loss_sum / static_cast<double>(positions)));
-      std::fflush(stdout);
-    }
+    perplexity = std::exp(loss_sum / static_cast<double>(positions));
+    bar.step("perplexity " + std::to_string(perplexity));
   }
+  bar.clear();
+  std::printf("a perplexity of %.2f after %d epochs, on the text that it learnt from\n", perplexity, options.epochs);
 }
 
 }  // namespace
@@ -138,7 +135,7 @@ int main(int argc, char** argv) {
   Options options;
   examples::Workers workers("rnn", "Learns the next character of a text; embedding and decoder on a server, the LSTM here",
                             {.least = 2, .most = 2});
-  workers.options.add_option("--text", options.text, "A text file");
+  workers.options.add_option("--text", options.text, "A text file")->check(CLI::ExistingFile);
   workers.options.add_option("--epochs", options.epochs, "Passes over the text")
       ->capture_default_str()
       ->check(examples::count_from(1));

@@ -30,8 +30,10 @@ struct Case {
   int iterations;  // of one sample
   int samples;
 };
-constexpr Case kCases[] = {
-    {"listing", 20, 20}, {"kept", 40, 20}, {"kept, queued", 40, 20}, {"kept exact", 40, 20}, {"two stages", 2, 10}};
+constexpr Case kCases[] = {{"listing", 20, 20},      {"listing, fetched together", 20, 20},
+                           {"kept", 40, 20},         {"kept, fetched together", 40, 20},
+                           {"kept, queued", 40, 20}, {"kept exact", 40, 20},
+                           {"two stages", 2, 10}};
 
 const Case& case_named(const std::string& name) {
   for (const Case& one : kCases) {
@@ -57,18 +59,13 @@ int work(const std::string& transport, const Case& one) {
   torch::set_num_threads(1);
   auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()), {.transports = {transport}});
   if (agent.self().rank == 0) {
-    if (std::strcmp(one.name, "listing") == 0) {
-      measure(one, [&] { weft::bench::listing(agent); });
-    } else if (std::strcmp(one.name, "two stages") == 0) {
+    if (std::strcmp(one.name, "two stages") == 0) {
       weft::bench::TwoStages model(agent);
       measure(one, [&] { weft::bench::two_stages(agent, model); });
     } else {
       const Kept with(agent);
-      const bool exact = std::strcmp(one.name, "kept exact") == 0, queued = std::strcmp(one.name, "kept, queued") == 0;
-      measure(one, [&] {
-        if (queued) return weft::bench::kept_queued(agent, with);
-        weft::bench::kept(agent, with, exact ? weft::BackwardMode::Exact : weft::BackwardMode::Fast);
-      });
+      const auto& how = weft::bench::iteration_named(one.name);
+      measure(one, [&] { weft::bench::iterate(agent, with, how); });
     }
   }
   agent.shutdown();
@@ -93,7 +90,7 @@ int work_alone(const Case& one) {
   }
   std::optional<at::Tensor> first, second;
   measure(one, [&] {
-    if (!first || std::strcmp(one.name, "listing") == 0) {
+    if (!first || std::string(one.name).starts_with("listing")) {
       first = weft::bench::random_tensor();
       second = weft::bench::random_tensor();
     }
@@ -259,10 +256,8 @@ int main(int argc, char** argv) {
     if (report.wants(one.name)) compare(one, report, self);
   }
   at_once(report, self);
-  for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
-    count(name, report, self);
-  for (const char* name : {"listing", "listing, made behind", "kept", "kept, queued", "kept exact"})
-    go_far(name, report, self);
+  for (const auto& how : weft::bench::kIterations) count(how.name, report, self);
+  for (const auto& how : weft::bench::kIterations) go_far(how.name, report, self);
   for (const char* kind : {"stages", "waiting stages"}) {
     for (const char* share : {"0.5", "2"}) two_stages(kind, share, report, self);
   }

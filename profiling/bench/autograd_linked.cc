@@ -92,39 +92,32 @@ void together(const std::function<void(rpc::Agent&)>& body) {
   other.join();
 }
 
-void iterate(const std::string& name, rpc::Agent& agent, const Kept& with) {
-  if (name == "listing") return listing(agent);
-  if (name == "listing, made behind") return listing_made_behind(agent);
-  if (name == "kept, queued") return kept_queued(agent, with);
-  kept(agent, with, name == "kept exact" ? BackwardMode::Exact : BackwardMode::Fast);
-}
-
 // Messages and bytes of an iteration, those that clean up behind it included.
-void count(const std::string& name, Links& links) {
+void count(const Iteration& how, Links& links) {
   static Requests requests;
   trace::observe(requests);
-  constexpr int kIterations = 200;
+  constexpr int kTimes = 200;
   together([&](rpc::Agent& agent) {
     const Kept with(agent);
     // What an iteration leaves behind is sent while the next one runs: ends cancel out.
-    for (int i = 0; i < 20; ++i) iterate(name, agent, with);
+    for (int i = 0; i < 20; ++i) iterate(agent, with, how);
     const auto requests_before = requests.count(), bytes_before = links.bytes();
-    for (int i = 0; i < kIterations; ++i) iterate(name, agent, with);
-    std::printf("%.2f %.1f\n", 2.0 * static_cast<double>(requests.count() - requests_before) / kIterations,
-                static_cast<double>(links.bytes() - bytes_before) / kIterations);
+    for (int i = 0; i < kTimes; ++i) iterate(agent, with, how);
+    std::printf("%.2f %.1f\n", 2.0 * static_cast<double>(requests.count() - requests_before) / kTimes,
+                static_cast<double>(links.bytes() - bytes_before) / kTimes);
   });
 }
 
 // Times of an iteration with 5 ms each way, in round trips.
-void go_far(const std::string& name, Links& links) {
+void go_far(const Iteration& how, Links& links) {
   constexpr auto kEachWay = 5ms;
   together([&](rpc::Agent& agent) {
     const Kept with(agent);
-    iterate(name, agent, with);
+    iterate(agent, with, how);
     links.slow_down(kEachWay, 0);
     for (int i = -2; i < 10; ++i) {
       const double start = now();
-      iterate(name, agent, with);
+      iterate(agent, with, how);
       if (i >= 0) std::printf("%.6f ", (now() - start) / std::chrono::duration<double>(2 * kEachWay).count());
     }
     links.slow_down(0ns, 0);
@@ -221,8 +214,8 @@ int work_linked(const std::string& what) {
   Links links;
   const auto is = [&](const std::string& kind) { return what.starts_with(kind + ":"); };
   const std::string rest = what.substr(std::min(what.size(), what.find(':') + 1));
-  if (is("count")) count(rest, links);
-  if (is("far")) go_far(rest, links);
+  if (is("count")) count(iteration_named(rest), links);
+  if (is("far")) go_far(iteration_named(rest), links);
   if (is("stages")) two_stages(true, std::atof(rest.c_str()), links);
   if (is("waiting stages")) two_stages(false, std::atof(rest.c_str()), links);
   return 0;

@@ -1,6 +1,8 @@
 // The iterations that autograd_bench measures, as worker 0 of two runs them.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -23,37 +25,53 @@ struct Kept {
   Optimizer optimizer;
 };
 
-// The overview's own, all made anew.
-inline void listing(rpc::Agent& agent) {
-  AutogradContext context(agent);
-  const auto first = agent.remote<&random_tensor>(1), second = agent.remote<&random_tensor>(1);
-  const auto a = first.fetch(), b = second.fetch();
-  context.backward({(a.get() + b.get()).sum()});
-  Optimizer({first, second}, kSgd).step(context);
+// The listing of the overview: two tensors of the other worker, their sum here, backward, a step. In its own order, as
+// Python's peer runs it, every line waits for what it gives; the others leave out waits that nothing needs.
+struct Iteration {
+  const char* name;
+  bool keeps = false;             // tensors and optimizer, from one iteration to the next; else all is made anew
+  bool fetches_together = false;  // both tensors at once, instead of the second when the first has come
+  bool queues = false;            // the step is sent without waiting for the pass (kept), or for the optimizer to be made
+  BackwardMode mode = BackwardMode::Fast;
+};
+constexpr Iteration kIterations[] = {{"listing"},
+                                     {"listing, fetched together", false, true},
+                                     {"listing, made behind", false, true, true},
+                                     {"kept", true},
+                                     {"kept, fetched together", true, true},
+                                     {"kept, queued", true, true, true},
+                                     {"kept exact", true, false, false, BackwardMode::Exact}};
+// Ends the program where there is none.
+inline const Iteration& iteration_named(const std::string& name) {
+  for (const Iteration& one : kIterations) {
+    if (name == one.name) return one;
+  }
+  std::fprintf(stderr, "autograd_bench: no case '%s'\n", name.c_str());
+  std::exit(1);
 }
 
-// The same, but nobody waits for the optimizer to be made: the step is queued behind that.
-inline void listing_made_behind(rpc::Agent& agent) {
+inline void iterate(rpc::Agent& agent, const Kept& kept, const Iteration& how) {
   AutogradContext context(agent);
-  const auto first = agent.remote<&random_tensor>(1), second = agent.remote<&random_tensor>(1);
-  const auto a = first.fetch(), b = second.fetch();
-  context.backward({(a.get() + b.get()).sum()});
-  Optimizer({first, second}, kSgd, {.wait_until_made = false}).step(context);
-}
-
-inline void kept(rpc::Agent& agent, const Kept& with, BackwardMode mode) {
-  AutogradContext context(agent);
-  const auto a = with.first.fetch(), b = with.second.fetch();
-  context.backward({(a.get() + b.get()).sum()}, {.mode = mode});
-  with.optimizer.step(context);
-}
-
-// The step is queued behind the pass.
-inline void kept_queued(rpc::Agent& agent, const Kept& with) {
-  AutogradContext context(agent);
-  const auto a = with.first.fetch(), b = with.second.fetch();
-  const auto pass = context.backward_async({(a.get() + b.get()).sum()});
-  with.optimizer.step_async(context).get();
+  const RRef<at::Tensor> first = how.keeps ? kept.first : agent.remote<&random_tensor>(1);
+  const RRef<at::Tensor> second = how.keeps ? kept.second : agent.remote<&random_tensor>(1);
+  at::Tensor a, b;
+  if (how.fetches_together) {
+    const auto coming = first.fetch(), other = second.fetch();
+    a = coming.get();
+    b = other.get();
+  } else {
+    a = first.to_here();
+    b = second.to_here();
+  }
+  const at::Tensor loss = (a + b).sum();
+  if (how.keeps && how.queues) {
+    const auto pass = context.backward_async({loss}, {.mode = how.mode});
+    kept.optimizer.step_async(context).get();
+    return;
+  }
+  context.backward({loss}, {.mode = how.mode});
+  if (how.keeps) return kept.optimizer.step(context);
+  Optimizer({first, second}, kSgd, {.wait_until_made = !how.queues}).step(context);
 }
 
 constexpr std::int64_t kWidth = 512;  // of a stage

@@ -400,7 +400,7 @@ class Gpu(DevTest):
 
     def test_a_pack_holds_all_gpu_tests_the_benches_and_what_runs_them(self):
         printed, names = self.packed()
-        programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "weft-timeline"}
+        programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "weft-timeline"}
         self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/tests.txt"})
         self.assertIn("weft-gpu/dev gpu --pack weft-gpu", printed)
         folder = self.dev.unpacked(self.root / "pack.tar.xz")

@@ -42,9 +42,26 @@ def command_line():
     for wrong in (["--bogus", "3"], ["bogus"]):
         result = subprocess.run([PROGRAM, *wrong], capture_output=True, text=True, timeout=100)
         expect(result.returncode == 2 and "bogus" in result.stderr, f"{wrong}: exit {result.returncode}", result.stderr)
-    for option in re.findall(r"(--[a-z-]+) (?:INT|UINT|FLOAT)\b", help.stdout):
+    options = re.findall(r"(--[a-z-]+) (INT|UINT|FLOAT|TEXT)\b", help.stdout)
+    expect({option for option, _ in options} >= CHECKED_OPTIONS.get(name, set()), f"options are missing, or are no options: {options}", help.stdout)
+    for option, type in options:
+        if option == "--checkpoint":
+            continue  # any path
         result = subprocess.run([PROGRAM, option, "abc"], capture_output=True, text=True, timeout=100)
-        expect(result.returncode == 2 and f"{option}: 'abc' is given; it takes a " in result.stderr, f"{option} abc: exit {result.returncode}", result.stderr)
+        said = f"{option}: " in result.stderr and "abc" in result.stderr
+        said = said and (type == "TEXT" or f"{option}: 'abc' is given; it takes a " in result.stderr)
+        expect(result.returncode == 2 and said, f"{option} abc: exit {result.returncode}", result.stderr)
+
+
+CHECKED_OPTIONS = {
+    "digits": {"--backend", "--data", "--mnist", "--epochs", "--lr"},
+    "sync_sgd": {"--data"},
+    "batch_rpc": {"--transport"},
+    "parameter_server": {"--transport", "--mode", "--steps"},
+    "rnn": {"--transport", "--text", "--epochs", "--lr"},
+    "ddp_rpc": {"--transport", "--backend", "--epochs"},
+    "pipeline": {"--transport", "--data", "--epochs"},
+}
 
 
 def expect(condition, what, output):
@@ -102,8 +119,9 @@ def async_execution():
 
 def batch_rpc():
     output = run(3)
-    found = re.search(r"speed-up +([0-9.]+)x with batches of 32", output)
-    expect(found and len(lines(output)) == 3, "batch_rpc printed something else", output)
+    reads = re.findall(r"^(one by one|in batches) +128 requests, the matrix was read (\d+) times, ", output, re.M)
+    expect(reads == [("one by one", "128"), ("in batches", "4")], "a batch is not one execution", output)
+    expect(re.search(r"^speed-up +[0-9.]+x with batches of 32$", output, re.M), "batch_rpc printed something else", output)
 
 
 def losses_fall(*arguments):
@@ -128,7 +146,10 @@ def dist_autograd():
     for ranks in (2, 3):
         output = run(ranks)
         wanted = [f"worker{rank}: the sum fell by 4.5000 in 5 steps, by 18 x 0.05 each" for rank in range(ranks)]
-        expect(lines(output) == wanted, f"dist_autograd on {ranks} ranks printed something else", output)
+        on_the_way = r"worker0: (\d)/5 +sum "
+        expect(re.findall(on_the_way, output) == ["2", "3", "4", "5"], "no progress was shown", output)
+        rest = [line for line in lines(output) if not re.match(on_the_way, line)]
+        expect(rest == wanted, f"dist_autograd on {ranks} ranks printed something else", output)
 
 
 def asks_for_more_workers():
@@ -144,19 +165,34 @@ def asks_for_more_workers():
 
 def rnn():
     output = run(2)
-    found = [float(p) for p in re.findall(r"^epoch \d+/40 +perplexity ([\d.]+)", output, re.M)]
-    expect(len(found) == 4 and found == sorted(found, reverse=True), "the perplexity does not fall", output)
-    expect(found[-1] < 2, "the perplexity did not fall below 2", output)
+    found = re.findall(r"^epoch: (\d+)/40 +perplexity ([\d.]+)", output, re.M)
+    expect([epoch for epoch, _ in found] == ["10", "20", "30", "40"], "no progress was shown", output)
+    perplexities = [float(perplexity) for _, perplexity in found]
+    expect(perplexities == sorted(perplexities, reverse=True), "the perplexity does not fall", output)
+    last = re.search(r"^a perplexity of ([\d.]+) after 40 epochs", output, re.M)
+    expect(last and float(last.group(1)) < 2, "the perplexity did not fall below 2", output)
 
 
 def pipeline():
     output = run(3)
     for stage, order in enumerate(("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")):
-        expect(f"stage {stage}: {order}" in output, f"stage {stage} went another way", output)
+        expect(f"stage {stage}, in the last step: {order} \n" in output, f"stage {stage} went another way", output)
     losses = [float(l) for l in re.findall(r"^epoch \d/3 +loss ([\d.]+)", output, re.M)]
     expect(len(losses) == 3 and losses[2] < 0.7 * losses[0], "the loss did not fall", output)
     found = re.search(r"largest difference from one process: (\S+)", output)
     expect(found and float(found.group(1)) < 1e-10, "it does not end where one process does", output)
+
+
+def pipeline_of_any_number():
+    """Of one micro-batch, and of more than a worker has threads; each stage keeps to its order."""
+    for micros in (1, 32):
+        output = run(3, "--epochs", "1", "--micro-batches", str(micros))
+        first = ["F0"] + [work for i in range(1, micros) for work in (f"F{i}", f"B{i - 1}")] + [f"B{micros - 1}"]
+        last = [work for i in range(micros) for work in (f"F{i}", f"B{i}")]
+        for stage, order in enumerate((first, last)):
+            expect(f"stage {stage}, in the last step: {' '.join(order)} \n" in output, f"stage {stage} went another way", output)
+        found = re.search(r"largest difference from one process: (\S+)", output)
+        expect(found and float(found.group(1)) < 1e-10, "it does not end where one process does", output)
 
 
 def pipeline_refuses_batches():
@@ -172,7 +208,8 @@ def ddp_rpc():
     for first, last in losses:
         expect(float(last) < 0.5 * float(first), "the loss did not fall", output)
     expect("the trainers' dense layers are equal" in output, "the dense layers are not equal", output)
-
+    progress = re.findall(r"^trainer0: (\d)/2 +loss ", run(4, "--epochs", "2"), re.M)
+    expect(progress == ["1", "2"], "no progress was shown", str(progress))
 
 
 def reinforcement_learning():
