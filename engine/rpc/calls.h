@@ -115,7 +115,7 @@ struct Created {
     Function function;
     function.name = Body::name();
     function.signature = "RRef to the result of " + spelled(typeid(typename Body::Signature));
-    function.id = {hash_of(function.name), hash_of(std::string("RRef ") + typeid(typename Body::Signature).name())};
+    function.id = {hash_of(function.name), hash_of(std::string("RRef ").append(typeid(typename Body::Signature).name()))};
     function.value = Body::value();
     function.serve = &Created::serve;
     return function;
