@@ -1,9 +1,5 @@
-// The corpus is what agents write: it is read, so that changes of it reach beyond the first checks. With WEFT_FUZZ_WRITE
-// the test writes it.
+// The corpus is what agents write.
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
@@ -19,6 +15,7 @@
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/rref/references.h>
+#include <weft/tests/fuzz/expect_corpus.h>
 #include <weft/tests/fuzz/rpc_body_fuzz.h>
 
 namespace weft::rpc {
@@ -81,16 +78,7 @@ std::map<std::string, Bytes> corpus() {
   return all;
 }
 
-TEST(RpcBodyFuzz, ItsCorpusIsWhatAgentsWrite) {
-  const bool writes = std::getenv("WEFT_FUZZ_WRITE") != nullptr;
-  for (const auto& [name, bytes] : corpus()) {
-    const std::string path = std::string(FUZZ_CORPUS) + "/" + name;
-    if (writes) std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
-    std::ifstream file(path, std::ios::binary);
-    const std::string found(std::istreambuf_iterator<char>(file), {});
-    EXPECT_EQ(found, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())) << name;
-  }
-}
+TEST(RpcBodyFuzz, ItsCorpusIsWhatAgentsWrite) { fuzz::expect_corpus(corpus()); }
 
 }  // namespace
 }  // namespace weft::rpc
