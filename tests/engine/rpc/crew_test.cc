@@ -2,11 +2,11 @@
 #include <condition_variable>
 #include <latch>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <system_error>
 
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
