@@ -1,3 +1,5 @@
+#include <string_view>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -24,16 +26,16 @@ c10::IValue to_ivalue(const OperatorValue& value) {
 // Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of
 // what it is given, as many of libtorch's internal ones do.
 void check_served(const c10::Symbol& name) {
-  const std::string text = name.toQualString();
+  const std::string_view text = name.toQualString();
+  const char* why = nullptr;
   if (!name.is_aten()) {
-    throw Error(Blame::Caller,
-                "'" + text + "' is not called by name: only operators of aten are; call a function that calls it");
+    why = "only operators of aten are";
+  } else if (text.starts_with("aten::_")) {
+    why = "it is internal to libtorch, as the '_' in front says";
   }
-  if (text.starts_with("aten::_")) {
-    throw Error(Blame::Caller, "'" + text +
-                                   "' is not called by name: it is internal to libtorch, as the '_' in front says; "
-                                   "call a function that calls it");
-  }
+  if (why == nullptr) return;
+  throw Error(Blame::Caller,
+              "'" + std::string(text) + "' is not called by name: " + why + "; call a function that calls it");
 }
 
 void check_served(const c10::FunctionSchema& schema) {

@@ -73,8 +73,9 @@ void Served::give_up(const std::exception_ptr& error) noexcept {
 }
 
 void Served::run(Task task) {
-  start_function(core_, state_, on_loop_, std::move(task),
-                 [self = shared_from_this()](const Error& why) { self->give_up(std::make_exception_ptr(why)); });
+  Crew::Refuse refuse;  // what runs on the loop needs no thread
+  if (!on_loop_) refuse = [self = shared_from_this()](const Error& why) { self->give_up(std::make_exception_ptr(why)); };
+  start_function(core_, state_, on_loop_, std::move(task), std::move(refuse));
 }
 
 void Served::start(const std::optional<Future<void>>& first, Task task) {

@@ -12,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <weft/codec.h>
+#include <weft/tests/engine/codec/tree.h>
 
 namespace weft {
 namespace {
@@ -346,31 +347,13 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
   EXPECT_THROW(encode(at::empty({2}, at::TensorOptions().device(at::kMeta))), Error);
 }
 
-struct Tree {
-  std::vector<Tree> children;
-  WEFT_FIELDS(children)
-};
-
-Tree tree_of(std::size_t levels) {
-  Tree tree;
-  for (; levels > 1; --levels) {
-    Tree above;
-    above.children.push_back(std::move(tree));
-    tree = std::move(above);
-  }
-  return tree;
-}
-
-// Each level is a struct and its vector.
 TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
   const std::string headers(100, '\x91');  // of arrays, in a text
   expect_kept(headers);
-  const Tree got = decode<Tree>(encode(tree_of(codec::kDeepest / 2)));
-  std::size_t levels = 1;
-  for (const Tree* tree = &got; !tree->children.empty(); tree = &tree->children[0]) ++levels;
-  EXPECT_EQ(levels, codec::kDeepest / 2);
+  constexpr int kDeepestTree = codec::kDeepest / 2;
+  EXPECT_EQ(harness::levels_of(decode<harness::Tree>(encode(harness::grown(kDeepestTree)))), kDeepestTree);
   try {
-    encode(tree_of(codec::kDeepest / 2 + 1));
+    encode(harness::grown(kDeepestTree + 1));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Caller);

@@ -8,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <weft/tests/engine/codec/tree.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace calls {
@@ -62,25 +63,8 @@ bool is_one(const Batch& batch) {
 }
 std::pair<bool, Batch> seen_as_one(Batch batch) { return {is_one(batch), batch}; }
 
-// Each level is two containers: the struct and its vector.
-struct Tree {
-  std::vector<Tree> children;
-  WEFT_FIELDS(children)
-};
-Tree grown(int levels) {
-  Tree tree;
-  for (; levels > 1; --levels) {
-    Tree above;
-    above.children.push_back(std::move(tree));
-    tree = std::move(above);
-  }
-  return tree;
-}
-int levels_of(Tree tree) {
-  int levels = 1;
-  for (const Tree* at = &tree; !at->children.empty(); at = &at->children.front()) ++levels;
-  return levels;
-}
+using harness::grown;
+using harness::levels_of;
 
 // How many run at once; none ends before so many have come.
 std::mutex meeting;
