@@ -214,9 +214,14 @@ Directory::Entry AgentCore::found(const Recipient& to) {
 std::string AgentCore::name_of(int rank) const {
   if (rank == parts_.self.rank) return describe(parts_.self);
   if (const auto known = directory_.known(rank)) return describe(*known);
+  const auto known = known_peer(rank);
+  return known ? describe(known->worker()) : "rank " + std::to_string(rank);
+}
+
+std::shared_ptr<Peer> AgentCore::known_peer(int rank) const {
   std::lock_guard lock(mutex_);
   const auto found = peers_.find(rank);
-  return found != peers_.end() ? describe(found->second->worker()) : "rank " + std::to_string(rank);
+  return found == peers_.end() ? nullptr : found->second;
 }
 
 // Users' calls travel in the context that they are made in; Weft's own do not.
@@ -442,9 +447,8 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
 void AgentCore::off_loop(const Recipient& to, Task task) {
   bool is_known = parts_.world_size.has_value() || !loop_->inside();
   if (!is_known) {
-    std::lock_guard lock(mutex_);
-    const auto known = peers_.find(to.rank);
-    is_known = known != peers_.end() && to.fits(known->second->life());
+    const auto known = known_peer(to.rank);
+    is_known = known && to.fits(known->life());
   }
   is_known ? task() : crew_->run_beside(std::move(task));
 }
@@ -531,12 +535,9 @@ void AgentCore::keep_until_left(std::shared_ptr<const void> kept) {
 }
 
 std::string AgentCore::transport_to(int rank) const {
-  std::shared_ptr<Peer> known;
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = peers_.find(rank); found != peers_.end()) known = found->second;
-  }
-  return known ? known->transport() : std::string();
+  const auto known = known_peer(rank);
+  const auto connection = known ? known->standing_lane().connection : nullptr;
+  return connection ? std::string(connection->transport()) : std::string();
 }
 
 DebugInfo AgentCore::debug_info() const {

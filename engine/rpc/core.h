@@ -180,6 +180,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   explicit AgentCore(Parts parts);
   void listen(const std::string& local_address, Deadline deadline);
   std::shared_ptr<Peer> peer(const Recipient& to);
+  std::shared_ptr<Peer> known_peer(int rank) const;  // null where there is none yet: asks no store, makes no connection
   Directory::Entry found(const Recipient& to);
   bool depends_on(int rank) const;
   void ask_whether_alive(int rank);

@@ -127,9 +127,9 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
   return made;
 }
 
-std::string Peer::transport() const {
+Peer::Lane Peer::standing_lane() const {
   std::lock_guard lock(mutex_);
-  return lane_.connection ? std::string(lane_.connection->transport()) : std::string();
+  return lane_;
 }
 
 // One that carries device memory where a map says that there will be some.

@@ -49,11 +49,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
     }
   };
   Lane lane(const transport::Routes& routes);
+  // The one that stands; without a connection where none does.
+  Lane standing_lane() const;
   const WorkerInfo& worker() const { return entry_.worker; }
   Life life() const { return entry_.life; }
   const Member& member() const { return entry_; }
-  // Of the lane that stands; empty where none does.
-  std::string transport() const;
   // Where tensors go that are sent to it: in calls, and back along its own calls to here.
   const DeviceMap& map() const { return map_; }
   const DeviceMap& map_back() const { return map_back_; }

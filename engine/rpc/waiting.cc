@@ -201,17 +201,13 @@ void AgentCore::expire() {
   auto expired = calls_.take_expired(Deadline::Clock::now(), next);
   arm(next);
   for (const auto& [id, call] : expired) {
-    if (call.to == parts_.self.rank) continue;
+    const auto worker = known_peer(call.to);
+    const auto lane = worker ? worker->standing_lane() : Peer::Lane();
+    if (!lane.connection || lane.number != call.lane) continue;  // it is gone, and the call with it
     Head head;
     head.kind = FrameKind::Cancel;
     head.call = id;
-    try {
-      const auto lane = peer(call.to)->lane(routes_);
-      if (lane.number == call.lane)
-        lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
-    } catch (const Error&) {
-      // the connection is gone, and the call with it
-    }
+    lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
   }
   expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
   std::lock_guard lock(mutex_);

@@ -1,6 +1,7 @@
 // Sparse tensors through remote calls and passes: what DA-039 wants of recording, ends of contexts, references, dtypes,
 // nested and mixed calls, and many passes.
 #include <torch/autograd.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/rpc/core.h>
@@ -27,6 +28,15 @@ at::Tensor gradient_here(RRef<at::Tensor> parameter) {
   return AutogradContext::current().gradient(parameter.local_value()).to_dense();
 }
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
+struct Embedding {
+  Embedding() : bag(torch::nn::EmbeddingBagOptions(10, 3).mode(torch::kSum).sparse(true)) {
+    torch::NoGradGuard off;
+    bag->weight.copy_(at::arange(30).view({10, 3}));
+  }
+  at::Tensor forward(at::Tensor indices, at::Tensor offsets) { return bag->forward(indices, offsets); }
+  at::Tensor gradient() { return AutogradContext::current().gradient(bag->weight); }
+  torch::nn::EmbeddingBag bag;
+};
 
 }  // namespace sparse
 
@@ -155,6 +165,38 @@ TEST_P(Sparse, DA039_ThousandPasses) {
     for (int i = 0; i < 1000; ++i) context.backward({root}, {.retain_graph = true});
     expect_gradients(
         context, [&] { return a + b; }, {a, b}, 1000);
+  });
+}
+
+TEST_P(Sparse, DA038_039_SparseGradientsOfARemoteEmbedding) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    AutogradContext context(agent);
+    const auto embedding = agent.remote<sparse::Embedding>(after(agent, 1));
+    const auto indices = at::tensor({1, 2, 4, 5, 4, 3}, at::kLong), offsets = at::tensor({0, 3}, at::kLong);
+    const at::Tensor loss = embedding.sync<&sparse::Embedding::forward>(indices, offsets).sum();
+    sparse::Embedding local;
+    for (int i = 0; i < 2; ++i) {
+      context.backward({loss}, {.retain_graph = true});
+      local.forward(indices, offsets).sum().backward();
+      const auto gradient = embedding.sync<&sparse::Embedding::gradient>();
+      EXPECT_TRUE(gradient.is_sparse());
+      EXPECT_TRUE(at::allclose(gradient.to_dense(), local.bag->weight.grad().to_dense()));
+    }
+  });
+}
+
+TEST_P(Sparse, DA039_SparseTensorsTravelBothWays) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto sparse = [] {
+      return at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).view({1, 2}), at::rand({2}, at::kDouble), {3}, at::kDouble)
+          .requires_grad_();
+    };
+    const auto a = sparse(), b = sparse();
+    AutogradContext context(agent);
+    const at::Tensor sum = agent.sync<&sparse::add>(after(agent, 1), a, b);
+    EXPECT_TRUE(sum.is_sparse());
+    context.backward({at::_sparse_sum(sum)});
+    EXPECT_TRUE(at::allclose(context.gradient(a).to_dense(), at::tensor({1.0, 0.0, 1.0}, at::kDouble)));
   });
 }
 
