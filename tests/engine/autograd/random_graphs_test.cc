@@ -163,10 +163,7 @@ TEST_P(RandomGraphs, HaveTheGradientsOfOneProcess) {
 
 std::vector<Run> runs() {
   std::vector<Run> all;
-  for (const int workers : {2, 3, 4}) all.push_back({{As::Threads, "inproc", workers}, 80});
-  for (const auto as : {As::Threads, As::Processes}) {
-    for (const char* transport : {"shm", "tcp"}) all.push_back({{as, transport, 3}, 20});
-  }
+  for (const Setting& setting : settings({2, 3, 4})) all.push_back({setting, setting.transport == "inproc" ? 80 : 20});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Autograd, RandomGraphs, testing::ValuesIn(runs()),

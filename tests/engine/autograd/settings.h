@@ -15,16 +15,7 @@
 
 namespace weft::harness {
 
-inline std::vector<Setting> autograd_settings() {
-  std::vector<Setting> all;
-  for (const char* transport : {"inproc", "shm", "tcp"}) {
-    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
-  }
-  for (const char* transport : {"shm", "tcp"}) {
-    for (const int workers : {2, 4}) all.push_back({As::Processes, transport, workers});
-  }
-  return all;
-}
+inline std::vector<Setting> autograd_settings() { return settings({2, 4}); }
 inline auto setting_name = [](const auto& info) { return name(info.param); };
 
 inline at::Tensor leaf(at::IntArrayRef sizes) {

@@ -481,7 +481,6 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(harness::settings()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Eight, CallsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(Agent, RB008_AWorldOfOneCallsItself) {
   run_workers({As::Threads, "shm", 1}, [](rpc::Agent& agent) {

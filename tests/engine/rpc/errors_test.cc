@@ -267,14 +267,8 @@ TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
   });
 }
 
-std::vector<Setting> settings_of_errors() {
-  auto all = harness::settings_of_faults();
-  all.push_back({As::Threads, "shm", 2});
-  return all;
-}
-INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(settings_of_errors()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(settings_of_errors()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Eight, ErrorsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
 
 TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
   run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {

@@ -175,16 +175,4 @@ inline void expect_counters(rpc::Agent& agent, int worker, std::vector<std::uint
   EXPECT_EQ(now, expected) << "worker" << worker;
 }
 
-// As settings(), but for two processes; with four workers owner, user and giver differ, with two they do not.
-inline std::vector<Setting> settings_of_references() {
-  std::vector<Setting> all;
-  for (const char* transport : {"inproc", "shm", "tcp"}) {
-    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
-  }
-  all.push_back({As::Processes, "shm", 4});
-  all.push_back({As::Processes, "tcp", 4});
-  all.push_back({As::Threads, "shm", 8});
-  return all;
-}
-
 }  // namespace weft::harness

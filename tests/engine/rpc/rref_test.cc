@@ -456,9 +456,8 @@ TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings_of_references()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings_of_references()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Eight, RefsAmongMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
 
 TEST(RefCounters, RR014_AValueThatWasNeverSharedCountsNowhere) {
   run_one([](rpc::Agent& agent) {

@@ -192,12 +192,8 @@ TEST_P(ShutdownOfMany, EndsOnceAllAreIdle) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Eight, ShutdownOfMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown,
-                         testing::Values(Setting{As::Threads, "inproc", 2}, Setting{As::Threads, "shm", 4},
-                                         Setting{As::Threads, "tcp", 4}, Setting{As::Processes, "shm", 2},
-                                         Setting{As::Processes, "tcp", 4}),
-                         [](const auto& setting) { return harness::name(setting.param); });
+INSTANTIATE_TEST_SUITE_P(Rpc, ShutdownOfMany, testing::ValuesIn(harness::settings()), harness::name_of);
+INSTANTIATE_TEST_SUITE_P(Rpc, Shutdown, testing::ValuesIn(harness::settings()), harness::name_of);
 
 std::size_t count_of(const std::string& text, const std::string& part) {
   std::size_t count = 0;

@@ -204,7 +204,6 @@ TEST_P(Together, RB050_AllTrainersOfARoundGetTheSameNewModel) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Together, testing::ValuesIn(harness::settings()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, TogetherWithMany, testing::ValuesIn(harness::settings()), harness::name_of);
-INSTANTIATE_TEST_SUITE_P(Eight, TogetherWithMany, testing::ValuesIn(harness::settings_of_eight()), harness::name_of);
 
 TEST(TogetherLimits, RE031_WhoGathersInVainIsTold) {
   run_workers({As::Threads, "inproc", 3}, [](rpc::Agent& agent) {

@@ -9,19 +9,13 @@
 
 namespace weft::harness {
 
-std::vector<Setting> settings() {
+std::vector<Setting> settings(std::initializer_list<int> workers) {
   std::vector<Setting> all;
-  for (const char* transport : {"inproc", "shm", "tcp"}) {
-    for (const int workers : {2, 4}) all.push_back({As::Threads, transport, workers});
+  for (const int count : workers) {
+    for (const char* transport : {"inproc", "shm", "tcp"}) all.push_back({As::Threads, transport, count});
+    for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, count});
   }
-  for (const char* transport : {"shm", "tcp"}) all.push_back({As::Processes, transport, 2});
-  all.push_back({As::Processes, "shm", 4});
-  all.push_back({As::Threads, "shm", 8});
   return all;
-}
-
-std::vector<Setting> settings_of_eight() {
-  return {{As::Threads, "inproc", 8}, {As::Threads, "tcp", 8}, {As::Processes, "shm", 8}, {As::Processes, "tcp", 8}};
 }
 
 std::vector<Setting> settings_of_faults() {

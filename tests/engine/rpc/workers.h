@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,8 @@ struct Setting {
 inline std::string name(const Setting& setting) {
   return setting.transport + name(setting.as) + std::to_string(setting.workers);
 }
-// Every transport, as threads with 2 and 4 workers; as processes shm with 2 and 4, and tcp with 2; shm with 8 threads.
-std::vector<Setting> settings();
-// What is missing there, for a few cheap tests of each group: 8 workers, as threads and, where they can be, as processes.
-std::vector<Setting> settings_of_eight();
+// With so many workers each: every transport, as threads and, where they can be, as processes.
+std::vector<Setting> settings(std::initializer_list<int> workers = {2, 4, 8});
 // For what is asked of one transport's errors or faults: with workers that are neither the caller nor the callee.
 std::vector<Setting> settings_of_faults();
 inline std::string name_of(const testing::TestParamInfo<Setting>& setting) { return name(setting.param); }
