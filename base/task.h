@@ -12,7 +12,7 @@ class Task {
   Task() = default;
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, Task> && std::is_invocable_v<std::remove_cvref_t<F>&>) Task(F&& function)
-      // Not make_unique: a unique_ptr's type for each function is a tenth of what a call takes to compile.
+      // Not make_unique: it would be one more type for each function, dear to compile where a call makes several.
       : body_(new Body<std::remove_cvref_t<F>>(std::forward<F>(function))) {}
 
   explicit operator bool() const { return body_ != nullptr; }

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""What ctest says of the groups of GroupedTests.cmake: grouped_test.py CTEST GROUPED_TESTS. Their executable is a script that
+prints what GoogleTest would."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CTEST, GROUPED = sys.argv[1:3]
+# A suite of each kind; what is not named passes.
+TESTS = {"Passing": "ab", "Failing": "a", "AllFail": "ab", "Skipping": "ab", "FailsAndSkips": "ab", "PassesAndSkips": "ab"}
+RESULTS = {"Failing.a": "FAILED", "AllFail.a": "FAILED", "AllFail.b": "FAILED", "Skipping.a": "SKIPPED", "Skipping.b": "SKIPPED",
+           "FailsAndSkips.a": "FAILED", "FailsAndSkips.b": "SKIPPED", "PassesAndSkips.b": "SKIPPED"}
+PROGRAM = """#!{python}
+import fnmatch, sys
+tests, results = {tests!r}, {results!r}
+if sys.argv[1] == "--gtest_list_tests":
+    for suite, names in tests.items():
+        print(suite + ".", *("  " + name for name in names), sep="\\n")
+    sys.exit()
+pattern = sys.argv[1].removeprefix("--gtest_filter=")
+chosen = [suite + "." + name for suite, names in tests.items() for name in names if fnmatch.fnmatchcase(suite + "." + name, pattern)]
+of = lambda result: [name for name in chosen if results.get(name, "OK") == result]
+print(f"[==========] Running {{len(chosen)}} tests from 1 test suite.")
+print(f"[  PASSED  ] {{len(of('OK'))}} test{{'' if len(of('OK')) == 1 else 's'}}.")
+for result in ("SKIPPED", "FAILED"):
+    if of(result):
+        print(f"[  {{result:7}} ] {{len(of(result))}} test{{'' if len(of(result)) == 1 else 's'}}, listed below:")
+        print(*(f"[  {{result:7}} ] {{name}}" for name in of(result)), sep="\\n")
+if of("FAILED"):
+    print(f"\\n {{len(of('FAILED'))}} FAILED TESTS")
+sys.exit(1 if of("FAILED") else 0)
+"""
+
+
+class Groups(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def say(self, alone="FALSE", each=False):
+        """What ctest says of each of its tests."""
+        program = self.root / "some_test"
+        program.write_text(PROGRAM.format(python=sys.executable, tests=TESTS, results=RESULTS))
+        program.chmod(0o755)
+        settings = {"executable": program, "labels": "cpu", "timeout": 20, "prefix": "", "alone": alone, "sanitized": ""}
+        lines = [f'set({name} "{value}")' for name, value in settings.items()]
+        (self.root / "CTestTestfile.cmake").write_text("\n".join([*lines, f'include("{GROUPED}")', ""]))
+        environment = {name: value for name, value in os.environ.items() if name != "WEFT_EACH_TEST"}
+        if each:
+            environment["WEFT_EACH_TEST"] = "1"
+        said = subprocess.run([CTEST], cwd=self.root, env=environment, capture_output=True, text=True)
+        rows = re.findall(r"Test +#\d+: (.+?) \.+ *(Passed|\*\*\*Failed|\*\*\*Skipped)", said.stdout)
+        self.assertNotEqual(said.returncode, 0, said.stdout)  # some fail
+        return {name: result.lstrip("*") for name, result in rows}
+
+    def test_a_suite_fails_where_one_of_its_tests_does_and_is_skipped_where_all_are(self):
+        self.assertEqual(self.say(), {
+            "some_test Passing.*": "Passed", "some_test Failing.*": "Failed", "some_test AllFail.*": "Failed",
+            "some_test Skipping.*": "Skipped", "some_test FailsAndSkips.*": "Failed", "some_test PassesAndSkips.*": "Passed"})
+
+    def test_single_tests_are_what_they_are(self):
+        words = {"OK": "Passed", "FAILED": "Failed", "SKIPPED": "Skipped"}
+        names = [f"{suite}.{name}" for suite, tests in TESTS.items() for name in tests]
+        expected = {name: words[RESULTS.get(name, "OK")] for name in names}
+        self.assertEqual(self.say(each=True), expected)
+        self.assertEqual(self.say(alone="TRUE"), expected)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
