@@ -97,9 +97,16 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
     {
       std::lock_guard lock(mutex_);
       const auto found = late_.find(message.head.call);
-      if (found == late_.end() || found->second.to != worker.rank || found->second.lane != lane) return;
-      call = std::move(found->second);
-      late_.erase(found);
+      if (found != late_.end()) {
+        if (found->second.to != worker.rank || found->second.lane != lane) return;
+        call = std::move(found->second);
+        late_.erase(found);
+      }
+    }
+    if (!call.pending) {  // of those that are remembered no more; references in it would stay for ever
+      if (message.head.kind != FrameKind::Failure)
+        rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
+      return;
     }
     return late_reply_came(call, worker, std::move(message), lacking);
   }

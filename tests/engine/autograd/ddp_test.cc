@@ -306,7 +306,7 @@ TEST_P(DdpInContexts, DR006_UnevenInputs) {
 }
 
 TEST_P(DdpInContexts, DR007_SparseGradientsOfAnEmbedding) {
-  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+  hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
     const auto indices = at::tensor({rank, 3, 3}, at::kLong);
     hybrid::Words local;

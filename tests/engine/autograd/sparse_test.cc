@@ -27,6 +27,14 @@ at::Tensor only_first(at::Tensor a, at::Tensor b) {
 at::Tensor gradient_here(RRef<at::Tensor> parameter) {
   return AutogradContext::current().gradient(parameter.local_value()).to_dense();
 }
+// A server's weight, for all trainers.
+const at::Tensor& shared() {
+  static const at::Tensor weight = make(at::kDouble);
+  return weight;
+}
+RRef<at::Tensor> shared_reference() { return RRef<at::Tensor>(shared()); }
+at::Tensor add_shared(at::Tensor a) { return a + shared(); }
+at::Tensor gradient_of_shared() { return AutogradContext::current().gradient(shared()).to_dense(); }
 std::size_t contexts() { return rpc::this_agent().debug_info().contexts; }
 struct Embedding {
   Embedding() : bag(torch::nn::EmbeddingBagOptions(10, 3).mode(torch::kSum).sparse(true)) {
@@ -120,6 +128,24 @@ TEST_P(Sparse, DA039_ReferencesGetTheirGradientsAtTheirOwner) {
       context.backward({sum_of(sum)});
       expect_gradients(context, [&] { return a + a.detach(); }, {a});
       EXPECT_TRUE(at::allclose(agent.sync<&sparse::gradient_here>(owner, held), dense(context.gradient(a))));
+    }
+  });
+}
+
+TEST_P(Sparse, DA039_TrainersThatUseOneServersWeightAtOnceGetTheirOwnGradients) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto weight = agent.sync<&sparse::shared_reference>(0);
+    for (int round = 0; round < 6; ++round) {
+      AutogradContext context(agent);
+      const double factor = 1 + 10 * agent.self().rank + round;
+      const auto a = sparse::make(at::kDouble);
+      const at::Tensor sum =
+          round % 2 == 0 ? agent.sync<&sparse::add_held>(0, a, weight) : agent.sync<&sparse::add_shared>(0, a);
+      EXPECT_TRUE(sum.is_sparse());
+      context.backward({sum_of(sum) * factor});
+      const at::Tensor expected = (a.detach().to_dense() != 0).to(at::kDouble) * factor;
+      EXPECT_TRUE(at::allclose(dense(context.gradient(a)), expected)) << round;
+      EXPECT_TRUE(at::allclose(agent.sync<&sparse::gradient_of_shared>(0), expected)) << round;
     }
   });
 }
