@@ -8,6 +8,9 @@ namespace weft::rpc {
 namespace detail {
 
 rref::References& references_of(AgentCore& core) { return core.references(); }
+DeviceWorkRef enqueued(AgentCore& core) {
+  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
+}
 
 namespace {
 Issue issue_of(const Function& function, const Going& going) {
@@ -32,11 +35,9 @@ void CoreCalls::call_here(AgentCore& core, const Function& function, const Going
 void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how) {
   core.complete_here(id, how);
 }
-std::exception_ptr CoreCalls::thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error) {
-  return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
-}
-weft::detail::DeviceWorkRef CoreCalls::enqueued(AgentCore& core) {
-  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
+void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error) {
+  const auto thrown = std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+  core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
 void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) { core.after(pause, std::move(task)); }
@@ -80,6 +81,28 @@ void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner,
 }
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
+
+std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
+                                           const Going& going, const Packed& packed) {
+  rref::References& references = core->references();
+  const rref::Id id = references.next_id();
+  const rref::ForkId fork = references.next_id();
+  Promise<void> promise(core->crew());
+  const auto created = promise.future();
+  const auto pack = [&](codec::Packer& packer) {
+    packer.pack_array(std::tuple_size_v<CreationArguments>);
+    packer.pack(id);
+    packer.pack(fork);
+    packed.pack(packer, packed.arguments);
+  };
+  const auto owner = core->send_call(issue_of(function, going), pack,
+                                     std::make_unique<PendingResult<void>>(std::move(promise)));
+  created.on_done_light([weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
+    const auto alive = weak.lock();
+    if (const auto error = ended.error(); error && alive) CoreCalls::will_not_come(alive, to, id, error);
+  });
+  return CoreCalls::user_handle(core, id, fork, *owner, created, {function.name, -1, going.place});
+}
 
 }  // namespace detail
 

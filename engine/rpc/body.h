@@ -1,9 +1,8 @@
 // What a call can run: a function, a method on the value behind an RRef, a constructor. Each body says what its arguments
 // and its result are, what it waits for, and how it runs; calls and creations (RRef) are made from bodies alike.
 //
-// run(core, arguments, done, fail) calls done(value, work) or fail(error) once, on any thread. The value is there once
-// `work`, and what that thread's current streams hold, have run. make(…) is the same for a value that stays here:
-// done(std::shared_ptr<Result>, work).
+// What there is for each function is in here, and kept small: programs have many. What is for each result's type is in
+// calls.h. run(core, arguments, to) runs a body on its Arguments; `to` gets what it comes to.
 #pragma once
 
 #include <memory>
@@ -23,48 +22,74 @@ namespace detail {
 using weft::detail::DeviceWorkRef;
 
 rref::References& references_of(AgentCore& core);
+// What this thread has enqueued on its current streams of the GPUs that calls use here; null where they use none.
+DeviceWorkRef enqueued(AgentCore& core);
 
-// Runs `call` and hands on what it returns; a future's value when that comes. `kept` lives until then.
-template <class S, class Kept, class Call, class Done, class Fail>
-void finish(const Kept& kept, Call call, Done done, Fail fail) {
+// Who gets what a call comes to: one of these is called, once, on any thread. The value is there once `work`, and what that
+// thread's current streams hold, have run.
+template <class R>
+class Completion {
+ public:
+  Completion() = default;
+  Completion(const Completion&) = delete;
+  Completion& operator=(const Completion&) = delete;
+  virtual ~Completion() = default;
+  // What it throws becomes the failure.
+  virtual void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) = 0;
+  // With a value that its future keeps.
+  virtual void succeed_with(const weft::detail::Stored<R>& value, DeviceWorkRef work) {
+    if constexpr (std::is_copy_constructible_v<weft::detail::Stored<R>>) {
+      succeed(value, std::move(work));
+    } else {
+      throw Error(Blame::Caller, "the result of a function that answers later cannot be copied");
+    }
+  }
+  virtual void fail(const std::exception_ptr& error) = 0;
+};
+
+template <class R>
+using CompletionRef = std::shared_ptr<Completion<R>>;
+template <class R>
+using Run = void (*)(AgentCore& core, const std::shared_ptr<void>& arguments, const CompletionRef<R>& to);
+
+// Hands on what a future comes to. `kept` lives until then.
+template <class R, class F>
+void hand_on(const F& future, const std::shared_ptr<void>& kept, const CompletionRef<R>& to) {
+  future.on_done_light([kept, to](const F& ended) {
+    if (const auto error = ended.error()) return to->fail(error);
+    try {
+      if constexpr (std::is_void_v<R>) {
+        to->succeed({}, ended.device_work());
+      } else {
+        to->succeed_with(ended.value(), ended.device_work());
+      }
+    } catch (...) {
+      to->fail(std::current_exception());
+    }
+  });
+}
+
+// Runs `call` and hands on what it returns; a future's value when that comes.
+template <class S, class Call>
+void finish(const std::shared_ptr<void>& kept, const CompletionRef<typename S::Result>& to, Call call) {
   try {
     if constexpr (S::deferred) {
-      auto future = call();
-      future.on_done_light([kept, done, fail](const auto& ended) mutable {
-        if (const auto error = ended.error()) return fail(error);
-        try {
-          done(ended.value(), ended.device_work());
-        } catch (...) {
-          fail(std::current_exception());
-        }
-      });
+      hand_on<typename S::Result>(call(), kept, to);
     } else if constexpr (std::is_void_v<typename S::Result>) {
       call();
-      done(std::monostate(), DeviceWorkRef());
+      to->succeed({}, nullptr);
     } else {
-      done(call(), DeviceWorkRef());
+      to->succeed(call(), nullptr);
     }
   } catch (...) {
-    fail(std::current_exception());
+    to->fail(std::current_exception());
   }
 }
 
-// What stays here of a result: void keeps nothing.
-template <class R>
-std::shared_ptr<R> kept(weft::detail::Stored<R> value) {
-  if constexpr (std::is_void_v<R>) {
-    return nullptr;
-  } else {
-    return std::make_shared<R>(std::move(value));
-  }
-}
-
-// Nothing to wait for.
+// What a body waits for before it runs; null where that is nothing.
+using First = std::optional<Future<void>> (*)(AgentCore& core, const void* arguments);
 struct StartsAtOnce {
-  template <class Arguments>
-  static std::optional<Future<void>> first(AgentCore&, const Arguments&) {
-    return std::nullopt;
-  }
+  static constexpr First first = nullptr;
 };
 
 template <auto F>
@@ -80,19 +105,10 @@ struct FunctionBody : StartsAtOnce {
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
 
-  template <class Done, class Fail>
-  static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    finish<Shape>(
-        arguments, [&]() -> decltype(auto) { return std::apply(F, std::move(*arguments)); }, done, fail);
-  }
-  template <class Done, class Fail>
-  static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    run(
-        core, arguments,
-        [done](weft::detail::Stored<Result> value, DeviceWorkRef work) {
-          done(kept<Result>(std::move(value)), std::move(work));
-        },
-        fail);
+  static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
+    finish<Shape>(arguments, to, [&]() -> decltype(auto) {
+      return std::apply(F, std::move(*static_cast<Arguments*>(arguments.get())));
+    });
   }
 };
 
@@ -148,39 +164,59 @@ struct MethodBody {
 
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
-  static std::optional<Future<void>> first(AgentCore& core, const Arguments& arguments) {
-    return rref::wait_for<M>(references_of(core), std::get<0>(arguments));
+  static std::optional<Future<void>> first(AgentCore& core, const void* arguments) {
+    return rref::wait_for<M>(references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
 
-  template <class Done, class Fail>
-  static void run(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
+    auto& given = *static_cast<Arguments*>(arguments.get());
     // Which the arguments keep; what has it ends outside the turns of the loop.
-    M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(*arguments).owned)->value();
+    M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(given).owned)->value();
     weft::detail::hand_over_referred(value);
-    finish<Shape>(
-        arguments,
-        [&]() -> decltype(auto) {
-          return std::apply(
-              [&](const rref::Target&, auto&... more) -> decltype(auto) {
-                if constexpr (Shape::takes_value) {
-                  return std::invoke(F, value, std::move(more)...);
-                } else {
-                  return std::invoke(F, std::move(more)...);
-                }
-              },
-              *arguments);
-        },
-        done, fail);
+    finish<Shape>(arguments, to, [&]() -> decltype(auto) {
+      return std::apply(
+          [&](const rref::Target&, auto&... more) -> decltype(auto) {
+            if constexpr (Shape::takes_value) {
+              return std::invoke(F, value, std::move(more)...);
+            } else {
+              return std::invoke(F, std::move(more)...);
+            }
+          },
+          given);
+    });
   }
-  template <class Done, class Fail>
-  static void make(AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
-    run(
-        core, arguments,
-        [done](weft::detail::Stored<Result> value, DeviceWorkRef work) {
-          done(kept<Result>(std::move(value)), std::move(work));
-        },
-        fail);
+};
+
+// Keeps what comes as the value of an RRef, whose creation ends before it is there: what waits behind the value is answered
+// after its creation.
+template <class R>
+class Keeps final : public Completion<R> {
+ public:
+  Keeps(std::shared_ptr<AgentCore> core, std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
+      : core_(std::move(core)), value_(std::move(value)), creation_(std::move(creation)) {}
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
+    if constexpr (std::is_void_v<R>) {
+      keep(nullptr, std::move(work));
+    } else if constexpr (std::is_move_constructible_v<R>) {
+      keep(std::make_shared<R>(std::move(value)), std::move(work));
+    } else {
+      throw Error(Blame::Caller, "a result that cannot be moved cannot be kept");
+    }
   }
+  void keep(std::shared_ptr<R> value, DeviceWorkRef work) {
+    auto all = weft::detail::join(std::move(work), enqueued(*core_));
+    creation_->succeed({}, nullptr);
+    value_->set(std::move(value), std::move(all));
+  }
+  void fail(const std::exception_ptr& error) override {
+    value_->fail(error);
+    creation_->fail(error);
+  }
+
+ private:
+  const std::shared_ptr<AgentCore> core_;
+  const std::shared_ptr<rref::OwnedValue<R>> value_;
+  const CompletionRef<void> creation_;
 };
 
 // An M made in place.
@@ -195,15 +231,16 @@ struct ConstructorBody : StartsAtOnce {
   static std::string name() { return "constructor of " + spelled(typeid(M)); }
   static std::vector<std::byte> value() { return {}; }
 
-  template <class Done, class Fail>
-  static void make(AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  // It is created only, never called: `to` is a Keeps.
+  static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
     std::shared_ptr<M> made;
     try {
-      made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); }, *arguments);
+      made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); },
+                        *static_cast<Arguments*>(arguments.get()));
     } catch (...) {
-      return fail(std::current_exception());
+      return to->fail(std::current_exception());
     }
-    done(std::move(made), DeviceWorkRef());
+    static_cast<Keeps<M>&>(*to).keep(std::move(made), nullptr);
   }
 };
 

@@ -40,10 +40,8 @@ struct CoreCalls {
                         const std::optional<Future<void>>& first, std::unique_ptr<PendingCall> pending,
                         const std::function<Task(std::uint64_t)>& make);
   static void complete_here(AgentCore& core, std::uint64_t id, const std::function<void(PendingCall&)>& how);
-  // What a function threw on this worker itself, as its caller sees it: the same as from another.
-  static std::exception_ptr thrown_here(AgentCore& core, const Function& function, const std::exception_ptr& error);
-  // What this thread has enqueued on its current streams of the GPUs that calls use here; null where they use none.
-  static weft::detail::DeviceWorkRef enqueued(AgentCore& core);
+  // With what a function threw on this worker itself; its caller sees it as from another.
+  static void fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error);
   static void hold_activity(AgentCore& core, int change);
   static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
   static void off_loop(AgentCore& core, const Recipient& to, Task task);
@@ -72,92 +70,158 @@ struct CoreCalls {
 template <class A>
 using Travelling = std::conditional_t<std::is_convertible_v<std::decay_t<A>, const char*>, std::string, std::decay_t<A>>;
 
+// Sends a value back.
+template <class R>
+class Replies final : public Completion<R> {
+ public:
+  explicit Replies(std::shared_ptr<Served> call) : call_(std::move(call)) {}
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override { succeed_with(value, std::move(work)); }
+  void succeed_with(const weft::detail::Stored<R>& value, DeviceWorkRef work) override {
+    weft::detail::run_after(work, [&] { call_->reply([&](codec::Packer& packer) { pack_result<R>(packer, value); }); });
+  }
+  void fail(const std::exception_ptr& error) override { call_->fail(error); }
+
+ private:
+  const std::shared_ptr<Served> call_;
+};
+
+// Gives a value to who called on this worker itself.
+template <class R>
+class CompletesHere final : public Completion<R> {
+ public:
+  CompletesHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+      : core_(std::move(core)), function_(function), id_(id) {}
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
+    auto all = weft::detail::join(std::move(work), enqueued(*core_));
+    CoreCalls::complete_here(*core_, id_, [&](PendingCall& call) {
+      static_cast<PendingResult<R>&>(call).set(std::move(value), std::move(all));
+    });
+  }
+  void fail(const std::exception_ptr& error) override { CoreCalls::fail_here(*core_, function_, id_, error); }
+
+ private:
+  const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
+  const std::uint64_t id_;
+};
+
+template <class R>
+void serve_call(const std::shared_ptr<Served>& call, std::shared_ptr<void> arguments, First first, Run<R> run) {
+  const auto waits_for = first != nullptr ? first(*call->core(), arguments.get()) : std::nullopt;
+  call->start(waits_for, Task([call, arguments = std::move(arguments), run] {
+                run(*call->core(), arguments, std::make_shared<Replies<R>>(call));
+              }));
+}
+
+// The arguments of a creation: the RRef's id, the caller's fork, and the body's.
+using CreationArguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
+
+template <class R>
+void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::ForkId fork, std::shared_ptr<void> arguments,
+                    First first, Run<R> run) {
+  const auto value = references_of(*call->core()).template adopt<R>(id, fork, call->state().incarnation());
+  call->keep(value);
+  std::optional<Future<void>> waits_for;
+  try {
+    if (first != nullptr) waits_for = first(*call->core(), arguments.get());
+  } catch (...) {  // others may wait for it already
+    value->fail(std::current_exception());
+    throw;
+  }
+  call->start(waits_for, Task([call, arguments = std::move(arguments), value, run] {
+                run(*call->core(), arguments,
+                    std::make_shared<Keeps<R>>(call->core(), value, std::make_shared<Replies<void>>(call)));
+              }));
+}
+
 // A call whose result goes back.
 template <class Body>
 struct Called {
   static_assert(check_result<typename Body::Result>());
-  static Function describe() {
-    Function function;
-    function.name = Body::name();
-    function.signature = spelled(typeid(typename Body::Signature));
-    function.id = {hash_of(function.name), hash_of(typeid(typename Body::Signature).name())};
-    function.value = Body::value();
-    function.serve = &Called::serve;
-    return function;
-  }
-  inline static const Function& entered = enter(describe());
+  inline static const Function& entered =
+      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(), &Called::serve));
 
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
-    using Result = typename Body::Result;
-    auto arguments = std::make_shared<Arguments>(unpack_tuple<Arguments>(object));
-    const auto first = Body::first(*call->core(), *arguments);
-    call->start(first, Task([call, arguments] {
-                  Body::run(
-                      *call->core(), arguments,
-                      [call](const weft::detail::Stored<Result>& value, const DeviceWorkRef& work) {
-                        weft::detail::run_after(
-                            work, [&] { call->reply([&](codec::Packer& packer) { pack_result<Result>(packer, value); }); });
-                      },
-                      [call](const std::exception_ptr& error) { call->fail(error); });
-                }));
+    serve_call<typename Body::Result>(call, std::make_shared<Arguments>(unpack_tuple<Arguments>(object)), Body::first,
+                                      &Body::run);
   }
 };
 
-// A call whose result stays: its arguments are the RRef's id, the caller's fork, and the body's.
+// A call whose result stays.
 template <class Body>
 struct Created {
-  using Result = typename Body::Result;
-  using Value = std::shared_ptr<rref::OwnedValue<Result>>;
-  using Arguments = std::tuple<rref::Id, rref::ForkId, msgpack::object>;
-
-  static Function describe() {
-    Function function;
-    function.name = Body::name();
-    function.signature = "RRef to the result of " + spelled(typeid(typename Body::Signature));
-    function.id = {hash_of(function.name), hash_of(std::string("RRef ").append(typeid(typename Body::Signature).name()))};
-    function.value = Body::value();
-    function.serve = &Created::serve;
-    return function;
-  }
-  inline static const Function& entered = enter(describe());
+  inline static const Function& entered =
+      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(), &Created::serve));
 
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
-    auto [id, fork, packed] = unpack_tuple<Arguments>(object);
-    auto arguments = std::make_shared<typename Body::Arguments>(unpack_tuple<typename Body::Arguments>(packed));
-    auto value = references_of(*call->core()).template adopt<Result>(id, fork, call->state().incarnation());
-    call->keep(value);
-    std::optional<Future<void>> first;
-    try {
-      first = Body::first(*call->core(), *arguments);
-    } catch (...) {  // others may wait for it already
-      value->fail(std::current_exception());
-      throw;
-    }
-    call->start(first, Task([call, arguments, value] {
-                  make(
-                      *call->core(), arguments, value,
-                      [call] { call->reply([](codec::Packer& packer) { packer.pack_nil(); }); },
-                      [call](const std::exception_ptr& error) { call->fail(error); });
-                }));
-  }
-
-  template <class Done, class Fail>
-  static void make(AgentCore& core, const std::shared_ptr<typename Body::Arguments>& arguments, const Value& value,
-                   Done done, Fail fail) {
-    Body::make(
-        core, arguments,
-        [&core, value, done](std::shared_ptr<Result> made, weft::detail::DeviceWorkRef work) {
-          auto all = weft::detail::join(std::move(work), CoreCalls::enqueued(core));
-          done();  // first: what waits behind the value is answered after its creation
-          value->set(std::move(made), std::move(all));
-        },
-        [value, fail](const std::exception_ptr& error) {
-          value->fail(error);
-          fail(error);
-        });
+    using Arguments = typename Body::Arguments;
+    const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
+    serve_creation<typename Body::Result>(call, id, fork, std::make_shared<Arguments>(unpack_tuple<Arguments>(packed)),
+                                          Body::first, &Body::run);
   }
 };
+
+// Arguments for another worker: a tuple, and how it is packed.
+struct Packed {
+  const void* arguments = nullptr;
+  void (*pack)(codec::Packer& packer, const void* arguments) = nullptr;
+};
+
+template <class Arguments>
+void pack_as(codec::Packer& packer, const void* arguments) {
+  pack_tuple(packer, *static_cast<const Arguments*>(arguments));
+}
+
+template <class R>
+Future<R> call_there(AgentCore& core, const Function& function, const Going& going, const Packed& packed) {
+  Promise<R> promise(CoreCalls::home(core));
+  auto future = promise.future();
+  CoreCalls::send_call(
+      core, function, going, [&](codec::Packer& packer) { packed.pack(packer, packed.arguments); },
+      std::make_unique<PendingResult<R>>(std::move(promise)));
+  return future;
+}
+
+template <class R>
+Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& function, const Going& going,
+                    const std::shared_ptr<void>& arguments, First first, Run<R> run) {
+  Promise<R> promise(CoreCalls::home(*core));
+  auto future = promise.future();
+  CoreCalls::call_here(
+      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+      std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
+        return Task([core, arguments, run, &function, id] {
+          run(*core, arguments, std::make_shared<CompletesHere<R>>(core, function, id));
+        });
+      });
+  return future;
+}
+
+std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
+                                           const Going& going, const Packed& packed);
+
+template <class R>
+std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core, const Function& function,
+                                          const Going& going, const std::shared_ptr<void>& arguments, First first,
+                                          Run<R> run) {
+  const rref::Id id = references_of(*core).next_id();
+  Promise<void> promise(CoreCalls::home(*core));
+  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::home(*core));
+  // Where the creation fails by its time limit, or does not even begin.
+  promise.future().on_done_light([value](const Future<void>& ended) {
+    if (const auto error = ended.error()) value->fail(error);
+  });
+  CoreCalls::call_here(
+      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+      std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
+        return Task([core, arguments, value, run, &function, call] {
+          run(*core, arguments,
+              std::make_shared<Keeps<R>>(core, value, std::make_shared<CompletesHere<void>>(core, function, call)));
+        });
+      });
+  return CoreCalls::owner_handle(core, id, std::move(value));
+}
 
 }  // namespace detail
 
@@ -165,87 +229,26 @@ struct Created {
 template <class Body>
 Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going,
                                    typename Body::Arguments arguments) {
-  using Result = typename Body::Result;
+  using Arguments = typename Body::Arguments;
   const Function& function = detail::Called<Body>::entered;
-  Promise<Result> promise(detail::CoreCalls::home(*core));
-  auto future = promise.future();
-  auto pending = std::make_unique<PendingResult<Result>>(std::move(promise));
   if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
-    detail::CoreCalls::send_call(
-        *core, function, going, [&](codec::Packer& packer) { detail::pack_tuple(packer, arguments); }, std::move(pending));
-    return future;
+    return detail::call_there<typename Body::Result>(*core, function, going, {&arguments, &detail::pack_as<Arguments>});
   }
-  auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
-  detail::CoreCalls::call_here(
-      *core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t id) {
-        return Task([core, &function, kept, id] {
-          Body::run(
-              *core, kept,
-              [core, id](weft::detail::Stored<Result> value, weft::detail::DeviceWorkRef work) {
-                auto all = weft::detail::join(std::move(work), detail::CoreCalls::enqueued(*core));
-                detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) {
-                  static_cast<PendingResult<Result>&>(call).set(std::move(value), std::move(all));
-                });
-              },
-              [core, &function, id](const std::exception_ptr& error) {
-                const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
-                detail::CoreCalls::complete_here(*core, id, [&](PendingCall& call) { call.fail(thrown); });
-              });
-        });
-      });
-  return future;
+  return detail::call_here<typename Body::Result>(core, function, going, std::make_shared<Arguments>(std::move(arguments)),
+                                                  Body::first, &Body::run);
 }
 
 // A call whose result stays where it was made; returns at once.
 template <class Body>
 std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going,
                                      typename Body::Arguments arguments) {
-  using Created = detail::Created<Body>;
-  using Result = typename Body::Result;
+  using Arguments = typename Body::Arguments;
+  const Function& function = detail::Created<Body>::entered;
   going.kind = MessageKind::Create;
-  const Function& function = Created::entered;
-  rref::References& references = detail::references_of(*core);
-  const rref::Id id = references.next_id();
-  Promise<void> promise(detail::CoreCalls::home(*core));
-  const auto created = promise.future();
-  auto pending = std::make_unique<PendingResult<void>>(std::move(promise));
-  if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
-    const rref::ForkId fork = references.next_id();
-    const auto pack = [&](codec::Packer& packer) {
-      packer.pack_array(3);
-      packer.pack(id);
-      packer.pack(fork);
-      detail::pack_tuple(packer, arguments);
-    };
-    const auto owner = detail::CoreCalls::send_call(*core, function, going, pack, std::move(pending));
-    created.on_done_light([weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
-      const auto alive = weak.lock();
-      if (const auto error = ended.error(); error && alive) detail::CoreCalls::will_not_come(alive, to, id, error);
-    });
-    return detail::CoreCalls::user_handle(core, id, fork, *owner, created, {function.name, -1, going.place});
-  }
-  auto value = std::make_shared<rref::OwnedValue<Result>>(detail::CoreCalls::home(*core));
-  // Where the creation fails by its time limit, or does not even begin.
-  created.on_done_light([value](const Future<void>& ended) {
-    if (const auto error = ended.error()) value->fail(error);
-  });
-  auto kept = std::make_shared<typename Body::Arguments>(std::move(arguments));
-  detail::CoreCalls::call_here(
-      *core, function, going, Body::first(*core, *kept), std::move(pending), [&](std::uint64_t call) {
-        return Task([core, &function, kept, value, call] {
-          Created::make(
-              *core, kept, value,
-              [core, call] {
-                detail::CoreCalls::complete_here(
-                    *core, call, [](PendingCall& waiting) { static_cast<PendingResult<void>&>(waiting).set({}, nullptr); });
-              },
-              [core, &function, call](const std::exception_ptr& error) {
-                const auto thrown = detail::CoreCalls::thrown_here(*core, function, error);
-                detail::CoreCalls::complete_here(*core, call, [&](PendingCall& waiting) { waiting.fail(thrown); });
-              });
-        });
-      });
-  return detail::CoreCalls::owner_handle(core, id, std::move(value));
+  if (!detail::CoreCalls::is_self(*core, going.to.rank))
+    return detail::create_there(core, function, going, {&arguments, &detail::pack_as<Arguments>});
+  return detail::create_here<typename Body::Result>(core, function, going, std::make_shared<Arguments>(std::move(arguments)),
+                                                    Body::first, &Body::run);
 }
 
 }  // namespace weft::rpc

@@ -69,6 +69,22 @@ std::string without_parameters(const std::string& text) {
 
 }  // namespace
 
+namespace detail {
+
+Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
+               Function::Serve serve) {
+  Function function;
+  const std::string prefix = stays ? "RRef to the result of " : "";
+  function.id = {hash_of(name), hash_of((stays ? "RRef " : "") + std::string(signature.name()))};
+  function.name = std::move(name);
+  function.signature = prefix + spelled(signature);
+  function.value = std::move(value);
+  function.serve = serve;
+  return function;
+}
+
+}  // namespace detail
+
 const Function& enter(Function function) {
   Table& all = table();
   std::lock_guard lock(all.mutex);

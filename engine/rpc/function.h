@@ -43,7 +43,8 @@ struct Function {
   std::string signature;         // "int (int, std::string)"
   std::vector<std::byte> value;  // the function's address, to tell two functions of one identity apart
   // Decodes the arguments, throws Caller where they are none, and has the call start.
-  void (*serve)(const std::shared_ptr<Served>& call, const msgpack::object& arguments) = nullptr;
+  using Serve = void (*)(const std::shared_ptr<Served>& call, const msgpack::object& arguments);
+  Serve serve = nullptr;
 };
 
 // Aborts where a different function has this identity already. Called before main().
@@ -66,6 +67,10 @@ template <auto F>
 constexpr Inline<F> inline_{};
 
 namespace detail {
+
+// `stays`: the result does, as the value of an RRef.
+Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
+               Function::Serve serve);
 
 template <auto F>
 struct Tag {};

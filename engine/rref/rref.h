@@ -31,21 +31,21 @@ struct FetchBody {
 
   static std::string name() { return "weft::RRef::fetch"; }
   static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
-    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(arguments));
+  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
+    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
-  template <class Done, class Fail>
-  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments, const rpc::detail::CompletionRef<T>& to) {
     try {
-      const auto value = std::static_pointer_cast<OwnedValue<T>>(std::get<0>(*arguments).owned)->value();
+      const Target& target = std::get<0>(*static_cast<const Arguments*>(arguments.get()));
+      const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       if constexpr (std::is_void_v<T>) {
-        done(std::monostate(), weft::detail::DeviceWorkRef());
+        to->succeed({}, nullptr);
       } else {
         weft::detail::hand_over_referred(*value);
-        done(T(*value), weft::detail::DeviceWorkRef());
+        to->succeed(T(*value), nullptr);
       }
     } catch (...) {
-      fail(std::current_exception());
+      to->fail(std::current_exception());
     }
   }
 };
@@ -59,11 +59,10 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 
   static std::string name() { return "weft::RRef::copy"; }
   static std::vector<std::byte> value() { return {}; }
-  template <class Done, class Fail>
-  static void run(rpc::AgentCore& core, const std::shared_ptr<Arguments>& arguments, Done done, Fail fail) {
+  static void run(rpc::AgentCore& core, const std::shared_ptr<void>& arguments, const rpc::detail::CompletionRef<void>& to) {
     std::shared_ptr<OwnedValue<T>> owned;
     try {
-      auto& [id, fork, copy] = *arguments;
+      auto& [id, fork, copy] = *static_cast<Arguments*>(arguments.get());
       const int holder = rank_in(fork);
       if (rank_in(id) != holder || rpc::detail::CoreCalls::is_self(core, holder)) {
         throw Error(Blame::Caller, "a copy with the ids " + to_text(id) + " and " + to_text(fork) + " is nobody's");
@@ -72,12 +71,12 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
       const bool is_announced = references.has_fork(id, fork);
       owned = references.adopt<T>(id, fork, rpc::made_by(fork));
       if (!is_announced) rpc::detail::CoreCalls::look_after(core, holder);  // who may not be there any more to end it
-      owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::CoreCalls::enqueued(core));
+      owned->set(std::make_shared<T>(std::move(copy)), rpc::detail::enqueued(core));
     } catch (...) {
       if (owned) owned->fail(std::current_exception());
-      return fail(std::current_exception());
+      return to->fail(std::current_exception());
     }
-    done(std::monostate(), weft::detail::DeviceWorkRef());  // behind it: others wait for the value, nobody for the answer
+    to->succeed({}, nullptr);  // behind it: others wait for the value, nobody for the answer
   }
 };
 
@@ -90,16 +89,16 @@ struct CopyBody {
 
   static std::string name() { return "weft::RRef::copy_to"; }
   static std::vector<std::byte> value() { return {}; }
-  static std::optional<Future<void>> first(rpc::AgentCore& core, const Arguments& arguments) {
-    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(arguments));
+  static std::optional<Future<void>> first(rpc::AgentCore& core, const void* arguments) {
+    return wait_for<T>(rpc::detail::references_of(core), std::get<0>(*static_cast<const Arguments*>(arguments)));
   }
-  template <class Done, class Fail>
-  static void run(rpc::AgentCore&, const std::shared_ptr<Arguments>& arguments, Done done, Fail) {
-    const auto end = [done](const std::exception_ptr& error) {
-      done(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(), weft::detail::DeviceWorkRef());
+  static void run(rpc::AgentCore&, const std::shared_ptr<void>& arguments,
+                  const rpc::detail::CompletionRef<rpc::Outcome>& asker) {
+    const auto end = [asker](const std::exception_ptr& error) {
+      asker->succeed(error ? rpc::Outcome(to_error(error, Blame::Remote)) : rpc::Outcome(), nullptr);
     };
     try {
-      const auto& [target, to, life, id, fork] = *arguments;
+      const auto& [target, to, life, id, fork] = *static_cast<const Arguments*>(arguments.get());
       const auto value = std::static_pointer_cast<OwnedValue<T>>(target.owned)->value();
       weft::detail::hand_over_referred(*value);
       const rpc::Going going{{to, life}, rpc::detail::CoreCalls::time_left(), rpc::MessageKind::Create, /*on_loop=*/true};
@@ -326,7 +325,7 @@ class RRef {
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
     auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core));
-    owned->set(std::make_shared<U>(std::move(value)), rpc::detail::CoreCalls::enqueued(*core));
+    owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
     return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
   }
 

@@ -88,7 +88,7 @@ void check_outcome(Input input) {
 void check_creation(Input input) {
   using Body = detail::FunctionBody<&made_of>;
   read(input, [](const msgpack::object& object) {
-    const auto [id, fork, packed] = detail::unpack_tuple<detail::Created<Body>::Arguments>(object);
+    const auto [id, fork, packed] = detail::unpack_tuple<detail::CreationArguments>(object);
     const auto arguments = detail::unpack_tuple<Body::Arguments>(packed);
     if (rref::to_text(id).empty() || rref::to_text(fork).empty()) broken("an id without a text");
     if (encode(arguments).empty()) broken("arguments that have no bytes");
