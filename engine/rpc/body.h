@@ -36,13 +36,9 @@ class Completion {
   virtual ~Completion() = default;
   // What it throws becomes the failure.
   virtual void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) = 0;
-  // With a value that its future keeps.
+  // With a value that its future keeps: one that can be copied.
   virtual void succeed_with(const weft::detail::Stored<R>& value, DeviceWorkRef work) {
-    if constexpr (std::is_copy_constructible_v<weft::detail::Stored<R>>) {
-      succeed(value, std::move(work));
-    } else {
-      throw Error(Blame::Caller, "the result of a function that answers later cannot be copied");
-    }
+    if constexpr (std::is_copy_constructible_v<weft::detail::Stored<R>>) succeed(value, std::move(work));
   }
   virtual void fail(const std::exception_ptr& error) = 0;
 };
@@ -55,6 +51,9 @@ using Run = void (*)(AgentCore& core, const std::shared_ptr<void>& arguments, co
 // Hands on what a future comes to. `kept` lives until then.
 template <class R, class F>
 void hand_on(const F& future, const std::shared_ptr<void>& kept, const CompletionRef<R>& to) {
+  static_assert(std::is_copy_constructible_v<weft::detail::Stored<R>>,
+                "a function that is called remotely cannot return a Future of what cannot be copied: the future keeps its "
+                "value; return a Future of a std::shared_ptr to it, or of an RRef");
   future.on_done_light([kept, to](const F& ended) {
     if (const auto error = ended.error()) return to->fail(error);
     try {
@@ -72,6 +71,8 @@ void hand_on(const F& future, const std::shared_ptr<void>& kept, const Completio
 // Runs `call` and hands on what it returns; a future's value when that comes.
 template <class S, class Call>
 void finish(const std::shared_ptr<void>& kept, const CompletionRef<typename S::Result>& to, Call call) {
+  static_assert(std::is_move_constructible_v<weft::detail::Stored<typename S::Result>>,
+                "a function that is called remotely cannot return what cannot be moved; make it in place with remote<M>(…)");
   try {
     if constexpr (S::deferred) {
       hand_on<typename S::Result>(call(), kept, to);
@@ -194,13 +195,11 @@ class Keeps final : public Completion<R> {
  public:
   Keeps(std::shared_ptr<AgentCore> core, std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
       : core_(std::move(core)), value_(std::move(value)), creation_(std::move(creation)) {}
-  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {
+  void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {  // of an R that can be moved
     if constexpr (std::is_void_v<R>) {
       keep(nullptr, std::move(work));
     } else if constexpr (std::is_move_constructible_v<R>) {
       keep(std::make_shared<R>(std::move(value)), std::move(work));
-    } else {
-      throw Error(Blame::Caller, "a result that cannot be moved cannot be kept");
     }
   }
   void keep(std::shared_ptr<R> value, DeviceWorkRef work) {
