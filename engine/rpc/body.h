@@ -51,9 +51,6 @@ using Run = void (*)(AgentCore& core, const std::shared_ptr<void>& arguments, co
 // Hands on what a future comes to. `kept` lives until then.
 template <class R, class F>
 void hand_on(const F& future, const std::shared_ptr<void>& kept, const CompletionRef<R>& to) {
-  static_assert(std::is_copy_constructible_v<weft::detail::Stored<R>>,
-                "a function that is called remotely cannot return a Future of what cannot be copied: the future keeps its "
-                "value; return a Future of a std::shared_ptr to it, or of an RRef");
   future.on_done_light([kept, to](const F& ended) {
     if (const auto error = ended.error()) return to->fail(error);
     try {
@@ -71,8 +68,6 @@ void hand_on(const F& future, const std::shared_ptr<void>& kept, const Completio
 // Runs `call` and hands on what it returns; a future's value when that comes.
 template <class S, class Call>
 void finish(const std::shared_ptr<void>& kept, const CompletionRef<typename S::Result>& to, Call call) {
-  static_assert(std::is_move_constructible_v<weft::detail::Stored<typename S::Result>>,
-                "a function that is called remotely cannot return what cannot be moved; make it in place with remote<M>(…)");
   try {
     if constexpr (S::deferred) {
       hand_on<typename S::Result>(call(), kept, to);

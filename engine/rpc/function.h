@@ -93,6 +93,16 @@ constexpr bool check_parameter() {
   return true;
 }
 
+template <class R, bool deferred>
+constexpr bool check_returned() {
+  static_assert(std::is_void_v<R> || std::is_move_constructible_v<R>,
+                "a function that is called remotely cannot return what cannot be moved; make it in place, with remote<M>(…)");
+  static_assert(std::is_void_v<R> || !deferred || std::is_copy_constructible_v<R>,
+                "a function that is called remotely cannot return a Future of what cannot be copied: futures share their "
+                "value; return an RRef to it");
+  return true;
+}
+
 // What a result that goes back may be; with remote() it stays where it is.
 template <class R>
 constexpr bool check_result() {
@@ -113,7 +123,7 @@ struct Shape {
   using Signature = Result(std::remove_cvref_t<P>...);
   static constexpr std::size_t arity = sizeof...(P);
   static constexpr bool deferred = is_future<std::remove_cvref_t<R>>;
-  static constexpr bool valid = (check_parameter<P>() && ...);
+  static constexpr bool valid = check_returned<Result, deferred>() && (check_parameter<P>() && ...);
 };
 
 template <class F>

@@ -30,6 +30,17 @@ std::string_view gives_a_view();
 const char* gives_a_pointer();
 std::vector<std::span<int>> gives_spans();
 std::array<std::string_view, 2> stays();
+struct Fixed {
+  Fixed() = default;
+  Fixed(Fixed&&) = delete;
+};
+struct FixedToo : Fixed {};
+Fixed gives_fixed();
+FixedToo gives_fixed_too();
+struct Single {
+  Single(Single&&) = default;
+};
+Future<Single> gives_single_later();
 int overloaded(int);
 int overloaded(double);
 constexpr auto lambda = [](int a) { return a; };
@@ -78,6 +89,9 @@ void results(rpc::Agent& agent) {
   agent.async<&gives_a_pointer>(1);         // refused: cannot return a view or a pointer, nor a container of them
   agent.async<&gives_spans>(1);             // refused: cannot return a view or a pointer, nor a container of them
   agent.remote<&stays>(1).to_here();        // refused: cannot return a view or a pointer, nor a container of them
+  agent.async<&gives_fixed>(1);             // refused: cannot return what cannot be moved
+  agent.remote<&gives_fixed_too>(1);        // refused: cannot return what cannot be moved
+  agent.remote<&gives_single_later>(1);     // refused: cannot return a Future of what cannot be copied
   RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a container of them
 }
 
