@@ -138,28 +138,28 @@ void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::Fork
 template <class Body>
 struct Called {
   static_assert(check_result<typename Body::Result>());
-  inline static const Function& entered =
-      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(), &Called::serve));
-
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     serve_call<typename Body::Result>(call, std::make_shared<Arguments>(unpack_tuple<Arguments>(object)), Body::first,
                                       &Body::run);
   }
+
+  inline static const Function& entered =
+      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(), &Called::serve));
 };
 
 // A call whose result stays.
 template <class Body>
 struct Created {
-  inline static const Function& entered =
-      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(), &Created::serve));
-
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     const auto [id, fork, packed] = unpack_tuple<CreationArguments>(object);
     serve_creation<typename Body::Result>(call, id, fork, std::make_shared<Arguments>(unpack_tuple<Arguments>(packed)),
                                           Body::first, &Body::run);
   }
+
+  inline static const Function& entered =
+      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(), &Created::serve));
 };
 
 // Arguments for another worker: a tuple, and how it is packed.
