@@ -3,6 +3,7 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -273,10 +274,11 @@ TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
       break;
     }
   }
-  for (std::size_t before = 0, served = 1; before != served;) {  // all that it will, before any answer is read
-    before = served;
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    served = agent.debug_info().calls_served;
+  std::size_t served = 0;
+  for (int still = 0; still < 10;) {  // all that it will, before any answer is read
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const std::size_t before = std::exchange(served, agent.debug_info().calls_served);
+    still = before == served ? still + 1 : 0;
   }
   stranger.read();
   int answers = 0;
