@@ -8,9 +8,7 @@ namespace weft::rpc {
 namespace detail {
 
 rref::References& references_of(AgentCore& core) { return core.references(); }
-DeviceWorkRef enqueued(AgentCore& core) {
-  return core.devices().work(tensor::CudaDevices::current_streams(core.gpus()));
-}
+DeviceWorkRef enqueued(AgentCore& core) { return core.devices().work(tensor::CudaDevices::current_streams(core.gpus())); }
 
 namespace {
 Issue issue_of(const Function& function, const Going& going) {
@@ -95,8 +93,8 @@ std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& cor
     packer.pack(fork);
     packed.pack(packer, packed.arguments);
   };
-  const auto owner = core->send_call(issue_of(function, going), pack,
-                                     std::make_unique<PendingResult<void>>(std::move(promise)));
+  const auto owner =
+      core->send_call(issue_of(function, going), pack, std::make_unique<PendingResult<void>>(std::move(promise)));
   created.on_done_light([weak = std::weak_ptr(core), to = going.to.rank, id](const Future<void>& ended) {
     const auto alive = weak.lock();
     if (const auto error = ended.error(); error && alive) CoreCalls::will_not_come(alive, to, id, error);

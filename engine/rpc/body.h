@@ -102,9 +102,8 @@ struct FunctionBody : StartsAtOnce {
   static std::vector<std::byte> value() { return bytes_of(F); }
 
   static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
-    finish<Shape>(arguments, to, [&]() -> decltype(auto) {
-      return std::apply(F, std::move(*static_cast<Arguments*>(arguments.get())));
-    });
+    finish<Shape>(arguments, to,
+                  [&]() -> decltype(auto) { return std::apply(F, std::move(*static_cast<Arguments*>(arguments.get()))); });
   }
 };
 

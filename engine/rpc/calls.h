@@ -188,13 +188,12 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
                     const std::shared_ptr<void>& arguments, First first, Run<R> run) {
   Promise<R> promise(CoreCalls::home(*core));
   auto future = promise.future();
-  CoreCalls::call_here(
-      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
-      std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
-        return Task([core, arguments, run, &function, id] {
-          run(*core, arguments, std::make_shared<CompletesHere<R>>(core, function, id));
-        });
-      });
+  CoreCalls::call_here(*core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+                       std::make_unique<PendingResult<R>>(std::move(promise)), [&](std::uint64_t id) {
+                         return Task([core, arguments, run, &function, id] {
+                           run(*core, arguments, std::make_shared<CompletesHere<R>>(core, function, id));
+                         });
+                       });
   return future;
 }
 
@@ -247,8 +246,8 @@ std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Goi
   going.kind = MessageKind::Create;
   if (!detail::CoreCalls::is_self(*core, going.to.rank))
     return detail::create_there(core, function, going, {&arguments, &detail::pack_as<Arguments>});
-  return detail::create_here<typename Body::Result>(core, function, going, std::make_shared<Arguments>(std::move(arguments)),
-                                                    Body::first, &Body::run);
+  return detail::create_here<typename Body::Result>(
+      core, function, going, std::make_shared<Arguments>(std::move(arguments)), Body::first, &Body::run);
 }
 
 }  // namespace weft::rpc

@@ -95,8 +95,9 @@ constexpr bool check_parameter() {
 
 template <class R, bool deferred>
 constexpr bool check_returned() {
-  static_assert(std::is_void_v<R> || std::is_move_constructible_v<R>,
-                "a function that is called remotely cannot return what cannot be moved; make it in place, with remote<M>(…)");
+  static_assert(
+      std::is_void_v<R> || std::is_move_constructible_v<R>,
+      "a function that is called remotely cannot return what cannot be moved; make it in place, with remote<M>(…)");
   static_assert(std::is_void_v<R> || !deferred || std::is_copy_constructible_v<R>,
                 "a function that is called remotely cannot return a Future of what cannot be copied: futures share their "
                 "value; return an RRef to it");

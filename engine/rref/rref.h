@@ -59,7 +59,8 @@ struct ArrivedCopyBody : rpc::detail::StartsAtOnce {
 
   static std::string name() { return "weft::RRef::copy"; }
   static std::vector<std::byte> value() { return {}; }
-  static void run(rpc::AgentCore& core, const std::shared_ptr<void>& arguments, const rpc::detail::CompletionRef<void>& to) {
+  static void run(rpc::AgentCore& core, const std::shared_ptr<void>& arguments,
+                  const rpc::detail::CompletionRef<void>& to) {
     std::shared_ptr<OwnedValue<T>> owned;
     try {
       auto& [id, fork, copy] = *static_cast<Arguments*>(arguments.get());
