@@ -80,6 +80,27 @@ void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner,
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
 const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
 
+namespace {
+class EndsHere final : public Completion<void> {
+ public:
+  EndsHere(std::shared_ptr<AgentCore> core, const Function& function, std::uint64_t id)
+      : core_(std::move(core)), function_(function), id_(id) {}
+  void succeed(std::monostate, DeviceWorkRef) override {
+    core_->complete_here(id_, [](PendingCall& call) { static_cast<PendingResult<void>&>(call).set({}, nullptr); });
+  }
+  void fail(const std::exception_ptr& error) override { CoreCalls::fail_here(*core_, function_, id_, error); }
+
+ private:
+  const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
+  const std::uint64_t id_;
+};
+}  // namespace
+
+CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function, std::uint64_t id) {
+  return std::make_shared<EndsHere>(core, function, id);
+}
+
 std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
                                            const Going& going, const Packed& packed) {
   rref::References& references = core->references();

@@ -197,6 +197,9 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
   return future;
 }
 
+// Takes the end of a creation on this worker itself. What is enqueued for the value is the value's own to wait for.
+CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function, std::uint64_t id);
+
 std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
                                            const Going& going, const Packed& packed);
 
@@ -211,14 +214,12 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
   promise.future().on_done_light([value](const Future<void>& ended) {
     if (const auto error = ended.error()) value->fail(error);
   });
-  CoreCalls::call_here(
-      *core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
-      std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
-        return Task([core, arguments, value, run, &function, call] {
-          run(*core, arguments,
-              std::make_shared<Keeps<R>>(core, value, std::make_shared<CompletesHere<void>>(core, function, call)));
-        });
-      });
+  CoreCalls::call_here(*core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
+                       std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
+                         return Task([core, arguments, value, run, &function, call] {
+                           run(*core, arguments, std::make_shared<Keeps<R>>(core, value, ends_here(core, function, call)));
+                         });
+                       });
   return CoreCalls::owner_handle(core, id, std::move(value));
 }
 

@@ -423,6 +423,7 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
       forgotten.push_back(std::move(it->second));
       it = late_.erase(it);
     }
+    forgotten_.erase({worker.rank, lane});
   }
   if (gone) {
     // It may have a new lane by now, for a call that waits already.

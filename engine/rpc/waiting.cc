@@ -94,21 +94,24 @@ Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) con
 void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking) {
   WaitingCall call = calls_.take_of(message.head.call, worker.rank, lane);
   if (!call.pending) {  // its time was over, or the peer made it up
+    bool is_forgotten = false;
     {
       std::lock_guard lock(mutex_);
       const auto found = late_.find(message.head.call);
-      if (found != late_.end()) {
-        if (found->second.to != worker.rank || found->second.lane != lane) return;
+      const auto count = forgotten_.find({worker.rank, lane});
+      if (found != late_.end() && found->second.to == worker.rank && found->second.lane == lane) {
         call = std::move(found->second);
         late_.erase(found);
+      } else if (count != forgotten_.end()) {  // so not for more than have been asked, whatever a peer sends
+        is_forgotten = true;
+        if (--count->second == 0) forgotten_.erase(count);
       }
     }
-    if (!call.pending) {  // of those that are remembered no more; references in it would stay for ever
-      if (message.head.kind != FrameKind::Failure)
-        rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
-      return;
+    if (call.pending) return late_reply_came(call, worker, std::move(message), lacking);
+    if (is_forgotten && message.head.kind != FrameKind::Failure) {  // references in it would stay for ever
+      rref::give_back_reply(shared_from_this(), worker.rank, message.head.call);
     }
-    return late_reply_came(call, worker, std::move(message), lacking);
+    return;
   }
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
@@ -221,7 +224,11 @@ void AgentCore::expire() {
   for (auto& [id, call] : expired) {
     if (call.lane != 0) late_.emplace(id, std::move(call));
   }
-  while (late_.size() > kMostLate) late_.erase(late_.begin());
+  while (late_.size() > kMostLate) {
+    const auto oldest = late_.begin();
+    ++forgotten_[{oldest->second.to, oldest->second.lane}];
+    late_.erase(oldest);
+  }
 }
 
 }  // namespace weft::rpc
