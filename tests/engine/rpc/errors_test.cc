@@ -451,8 +451,9 @@ TEST_P(KilledWorker, RS011_FailsEveryCallThatWaitsForItAtOnceAndTheOthersLeave) 
     for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.wait(20s); }).blame(), Blame::PeerLost);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::plus>(rpc::to(1).timeout(2s), 1, 2); }).blame(), Blame::PeerLost);
     EXPECT_EQ(agent.sync<&wrong::plus>(2 - rank, 1, 2), 3) << "the survivors go on";
-    agent.sync<&wrong::i_have_come>(2 - rank);
-    while (wrong::come == 0) std::this_thread::yield();
+    const auto told = agent.async<&wrong::i_have_come>(2 - rank);
+    // Who has heard it may leave before it has answered.
+    while (wrong::come == 0 || !told.done()) std::this_thread::yield();
     agent.leave();
   });
   workers.wait_for(1, "up");
