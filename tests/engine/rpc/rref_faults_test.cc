@@ -23,25 +23,6 @@ struct UnreadableOwn {
 };
 UnreadableOwn unreadable_own() { return {{}, RRef<int>(1)}; }
 
-// Replies that wait until all of them are told to go.
-std::mutex asked_mutex;
-std::vector<Promise<RRef<int>>> asked;
-Future<RRef<int>> own_when_told() {
-  std::lock_guard lock(asked_mutex);
-  return asked.emplace_back().future();
-}
-std::size_t count_asked() {
-  std::lock_guard lock(asked_mutex);
-  return asked.size();
-}
-void tell_all() {
-  std::unique_lock lock(asked_mutex);
-  const auto told = std::move(asked);
-  asked.clear();
-  lock.unlock();
-  for (std::size_t i = 0; i < told.size(); ++i) told[i].set(RRef<int>(static_cast<int>(i)));
-}
-
 // Calls somebody when it ends.
 struct Outlasting {
   explicit Outlasting(rpc::WorkerInfo to) : agent(rpc::this_agent()), other(std::move(to)) {}
@@ -152,15 +133,14 @@ TEST(LateReplies, TheReferencesInThemEnd) {
 
 // More of them than a worker remembers.
 TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
-  run_one([](rpc::Agent& agent) {
-    constexpr std::size_t kCalls = 4500;
-    std::vector<Future<RRef<int>>> calls;
-    for (std::size_t i = 0; i < kCalls; ++i) calls.push_back(agent.async<&own_when_told>(rpc::to(1).timeout(3s)));
-    for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
-    EXPECT_EQ(agent.sync<&count_asked>(1), kCalls);
-    agent.sync<&tell_all>(1);
-    expect_counters(agent, 1, {0, 0, 0});
-  });
+  run_one(
+      [](rpc::Agent& agent) {
+        std::vector<Future<std::vector<RRef<int>>>> calls;
+        for (int i = 0; i < 4500; ++i) calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(1s)));
+        for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 3s}}}});
 }
 
 // Not even where what cannot be read comes before the references.
