@@ -285,7 +285,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     int failed = 0;  // times that it has been asked in vain
   };
   std::map<int, Inquiry> inquiries_;  // that go on, by rank
-  // Calls to others whose time is over and whose replies have not come: what they refer to must end, too. By id.
+  // Calls to others whose time is over and whose replies have not come: what they refer to must end, too. By id. Messages
+  // of Weft's own refer to nothing.
   std::map<std::uint64_t, WaitingCall> late_;
   // How many of them there was no place for, by whom and by which lane they went to.
   std::map<std::pair<int, std::uint64_t>, std::size_t> forgotten_;

@@ -15,6 +15,7 @@
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/function.h>
 #include <weft/engine/rpc/in_flight.h>
+#include <weft/engine/rpc/types.h>
 #include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/operation.h>
 
@@ -65,9 +66,9 @@ struct WaitingCall {
   Deadline deadline = Deadline::never();
   std::chrono::milliseconds limit{0};  // as it was given, for the message
   const Function* function = nullptr;
-  int to = -1;                                 // the callee's rank
-  std::uint64_t lane = 0;                      // which of its connections, one after the other
-  bool counts = true;                          // a user's call, not one of Weft's own
+  int to = -1;             // the callee's rank
+  std::uint64_t lane = 0;  // which of its connections, one after the other
+  MessageKind kind = MessageKind::Call;
   std::shared_ptr<autograd::Context> context;  // that it was made in
   std::shared_ptr<rref::ForkWriter> forks;     // the references in it; ended where the callee has not read them
   std::shared_ptr<CallState> here;             // where it runs on this worker itself

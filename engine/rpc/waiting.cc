@@ -14,6 +14,14 @@ namespace {
 
 constexpr std::size_t kMostLate = 4096;  // calls whose time is over that are remembered: handlers may never answer
 
+// Whether a graceful shutdown waits for it.
+bool counts(MessageKind kind) { return kind != MessageKind::Shutdown; }
+
+// Whether there may be references in it, or in its reply.
+bool refers(MessageKind kind) {
+  return kind == MessageKind::Call || kind == MessageKind::Create || kind == MessageKind::Fetch;
+}
+
 std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
   std::vector<c10::Storage> storages;
   for (const codec::Part& part : parts) {
@@ -32,14 +40,13 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
                             std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks,
                             std::shared_ptr<CallState> here) {
   const Deadline deadline = issue.deadline();
-  const bool counts = issue.kind != MessageKind::Shutdown;
-  if (counts) {
+  if (counts(issue.kind)) {
     ++waiting_;
     ++issued_;
   }
   const trace::About shown{
       .name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, counts,
+  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, issue.kind,
                   std::move(context), std::move(forks), std::move(here),
                   trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
                   std::move(leaving.slot)});
@@ -54,7 +61,7 @@ WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(Pendi
   call.slot = {};  // before continuations, which may want it
   how(*call.pending);
   call.traced.end();
-  if (call.counts) --waiting_;
+  if (counts(call.kind)) --waiting_;
   call.context = nullptr;
   call.in_flight = {};
   return call;
@@ -222,7 +229,7 @@ void AgentCore::expire() {
   expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
   std::lock_guard lock(mutex_);
   for (auto& [id, call] : expired) {
-    if (call.lane != 0) late_.emplace(id, std::move(call));
+    if (call.lane != 0 && refers(call.kind)) late_.emplace(id, std::move(call));
   }
   while (late_.size() > kMostLate) {
     const auto oldest = late_.begin();

@@ -136,11 +136,11 @@ TEST(LateReplies, TheReferencesInThoseOfCallsLongForgottenEndAsWell) {
   run_one(
       [](rpc::Agent& agent) {
         std::vector<Future<std::vector<RRef<int>>>> calls;
-        for (int i = 0; i < 4500; ++i) calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(1s)));
+        for (int i = 0; i < 4500; ++i) calls.push_back(agent.async<&refs::own_three>(rpc::to(1).timeout(500ms)));
         for (const auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Timeout);
         expect_counters(agent, 1, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Reply, 3s}}}});
+      {.faults = {.delay = {{rpc::MessageKind::Reply, 1500ms}}}});
 }
 
 // Not even where what cannot be read comes before the references.
