@@ -2,14 +2,19 @@
 # that loses one packet in a hundred each way, then delays them as well, and in the end loses all of them.
 export TSAN_OPTIONS=die_after_fork=0  # of the thread sanitizer, where the tests are built with it: they fork
 export WEFT_TEST_SHORT_TIMEOUT_MS=10000  # joining alone takes a second here
-failed=0
+failed=''
+fail() { # fail WHAT: said here, and once more at the end
+  echo "== $1"
+  failed="$failed
+$1"
+}
 check() { # check TITLE COMMAND…
   title=$1; shift
   echo "== $title"
-  "$@" || { echo "== $title: failed with $?"; failed=1; }
+  "$@" || fail "$title: failed with $?"
 }
 tests() { # tests TITLE PROGRAM FILTER: those of them that the filter takes, of which there must be some
-  "$2" --gtest_list_tests "--gtest_filter=$3" | grep -q '^  ' || { echo "== $1: no test is called $3"; failed=1; }
+  "$2" --gtest_list_tests "--gtest_filter=$3" | grep -q '^  ' || fail "$1: no test is called $3"
   check "$1" "$2" --gtest_brief=1 "--gtest_filter=$3"
 }
 
@@ -70,7 +75,7 @@ some="$some:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
 tests 'two devices, one packet in a hundred lost' /mnt/bin/guest_test "$some"
 for interface in va vb; do
   /bin/tc -s qdisc show dev $interface | grep -o 'dropped [0-9]*' | sed "s/^/$interface: /"
-  /bin/tc -s qdisc show dev $interface | grep -q 'dropped [1-9]' || { echo "== $interface lost nothing"; failed=1; }
+  /bin/tc -s qdisc show dev $interface | grep -q 'dropped [1-9]' || fail "$interface lost nothing"
 done
 # Late as well, in their order: what overtakes is lost to a reliable connection. What moves tens of megabytes takes a minute so.
 for interface in va vb; do
@@ -79,4 +84,4 @@ done
 some='*.CarriesAMessageEachWay/verbs:*.PayloadsLand*/verbs:*.WhatWasSentArrives*/verbs:*.AKilledPeerEndsALaneThatIsIdle/verbs'
 tests 'two devices, packets late and lost' /mnt/bin/guest_test "$some:*PutClaims.*/verbs:*.AllReduceDoesWhatItSaysItCan/VerbsThreads2"
 tests 'two devices, a cut cable' /mnt/bin/guest_test 'VerbsCable.*'
-exit $failed
+[ -z "$failed" ] || { echo "== failed in the guest:$failed"; exit 1; }
