@@ -181,12 +181,12 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
   for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
   const bool fresh = store_->add("name/" + self_.name, 1) == 1;
-  const std::string taken =
-      "the name '" + self_.name + "' is not unique: another worker of this job has it; names must differ";
   if (!size_) {
     if (!fresh) {
       store_->erase("rank/" + std::to_string(self_.rank));
-      throw Error(Blame::Caller, taken);
+      throw Error(Blame::Caller, "the name '" + self_.name +
+                                     "' is not unique: another worker of this job has it, or one that was killed had it; "
+                                     "names must differ");
     }
     published_ = true;
     record.life = static_cast<Life>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
