@@ -226,8 +226,7 @@ std::shared_ptr<Peer> AgentCore::known_peer(int rank) const {
 
 // Users' calls travel in the context that they are made in; Weft's own do not.
 std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) const {
-  if (issue.kind != MessageKind::Call && issue.kind != MessageKind::Create && issue.kind != MessageKind::Fetch)
-    return nullptr;
+  if (!is_users(issue.kind)) return nullptr;
   auto context = autograd::current_context();
   return context && context->belongs_to(*this) ? context : nullptr;
 }

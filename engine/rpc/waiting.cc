@@ -17,11 +17,6 @@ constexpr std::size_t kMostLate = 4096;  // calls whose time is over that are re
 // Whether a graceful shutdown waits for it.
 bool counts(MessageKind kind) { return kind != MessageKind::Shutdown; }
 
-// Whether there may be references in it, or in its reply.
-bool refers(MessageKind kind) {
-  return kind == MessageKind::Call || kind == MessageKind::Create || kind == MessageKind::Fetch;
-}
-
 std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
   std::vector<c10::Storage> storages;
   for (const codec::Part& part : parts) {
@@ -229,7 +224,7 @@ void AgentCore::expire() {
   expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
   std::lock_guard lock(mutex_);
   for (auto& [id, call] : expired) {
-    if (call.lane != 0 && refers(call.kind)) late_.emplace(id, std::move(call));
+    if (call.lane != 0 && is_users(call.kind)) late_.emplace(id, std::move(call));
   }
   while (late_.size() > kMostLate) {
     const auto oldest = late_.begin();
