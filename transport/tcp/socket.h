@@ -26,8 +26,9 @@ class Socket {
 // A non-blocking TCP socket; empty, with errno, where there is none to be had.
 Socket make_socket(int family) noexcept;
 
-// Small writes leave at once, and the kernel looks whether the other end is still there. Buffers are the kernel's business:
-// it grows them as the path needs. What is no TCP socket (a pair of Unix sockets) is left as it is.
+// Of a connected one: small writes leave at once, and the kernel looks whether the other end is still there. Buffers are
+// the kernel's business, which grows them as the path needs, except between two processes of one host: there less is on its
+// way. What is no TCP socket (a pair of Unix sockets) is left as it is.
 void tune(const Socket& socket, const Settings& settings) noexcept;
 
 SocketAddress local_end(const Socket& socket) noexcept;

@@ -1,6 +1,8 @@
 // Streams over sockets that are connected already.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <future>
 
 #include <fcntl.h>
@@ -50,10 +52,11 @@ TEST(TcpStream, BytesArriveInOrderBothWaysAtOnce) {
 
 TEST(TcpStream, WritesGoOnWhereTheyCameShort) {
   auto [one, other] = tcp_pair();
+  const int descriptor = one.get();
   const int little = 4096;
-  ::setsockopt(one.get(), SOL_SOCKET, SO_SNDBUF, &little, sizeof little);
   const auto loop = make_loop();
   End a(loop, over(loop, std::move(one)));
+  ASSERT_EQ(::setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &little, sizeof little), 0);
   End b(loop, over(loop, std::move(other)));
   // Pieces of every length around the number that one call takes.
   const std::string bytes = pattern(1 << 20);
@@ -299,6 +302,19 @@ TEST(TcpStream, KeepsAnEyeOnThePeer) {
   EXPECT_EQ(value, 7);
   ASSERT_EQ(::getsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &value, &bytes), 0);
   EXPECT_EQ(value, 1);
+}
+
+// More than stays in a cache would only wait in memory. The kernel gives twice what it is asked for, within its limit.
+TEST(TcpStream, BetweenTwoProcessesOfOneHostABoundedNumberOfBytesIsOnItsWay) {
+  auto [one, other] = tcp_pair();
+  const int descriptor = one.get();
+  const auto loop = make_loop();
+  const TcpStream stream(loop, std::move(one), "the other", {});
+  int most = 0, value = 0;
+  std::ifstream("/proc/sys/net/core/wmem_max") >> most;
+  socklen_t bytes = sizeof value;
+  ASSERT_EQ(::getsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &value, &bytes), 0);
+  EXPECT_EQ(value, 2 * (most > 0 ? std::min(most, 512 << 10) : 512 << 10));
 }
 
 }  // namespace
