@@ -1,6 +1,5 @@
 // Each fault planted in dumps that are made by hand. The same with real ranks:
 // tests/engine/instruments/planted_faults_test.cc.
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -8,69 +7,16 @@
 #include <gtest/gtest.h>
 
 #include <weft/base/error.h>
-#include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/duration.h>
 #include <weft/profiling/tools/remarks.h>
+#include <weft/tests/profiling/tools/made_dumps.h>
 
 namespace weft::tools {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using What = Finding::What;
 using namespace std::chrono_literals;
-
-constexpr std::int64_t kSecond = 1'000'000'000;
-constexpr std::int64_t kStart = 1'700'000'000 * kSecond;
-
-Record collective(std::uint64_t sequence, std::int64_t begun, std::int64_t ended, const std::string& name = "all_reduce") {
-  Record record;
-  record.kind = "collective";
-  record.state = ended == 0 ? "open" : "done";
-  record.name = name;
-  record.sequence = sequence;
-  record.bytes = 16;
-  record.dtype = "float32";
-  record.shape = {4};
-  record.begun = kStart + begun;
-  record.ended = ended == 0 ? 0 : kStart + ended;
-  return record;
-}
-
-Record message(const std::string& kind, int peer, std::uint64_t sequence, const std::string& state = "open") {
-  Record record = collective(sequence, kSecond, state == "open" ? 0 : 2 * kSecond, kind == "receive" ? "recv" : "send");
-  record.kind = kind;
-  record.state = state;
-  record.peer = peer;
-  return record;
-}
-
-Record call(const std::string& kind, int peer, std::uint64_t id, const std::string& state) {
-  Record record = message(kind, peer, id, state);
-  record.name = "work::slowly";
-  record.dtype.clear();
-  return record;
-}
-
-// A job of some ranks, all with a dump 10 s after the start.
-Dumps job(int ranks) {
-  Dumps dumps;
-  Group group{"default", 0, {}, {}};
-  for (int rank = 0; rank < ranks; ++rank) {
-    dumps.dumps.push_back({"dump" + std::to_string(rank), "host", rank, kStart + 10 * kSecond, "asked"});
-    group.ranks.push_back(rank);
-    group.views[rank] = {static_cast<std::size_t>(rank), rank, rank, {}};
-    dumps.agents[rank] = group.views[rank];
-  }
-  dumps.groups.push_back(group);
-  return dumps;
-}
-
-std::vector<Finding> of(const std::vector<Finding>& all, What what) {
-  std::vector<Finding> some;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(some), [&](const Finding& one) { return one.what == what; });
-  return some;
-}
 
 TEST(Analysis, FindsNothingInAJobThatRuns) {
   Dumps dumps = job(3);
@@ -242,164 +188,6 @@ TEST(Analysis, ARootThatHasEverybodysPartsIsNoMismatch) {
     views[1].records[0].shape = {2};
     EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u) << name;
   }
-}
-
-TEST(Analysis, NamesRanksThatWaitForEachOthersMessages) {
-  Dumps dumps = job(3);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", 1, 1)};
-  views[1].records = {message("receive", 2, 1)};
-  views[2].records = {message("receive", 0, 1)};
-  const auto findings = of(analyze(dumps), What::CycleOfWaits);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].ranks, testing::UnorderedElementsAre(0, 1, 2));
-  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 for rank 1 in recv #1 from rank 1"));
-}
-
-TEST(Analysis, NamesAReceiveThatItsPeerHasNotSentAndWhatThatDoes) {
-  Dumps dumps = job(3);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", 1, 1)};
-  views[1].records = {message("receive", 2, 1), message("send", 2, 1, "done")};
-  auto findings = of(analyze(dumps), What::StuckMessage);
-  ASSERT_EQ(findings.size(), 2u);
-  EXPECT_THAT(findings[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(findings[0].text,
-              HasSubstr("rank 0 waits for 9.0 s in recv #1 from rank 1 of float32 [4] in group 'default', which rank 1 has "
-                        "not sent; it is in recv #1 from rank 2 of float32 [4] in group 'default' since 9.0 s"));
-  EXPECT_THAT(findings[1].text, HasSubstr("which rank 2 has not sent; it has done nothing at all"));
-  // One that computes.
-  views[1].records = {collective(1, kSecond, 3 * kSecond)};
-  findings = of(analyze(dumps), What::StuckMessage);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].text, HasSubstr("it is in no operation: its last, collective #1, all_reduce of float32 [4], "
-                                          "ended 7.0 s before its dump"));
-  // Of several from one the first: the others come after it.
-  views[0].records.push_back(message("receive", 1, 2));
-  EXPECT_EQ(of(analyze(dumps), What::StuckMessage).size(), 1u);
-}
-
-TEST(Analysis, NamesASendThatNobodyReceives) {
-  Dumps dumps = job(2);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("send", 1, 1, "done"), message("send", 1, 2)};
-  views[1].records = {message("receive", 0, 1, "done")};
-  auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings[0].what, What::StuckMessage);
-  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 waits for 9.0 s in send #2 to rank 1 of float32 [4] in group 'default', "
-                                          "which rank 1 has not begun to receive; it is in no operation"));
-  // The tag is another.
-  views[1].records.push_back(message("receive", 0, 1));
-  views[1].records.back().tag = 7;
-  findings = of(analyze(dumps), What::StuckMessage);
-  ASSERT_EQ(findings.size(), 2u);
-  EXPECT_THAT(findings[1].text, HasSubstr("recv #1 from rank 0 with tag 7"));
-}
-
-TEST(Analysis, NamesWhoLeftNoDumpAndIsWaitedForInAMessage) {
-  Dumps dumps = job(3);
-  auto& views = dumps.groups[0].views;
-  views.erase(1);
-  views[0].records = {message("receive", 1, 1)};
-  views[2].records = {message("send", 1, 1)};
-  const auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings[0].what, What::MissingRank);
-  EXPECT_THAT(findings[0].ranks, ElementsAre(1));
-  EXPECT_THAT(findings[0].text, HasSubstr("rank 1 is missing: there is no dump of it, and rank 0 waits for 9.0 s in recv "
-                                          "#1 from rank 1 of float32 [4] in group 'default'"));
-}
-
-TEST(Analysis, AMessageThatFailedSaysThatItsPeerHasLeft) {
-  Dumps dumps = job(2);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", 1, 1, "failed")};
-  views[0].records[0].blame = "PeerLost";
-  views[0].records[0].error = "rank 1 has left group 'default'";
-  EXPECT_THAT(
-      of(analyze(dumps), What::StuckMessage).at(0).text,
-      HasSubstr("rank 0 waited for 1.0 s in recv #1 from rank 1 of float32 [4] in group 'default', which rank 1 has "
-                "not sent; it has done nothing at all (PeerLost: rank 1 has left group 'default')"));
-  views[0].records[0].blame = "Timeout";
-  views[1].records = {message("send", 0, 1)};
-  views[1].records[0].begun = kStart + 5 * kSecond;
-  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text, HasSubstr("which rank 1 came to only 3.0 s after that"));
-  // A mistake of the program is no waiting.
-  views[0].records[0].blame = "Caller";
-  views[1].records[0].begun = kStart + 9'900'000'000;
-  EXPECT_TRUE(of(analyze(dumps), What::StuckMessage).empty());
-}
-
-TEST(Analysis, AMessageThatBothHaveBegunIsStuckSinceTheLaterCame) {
-  Dumps dumps = job(2);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", 1, 1)};
-  views[1].records = {message("send", 0, 1)};
-  views[1].records[0].begun = kStart + 10 * kSecond - 5'000'000;
-  EXPECT_TRUE(analyze(dumps).empty());
-  views[1].records[0].begun = kStart + 4 * kSecond;
-  auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u) << "told by the receiver";
-  EXPECT_THAT(findings[0].text,
-              HasSubstr("which rank 1 has come to as well: it is in send #1 to rank 0 of float32 [4] since "
-                        "6.0 s"));
-  views[1].records[0] = message("send", 0, 1, "done");
-  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text, HasSubstr("which rank 1 has sent, 8.0 s before its dump"));
-  // It was sent so long ago that the recorder has forgotten it.
-  views[1].records[0].sequence = 5;
-  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
-              HasSubstr("which rank 1 has sent, and later ones as well"));
-}
-
-TEST(Analysis, AReceiveFromAnyRankIsStuckWhereNobodySends) {
-  Dumps dumps = job(3);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", -1, 0)};
-  views[2].records = {message("send", 1, 1, "done")};
-  auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].ranks, ElementsAre(0));
-  EXPECT_THAT(findings[0].text, HasSubstr("rank 0 waits for 9.0 s in recv from any rank of float32 [4] in group 'default', "
-                                          "which no rank has sent"));
-  // Rank 1 was asked before.
-  dumps.dumps[1].time = kStart + kSecond;
-  EXPECT_TRUE(analyze(dumps).empty());
-  views.erase(1);
-  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text, HasSubstr("of those that left a dump (rank 1 did not)"));
-  views[2].records = {message("send", 0, 1)};
-  findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_THAT(findings[0].text, HasSubstr("which rank 2 has come to as well"));
-}
-
-TEST(Analysis, NamesTheEndsOfAMessageThatAreOfDifferentTensors) {
-  Dumps dumps = job(2);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("send", 1, 1, "done")};
-  views[1].records = {message("receive", 0, 1, "done")};
-  EXPECT_TRUE(analyze(dumps).empty());
-  views[1].records[0].bytes = 32;
-  views[1].records[0].shape = {8};
-  auto findings = analyze(dumps);
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings[0].what, What::Mismatch);
-  EXPECT_THAT(findings[0].ranks, ElementsAre(0, 1));
-  EXPECT_THAT(
-      findings[0].text,
-      HasSubstr("in message #1 from rank 0 to rank 1 in group 'default' rank 0 sends float32 [4], 16 bytes, and rank "
-                "1 receives float32 [8], 32 bytes"));
-  views[1].records[0] = message("receive", 0, 1, "done");
-  views[1].records[0].dtype = "int32";
-  EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u);
-}
-
-TEST(Analysis, AMessageThatIsUnderWayIsNoCircle) {
-  Dumps dumps = job(2);
-  auto& views = dumps.groups[0].views;
-  views[0].records = {message("receive", 1, 1)};
-  views[1].records = {message("send", 0, 1), message("receive", 0, 1)};
-  EXPECT_TRUE(of(analyze(dumps), What::CycleOfWaits).empty());
 }
 
 TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {

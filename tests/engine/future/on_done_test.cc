@@ -1,0 +1,229 @@
+// What is attached to futures runs in order, each once, and where the future's home says.
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/base/log.h>
+#include <weft/error.h>
+#include <weft/future.h>
+
+namespace weft {
+namespace {
+
+using testing::ElementsAre;
+
+std::exception_ptr failure(const std::string& text) { return std::make_exception_ptr(Error(Blame::Remote, text)); }
+
+template <class F>
+std::string text_of(F call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.text();
+  }
+  return "no error";
+}
+
+Future<int> add_one(Future<int> future) {
+  const int value = co_await future;
+  co_return value + 1;
+}
+
+TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
+  Promise<int> promise;
+  std::vector<std::string> order;
+  promise.future().on_done([&] { order.emplace_back("plain"); });
+  promise.future().on_done([&](const Future<int>& future) { order.emplace_back(future.failed() ? "failed" : "good"); });
+  const auto last = promise.future().then([&](const Future<int>&) { order.emplace_back("then"); });
+  promise.set_error(failure("x"));
+  last.get();
+  EXPECT_THAT(order, ElementsAre("plain", "failed", "then"));
+}
+
+// A home whose loop and threads are this one: what must not run inside a turn waits until somebody blocks or calls next().
+class OneThread final : public detail::Home {
+ public:
+  bool drive(const std::function<bool()>& done, Deadline /*deadline*/) override {
+    while (!done() && next()) {
+    }
+    return done();
+  }
+  void block(const std::function<void()>& wait) override { wait(); }
+  void recall() noexcept override {}
+  bool inside() const override { return inside_; }
+  void run(Task task) override { tasks_.push_back(std::move(task)); }
+
+  bool next() {
+    if (tasks_.empty()) return false;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    task();
+    return true;
+  }
+  void drop() { tasks_.clear(); }
+  void in_a_turn(const std::function<void()>& body) {
+    inside_ = true;
+    body();
+    inside_ = false;
+  }
+
+ private:
+  bool inside_ = false;
+  std::deque<Task> tasks_;
+};
+
+TEST(OnDone, RB026_OneThatComesLateWaitsForThoseBeforeIt) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  std::vector<std::string> order;
+  promise.future().on_done([&] { order.emplace_back("first"); });
+  promise.future().on_done([&] { order.emplace_back("second"); });
+  home->in_a_turn([&] { promise.set(1); });
+  promise.future().then([&](int) { order.emplace_back("late"); });
+  EXPECT_THAT(order, ElementsAre());
+  EXPECT_TRUE(home->next());
+  EXPECT_THAT(order, ElementsAre("first", "second", "late"));
+  promise.future().on_done([&] { order.emplace_back("at once"); });
+  EXPECT_EQ(order.back(), "at once");
+  EXPECT_FALSE(home->next());
+}
+
+TEST(OnDone, OneThatBlocksLetsThoseBehindItRun) {
+  for (const std::shared_ptr<OneThread>& home : {std::make_shared<OneThread>(), std::shared_ptr<OneThread>()}) {
+    const Promise<int> promise(home);
+    const Promise<int> other(home);
+    const auto waits = promise.future().then([&](int value) { return value + other.future().get(); });
+    int lights = 0;
+    promise.future().on_done([&] { other.set(10); });
+    promise.future().on_done_light([&](const Future<int>&) { ++lights; });
+    const auto set = [&] { promise.set(1); };
+    home ? home->in_a_turn(set) : set();
+    EXPECT_EQ(waits.get(), 11);
+    EXPECT_EQ(lights, 1);
+    int late = 0;
+    promise.future().on_done([&] { ++late; });
+    EXPECT_EQ(late, 1);
+  }
+}
+
+TEST(OnDone, ThoseThatTheHomeDropsAreCancelledAndHoldNobodyUp) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto dropped = promise.future().then([](int value) { return value; });
+  home->in_a_turn([&] { promise.set(1); });
+  const auto late = promise.future().then([](int value) { return value; });
+  EXPECT_FALSE(late.done());
+  home->drop();
+  for (const auto& future : {dropped, late}) {
+    try {
+      future.get();
+      ADD_FAILURE() << "nobody ran it";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Cancelled);
+    }
+  }
+  EXPECT_EQ(promise.future().then([](int value) { return value + 1; }).get(), 2);
+}
+
+TEST(OnDone, RB026_HoldsWhileSeveralThreadsRegister) {
+  for (int round = 0; round < 200; ++round) {
+    const Promise<int> promise;
+    std::vector<std::atomic<int>> seen(4);
+    std::vector<std::thread> threads;
+    std::atomic<bool> wrong{false};
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 20; ++i) {
+          promise.future().on_done([&, t, i] {
+            if (seen[t].exchange(i + 1) != i) wrong = true;
+          });
+        }
+      });
+    }
+    promise.set(1);
+    for (auto& thread : threads) thread.join();
+    for (const auto& count : seen) EXPECT_EQ(count, 20);
+    ASSERT_FALSE(wrong) << "round " << round;
+  }
+}
+
+TEST(OnDone, WhatItThrowsIsLogged) {
+  std::vector<std::string> errors;
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Error) errors.emplace_back(text);
+  });
+  Future<int>::ready(1).on_done([] { throw std::runtime_error("lost"); });
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_THAT(errors[0], testing::HasSubstr("lost"));
+}
+
+TEST(OnDone, TakesTheValueWhereThereIsOne) {
+  int seen = 0;
+  Future<int>::ready(3).on_done([&](int value) { seen += value; });
+  Future<int>::failed(failure("none")).on_done([&](int value) { seen += value; });
+  EXPECT_EQ(seen, 3);
+}
+
+TEST(OnDone, RE012_AnEmptyFunctionIsRefused) {
+  const Promise<int> promise;
+  EXPECT_THROW(promise.future().then(std::function<int(int)>()), Error);
+  EXPECT_THROW(promise.future().on_done(std::function<void()>()), Error);
+  EXPECT_THROW(promise.future().then(static_cast<int (*)(int)>(nullptr)), Error);
+}
+
+TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto sum = add_one(promise.future());
+  home->in_a_turn([&] { promise.set(1); });
+  home->drop();
+  ASSERT_TRUE(sum.done());
+  EXPECT_EQ(text_of([&] { sum.get(); }), "the promise was dropped without a value");
+}
+
+// The turns that it drives bring what it waits for, and run it all, however deep in a chain it is.
+TEST(OnDone, AContinuationThatDrivesALoopIsGivenWhatItsTurnsComplete) {
+  constexpr int kLinks = 100;
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise;
+  auto future = promise.future();
+  for (int i = 0; i < kLinks; ++i) {
+    future = future.then([home](int value) {
+      const Promise<int> reply(home);
+      const auto both = when_all({reply.future(), Future<int>::ready(1)});  // light: in the turn itself
+      home->run(Task([home, reply, value] { home->in_a_turn([&] { reply.set(value); }); }));
+      both.wait(std::chrono::seconds(20));
+      return both.get().at(0) + both.get().at(1);
+    });
+  }
+  promise.set(0);
+  EXPECT_EQ(future.get(), kLinks);
+}
+
+// A loop's turn must not be blocked by what waits for a future of which only a part comes from there.
+TEST(OnDone, NothingRunsInATurnBehindAFutureWithoutAHome) {
+  const auto home = std::make_shared<OneThread>();
+  const Promise<int> promise(home);
+  const auto ready = Future<int>::ready(1);
+  const auto inside = [home](const auto&) { return home->inside(); };
+  const std::vector<Future<bool>> behind = {
+      ready.then([&](int) { return promise.future(); }).then(inside),
+      when_all({ready, promise.future()}).then(inside),
+      when_all(ready, promise.future()).then(inside),
+  };
+  home->in_a_turn([&] { promise.set(2); });
+  while (home->next()) {
+  }
+  for (const auto& one : behind) {
+    ASSERT_TRUE(one.done());
+    EXPECT_FALSE(one.get());
+  }
+}
+
+}  // namespace
+}  // namespace weft

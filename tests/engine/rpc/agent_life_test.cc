@@ -1,0 +1,243 @@
+// The lives of agents: workers of open jobs that come, go and come again, and who is not let in.
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/types.h>
+
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace lives {
+
+using namespace weft;
+
+at::Tensor made() { return at::ones({2}); }
+RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
+int number(int value) { return value; }
+void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+}  // namespace lives
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_workers;
+using namespace std::chrono_literals;
+
+TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
+  for (int life = 0; life < 3; ++life) {
+    run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
+  }
+}
+
+TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0);
+  {
+    rpc::Agent second = join(1);
+    second.sync<&lives::pause>(0, 0);
+    first.sync<&lives::pause>("worker1", 0);
+    {
+      rpc::Agent third = join(2);
+      third.sync<&lives::pause>(1, 0);
+      first.sync<&lives::pause>(2, 0);
+      EXPECT_EQ(first.workers().size(), 3U);
+      third.shutdown();
+    }
+    EXPECT_EQ(first.workers().size(), 2U);
+    second.shutdown();
+  }
+  // Its connection may end a moment later.
+  while (error_of([&] { first.sync<&lives::pause>("worker1", 0); }).blame() == Blame::PeerLost) {
+  }
+  EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker1", 0); }).blame(), Blame::Caller);
+  first.shutdown();
+}
+
+// Whoever asks it which workers there are waits while it is held.
+class HeldStore : public c10d::HashStore {
+ public:
+  void hold() {
+    std::lock_guard lock(mutex_);
+    held_ = true;
+  }
+  // Whether nobody has waited too long.
+  bool release() {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+    return !waited_too_long_;
+  }
+  bool wait_until_asked() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 30s, [&] { return asked_; });
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    std::unique_lock lock(mutex_);
+    if (value == 0 && held_ && key.ends_with("joined")) {
+      asked_ = true;
+      changed_.notify_all();
+      if (!changed_.wait_for(lock, 10s, [&] { return !held_; })) waited_too_long_ = true;
+    }
+    lock.unlock();
+    return c10d::HashStore::add(key, value);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false, asked_ = false, waited_too_long_ = false;
+};
+
+TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
+  const auto store = c10::make_intrusive<HeldStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1), third = join(2);
+  EXPECT_EQ(first.sync<&lives::number>(2, 1), 1);
+  const auto held = second.remote<&lives::number>(0, 4);
+  EXPECT_EQ(held.to_here(), 4);
+  // The second leaves without a word: the first wants to know what has become of the holder of its value.
+  store->hold();
+  second.leave();
+  EXPECT_TRUE(store->wait_until_asked());
+  EXPECT_EQ(first.sync<&lives::number>(2, 2), 2);
+  EXPECT_TRUE(store->release());
+  while (first.debug_info().owner_rrefs > 0) std::this_thread::yield();
+  third.leave();
+  first.leave();
+}
+
+// Nor where the first has never heard of the owner of a reference that it is given.
+TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
+  const auto store = c10::make_intrusive<HeldStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1), third = join(2);
+  EXPECT_EQ(second.sync<&lives::number>(0, 1), 1);
+  const auto value = second.remote<&lives::made>(2);
+  EXPECT_EQ(value.to_here().numel(), 2);
+  store->hold();
+  const auto given = second.async<&lives::keep_given>(0, value);
+  EXPECT_TRUE(store->wait_until_asked());
+  EXPECT_EQ(second.sync<&lives::number>(0, 2), 2);
+  EXPECT_TRUE(store->release());
+  EXPECT_EQ(given.get().owner().name, "worker2");
+  third.leave();
+  second.leave();
+  first.leave();
+}
+
+TEST(AgentLife, RE025_OfOpenJobsANameThatWasRefusedStaysTheFirstOnes) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](const std::string& name, int rank) {
+    return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join("a", 0);
+  for (const int rank : {1, 2}) {
+    const auto error = error_of([&] { join("a", rank); });
+    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.text();
+  }
+  for (const std::string name : {"b", "c"}) {  // the rank is free again, and again when its worker has left
+    rpc::Agent second = join(name, 1);
+    second.sync<&lives::pause>("a", 0);
+    // What the first one numbered, and has ended, is not the second one's.
+    EXPECT_EQ(second.remote<&lives::number>("a", 4).to_here(), 4);
+    first.sync<&lives::pause>(name, 0);
+    second.shutdown();
+  }
+  first.shutdown();
+}
+
+// The message that ends its reference finds nobody, and is to be sent again when the agent has left.
+TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank) {
+    return rpc::init("worker" + std::to_string(rank), {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent first = join(0), second = join(1);
+  auto reference = first.remote<&lives::number>(1, 4);
+  EXPECT_EQ(reference.to_here(), 4);
+  second.leave();
+  reference = {};
+  const std::weak_ptr<rpc::AgentCore> core = rpc::detail::CoreCalls::of(first);
+  first.leave();
+  first = {};
+  for (int i = 0; i < 500 && !core.expired(); ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(core.expired());
+}
+
+TEST(AgentLife, RE032_OpenJobsNeedARankWhereverTheyMeet) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_EQ(error_of([&] { rpc::init("a", {.store = store}); }).blame(), Blame::Caller);
+  // env:// reads a rank of its own where there is one.
+  ::unsetenv("RANK");
+  const std::string file = "file://" + testing::TempDir() + "/weft_open_job_" + std::to_string(::getpid());
+  for (const std::string method : {"tcp://127.0.0.1:1", "env://", file.c_str()}) {
+    const auto error = error_of([&] { rpc::init("a", {.init_method = method, .timeout = 1s}); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << method << ": " << error.what();
+    EXPECT_NE(error.text().find("rank"), std::string::npos) << method << ": " << error.what();
+  }
+}
+
+// What such workers number would be others', whose rank is the same modulo 65536.
+TEST(AgentLife, ARankThatNumbersHaveNoRoomForIsRefused) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&](int rank, std::optional<int> world_size = {}) {
+    return rpc::init("worker" + std::to_string(rank),
+                     {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+  };
+  for (const int rank : {65536, 65537, 1 << 20}) {
+    for (const auto world_size : {std::optional<int>(), std::optional(rank + 1)}) {
+      const auto error = error_of([&] { join(rank, world_size); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("rank " + std::to_string(rank) + " is too high"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("from 0 to 65535"), std::string::npos) << error.text();
+    }
+  }
+  // The highest there is.
+  rpc::Agent first = join(0), last = join(65535);
+  const auto there = last.remote<&lives::number>(0, 4);
+  EXPECT_EQ(there.to_here(), 4);
+  EXPECT_EQ(rref::rank_in(there.handle()->id()), 65535);
+  last.shutdown();
+  first.shutdown();
+}
+
+TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
+  for (const bool open : {true, false}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const auto join = [&](const std::string& name, int rank, std::optional<int> world_size) {
+      return rpc::init(name, {.rank = rank, .world_size = world_size, .store = store, .transports = {"inproc"}});
+    };
+    const auto one = open ? std::nullopt : std::optional(1);
+    const auto other = open ? std::optional(2) : std::nullopt;
+    rpc::Agent first = join("a", 0, one);
+    for (int again = 0; again < (open ? 1 : 2); ++again) {  // a rank of a fixed job comes again in that job's next life
+      const auto error = error_of([&] { join("b", 1, other); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("cannot be in one job"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(first.sync<&lives::number>("a", 3), 3);
+    if (open) {
+      rpc::Agent second = join("c", 1, one);
+      EXPECT_EQ(second.sync<&lives::number>("a", 4), 4);
+      second.shutdown();
+    }
+    first.shutdown();
+  }
+}
+
+}  // namespace
+}  // namespace weft
