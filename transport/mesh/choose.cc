@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include <weft/transport/mesh/choose.h>
 
@@ -10,8 +11,9 @@ namespace {
 constexpr std::size_t kDirectBytes = 32 << 10;
 // From so many ranks on, all talking to all at once is worse than taking turns.
 constexpr int kManyRanks = 8;
-// An all_reduce in pairs is as short as these up to so many bytes, for powers of two from four ranks on and for many.
-constexpr std::size_t kDoublingBytes = 256 << 10, kHalvingBytes = 2 << 20;
+// Up to so many bytes an all_reduce in pairs is the shortest, by doubling, then by halving. Over lanes that are not through
+// a cache, which a ring makes use of, halving stays so for longer, for powers of two: no rank waits for another's turn.
+constexpr std::size_t kDoublingBytes = 64 << 10, kHalvingBytes = 2 << 20, kHalvingApartBytes = 64 << 20;
 constexpr std::size_t kLargestChunk = 256 << 10, kSmallestChunk = 16 << 10;
 constexpr std::size_t kChunksWanted = 8;  // in a block: what the first one costs is an eighth of the whole
 
@@ -21,27 +23,27 @@ std::size_t chunk_of(std::size_t block_bytes) {
 }
 
 // Measured: `./dev bench collectives --case algorithms` prints each algorithm over sizes and ranks.
-Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic, std::size_t chunk) {
+Choice choose_all_reduce(std::size_t bytes, bool is_small, int ranks, const Arithmetic& arithmetic, std::size_t chunk,
+                         bool in_cache) {
   const bool many = ranks >= kManyRanks;
   if (is_small && (!many || arithmetic.wide)) return {Algorithm::Direct};
   // Those that follow pass sums on; in fp32 they would be twice as long.
   const bool in_pairs = many || ranks == 4;
   if (arithmetic.wide || !in_pairs) return {Algorithm::Blocks, chunk};
   if (bytes <= kDoublingBytes) return {Algorithm::Doubling};
-  if (bytes <= kHalvingBytes) return {Algorithm::Halving};
+  const bool is_power = std::has_single_bit(static_cast<unsigned>(ranks));
+  if (bytes <= (is_power && !in_cache ? kHalvingApartBytes : kHalvingBytes)) return {Algorithm::Halving};
   return {Algorithm::Ring, chunk};
 }
 
-}  // namespace
-
-Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
+Choice choose_where(const Call& call, const Arithmetic& arithmetic, int ranks, bool in_cache) {
   const auto bytes = static_cast<std::size_t>(call.bytes);
   const auto all = static_cast<std::size_t>(ranks);
   const bool is_small = bytes <= kDirectBytes / std::max<std::size_t>(1, all - 1);
   const std::size_t chunk = chunk_of(bytes / all);
   const bool many = ranks >= kManyRanks;
   switch (call.kind) {
-    case Kind::AllReduce: return choose_all_reduce(bytes, is_small, ranks, arithmetic, chunk);
+    case Kind::AllReduce: return choose_all_reduce(bytes, is_small, ranks, arithmetic, chunk, in_cache);
     case Kind::Broadcast:
       if (many && is_small) return {Algorithm::Tree};
       if (is_small || ranks == 2) return {Algorithm::Direct};
@@ -59,8 +61,14 @@ Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
   return {};
 }
 
+}  // namespace
+
+Choice choose(const Call& call, const Arithmetic& arithmetic, int ranks) {
+  return choose_where(call, arithmetic, ranks, /*in_cache=*/false);
+}
+
 Choice choose_in_cache(const Call& call, const Arithmetic& arithmetic, int ranks) {
-  Choice choice = choose(call, arithmetic, ranks);
+  Choice choice = choose_where(call, arithmetic, ranks, /*in_cache=*/true);
   if (call.kind == Kind::AllGather && choice.algorithm == Algorithm::Direct) {
     choice.chunk_bytes = chunk_of(static_cast<std::size_t>(call.bytes));
   }
