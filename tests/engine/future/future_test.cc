@@ -8,24 +8,13 @@
 
 #include <weft/error.h>
 #include <weft/future.h>
+#include <weft/tests/engine/future/failures.h>
 
 namespace weft {
 namespace {
 
 using std::chrono::milliseconds;
 using testing::ElementsAre;
-
-std::exception_ptr failure(const std::string& text) { return std::make_exception_ptr(Error(Blame::Remote, text)); }
-
-template <class F>
-std::string text_of(F call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.text();
-  }
-  return "no error";
-}
 
 TEST(Future, GivesItsValueToEveryCopyEveryTime) {
   Promise<std::string> promise;

@@ -1,0 +1,23 @@
+// Errors that futures are given, and what they give back.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <weft/error.h>
+
+namespace weft {
+
+inline std::exception_ptr failure(const std::string& text) { return std::make_exception_ptr(Error(Blame::Remote, text)); }
+
+template <class F>
+std::string text_of(F call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.text();
+  }
+  return "no error";
+}
+
+}  // namespace weft
