@@ -92,8 +92,8 @@ TEST_P(OfRanks, AllReduceIsRightForEveryDtypeAndOperatorInOneMessageAndInMany) {
 }
 
 TEST_P(OfRanks, ReductionsAreRightAroundEveryBoundary) {
-  // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many chunks.
-  const std::vector<std::size_t> counts{0, 1, 2, 3, 5, 15, 16, 17, 4095, 4096, 4097, 8192, 8193, 40'001, 150'001};
+  // Around: nothing, fewer elements than ranks, one message, a block's rounding, a chunk, many chunks; for each choice.
+  const std::vector<std::size_t> counts{0, 1, 2, 3, 5, 15, 16, 17, 4095, 4096, 4097, 8192, 8193, 40'001, 150'001, 700'001};
   run_ranks(GetParam(), [&](Communicator& communicator) {
     for (const std::size_t count : counts) {
       const std::string what = std::to_string(count) + " numbers";
