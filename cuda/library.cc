@@ -13,33 +13,37 @@ constinit trace::Name preloading{trace::Layer::Cuda, "preload kernels"};
 
 }  // namespace
 
-Library::Library(const Driver& driver, std::span<const std::byte> image) : driver_(driver) {
+Library::Library(Device& device, std::span<const std::byte> image) : device_(device) {
   if (image.size() < 4) throw Error(Blame::Caller, "loading a CUDA library: the image is empty");
-  check(driver_, driver_.library_load_data(&native_, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+  const Driver& driver = device.driver();
+  check(driver, driver.library_load_data(&native_, image.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
         "cuLibraryLoadData (image of " + std::to_string(image.size()) + " bytes)");
 }
 
 Library::~Library() {
   if (native_ == nullptr) return;
-  const CUresult result = driver_.library_unload(native_);
-  if (result != CUDA_SUCCESS && !is_sticky(result)) log::error(error_of(driver_, result, "cuLibraryUnload").text());
+  const CUresult result = device_.driver().library_unload(native_);
+  if (result == CUDA_SUCCESS || is_sticky(result)) return;
+  log::error(error_of(device_.driver(), result, "cuLibraryUnload").text());
 }
 
 Library::Library(Library&& other) noexcept
-    : driver_(other.driver_), native_(std::exchange(other.native_, nullptr)), kernels_(std::move(other.kernels_)) {}
+    : device_(other.device_), native_(std::exchange(other.native_, nullptr)), kernels_(std::move(other.kernels_)) {}
 
 Kernel Library::kernel(const std::string& name) {
   const auto known = kernels_.find(name);
   if (known != kernels_.end()) return Kernel(known->second);
   Kernel::Entry entry{name, nullptr, {}};
-  check(driver_, driver_.library_get_kernel(&entry.native, native_, name.c_str()), "cuLibraryGetKernel of '" + name + "'");
+  const Driver& driver = device_.driver();
+  DeviceGuard guard(device_);
+  check(driver, driver.library_get_kernel(&entry.native, native_, name.c_str()), "cuLibraryGetKernel of '" + name + "'");
   // The driver has no function for their number: it refuses the first index behind the last.
   for (;;) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
-    const CUresult result = driver_.kernel_get_param_info(entry.native, entry.parameters.size(), &offset, &bytes);
+    const CUresult result = driver.kernel_get_param_info(entry.native, entry.parameters.size(), &offset, &bytes);
     if (result == CUDA_ERROR_INVALID_VALUE) break;
-    check(driver_, result, "cuKernelGetParamInfo of '" + name + "'");
+    check(driver, result, "cuKernelGetParamInfo of '" + name + "'");
     entry.parameters.push_back(bytes);
   }
   return Kernel(kernels_.emplace(name, std::move(entry)).first->second);
@@ -48,14 +52,15 @@ Kernel Library::kernel(const std::string& name) {
 void Library::preload(Device& device) const {
   trace::Range range(preloading, {.device = device.index()});
   DeviceGuard guard(device);
+  const Driver& driver = device.driver();
   unsigned count = 0;
-  device.check(driver_.library_get_kernel_count(&count, native_), "cuLibraryGetKernelCount");
+  device.check(driver.library_get_kernel_count(&count, native_), "cuLibraryGetKernelCount");
   std::vector<CUkernel> kernels(count);
-  device.check(driver_.library_enumerate_kernels(kernels.data(), count, native_), "cuLibraryEnumerateKernels");
+  device.check(driver.library_enumerate_kernels(kernels.data(), count, native_), "cuLibraryEnumerateKernels");
   for (const CUkernel kernel : kernels) {
     CUfunction function = nullptr;
-    device.check(driver_.kernel_get_function(&function, kernel), "cuKernelGetFunction");
-    device.check(driver_.func_load(function), "cuFuncLoad");
+    device.check(driver.kernel_get_function(&function, kernel), "cuKernelGetFunction");
+    device.check(driver.func_load(function), "cuFuncLoad");
   }
 }
 

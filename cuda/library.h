@@ -1,7 +1,7 @@
 // Kernels from an embedded image, launched through the driver's table: no CUDA runtime, so the fake driver of the tests
 // sees every launch.
 //
-//   Library library(driver, image);
+//   Library library(device, image);
 //   library.preload(device);
 //   launch(stream, library.kernel("scale"), {blocks}, {256}, 0, pointer, 0.5f, elements);
 #pragma once
@@ -47,12 +47,13 @@ class Kernel {
 };
 
 // A cubin, fatbin or PTX (which ends with a zero byte), for all devices of the driver. Belongs to no device and no context.
+// (But the driver tells of a kernel's parameters only where some context is current: that is what the device is for.)
 // kernel() and preload() are for set-up, by one thread at a time; kernels may be launched from every thread.
 class Library {
  public:
   // Copies the image; loads nothing onto a device yet. Throws Unsupported when there is no code for the GPUs present,
-  // Caller when the image is none. The driver must outlive it.
-  Library(const Driver& driver, std::span<const std::byte> image);
+  // Caller when the image is none. The device must outlive it.
+  Library(Device& device, std::span<const std::byte> image);
   // Unloads the code, which may wait for the devices that have it; none of the kernels may be running. One that dies before
   // its process is better handed to Device::retirement().
   ~Library();
@@ -68,7 +69,7 @@ class Library {
   void preload(Device& device) const;
 
  private:
-  const Driver& driver_;
+  Device& device_;
   CUlibrary native_ = nullptr;
   std::unordered_map<std::string, Kernel::Entry> kernels_;
 };

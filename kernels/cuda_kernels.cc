@@ -143,7 +143,7 @@ class CudaKernels::Executor {
 };
 
 CudaKernels::CudaKernels(std::shared_ptr<cuda::Device> device)
-    : device_(std::move(device)), library_(std::make_unique<cuda::Library>(device_->driver(), kernel_image())) {
+    : device_(std::move(device)), library_(std::make_unique<cuda::Library>(*device_, kernel_image())) {
   for (const char* name : kNames) kernels_.push_back(library_->kernel(name));
   library_->preload(*device_);
 }

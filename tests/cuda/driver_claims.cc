@@ -349,7 +349,7 @@ TEST_P(DriverClaims, CopyOfPageableMemoryIsRefused) {
 TEST_P(DriverClaims, PreloadedKernelIsLaunchedBehindAClosedGate) {
   Stream stream(*device);
   const DeviceMemory memory(stream, kBytes);
-  Library library(*driver, std::as_bytes(std::span(kFillPtx)));
+  Library library(*device, std::as_bytes(std::span(kFillPtx)));
   library.preload(*device);
   const Kernel fill_words = library.kernel("fill_words");
   EXPECT_THAT(fill_words.parameters(), ElementsAre(8u, 4u, 4u));

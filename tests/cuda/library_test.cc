@@ -31,7 +31,7 @@ class Libraries : public FakeCuda {
     fake.define_kernel("crash", [] { throw std::runtime_error("index out of range"); });
   }
 
-  Library load() { return Library(device->driver(), kImage); }
+  Library load() { return Library(*device, kImage); }
 
   harness::FakeDriver::Launch launched;
   Stream stream{*device};
@@ -105,7 +105,7 @@ TEST_F(Libraries, LaunchThatTheDriverRefusesNamesKernelAndDevice) {
 }
 
 TEST_F(Libraries, EmptyImageIsRefused) {
-  EXPECT_EQ(error_from([&] { Library(device->driver(), {}); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_from([&] { Library(*device, {}); }).blame(), Blame::Caller);
 }
 
 TEST_F(Libraries, ImageWithoutCodeForTheGpuIsUnsupported) {

@@ -84,6 +84,8 @@ CUresult FakeState::kernel_get_function(CUfunction* function, CUkernel handle) {
 }
 
 CUresult FakeState::kernel_get_param_info(CUkernel handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+  CUresult error = CUDA_SUCCESS;
+  if (current(error) == nullptr) return error;
   const FakeKernel* const kernel = object_of(kernels, handle);
   if (kernel == nullptr || kernel->library->unloaded) return CUDA_ERROR_INVALID_HANDLE;
   const auto& sizes = kernel->definition->sizes;
