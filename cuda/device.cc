@@ -89,6 +89,7 @@ void Device::read_properties() {
 
 void Device::fail(CUresult result, std::string_view what, Place place) {
   if (is_sticky(result)) lose(result);
+  if (result == CUDA_ERROR_UNKNOWN) probe();
   throw error_of(*driver_, result, std::string(what) + " on " + describe(id()), place);
 }
 
@@ -111,8 +112,9 @@ bool Device::probe() noexcept {
   try {
     DeviceGuard guard(*this);
     RelaxedCapture relaxed(*driver_);
-    check(driver_->event_query(never_recorded_), "cuEventQuery");
-    return true;
+    const CUresult result = driver_->event_query(never_recorded_);
+    if (result != CUDA_SUCCESS) lose(result);
+    return result == CUDA_SUCCESS;
   } catch (const Error& error) {
     lose(static_cast<CUresult>(error.native_code()));
     return false;

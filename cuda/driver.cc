@@ -109,8 +109,7 @@ bool is_sticky(CUresult result) {
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_TENSOR_MEMORY_LEAK:
     case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-    case CUDA_ERROR_EXTERNAL_DEVICE:
-    case CUDA_ERROR_UNKNOWN: return true;
+    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
     default: return false;
   }
 }

@@ -113,7 +113,8 @@ inline void check(const Driver& driver, CUresult result, std::string_view what, 
   if (result != CUDA_SUCCESS) throw error_of(driver, result, what, place);
 }
 
-// Whether this error ends the context: every later call on the device returns it again.
+// Whether this error ends the context: every later call on the device returns it again. (CUDA_ERROR_UNKNOWN may do so, but
+// is also what the driver says of a single descriptor that it cannot import: Device::check asks the context then.)
 bool is_sticky(CUresult result);
 // Whether the call is not allowed because a stream is being captured into a graph: the program's mistake, as no device
 // fails by it.

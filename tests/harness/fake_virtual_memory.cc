@@ -117,7 +117,7 @@ CUresult FakeState::mem_import_from_shareable_handle(CUmemGenericAllocationHandl
   const int descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(exported));
   const auto is_it = [file = file_of(descriptor)](const auto& memory) { return memory->file == file; };
   const auto memory = std::find_if(physical.rbegin(), physical.rend(), is_it);
-  if (memory == physical.rend()) return CUDA_ERROR_INVALID_VALUE;
+  if (memory == physical.rend()) return CUDA_ERROR_UNKNOWN;  // as the driver says, and goes on
   const int own = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (own < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *handle = give_handle(memory->get(), own);
