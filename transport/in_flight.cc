@@ -5,6 +5,16 @@
 
 namespace weft::transport {
 
+namespace {
+
+// To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as well.
+constexpr auto kBetweenLooks = std::chrono::microseconds(4);
+
+// Shorter than a loop spins that has found something to do. To wake one that sleeps takes longer than to enqueue.
+constexpr auto kLinger = std::chrono::microseconds(80);
+
+}  // namespace
+
 InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch)
     : device_(std::move(device)), loop_(loop), watch_(std::move(watch)) {}
 
@@ -19,8 +29,18 @@ InFlight::~InFlight() {
 void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(operation), std::nullopt});
-  if (watcher_) return;
-  if (const auto loop = loop_.lock()) watcher_ = loop->poll([this, owner = std::move(owner)] { return turn(); });
+  if (const auto kept = kept_.lock()) {
+    kept->owner = std::move(owner);
+    return;
+  }
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  const auto kept = std::make_shared<Kept>(owner);
+  kept_ = kept;
+  watcher_ = loop->poll([this, kept, weak = std::weak_ptr(owner)] {
+    const auto self = weak.lock();
+    return self && turn(*kept);
+  });
 }
 
 void InFlight::fail(const Error& why) noexcept {
@@ -43,7 +63,10 @@ std::optional<Fence> InFlight::first() const {
   return entries_.front().operation.done;
 }
 
-bool InFlight::turn() {
+bool InFlight::turn(Kept& kept) {
+  const auto now = Deadline::Clock::now();
+  if (now < next_look_) return false;
+  next_look_ = now + kBetweenLooks;
   std::vector<Entry> ended;
   std::optional<Oldest> oldest;
   for (std::optional<Fence> front = first(); front; front = first()) {
@@ -58,7 +81,6 @@ bool InFlight::turn() {
     }
     ended.push_back(std::move(entry));
     entries_.pop_front();
-    if (entries_.empty()) watcher_.reset();
   }
   const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
   for (Entry& entry : ended) {
@@ -69,7 +91,21 @@ bool InFlight::turn() {
     }
   }
   if (oldest) watch_(*oldest);
+  rest(kept, now);
   return !ended.empty();
+}
+
+void InFlight::rest(Kept& kept, Deadline::Clock::time_point now) {
+  std::shared_ptr<const void> last;  // goes without the lock: it may be the last share
+  std::lock_guard lock(mutex_);
+  if (!entries_.empty()) return;
+  if (kept.owner) {
+    last = std::move(kept.owner);
+    idle_ = now;
+  } else if (now - idle_ >= kLinger) {
+    kept_.reset();
+    watcher_.reset();
+  }
 }
 
 }  // namespace weft::transport

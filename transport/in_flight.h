@@ -1,6 +1,7 @@
 // The operations of a device communicator that are enqueued on one stream and not yet done there. Nobody on the host is
-// told when an event passes, so the loop looks at the oldest of them in every turn: when it is done, its Op is finished and
-// its Pin let go.
+// told when an event passes, so the loop looks at the oldest of them every few microseconds: when it is done, its Op is
+// finished and its Pin let go. When all are, the loop goes on looking for a little: whoever enqueues one operation behind
+// the other need not wake it for each.
 //
 // A part of its owner, whom the loop keeps alive while anything is in flight: a communicator may be dropped with operations
 // under way. Usable from every thread.
@@ -32,7 +33,7 @@ class InFlight {
     std::string name;
     Deadline::Clock::time_point since;  // when it was ready, and everything before it done
   };
-  // Called on the loop in every turn while an operation that is ready is under way.
+  // Called on the loop whenever it looks, while an operation that is ready is under way.
   using Watch = std::function<void(const Oldest&)>;
 
   InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch = {});
@@ -52,16 +53,26 @@ class InFlight {
     Operation operation;
     std::optional<Deadline::Clock::time_point> since;
   };
+  // What the loop keeps alive: the owner, or nobody while nothing is in flight.
+  struct Kept {
+    std::shared_ptr<const void> owner;
+  };
+
   std::optional<Fence> first() const;
   // Only on the loop, so nobody else takes entries away.
-  bool turn();
+  bool turn(Kept& kept);
+  // Where nothing is in flight: lets go of the owner, and some time later of the loop.
+  void rest(Kept& kept, Deadline::Clock::time_point now);
 
   std::shared_ptr<cuda::Device> device_;
   std::weak_ptr<EventLoop> loop_;
   Watch watch_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
-  EventLoop::Registration watcher_;  // while there are entries
+  std::weak_ptr<Kept> kept_;                    // the watcher's
+  EventLoop::Registration watcher_;             // while there are entries, and a little longer
+  Deadline::Clock::time_point idle_;            // since when there are none
+  Deadline::Clock::time_point next_look_ = {};  // the loop's
 };
 
 }  // namespace weft::transport
