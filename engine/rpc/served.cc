@@ -7,6 +7,7 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/served.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/engine/tensor/torch_cuda.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::rpc {
@@ -40,6 +41,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     {
       const weft::detail::AmbientScope scope(ambient);
       const c10::MultiStreamGuard streams(ambient->call().streams);
+      tensor::set_context(agent.devices(), ambient->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});
       ambient->call().traced.runs_here();
       task();

@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <weft/base/log.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/driver.h>
 #include <weft/cuda/fence.h>
@@ -102,6 +103,18 @@ std::shared_ptr<cuda::Device> CudaDevices::open(int index) {
   if (!driver_) driver_ = cuda::Driver::open().value();
   device = cuda::Device::open(driver_, index);
   return device;
+}
+
+void set_context(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept {
+  if (streams.empty()) return;
+  try {
+    const auto device = devices.open(streams.front().device_index());
+    CUcontext current = nullptr;
+    device->check(device->driver().ctx_get_current(&current), "cuCtxGetCurrent");
+    if (current == nullptr) device->check(device->driver().ctx_set_current(device->context()), "cuCtxSetCurrent");
+  } catch (const Error& error) {
+    log::warn("no CUDA context for a called function: " + error.text());
+  }
 }
 
 c10::Stream CudaDevices::current_stream(const c10::Device& device) {

@@ -3,9 +3,20 @@
 // get the same library.
 #pragma once
 
+#include <vector>
+
+#include <c10/core/Stream.h>
+
 namespace weft::tensor {
+
+class CudaDevices;
 
 // How many CUDA devices libtorch sees; 0 without a driver.
 int cuda_device_count();
+
+// Before a program's function runs on a thread of Weft's, with these streams current: libtorch's guards set no CUDA context
+// there, and cuBLAS's first user in a thread without one gets a warning. Leaves that of the first stream's GPU current, as
+// cudaSetDevice does. (A context that has ended is left to the function to find.)
+void set_context(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept;
 
 }  // namespace weft::tensor

@@ -3,6 +3,7 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/tensor/cuda_devices.h>
+#include <weft/engine/tensor/torch_cuda.h>
 
 namespace weft::tensor {
 
@@ -83,5 +84,7 @@ std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr
 }
 
 void CudaDevices::reclaim(Deadline) {}
+
+void set_context(CudaDevices&, const std::vector<c10::Stream>&) noexcept {}
 
 }  // namespace weft::tensor

@@ -75,11 +75,14 @@ struct Seen {
   std::string device;
   bool right = false;
   bool on_own_stream = false;
-  WEFT_FIELDS(device, right, on_own_stream)
+  bool has_context = false;
+  WEFT_FIELDS(device, right, on_own_stream, has_context)
 };
 Seen look_at(at::Tensor tensor, int byte) {
   const bool on_own_stream = tensor.is_cuda() && torch_cuda->current(tensor.device().index()).id() != 0;
-  return {tensor.device().str(), is_all(tensor, byte), on_own_stream};
+  CUcontext context = nullptr;
+  fake->driver()->ctx_get_current(&context);
+  return {tensor.device().str(), is_all(tensor, byte), on_own_stream, context != nullptr};
 }
 Seen look_at_value(at::Tensor& value, int byte) { return look_at(value, byte); }
 at::Tensor pass(at::Tensor tensor) { return tensor; }
@@ -207,6 +210,7 @@ TEST_P(CudaRpc, CU012_ArgumentsLandWhereTheyAreMappedAndTheResultComesBackByTheI
         EXPECT_EQ(seen.device, there.str());
         EXPECT_TRUE(seen.right);
         EXPECT_TRUE(seen.on_own_stream);
+        EXPECT_TRUE(seen.has_context);
         const at::Tensor back = agent.sync<&make>("worker1", there, bytes, 9);
         EXPECT_EQ(back.device(), here);
         EXPECT_EQ(back.numel(), bytes);
