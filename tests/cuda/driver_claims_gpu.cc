@@ -13,9 +13,11 @@ class RealGraphs final : public Graphs {
     if (launchable_ != nullptr) call(&cuGraphExecDestroy, "cuGraphExecDestroy", launchable_);
   }
   CUresult begin(const StreamRef& stream) override {
+    const DeviceGuard guard(stream.device());
     return call(&cuStreamBeginCapture, "cuStreamBeginCapture_v2", stream.native(), CU_STREAM_CAPTURE_MODE_GLOBAL);
   }
   CUresult end(const StreamRef& stream) override {
+    const DeviceGuard guard(stream.device());
     CUgraph graph = nullptr;
     CUresult result = call(&cuStreamEndCapture, "cuStreamEndCapture", stream.native(), &graph);
     if (result == CUDA_SUCCESS)
@@ -24,6 +26,7 @@ class RealGraphs final : public Graphs {
     return result;
   }
   CUresult launch(const StreamRef& stream) override {
+    const DeviceGuard guard(stream.device());
     return call(&cuGraphLaunch, "cuGraphLaunch", launchable_, stream.native());
   }
 

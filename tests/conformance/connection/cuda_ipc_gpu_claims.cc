@@ -85,6 +85,7 @@ void echo(const std::string& folder) {
     expect_good(end.lane->send({}, std::array{memory->slice()}, memory, taken.done()));
     expect_good(taken);
   }
+  end.store.set("echoed", {});
   end.store.get("enough", patience());
 }
 
@@ -113,6 +114,7 @@ void ask(const std::string& folder) {
     EXPECT_TRUE(same(got, payload));
   }
   end.store.set("enough", {});
+  end.store.get("echoed", patience());  // who goes earlier fails the other's last send
 }
 
 TEST(CudaIpcOfProcesses, CarriesMemoryOfOneGpuThereAndBackByName) {
