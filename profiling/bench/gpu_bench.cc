@@ -39,8 +39,8 @@ void bench(Report& report) {
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--worker") == 0) return weft::bench::train_on_gpu(argv[2]);
-  if (argc == 4 && std::strcmp(argv[1], "--caller") == 0) {
-    return weft::bench::call_with_tensors(argv[2], std::strtoull(argv[3], nullptr, 10));
+  if (argc >= 4 && std::strcmp(argv[1], "--caller") == 0) {
+    return weft::bench::call_with_tensors(argv[2], {argv + 3, argv + argc});
   }
   weft::bench::Report report("gpu", argc, argv, /*default_runs=*/21);
   weft::bench::bench(report);

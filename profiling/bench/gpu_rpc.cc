@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <sstream>
 #include <vector>
 
@@ -22,23 +23,19 @@ struct Case {
 };
 constexpr Case kCases[] = {{64, 200, 20}, {1 << 20, 50, 20}, {256 << 20, 2, 10}};
 
-const Case& case_of(std::size_t bytes) {
-  const auto* const found = std::ranges::find(kCases, bytes, &Case::bytes);
-  return found == std::end(kCases) ? kCases[0] : *found;
-}
-
 at::Tensor last_of(at::Tensor tensor) { return tensor.slice(0, tensor.size(0) - 1).clone(); }
 
 void wait_for(const c10::Device& device) {
   if (device.is_cuda()) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
 }
 
-// The same in Python; a text, as packs of programs take no sources along. Arguments: device, bytes, calls, samples.
+// The same in Python; a text, as packs of programs take no sources along. Arguments: device, then bytes, calls and samples
+// of each case.
 constexpr const char* kPython = R"(
 import os, sys, time, torch
 import torch.distributed.rpc as rpc
 
-device, (size, calls, samples) = torch.device(sys.argv[1]), map(int, sys.argv[2:5])
+device, cases = torch.device(sys.argv[1]), [map(int, case.split(",")) for case in sys.argv[2:]]
 rank = int(os.environ["RANK"])
 
 def last_of(tensor):
@@ -48,7 +45,8 @@ options = rpc.TensorPipeRpcBackendOptions()
 if device.type == "cuda":
     options.set_device_map(f"worker{1 - rank}", {device: device})
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-if rank == 0:
+for size, calls, samples in cases if rank == 0 else []:
+    print(size, end=" ")
     tensor = torch.ones(size // 4, device=device)
     for sample in range(-2, samples):
         start = time.monotonic()
@@ -79,16 +77,17 @@ Samples copies(std::size_t bytes, int count) {
 
 }  // namespace
 
-int call_with_tensors(const std::string& name, std::size_t bytes) {
+int call_with_tensors(const std::string& name, const std::vector<std::string>& sizes) {
   const c10::Device device(name);
-  const Case& one = case_of(bytes);
   const int rank = rank_of_worker();
   rpc::Options options;
   if (device.is_cuda()) options.device_maps = {{"worker" + std::to_string(1 - rank), {{device, device}}}};
   auto agent = rpc::init("worker" + std::to_string(rank), options);
-  if (rank == 0) {
+  for (const Case& one : kCases) {
+    if (rank != 0 || std::ranges::find(sizes, std::to_string(one.bytes)) == sizes.end()) continue;
     const auto tensor = torch::ones({static_cast<std::int64_t>(one.bytes / 4)}, device);
     at::Tensor last;
+    std::printf("%zu ", one.bytes);
     for (int sample = -2; sample < one.samples; ++sample) {
       const double start = now();
       for (int i = 0; i < one.calls; ++i) {
@@ -110,25 +109,39 @@ int call_with_tensors(const std::string& name, std::size_t bytes) {
 
 void bench_gpu_calls(Report& report) {
   const char* const python = std::getenv("WEFT_BENCH_PYTHON");
+  const auto name_of = [](std::size_t bytes) { return "rpc tensor argument " + std::to_string(bytes); };
+  std::vector<std::string> own{this_program(), "--caller", "cuda:0"};
+  std::vector<std::string> pythons{python == nullptr ? "" : python, "-c", kPython, "cuda:0"};
+  std::vector<Case> wanted;
   for (const Case& one : kCases) {
-    const std::string name = "rpc tensor argument " + std::to_string(one.bytes);
-    if (!report.wants(name)) continue;
-    if (python == nullptr)
-      report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
+    if (!report.wants(name_of(one.bytes))) continue;
+    wanted.push_back(one);
     const std::string bytes = std::to_string(one.bytes);
-    Samples weft, torch;
-    const auto add_to = [](Samples& samples, const std::vector<std::string>& command) {
-      std::istringstream text(run_workers(command, 2, {{"CUDA_MODULE_LOADING", "EAGER"}}).text);
-      for (double time = 0; text >> time;) samples.add(time);
-    };
-    for (int round = 0; round < 2; ++round) {
-      add_to(weft, {this_program(), "--caller", "cuda:0", bytes});
-      if (python == nullptr) continue;
-      add_to(torch, {python, "-c", kPython, "cuda:0", bytes, std::to_string(std::max(2, one.calls / 10)),
-                     std::to_string(one.samples)});
+    own.push_back(bytes);
+    pythons.push_back(bytes + "," + std::to_string(std::max(2, one.calls / 10)) + "," + std::to_string(one.samples));
+  }
+  if (wanted.empty()) return;
+  if (python == nullptr) {
+    report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
+  }
+  std::map<std::size_t, Samples> weft, torch;
+  const auto add_to = [](std::map<std::size_t, Samples>& samples, const std::vector<std::string>& command) {
+    std::istringstream lines(run_workers(command, 2, {{"CUDA_MODULE_LOADING", "EAGER"}}).text);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::size_t bytes = 0;
+      words >> bytes;
+      for (double time = 0; words >> time;) samples[bytes].add(time);
     }
-    report.add(time_row(name, "weft", one.bytes, weft, 1e6, "us"));
-    if (torch.count() > 0) report.add(time_row(name, "torch.distributed.rpc", one.bytes, torch, 1e6, "us"));
+  };
+  for (int round = 0; round < 2; ++round) {
+    add_to(weft, own);
+    if (python != nullptr) add_to(torch, pythons);
+  }
+  for (const Case& one : wanted) {
+    const std::string name = name_of(one.bytes);
+    report.add(time_row(name, "weft", one.bytes, weft[one.bytes], 1e6, "us"));
+    if (python != nullptr) report.add(time_row(name, "torch.distributed.rpc", one.bytes, torch[one.bytes], 1e6, "us"));
     report.add(time_row(name, "device copy", one.bytes, copies(one.bytes, 30), 1e6, "us"));
   }
 }

@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -19,11 +19,12 @@ namespace weft::bench {
 
 namespace {
 
+const c10::Device kGpu(c10::kCUDA, 0);
 constexpr std::int64_t kWidths[] = {1024, 2048, 2048, 2048, 1024};
 constexpr std::int64_t kBatch = 128;
 constexpr int kWarmUp = 11;  // the buckets are built anew behind the first step, and libraries choose their kernels
-constexpr int kRounds = 3;   // of each way in turn
-constexpr int kTimes = 10;   // in a round
+constexpr int kRounds = 2;   // a process each
+constexpr int kTimes = 15;   // in a round, of each way in turn
 constexpr int kSteps = 10;   // between two waits for the device
 
 torch::nn::Sequential make_net() {
@@ -35,80 +36,99 @@ torch::nn::Sequential make_net() {
   return net;
 }
 
-void print(const char* what, const std::vector<double>& times) {
-  std::printf("%s", what);
+void print(const std::string& what, const std::vector<double>& times) {
+  std::printf("%s", what.c_str());
   for (const double time : times) std::printf(" %.9f", time);
   std::printf("\n");
   std::fflush(stdout);
 }
 
-using Measured = std::map<std::string, Samples>;  // by what was measured
-
-void train(const std::string& how, Measured& samples) {
-  std::istringstream lines(run_workers({this_program(), "--worker", how}, 1).text);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string what;
-    words >> what;
-    for (double time = 0; words >> time;) samples[what].add(time);
+// A network with what trains it; DistributedDataParallel on one rank.
+class Training {
+ public:
+  explicit Training(const ProcessGroup& group)
+      : net_(on_gpu(make_net())),
+        ddp_(net_, group),
+        optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)) {
+    for (int i = 0; i < kWarmUp; ++i) step();
+    torch::cuda::synchronize();
   }
-}
+
+  void step() {
+    optimizer_.zero_grad();
+    torch::nn::functional::cross_entropy(ddp_.forward(inputs_), labels_).backward();
+    optimizer_.step();
+  }
+
+ private:
+  static torch::nn::Sequential on_gpu(torch::nn::Sequential net) {
+    net->to(kGpu);
+    return net;
+  }
+
+  torch::nn::Sequential net_;
+  DistributedDataParallel<torch::nn::SequentialImpl> ddp_;
+  FusedSGD optimizer_;
+  at::Tensor inputs_ = torch::randn({kBatch, kWidths[0]}, kGpu);
+  at::Tensor labels_ = torch::randint(kWidths[std::size(kWidths) - 1], {kBatch}, at::TensorOptions(kGpu).dtype(at::kLong));
+};
+
+// The seconds of a step: until the host is through with it, and all of it.
+struct Times {
+  std::vector<double> host, whole;
+  void add(const std::function<void()>& step) {
+    const double start = now();
+    for (int i = 0; i < kSteps; ++i) step();
+    host.push_back((now() - start) / kSteps);
+    torch::cuda::synchronize();
+    whole.push_back((now() - start) / kSteps);
+  }
+};
 
 }  // namespace
 
 int train_on_gpu(const std::string& how) {
   torch::manual_seed(0);
-  const c10::Device gpu(c10::kCUDA, 0);
   // Capturing needs a stream that is not the default one.
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0);
   const c10::cuda::CUDAStreamGuard current(stream);
-  ProcessGroup group = init_process_group({.backend = "nccl", .device = gpu});
-  auto net = make_net();
-  net->to(gpu);
-  DistributedDataParallel<torch::nn::SequentialImpl> ddp(net, group);
-  FusedSGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  const auto inputs = torch::randn({kBatch, kWidths[0]}, gpu);
-  const auto labels = torch::randint(kWidths[std::size(kWidths) - 1], {kBatch}, gpu);
-  const auto step = [&] {
-    optimizer.zero_grad();
-    torch::nn::functional::cross_entropy(ddp.forward(inputs), labels).backward();
-    optimizer.step();
-  };
-  for (int i = 0; i < kWarmUp; ++i) step();
-  torch::cuda::synchronize();
+  ProcessGroup group = init_process_group({.backend = "nccl", .device = kGpu});
+  Training eager(group);
   if (how == "traced") return 0;
 
-  std::optional<at::cuda::CUDAGraph> graph;
-  if (how == "captured") {
-    graph.emplace();
-    graph->capture_begin();
-    step();
-    graph->capture_end();
-  }
-  std::vector<double> host, whole;
+  Training captured(group);
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  captured.step();
+  graph.capture_end();
+  Times of_eager, of_captured;
   for (int time = 0; time < kTimes; ++time) {
-    const double start = now();
-    for (int i = 0; i < kSteps; ++i) graph ? graph->replay() : step();
-    host.push_back((now() - start) / kSteps);
-    torch::cuda::synchronize();
-    whole.push_back((now() - start) / kSteps);
+    of_eager.add([&] { eager.step(); });
+    of_captured.add([&] { graph.replay(); });
   }
-  print("host", host);
-  print("step", whole);
+  print("eager host", of_eager.host);
+  print("eager step", of_eager.whole);
+  print("captured host", of_captured.host);
+  print("captured step", of_captured.whole);
   return 0;
 }
 
 void bench_captured_step(Report& report) {
   const std::string name = "training step";
   if (!report.wants(name)) return;
-  Measured captured, eager;
+  std::map<std::pair<std::string, std::string>, Samples> samples;
   for (int round = 0; round < kRounds; ++round) {
-    train("captured", captured);
-    train("eager", eager);
+    std::istringstream lines(run_workers({this_program(), "--worker", "measured"}, 1).text);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string way, what;
+      words >> way >> what;
+      for (double time = 0; words >> time;) samples[{what, way}].add(time);
+    }
   }
   for (const auto& [what, metric] : {std::pair{"host", "host time"}, std::pair{"step", "time"}}) {
-    for (auto& [peer, samples] : {std::pair<std::string, Samples&>{"captured", captured[what]}, {"eager", eager[what]}}) {
-      Row row = time_row(name, peer, 0, samples, 1e6, "us");
+    for (const char* const way : {"captured", "eager"}) {
+      Row row = time_row(name, way, 0, samples[{what, way}], 1e6, "us");
       row.metric = metric;
       report.add(row);
     }

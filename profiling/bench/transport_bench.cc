@@ -53,6 +53,7 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
   std::vector<Setting> settings{{"weft", {self, "--worker", wire, name}}};
   if (wire == "cuda_ipc") {
     settings.push_back({"floor: device copy", {self, "--floor", "device copy", name}, 1});
+    if (name != "stream") settings.push_back({"floor: copies in turn", {self, "--floor", "copies in turn", name}, 1});
     return settings;
   }
   if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});

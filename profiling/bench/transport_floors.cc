@@ -76,6 +76,45 @@ int be_spinning_flag() {
   return 0;
 }
 
+// --- two processes that copy on one GPU, in turn, and tell each other by that flag -------------------------------------
+
+int be_copies_in_turn() {
+  Flags& flags = share<Flags>();
+  struct Request {
+    alignas(64) std::atomic<std::size_t> bytes{0};
+  };
+  Request& request = share<Request>();
+  fork_rank_1([&](const auto& goes_on) {
+    const Participant copies = device_copy();
+    for (std::uint64_t seen = 0; goes_on();) {
+      for (int i = 0; i < 100'000; ++i) {
+        const std::uint64_t now = flags.there.load(std::memory_order_acquire);
+        if (now == seen) continue;
+        seen = now;
+        copies.stream(request.bytes.load(std::memory_order_relaxed), 1);
+        flags.back.store(now, std::memory_order_release);
+      }
+    }
+  });
+  const Participant copies = device_copy();
+  std::uint64_t round = 0;
+  const auto turns = [&](std::size_t bytes, int count) {
+    std::vector<double> times;
+    request.bytes = bytes;
+    for (int i = 0; i < count; ++i) {
+      const double begin = seconds();
+      flags.there.store(++round, std::memory_order_release);
+      while (flags.back.load(std::memory_order_acquire) != round) {
+      }
+      copies.stream(bytes, 1);
+      times.push_back(seconds() - begin);
+    }
+    return times;
+  };
+  measure_each(turns, kRoundTripSizes);
+  return 0;
+}
+
 // --- a ring of slots in shared memory, copied into and out of --------------------------------------------------------
 
 constexpr std::size_t kSlots = 16;
@@ -306,6 +345,7 @@ int be_floor(const std::string& which, const std::string& name) {
   if (which == "one copy") return be_one_copy(name);
   if (which == "raw socket") return be_raw_socket(name);
   if (which == "device copy") return measure_case(device_copy(), name);
+  if (which == "copies in turn") return be_copies_in_turn();
   return 2;
 }
 

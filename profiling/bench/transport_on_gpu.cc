@@ -7,6 +7,8 @@
 #include <weft/cuda/fence.h>
 #include <weft/cuda/ipc.h>
 #include <weft/cuda/memory.h>
+#include <weft/cuda/poll.h>
+#include <weft/cuda/retire.h>
 #include <weft/profiling/bench/transport_on_gpu.h>
 #include <weft/transport/cuda_ipc/cuda_ipc.h>
 
@@ -21,8 +23,24 @@ std::shared_ptr<cuda::Device> open_device() {
   return cuda::Device::open(cuda::Driver::open().value(), 0);
 }
 
+// What was retired, while the context is there; the loop may still be letting go of its last lane.
+void reclaim(const std::shared_ptr<cuda::Device>& device) {
+  const auto is_last = [&] {
+    static_cast<void>(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(1))));
+    return device.use_count() == 1 && device->retirement().pending() == 0;
+  };
+  static_cast<void>(cuda::poll_until(is_last, Deadline::in(std::chrono::seconds(5))));
+}
+
 class Lanes final : public GpuLanes {
  public:
+  // The lanes have gone.
+  ~Lanes() override {
+    memory_.clear();
+    stage_.reset();
+    reclaim(device_);
+  }
+
   std::shared_ptr<transport::Connection> over(std::shared_ptr<transport::Connection> below,
                                               const std::shared_ptr<EventLoop>& loop) override {
     return transport::cuda_ipc::over(std::move(below), stage_, loop);
@@ -36,7 +54,7 @@ class Lanes final : public GpuLanes {
 
  private:
   const std::shared_ptr<cuda::Device> device_ = open_device();
-  const std::shared_ptr<transport::staged::Stage> stage_ =
+  std::shared_ptr<transport::staged::Stage> stage_ =
       std::make_shared<transport::staged::Stage>(std::vector<std::shared_ptr<cuda::Device>>{device_});
   std::map<std::pair<const void*, std::size_t>, std::unique_ptr<cuda::ShareableMemory>> memory_;
 };
@@ -57,6 +75,12 @@ Participant device_copy() {
     std::shared_ptr<cuda::Device> device = open_device();
     cuda::Stream stream{*device};
     std::unique_ptr<cuda::ShareableMemory> from, to;
+
+    ~Copies() {
+      from.reset();
+      to.reset();
+      static_cast<void>(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(5))));
+    }
     double run(std::size_t bytes, int count) {
       if (!from || from->slice().bytes < bytes) {
         from = std::make_unique<cuda::ShareableMemory>(*device, bytes);

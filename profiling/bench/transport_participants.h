@@ -10,7 +10,7 @@ namespace weft::bench {
 
 int be_weft(const std::string& backend, const std::string& name);
 // What the machine can do without a library: "spinning flag", "memcpy", "two-copy ring", "raw socket"; and its
-// GPU: "device copy".
+// GPU: "device copy" in one process, "copies in turn" in two, between which the GPU has to change.
 int be_floor(const std::string& which, const std::string& name);
 
 // What a connection costs over its stream, by itself and in this process.
