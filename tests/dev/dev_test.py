@@ -265,10 +265,10 @@ class Gpu(DevTest):
             limits.append(seconds)
             if "gpu pack" in arguments or Path(path).name == "a_gpu_test":
                 return None, "ended after 90 s, its share of the time\nnothing comes"
-            return (None, "not run: the 8 minutes for all were over") if "cuda_ipc" in arguments else self.measured(path, arguments)
+            return (None, "not run: the time for all programs was over") if "cuda_ipc" in arguments else self.measured(path, arguments)
         printed, result, stopped = self.run_gpu(run)
         self.assertEqual(result["not_run"]["a_gpu_test"], "ended after 90 s, its share of the time")
-        self.assertEqual(result["not_run"]["transport_bench --case 'cuda_ipc'"], "not run: the 8 minutes for all were over")
+        self.assertEqual(result["not_run"]["transport_bench --case 'cuda_ipc'"], "not run: the time for all programs was over")
         self.assertIn("not run: transport_bench --case 'cuda_ipc'", printed)
         self.assertIn("a_gpu_test", stopped)
         self.assertIn("transport_bench --case 'cuda_ipc'", stopped)
@@ -289,6 +289,25 @@ class Gpu(DevTest):
                     "failed_benches": {}, "not_run": {}}
         self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which has skipped all its tests: no GPU"])
         self.assertEqual(self.dev.failures_of(ran(1, a="needs two GPUs")), [])
+
+    def test_the_tests_of_a_program_run_in_parts_that_are_all_of_them(self):
+        program = self.root / "many_gpu_test"
+        names = [f"Gpu/Claims.Number{number}/{setting}" for number in range(30) for setting in ("Alone", "Processes")]
+        listed = "".join(f"  {name.split('.')[1]}  # GetParam() = x\n" for name in names)
+        program.write_text(f"#!/bin/sh\ncat << 'END'\nRunning main()\nGpu/Claims.\n{listed}END\n")
+        program.chmod(0o755)
+        parts = self.dev.parts_of(program, dict(os.environ))
+        self.assertEqual(":".join(parts).split(":"), names)
+        self.assertEqual([len(part.split(":")) for part in parts], [24, 24, 12])
+        self.assertEqual(self.dev.parts_of(self.root / "nothing", dict(os.environ)), [""])
+
+    def test_the_figures_of_parts_become_the_programs(self):
+        first = {"program": "a", "exit_code": 0, "passed": 2, "passed_by_setting": {"Alone": 2}, "failed": [], "skipped": {}}
+        second = {"program": "a", "exit_code": 1, "passed": 1, "passed_by_setting": {"Alone": 1}, "failed": ["x"], "skipped": {"y": "no GPU"}, "output": "x failed"}
+        self.assertEqual(self.dev.merged([first, second]),
+                         {"program": "a", "exit_code": 1, "passed": 3, "passed_by_setting": {"Alone": 3}, "failed": ["x"], "skipped": {"y": "no GPU"}, "output": "x failed"})
+        self.assertEqual(self.dev.merged([first]), first)
+        self.assertIsNone(self.dev.merged([first, second, {**first, "exit_code": None, "output": "not run"}])["exit_code"])
 
     def test_one_that_hangs_takes_its_share_and_not_the_others(self):
         now = [1000.0]
@@ -315,7 +334,7 @@ class Gpu(DevTest):
         self.assertRegex(output, r"^ended after \d+ s, its share of the time\nit begins\n$")
         self.assertLess(time.monotonic() - begun, 30)
         self.assertEqual(self.dev.run_gpu_program("bash", ["-c", "echo a; echo b >&2; exit 3"], dict(os.environ), 60), (3, "a\nb\n"))
-        self.assertEqual(self.dev.run_gpu_program("bash", [], {}, 0), (None, "not run: the 8 minutes for all were over"))
+        self.assertEqual(self.dev.run_gpu_program("bash", [], {}, 0), (None, "not run: the time for all programs was over"))
         code, output = self.dev.run_gpu_program(self.root / "nothing", [], {}, 60)
         self.assertEqual(code, 127)
         self.assertIn("cannot be started", output)
@@ -356,13 +375,12 @@ class Gpu(DevTest):
             self.assertEqual([call.args[1] for call in installed.call_args_list], installs)
 
     def test_settings_are_counted_apart(self):
-        report = self.root / "build" / "gpu-tests.xml"
         cases = "".join(f'<testcase name="{name}" classname="Gpu/Claims" status="run" result="{result}">{inside}</testcase>'
                         for name, result, inside in [("Sum/NcclProcesses", "completed", ""), ("Min/NcclProcesses", "completed", ""),
                                                      ("Max/NcclProcesses", "completed", '<failure message="wrong"/>'), ("Sum/GlooOnGpu", "completed", ""),
                                                      ("Any/GlooOnGpu", "skipped", '<skipped message="no way"/>'), ("Alone", "completed", "")])
         def run(path, arguments, environment, seconds):
-            report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+            Path(arguments[0].removeprefix("--gtest_output=xml:")).write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
             return 1, "one failed"
         with mock.patch.object(self.dev, "run_gpu_program", run):
             figures = self.dev.test_figures("communicator_gpu_test", [], {}, 60)
