@@ -287,6 +287,7 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   std::optional<Error> failed;
   try {
     if (const auto lost = device_->lost()) throw *lost;
+    const cuda::DeviceGuard guard(*device_);  // once, for all that follows
     if (is_first) {
       request.started = true;
       start(request);
