@@ -290,25 +290,6 @@ class Gpu(DevTest):
         self.assertEqual(self.dev.failures_of(ran(0, a="no GPU", b="no GPU")), ["rpc_gpu_test, which has skipped all its tests: no GPU"])
         self.assertEqual(self.dev.failures_of(ran(1, a="needs two GPUs")), [])
 
-    def test_the_tests_of_a_program_run_in_parts_that_are_all_of_them(self):
-        program = self.root / "many_gpu_test"
-        names = [f"Gpu/Claims.Number{number}/{setting}" for number in range(30) for setting in ("Alone", "Processes")]
-        listed = "".join(f"  {name.split('.')[1]}  # GetParam() = x\n" for name in names)
-        program.write_text(f"#!/bin/sh\ncat << 'END'\nRunning main()\nGpu/Claims.\n{listed}END\n")
-        program.chmod(0o755)
-        parts = self.dev.parts_of(program, dict(os.environ))
-        self.assertEqual(":".join(parts).split(":"), names)
-        self.assertEqual([len(part.split(":")) for part in parts], [24, 24, 12])
-        self.assertEqual(self.dev.parts_of(self.root / "nothing", dict(os.environ)), [""])
-
-    def test_the_figures_of_parts_become_the_programs(self):
-        first = {"program": "a", "exit_code": 0, "passed": 2, "passed_by_setting": {"Alone": 2}, "failed": [], "skipped": {}}
-        second = {"program": "a", "exit_code": 1, "passed": 1, "passed_by_setting": {"Alone": 1}, "failed": ["x"], "skipped": {"y": "no GPU"}, "output": "x failed"}
-        self.assertEqual(self.dev.merged([first, second]),
-                         {"program": "a", "exit_code": 1, "passed": 3, "passed_by_setting": {"Alone": 3}, "failed": ["x"], "skipped": {"y": "no GPU"}, "output": "x failed"})
-        self.assertEqual(self.dev.merged([first]), first)
-        self.assertIsNone(self.dev.merged([first, second, {**first, "exit_code": None, "output": "not run"}])["exit_code"])
-
     def test_one_that_hangs_takes_its_share_and_not_the_others(self):
         now = [1000.0]
         with mock.patch("time.monotonic", lambda: now[0]), mock.patch.multiple(self.dev, GPU_SECONDS=480, LEAST_GPU_SECONDS=20, MOST_GPU_SECONDS=180):
