@@ -7,16 +7,14 @@ namespace weft::transport {
 
 namespace {
 
-// To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as well.
-constexpr auto kBetweenLooks = std::chrono::microseconds(4);
-
 // Shorter than a loop spins that has found something to do. To wake one that sleeps takes longer than to enqueue.
 constexpr auto kLinger = std::chrono::microseconds(80);
 
 }  // namespace
 
-InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch)
-    : device_(std::move(device)), loop_(loop), watch_(std::move(watch)) {}
+InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch,
+                   std::chrono::microseconds between_looks)
+    : device_(std::move(device)), loop_(loop), watch_(std::move(watch)), between_looks_(between_looks) {}
 
 InFlight::~InFlight() {
   for (Entry& entry : entries_) {
@@ -66,7 +64,7 @@ std::optional<Fence> InFlight::first() const {
 bool InFlight::turn(Kept& kept) {
   const auto now = Deadline::Clock::now();
   if (now < next_look_) return false;
-  next_look_ = now + kBetweenLooks;
+  next_look_ = now + between_looks_;
   std::vector<Entry> ended;
   std::optional<Oldest> oldest;
   for (std::optional<Fence> front = first(); front; front = first()) {

@@ -36,7 +36,11 @@ class InFlight {
   // Called on the loop whenever it looks, while an operation that is ready is under way.
   using Watch = std::function<void(const Oldest&)>;
 
-  InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch = {});
+  // To ask the driver takes about a microsecond and its locks, which whoever enqueues wants as well.
+  static constexpr auto kBetweenLooks = std::chrono::microseconds(4);
+
+  InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch = {},
+           std::chrono::microseconds between_looks = kBetweenLooks);
   // What is still under way (its loop has ended) fails; its memory is retired until the device has done with it.
   ~InFlight();
   InFlight(const InFlight&) = delete;
@@ -66,7 +70,8 @@ class InFlight {
 
   std::shared_ptr<cuda::Device> device_;
   std::weak_ptr<EventLoop> loop_;
-  Watch watch_;
+  const Watch watch_;
+  const std::chrono::microseconds between_looks_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
   std::weak_ptr<Kept> kept_;                    // the watcher's

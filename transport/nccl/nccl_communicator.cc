@@ -24,6 +24,10 @@ constexpr auto kPatience = std::chrono::milliseconds(1);
 // Connections between all pairs are made when the group is joined, up to this many ranks; beyond, at their first use.
 constexpr int kAllPairs = 64;
 
+// Streams wait for each other, and whoever waits on the host asks for himself; what is left to the loop, pins and
+// callbacks, has time. Whoever enqueues has not.
+constexpr auto kBetweenLooks = std::chrono::microseconds(50);
+
 constexpr std::size_t kBarrierBytes = sizeof(std::int32_t);
 
 // Rank 0 makes the id by which the others find it, or says why it cannot.
@@ -129,7 +133,8 @@ NcclCommunicator::NcclCommunicator(const JoinOptions& options, std::shared_ptr<c
       place_(place_of(options, "nccl")),
       timeout_(options.timeout),
       device_(options.cuda),
-      in_flight_(options.cuda, options.loop, [this](const InFlight::Oldest& oldest) { watch(oldest); }) {
+      in_flight_(
+          options.cuda, options.loop, [this](const InFlight::Oldest& oldest) { watch(oldest); }, kBetweenLooks) {
   const Deadline deadline = Deadline::in(timeout_);
   try {
     handle_ = open(options, library, deadline);
