@@ -92,11 +92,12 @@ class Training {
   int run() {
     if (leads()) {
       digits::check_checkpoint(options_.checkpoint);
-      std::printf("%lld training and %lld test images of %lldx%lld, %d ranks on %s (%s), batches of %lld a rank\n",
+      std::printf("%lld training and %lld test images of %lldx%lld, %d rank%s on %s (%s), batches of %lld a rank\n",
                   static_cast<long long>(dataset_.train.count()), static_cast<long long>(dataset_.test.count()),
                   static_cast<long long>(dataset_.train.pixels.size(2)),
-                  static_cast<long long>(dataset_.train.pixels.size(3)), group_.size(), group_.device().str().c_str(),
-                  group_.backend(group_.device()).c_str(), static_cast<long long>(options_.batch_size));
+                  static_cast<long long>(dataset_.train.pixels.size(3)), group_.size(), group_.size() == 1 ? "" : "s",
+                  group_.device().str().c_str(), group_.backend(group_.device()).c_str(),
+                  static_cast<long long>(options_.batch_size));
       if (epochs_done_ > 0) std::printf("resuming after epoch %d from %s\n", epochs_done_, options_.checkpoint.c_str());
       std::fflush(stdout);
     }
