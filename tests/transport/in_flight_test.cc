@@ -1,0 +1,117 @@
+// Who looks at what is under way, and for how long. Fences are flags that the test raises.
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <weft/cuda/poll.h>
+#include <weft/tests/cuda/fake_cuda.h>
+#include <weft/transport/in_flight.h>
+
+namespace weft::transport {
+namespace {
+
+using std::chrono::microseconds;
+
+bool comes_true(const std::function<bool()>& what) {
+  return cuda::poll_until(what, Deadline::in(std::chrono::seconds(30)));
+}
+
+// A sleep would end some 50 µs late.
+void spin(microseconds time) {
+  const auto end = Deadline::Clock::now() + time;
+  while (Deadline::Clock::now() < end) {
+  }
+}
+
+class InFlightOperations : public cuda::FakeCuda {
+ protected:
+  struct Owner {
+    Owner(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<EventLoop>& loop) : flight(device, loop) {}
+    InFlight flight;
+  };
+  struct Begun {
+    Op op;
+    std::shared_ptr<HostFlag> done;
+    std::weak_ptr<const void> pin;
+  };
+
+  std::shared_ptr<Owner> make_owner() { return std::make_shared<Owner>(device, loop); }
+
+  static Begun begin(const std::shared_ptr<Owner>& owner) {
+    const auto done = std::make_shared<HostFlag>();
+    Pin pin = std::make_shared<int>();
+    const std::weak_ptr<const void> held = pin;
+    const Completion completion(pin, Fence(done));
+    owner->flight.add({"operation", completion, std::move(pin), Fence(), Fence(done)}, owner);
+    return {completion.op(), done, held};
+  }
+
+  std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("test");
+};
+
+// The loop stops looking some 100 µs after the last one: operations come before, then, and behind.
+TEST_F(InFlightOperations, EndInWhateverRhythmTheyCome) {
+  const auto owner = make_owner();
+  for (int round = 0; round < 1000; ++round) {
+    spin(microseconds(round * 7 % 250));
+    std::vector<Begun> begun;
+    for (int i = 0; i <= round % 3; ++i) begun.push_back(begin(owner));
+    for (const Begun& one : begun) {
+      EXPECT_FALSE(one.op.ended());
+      one.done->raise();
+    }
+    for (const Begun& one : begun) {
+      ASSERT_TRUE(comes_true([&] { return one.op.ended() && one.pin.expired(); })) << "nobody looks, round " << round;
+      EXPECT_FALSE(one.op.error());
+    }
+  }
+}
+
+TEST_F(InFlightOperations, KeepTheirOwnerUntilTheLastHasEndedAndNoLonger) {
+  for (int round = 0; round < 200; ++round) {
+    auto owner = make_owner();
+    const std::weak_ptr<Owner> seen = owner;
+    const Begun first = begin(owner), second = begin(owner);
+    first.done->raise();
+    owner.reset();
+    ASSERT_TRUE(comes_true([&] { return first.op.ended(); }));
+    EXPECT_FALSE(seen.expired());
+    second.done->raise();
+    ASSERT_TRUE(comes_true([&] { return seen.expired(); })) << round;
+    EXPECT_TRUE(second.op.ended());
+    EXPECT_FALSE(second.op.error());
+  }
+}
+
+TEST_F(InFlightOperations, LetTheOwnerGoAtAnyMomentBehindTheLast) {
+  for (int round = 0; round < 500; ++round) {
+    auto owner = make_owner();
+    const std::weak_ptr<Owner> seen = owner;
+    const Begun one = begin(owner);
+    one.done->raise();
+    ASSERT_TRUE(comes_true([&] { return one.op.ended(); }));
+    spin(microseconds(round % 200));
+    owner.reset();
+    ASSERT_TRUE(comes_true([&] { return seen.expired(); })) << round;
+  }
+}
+
+TEST_F(InFlightOperations, FailWhenTheLoopEndsThatWatchesThem) {
+  auto owner = make_owner();
+  const std::weak_ptr<Owner> seen = owner;
+  const Begun one = begin(owner);
+  owner.reset();
+  loop.reset();
+  ASSERT_TRUE(seen.expired());
+  ASSERT_TRUE(one.op.error());
+  EXPECT_EQ(one.op.error()->blame(), Blame::Cancelled);
+  EXPECT_FALSE(one.pin.expired()) << "its memory may be in use";
+  one.done->raise();
+  EXPECT_TRUE(device->retirement().reclaim_all(Deadline::in(std::chrono::seconds(30))));
+  EXPECT_TRUE(one.pin.expired());
+}
+
+}  // namespace
+}  // namespace weft::transport
