@@ -28,7 +28,7 @@ class Fence {
     virtual ~Source() = default;
     virtual bool query() const noexcept = 0;
     virtual bool synchronize(Deadline deadline) const noexcept = 0;
-    // Makes the stream wait. Throws Unsupported where the device cannot see the source.
+    // Makes the stream wait; does nothing once it has passed. Throws Unsupported where the device cannot see the source.
     virtual void wait(const cuda::StreamRef& stream) const = 0;
     // Runs the task when the source passes, on the thread that passes it; at once if it has passed. Returns false, with the
     // task untouched, where nobody on the host would notice (an event): such a fence is polled, see EventLoop::when.
@@ -46,7 +46,7 @@ class Fence {
   }
   // The stream waits, the host goes on.
   void wait(const cuda::StreamRef& stream) const {
-    if (!query()) source_->wait(stream);
+    if (source_) source_->wait(stream);
   }
 
   const std::shared_ptr<const Source>& source() const { return source_; }

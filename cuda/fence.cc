@@ -32,7 +32,15 @@ bool EventFence::synchronize(Deadline deadline) const noexcept {
   return poll_until([this] { return query(); }, deadline);
 }
 
-void EventFence::wait(const StreamRef& stream) const { event_.wait(stream); }
+void EventFence::wait(const StreamRef& stream) const {
+  if (passed_.load(std::memory_order_acquire)) return;
+  if ((captured_ || stream.is_capturing()) && query()) return;
+  try {
+    event_.wait(stream);
+  } catch (const Error&) {
+    if (!query()) throw;  // passed as well: the event's context has ended
+  }
+}
 
 bool EventFence::on_passed(Task&) const { return false; }
 

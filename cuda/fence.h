@@ -33,7 +33,8 @@ class EventFence final : public Fence::Source {
   bool query() const noexcept override;
   // Polls; nobody on the host is told when an event passes.
   bool synchronize(Deadline deadline) const noexcept override;
-  // cuStreamWaitEvent; the stream may be of another device.
+  // cuStreamWaitEvent; the stream may be of another device. The driver is not asked first whether the event has passed,
+  // which takes it longer than the wait, but where a capture is involved: one may not wait for what was enqueued outside.
   void wait(const StreamRef& stream) const override;
   // Always false: whoever wants to be told polls, see EventLoop::when.
   bool on_passed(Task& task) const override;

@@ -116,6 +116,7 @@ MappedFlag::~MappedFlag() {
 }
 
 void MappedFlag::wait(const StreamRef& stream) const {
+  if (query()) return;
   words_->note_waiter(stream.device());
   awaited_.store(true, std::memory_order_relaxed);
   wait_value(stream, slot_.address, slot_.value);
@@ -152,6 +153,7 @@ class StreamFlag final : public Fence::Source {
     return poll_until([this] { return query(); }, deadline);
   }
   void wait(const StreamRef& stream) const override {
+    if (query()) return;
     words_->note_waiter(stream.device());
     wait_value(stream, slot_.address, slot_.value);
   }

@@ -55,13 +55,28 @@ TEST_F(EventFences, MakeAStreamWaitAndNotTheHost) {
   EXPECT_EQ(*static_cast<const unsigned char*>(to.slice().data), 9);
 }
 
-TEST_F(EventFences, ThatHavePassedEnqueueNothing) {
+TEST_F(EventFences, AreWaitedForWithoutAskingTheDriverAndNotAtAllOnceItIsKnownThatTheyHavePassed) {
   Stream producer(*device);
   Stream consumer(*device);
   const Fence ready = record(producer);
-  fake.run();
+  const int asked = fake.calls(&Driver::event_query);
   ready.wait(consumer);
-  EXPECT_EQ(fake.calls(&Driver::stream_wait_event), 0);
+  EXPECT_EQ(fake.calls(&Driver::event_query), asked);
+  EXPECT_EQ(fake.calls(&Driver::stream_wait_event), 1);
+  fake.run();
+  EXPECT_TRUE(ready.query());
+  ready.wait(consumer);
+  EXPECT_EQ(fake.calls(&Driver::stream_wait_event), 1);
+}
+
+TEST_F(EventFences, OfAContextThatHasEndedHoldNoStreamBack) {
+  Stream producer(*device);
+  Stream consumer(*device);
+  const Fence ready = record(producer);
+  fake.lose_context(0);
+  EXPECT_NO_THROW(ready.wait(consumer));
+  EXPECT_TRUE(device->is_lost());
+  EXPECT_THAT(take_logged(), testing::ElementsAre(testing::HasSubstr("cuda:0 is lost")));
 }
 
 TEST_F(EventFences, KeepTheirEventUntilTheLastCopyIsGone) {
