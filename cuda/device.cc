@@ -89,7 +89,7 @@ void Device::read_properties() {
 
 void Device::fail(CUresult result, std::string_view what, Place place) {
   if (is_sticky(result)) lose(result);
-  if (result == CUDA_ERROR_UNKNOWN) probe();
+  if (result == CUDA_ERROR_UNKNOWN && never_recorded_ != nullptr) probe();
   throw error_of(*driver_, result, std::string(what) + " on " + describe(id()), place);
 }
 
@@ -107,18 +107,20 @@ std::optional<Error> Device::lost() const {
   return Error(Blame::Device, cause.text() + "; its context cannot be repaired, start the process again", result);
 }
 
+// By calls that are not checked: what fails here may come from there.
 bool Device::probe() noexcept {
   if (is_lost()) return false;
-  try {
-    DeviceGuard guard(*this);
-    RelaxedCapture relaxed(*driver_);
-    const CUresult result = driver_->event_query(never_recorded_);
-    if (result != CUDA_SUCCESS) lose(result);
-    return result == CUDA_SUCCESS;
-  } catch (const Error& error) {
-    lose(static_cast<CUresult>(error.native_code()));
-    return false;
+  CUcontext former = nullptr;
+  CUresult result = driver_->ctx_get_current(&former);
+  const bool is_current = result == CUDA_SUCCESS && former == context_;
+  if (result == CUDA_SUCCESS && !is_current) result = driver_->ctx_set_current(context_);
+  if (result == CUDA_SUCCESS) {
+    const RelaxedCapture relaxed(*driver_);
+    result = driver_->event_query(never_recorded_);
+    if (!is_current) driver_->ctx_set_current(former);
   }
+  if (result != CUDA_SUCCESS) lose(result);
+  return result == CUDA_SUCCESS;
 }
 
 DeviceGuard::DeviceGuard(Device& device) : device_(device), former_(device.context()) {

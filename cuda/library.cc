@@ -23,7 +23,7 @@ Library::Library(Device& device, std::span<const std::byte> image) : device_(dev
 Library::~Library() {
   if (native_ == nullptr) return;
   const CUresult result = device_.driver().library_unload(native_);
-  if (result == CUDA_SUCCESS || is_sticky(result)) return;
+  if (result == CUDA_SUCCESS || is_sticky(result) || device_.is_lost()) return;
   log::error(error_of(device_.driver(), result, "cuLibraryUnload").text());
 }
 

@@ -25,7 +25,8 @@ DmaBuf::DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes) {
   const CUresult result = device.driver().mem_get_handle_for_address_range(
       &descriptor_, begin, static_cast<std::size_t>(end - begin), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
   if (result == CUDA_SUCCESS) return;
-  if (is_sticky(result)) device.check(result, "cuMemGetHandleForAddressRange");
+  if (is_sticky(result) || (result == CUDA_ERROR_UNKNOWN && !device.probe()))
+    device.check(result, "cuMemGetHandleForAddressRange");
   throw Error(Blame::Unsupported,
               error_of(device.driver(), result, "cuMemGetHandleForAddressRange on " + describe(device.id())).text(),
               result);

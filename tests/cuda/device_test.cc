@@ -129,6 +129,28 @@ TEST_F(OneDevice, StaysAsLongAsAStreamOfIt) {
   EXPECT_EQ(fake.alive().contexts, 0u);
 }
 
+// The driver also says so of a single call, and goes on.
+TEST_F(OneDevice, AnUnknownErrorEndsTheContextOnlyIfThatSaysSo) {
+  const Stream stream(*device);
+  fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_FALSE(device->is_lost());
+  fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
+  fake.fail(&Driver::event_query, CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_TRUE(device->is_lost());
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
+}
+
+TEST_F(OneDevice, ADriverThatSaysNothingElseEndsItAtOnce) {
+  const Stream stream(*device);
+  fake.fail(&Driver::stream_query, CUDA_ERROR_UNKNOWN);
+  fake.fail(&Driver::ctx_get_current, CUDA_ERROR_UNKNOWN, 2);
+  EXPECT_EQ(error_from([&] { static_cast<void>(stream.query()); }).native_code(), CUDA_ERROR_UNKNOWN);
+  EXPECT_TRUE(device->is_lost());
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuda:0 is lost: CUDA_ERROR_UNKNOWN")));
+}
+
 // A program's last objects may go when the driver has shut down already.
 TEST_F(OneDevice, OutlivesTheDriverQuietly) {
   auto stream = std::make_unique<Stream>(*device);
