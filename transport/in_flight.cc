@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include <weft/cuda/retire.h>
@@ -7,7 +8,8 @@ namespace weft::transport {
 
 namespace {
 
-// Shorter than a loop spins that has found something to do. To wake one that sleeps takes longer than to enqueue.
+// The loop looks on for about as long as it spins. To wake it takes a few microseconds, more than to enqueue. (Where it
+// sleeps in between, for 50 µs, it sees an operation that much later.)
 constexpr auto kLinger = std::chrono::microseconds(80);
 
 }  // namespace
@@ -19,19 +21,23 @@ InFlight::InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<E
 InFlight::~InFlight() {
   for (Entry& entry : entries_) {
     Operation& operation = entry.operation;
+    if (operation.done.query()) {
+      end(operation.completion, device_->lost());
+      continue;
+    }
     operation.completion.fail(Error(Blame::Cancelled, operation.name + ": the loop that watched over it has ended"));
-    if (!operation.done.query()) device_->retirement().retire(operation.done, [pin = std::move(operation.pin)] {});
+    device_->retirement().retire(operation.done, [pin = std::move(operation.pin)] {});
   }
 }
 
 void InFlight::add(Operation operation, std::shared_ptr<const void> owner) {
+  const auto loop = loop_.lock();  // goes without the lock: it may be the last share
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(operation), std::nullopt});
   if (const auto kept = kept_.lock()) {
     kept->owner = std::move(owner);
     return;
   }
-  const auto loop = loop_.lock();
   if (!loop) return;
   const auto kept = std::make_shared<Kept>(owner);
   kept_ = kept;
@@ -50,9 +56,13 @@ void InFlight::fail(const Error& why) noexcept {
   for (Completion& completion : failed) completion.fail(why);
 }
 
-bool InFlight::empty() const {
-  std::lock_guard lock(mutex_);
-  return entries_.empty();
+bool InFlight::passed() const {
+  std::vector<Fence> fences;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_) fences.push_back(entry.operation.done);
+  }
+  return std::all_of(fences.begin(), fences.end(), [](const Fence& fence) { return fence.query(); });
 }
 
 std::optional<Fence> InFlight::first() const {
@@ -75,26 +85,29 @@ bool InFlight::turn(Kept& kept) {
     if (!done) {
       if (watch_ && !entry.since && entry.operation.ready.query()) entry.since = Deadline::Clock::now();
       if (watch_ && entry.since) oldest = {entry.operation.name, *entry.since};
+      if (entry.operation.in_line) next_look_ = {};
       break;
     }
     ended.push_back(std::move(entry));
     entries_.pop_front();
   }
   const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
-  for (Entry& entry : ended) {
-    if (lost) {
-      entry.operation.completion.fail(*lost);
-    } else {
-      entry.operation.completion.finish();
-    }
-  }
+  for (Entry& entry : ended) end(entry.operation.completion, lost);
   if (oldest) watch_(*oldest);
   rest(kept, now);
   return !ended.empty();
 }
 
+void InFlight::end(Completion& completion, const std::optional<Error>& lost) noexcept {
+  if (lost) {
+    completion.fail(*lost);
+  } else {
+    completion.finish();
+  }
+}
+
 void InFlight::rest(Kept& kept, Deadline::Clock::time_point now) {
-  std::shared_ptr<const void> last;  // goes without the lock: it may be the last share
+  std::shared_ptr<const void> last;  // goes without the lock
   std::lock_guard lock(mutex_);
   if (!entries_.empty()) return;
   if (kept.owner) {

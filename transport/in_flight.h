@@ -28,6 +28,8 @@ class InFlight {
     Pin pin;                // held until `done` has passed, also when the operation has failed before
     Fence ready;            // what the stream waits for before it starts
     Fence done;             // a recorded event; the operations pass in the order in which they were added
+    // Not on the stream yet: asking `done` is what moves it on, so the loop does in every turn.
+    bool in_line = false;
   };
   struct Oldest {
     std::string name;
@@ -41,7 +43,8 @@ class InFlight {
 
   InFlight(std::shared_ptr<cuda::Device> device, const std::shared_ptr<EventLoop>& loop, Watch watch = {},
            std::chrono::microseconds between_looks = kBetweenLooks);
-  // What is still under way (its loop has ended) fails; its memory is retired until the device has done with it.
+  // Its loop has ended. What has passed meanwhile is finished; what is still under way fails, and its memory is retired
+  // until the device has done with it.
   ~InFlight();
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
@@ -50,13 +53,15 @@ class InFlight {
   void add(Operation operation, std::shared_ptr<const void> owner);
   // Fails every Op under way. Their fences pass, and their pins are let go, when the stream gets there.
   void fail(const Error& why) noexcept;
-  bool empty() const;
+  // Whether all have passed, of which the loop may not know yet.
+  bool passed() const;
 
  private:
   struct Entry {
     Operation operation;
     std::optional<Deadline::Clock::time_point> since;
   };
+  static void end(Completion& completion, const std::optional<Error>& lost) noexcept;
   // What the loop keeps alive: the owner, or nobody while nothing is in flight.
   struct Kept {
     std::shared_ptr<const void> owner;

@@ -97,7 +97,7 @@ class StagedCommunicator final : public Communicator,
   }
   ~StagedCommunicator() override {
     // The loop keeps its owner while something is under way, so the loop has ended: streams wait for the host's half.
-    if (!in_flight_.empty()) host_->abort(Error(Blame::Cancelled, "the group was destroyed"));
+    if (!in_flight_.passed()) host_->abort(Error(Blame::Cancelled, "the group was destroyed"));
   }
 
   std::string_view backend() const override { return host_->backend(); }

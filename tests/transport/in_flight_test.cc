@@ -28,7 +28,8 @@ void spin(microseconds time) {
 class InFlightOperations : public cuda::FakeCuda {
  protected:
   struct Owner {
-    Owner(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<EventLoop>& loop) : flight(device, loop) {}
+    Owner(const std::shared_ptr<cuda::Device>& device, const std::shared_ptr<EventLoop>& loop, microseconds looks)
+        : flight(device, loop, {}, looks) {}
     InFlight flight;
   };
   struct Begun {
@@ -37,14 +38,16 @@ class InFlightOperations : public cuda::FakeCuda {
     std::weak_ptr<const void> pin;
   };
 
-  std::shared_ptr<Owner> make_owner() { return std::make_shared<Owner>(device, loop); }
+  std::shared_ptr<Owner> make_owner(microseconds between_looks = InFlight::kBetweenLooks) {
+    return std::make_shared<Owner>(device, loop, between_looks);
+  }
 
-  static Begun begin(const std::shared_ptr<Owner>& owner) {
+  static Begun begin(const std::shared_ptr<Owner>& owner, bool in_line = false) {
     const auto done = std::make_shared<HostFlag>();
     Pin pin = std::make_shared<int>();
     const std::weak_ptr<const void> held = pin;
     const Completion completion(pin, Fence(done));
-    owner->flight.add({"operation", completion, std::move(pin), Fence(), Fence(done)}, owner);
+    owner->flight.add({"operation", completion, std::move(pin), Fence(), Fence(done), in_line}, owner);
     return {completion.op(), done, held};
   }
 
@@ -96,6 +99,32 @@ TEST_F(InFlightOperations, LetTheOwnerGoAtAnyMomentBehindTheLast) {
     owner.reset();
     ASSERT_TRUE(comes_true([&] { return seen.expired(); })) << round;
   }
+}
+
+// Between two looks as well.
+TEST_F(InFlightOperations, ThatHavePassedWhenTheirLoopEndsHaveNotFailed) {
+  auto owner = make_owner(std::chrono::minutes(10));
+  const Begun first = begin(owner);
+  first.done->raise();
+  ASSERT_TRUE(comes_true([&] { return first.op.ended(); }));  // the first look
+  const Begun one = begin(owner);
+  EXPECT_FALSE(owner->flight.passed());
+  one.done->raise();
+  EXPECT_TRUE(owner->flight.passed());
+  EXPECT_FALSE(one.op.ended());
+  owner.reset();
+  loop.reset();
+  EXPECT_TRUE(one.op.ended());
+  EXPECT_FALSE(one.op.error());
+  EXPECT_TRUE(one.pin.expired());
+}
+
+TEST_F(InFlightOperations, ThatWaitInLineAreAskedInEveryTurn) {
+  const auto owner = make_owner(std::chrono::minutes(10));
+  const Begun waits = begin(owner, /*in_line=*/true);
+  spin(microseconds(300));
+  waits.done->raise();
+  EXPECT_TRUE(comes_true([&] { return waits.op.ended(); }));
 }
 
 TEST_F(InFlightOperations, FailWhenTheLoopEndsThatWatchesThem) {

@@ -146,8 +146,8 @@ NcclCommunicator::NcclCommunicator(const JoinOptions& options, std::shared_ptr<c
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  // The loop keeps its owner while something is under way, so the loop has ended.
-  if (in_flight_.empty() || broken_) return;
+  // The loop keeps its owner while something is under way, so the loop has ended, where anything is.
+  if (broken_ || (line_.empty() && in_flight_.passed())) return;
   std::shared_ptr<Launch> begun;
   for (Request& request : line_) {
     if (request.started) {
@@ -304,7 +304,7 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
   const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done}, shared_from_this());
+  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done, in_line}, shared_from_this());
   if (in_line) line_.push_back(std::move(request));
   if (failed) {
     fail(std::move(lock), *failed);
