@@ -41,7 +41,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     {
       const weft::detail::AmbientScope scope(ambient);
       const c10::MultiStreamGuard streams(ambient->call().streams);
-      tensor::set_context(agent.devices(), ambient->call().streams);
+      const tensor::ContextGuard context(agent.devices(), ambient->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});
       ambient->call().traced.runs_here();
       task();

@@ -34,6 +34,7 @@ class StreamWork : public detail::DeviceWork {
     wait_on(stream);
     {
       const c10::StreamGuard current(stream);
+      const ContextGuard context(*devices_, {stream});
       function();
     }
     return devices_->work(device_, {devices_->recorded(stream)});
@@ -69,6 +70,7 @@ class EnqueuedWork : public detail::DeviceWork {
   detail::DeviceWorkRef run(const std::function<void()>& function) const override {
     {
       const c10::MultiStreamGuard current(streams_);
+      const ContextGuard context(*devices_, streams_);
       function();
     }
     return devices_->work(streams_);
@@ -105,15 +107,17 @@ std::shared_ptr<cuda::Device> CudaDevices::open(int index) {
   return device;
 }
 
-void set_context(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept {
+ContextGuard::ContextGuard(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept {
+  struct Held {
+    explicit Held(std::shared_ptr<cuda::Device> of) : device(std::move(of)), guard(*device) {}
+    std::shared_ptr<cuda::Device> device;
+    cuda::DeviceGuard guard;
+  };
   if (streams.empty()) return;
   try {
-    const auto device = devices.open(streams.front().device_index());
-    CUcontext current = nullptr;
-    device->check(device->driver().ctx_get_current(&current), "cuCtxGetCurrent");
-    if (current == nullptr) device->check(device->driver().ctx_set_current(device->context()), "cuCtxSetCurrent");
-  } catch (const Error& error) {
-    log::warn("no CUDA context for a called function: " + error.text());
+    held_ = std::make_shared<Held>(devices.open(streams.front().device_index()));
+  } catch (const std::exception& error) {
+    log::warn(std::string("no CUDA context for a function: ") + error.what());
   }
 }
 

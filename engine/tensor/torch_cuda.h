@@ -3,6 +3,7 @@
 // get the same library.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include <c10/core/Stream.h>
@@ -14,9 +15,15 @@ class CudaDevices;
 // How many CUDA devices libtorch sees; 0 without a driver.
 int cuda_device_count();
 
-// Before a program's function runs on a thread of Weft's, with these streams current: libtorch's guards set no CUDA context
-// there, and cuBLAS's first user in a thread without one gets a warning. Leaves that of the first stream's GPU current, as
-// cudaSetDevice does. (A context that has ended is left to the function to find.)
-void set_context(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept;
+// While a program's function runs on a thread of Weft's, with these streams current: the context of the first one's GPU.
+// libtorch's guards set none, and who first uses cuBLAS in a thread without one gets a warning. (A context that has ended
+// is left to the function to find.)
+class ContextGuard {
+ public:
+  ContextGuard(CudaDevices& devices, const std::vector<c10::Stream>& streams) noexcept;
+
+ private:
+  std::shared_ptr<void> held_;
+};
 
 }  // namespace weft::tensor

@@ -85,6 +85,6 @@ std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr
 
 void CudaDevices::reclaim(Deadline) {}
 
-void set_context(CudaDevices&, const std::vector<c10::Stream>&) noexcept {}
+ContextGuard::ContextGuard(CudaDevices&, const std::vector<c10::Stream>&) noexcept {}
 
 }  // namespace weft::tensor
