@@ -27,7 +27,7 @@ std::string no_backend(const char* name) {
 }
 
 // How long joining may take where the first kernels are loaded and processes take turns on the GPU.
-constexpr auto kShortOnGpu = std::chrono::seconds(10);
+constexpr auto kShortOnGpu = std::chrono::seconds(20);
 
 class GlooOnGpu final : public Threads {
  public:

@@ -195,8 +195,8 @@ TEST_P(GpuRpc, CU037_ADeferredReplyIsReadBehindAContinuationThatIsSlowOnTheGpu) 
       {{"worker1", {{kGpu, kGpu}}}},
       [](rpc::Agent& agent) {
         const at::Tensor matrix = at::rand({512, 512}, kGpu);
-        const auto result = agent.async<&powers_later>("worker1", agent.worker("worker2"), matrix, 100);
         const at::Tensor expected = powers(matrix, 100).cpu();
+        const auto result = agent.async<&powers_later>("worker1", agent.worker("worker2"), matrix, 100);
         const c10::StreamGuard aside(pool_stream());
         EXPECT_TRUE(at::allclose(result.get().cpu(), expected));
       },

@@ -177,8 +177,10 @@ void survive(rpc::Agent& agent, Point point) {
   } else if (point == Point::OwnedByTwo) {
     const auto theirs = agent.remote<&refs::number>(1, 5);
     const auto held = agent.async<&killed::hold>(rpc::to(0).timeout(0ms), theirs, "theirs");
+    const auto asked = agent.async<&refs::number_behind>(rpc::to(1).timeout(0ms), 1, "never");
     expect_counters(agent, 1, {1, 2, 0});
     Processes::say("ready");
+    EXPECT_EQ(error_of([&] { asked.get(); }).blame(), Blame::PeerLost);  // until then the value can still be fetched
     see_the_end(theirs);
     agent.sync<&refs::open_gate>(0, "theirs");
     const auto error = error_of([&] { held.get(); });
