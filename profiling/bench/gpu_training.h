@@ -7,8 +7,8 @@
 
 namespace weft::bench {
 
-// A worker process: one rank on the first GPU. `how`: "eager" or "captured" (rank 0 prints the seconds of the host and of
-// the whole for each step), "traced" (a few steps, for a timeline).
+// A worker process: one rank on the first GPU. `how`: "measured" (rank 0 prints the seconds of the host and of the whole
+// for eager and for captured steps), "traced" (a few eager steps, for a timeline).
 int train_on_gpu(const std::string& how);
 
 // DistributedDataParallel over NCCL with one rank: a step as a program writes it, and the same step captured into a CUDA

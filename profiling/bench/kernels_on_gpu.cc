@@ -23,6 +23,7 @@ class Gpu {
       bench_unpack(elements, Dtype::Float32, Dtype::Float32, lie);
       bench_unpack(elements, Dtype::BFloat16, Dtype::Float32, lie);
     }
+    bench_pack(elements, Dtype::BFloat16, Dtype::BFloat16, Lie::Even);
     bench_reduce(elements, Dtype::Float32);
     bench_reduce(elements, Dtype::BFloat16);
     bench_sgd(elements);
@@ -40,9 +41,9 @@ class Gpu {
 
   // How a network's tensors lie in a slab of memory, a weight and a bias in turn.
   enum class Lie {
-    Even,       // all of 256 bytes or a multiple, as with layers whose widths are: in a bucket they are aligned as well
-    Odd,        // 16 bytes less, so that in a bucket they are aligned to 16 bytes
-    Unaligned,  // and one element off even that
+    Even,       // all of 256 bytes or a multiple, as with layers whose widths are: so are their places in a bucket
+    Odd,        // 16 bytes less, so that in a bucket they lie at multiples of four elements
+    Unaligned,  // and the tensors one element off their alignment
   };
   static std::vector<Slice> scattered(Slice whole, std::size_t element_bytes, Lie lie) {
     std::vector<Slice> tensors;

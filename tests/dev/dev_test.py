@@ -217,14 +217,14 @@ class Gpu(DevTest):
         with self.assertRaisesRegex(self.dev.Stop, "is not what ./dev gpu-pack makes"):
             self.dev.unpacked(self.root)
 
-    def run_gpu(self, run, checker=None):
+    def run_gpu(self, run, checker=None, options=()):
         """What ./dev gpu prints and writes where `run` stands for its programs; the error that it ends with, or None."""
         printed, stopped = io.StringIO(), None
         with mock.patch.multiple(self.dev, describe_gpu=lambda: [{"name": "NVIDIA H200"}], torch_libraries=lambda python: [],
                                  run_gpu_program=run), mock.patch("shutil.which", return_value=checker):
             with contextlib.redirect_stdout(printed):
                 try:
-                    self.dev.command_gpu(["--pack", str(self.file), "--output", str(self.root / "results")])
+                    self.dev.command_gpu(["--pack", str(self.file), "--output", str(self.root / "results"), *options])
                 except self.dev.Stop as error:
                     stopped = str(error)
         return printed.getvalue(), json.loads(next((self.root / "results").glob("gpu-nvidia-h200-*.json")).read_text()), stopped
@@ -258,6 +258,18 @@ class Gpu(DevTest):
         self.assertEqual(result["failed_benches"], {"gpu_bench --case 'training step'": "ended with 2: it could not",
                                                     "transport_bench --case 'cuda_ipc'": "gave no figure: # no GPU cases"})
         self.assertEqual(len(result["rows"]), len(self.dev.GPU_BENCHES) - 2)
+
+    def test_options_reach_the_benches_and_the_seconds_what_is_run(self):
+        given, limits = {}, []
+        def run(path, arguments, environment, seconds):
+            limits.append(seconds)
+            if "--case" in arguments:
+                given[arguments[arguments.index("--case") + 1]] = arguments
+            return self.measured(path, arguments)
+        self.run_gpu(run, options=["--seconds", "200"])
+        self.assertEqual(given["cuda_ipc"][2:4], ["--runs", "2"])
+        self.assertNotIn("--runs", given["gpu"])
+        self.assertLessEqual(max(limits), 200)
 
     def test_what_is_not_run_is_named_with_its_reason(self):
         limits = []
@@ -372,6 +384,9 @@ class Gpu(DevTest):
         self.assertEqual(read["two ranks on one GPU, correctness: NCCL in two processes"], "2 passed, 1 failed")
         self.assertEqual(read["two ranks on one GPU, correctness: through pinned memory, two threads"], "1 passed, 0 failed, 1 skipped")
         self.assertEqual(read[f"{self.dev.SANITIZED} under compute-sanitizer"], "30 passed, 0 failed, no error")
+        unfinished = {"tests": [{**figures, "exit_code": None}], "sanitizer": None}
+        read = {what: reads(unfinished) for what, _, reads in self.dev.GPU_CHECKS}
+        self.assertEqual(read["two ranks on one GPU, correctness: NCCL in two processes"], "2 passed, 1 failed, not all were run")
         older = {"tests": [{"failed": [], "skipped": {}, "passed": 3}], "sanitizer": None}
         self.assertTrue(all(reads(older) is None for _, _, reads in self.dev.GPU_CHECKS))
         ended = {"tests": [], "sanitizer": {"exit_code": None, "passed": 0, "failed": []}}
