@@ -46,53 +46,67 @@ namespace weft::cuda {
 #define WEFT_CUDA_RDMA_FUNCTIONS(function)                                   \
   function(mem_get_handle_for_address_range, cuMemGetHandleForAddressRange) \
   function(flush_gpu_direct_rdma_writes, cuFlushGPUDirectRDMAWrites)
-// clang-format on
 
 // function(member, symbol): cuda.h's macros turn each symbol into the versioned one that its prototype belongs to
 // (cuStreamDestroy is cuStreamDestroy_v2), for the pointer's type and for the name that is looked up alike. The last three
 // block the host without a limit: they are for benches and for places that may block, never for a data path.
-#define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                                                               \
-  WEFT_CUDA_IPC_FUNCTIONS(function)                                                                                        \
-  WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                                                                             \
-  WEFT_CUDA_RDMA_FUNCTIONS(function)                                                                                       \
-  function(init, cuInit) function(driver_get_version, cuDriverGetVersion) function(                                        \
-      get_error_name, cuGetErrorName) function(get_error_string, cuGetErrorString) function(device_get_count,              \
-                                                                                            cuDeviceGetCount)              \
-      function(device_get, cuDeviceGet) function(device_get_name, cuDeviceGetName) function(                               \
-          device_get_attribute, cuDeviceGetAttribute) function(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)        \
-          function(device_primary_ctx_release, cuDevicePrimaryCtxRelease) function(                                        \
-              ctx_get_current, cuCtxGetCurrent) function(ctx_set_current, cuCtxSetCurrent)                                 \
-              function(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange) function(                               \
-                  stream_create_with_priority, cuStreamCreateWithPriority) function(stream_destroy, cuStreamDestroy)       \
-                  function(stream_query, cuStreamQuery) function(stream_wait_event, cuStreamWaitEvent) function(           \
-                      stream_wait_value32, cuStreamWaitValue32) function(stream_write_value32, cuStreamWriteValue32)       \
-                      function(stream_batch_mem_op, cuStreamBatchMemOp) function(event_create, cuEventCreate) function(    \
-                          event_destroy, cuEventDestroy) function(event_record, cuEventRecord)                             \
-                          function(event_query, cuEventQuery) function(event_elapsed_time, cuEventElapsedTime) function(   \
-                              stream_is_capturing, cuStreamIsCapturing) function(thread_exchange_stream_capture_mode,      \
-                                                                                 cuThreadExchangeStreamCaptureMode)        \
-                              function(launch_kernel, cuLaunchKernel) function(                                            \
-                                  launch_host_func, cuLaunchHostFunc) function(mem_host_alloc, cuMemHostAlloc)             \
-                                  function(mem_free_host, cuMemFreeHost) function(                                         \
-                                      mem_host_get_device_pointer, cuMemHostGetDevicePointer) function(mem_alloc_async,    \
-                                                                                                       cuMemAllocAsync)    \
-                                      function(mem_alloc_from_pool_async, cuMemAllocFromPoolAsync) function(               \
-                                          mem_free_async, cuMemFreeAsync) function(mem_pool_create, cuMemPoolCreate)       \
-                                          function(mem_pool_destroy, cuMemPoolDestroy) function(mem_pool_set_attribute,    \
-                                                                                                cuMemPoolSetAttribute)     \
-                                              function(pointer_get_attribute, cuPointerGetAttribute) function(             \
-                                                  memcpy_async, cuMemcpyAsync) function(memset_d8_async, cuMemsetD8Async)  \
-                                                  function(library_load_data, cuLibraryLoadData) function(library_unload,  \
-                                                                                                          cuLibraryUnload) \
-                                                      function(library_get_kernel, cuLibraryGetKernel) function(           \
-                                                          library_get_kernel_count, cuLibraryGetKernelCount)               \
-                                                          function(library_enumerate_kernels, cuLibraryEnumerateKernels)   \
-                                                              function(kernel_get_function, cuKernelGetFunction)           \
-                                                                  function(kernel_get_param_info, cuKernelGetParamInfo)    \
-                                                                      function(func_load, cuFuncLoad) function(            \
-                                                                          stream_synchronize, cuStreamSynchronize)         \
-                                                                          function(event_synchronize, cuEventSynchronize)  \
-                                                                              function(ctx_synchronize, cuCtxSynchronize)
+#define WEFT_CUDA_DRIVER_FUNCTIONS(function)                                       \
+  WEFT_CUDA_IPC_FUNCTIONS(function)                                                \
+  WEFT_CUDA_VIRTUAL_MEMORY_FUNCTIONS(function)                                     \
+  WEFT_CUDA_RDMA_FUNCTIONS(function)                                               \
+  function(init, cuInit)                                                           \
+  function(driver_get_version, cuDriverGetVersion)                                 \
+  function(get_error_name, cuGetErrorName)                                         \
+  function(get_error_string, cuGetErrorString)                                     \
+  function(device_get_count, cuDeviceGetCount)                                     \
+  function(device_get, cuDeviceGet)                                                \
+  function(device_get_name, cuDeviceGetName)                                       \
+  function(device_get_attribute, cuDeviceGetAttribute)                             \
+  function(device_primary_ctx_retain, cuDevicePrimaryCtxRetain)                    \
+  function(device_primary_ctx_release, cuDevicePrimaryCtxRelease)                  \
+  function(ctx_get_current, cuCtxGetCurrent)                                       \
+  function(ctx_set_current, cuCtxSetCurrent)                                       \
+  function(ctx_get_stream_priority_range, cuCtxGetStreamPriorityRange)             \
+  function(stream_create_with_priority, cuStreamCreateWithPriority)                \
+  function(stream_destroy, cuStreamDestroy)                                        \
+  function(stream_query, cuStreamQuery)                                            \
+  function(stream_wait_event, cuStreamWaitEvent)                                   \
+  function(stream_wait_value32, cuStreamWaitValue32)                               \
+  function(stream_write_value32, cuStreamWriteValue32)                             \
+  function(stream_batch_mem_op, cuStreamBatchMemOp)                                \
+  function(event_create, cuEventCreate)                                            \
+  function(event_destroy, cuEventDestroy)                                          \
+  function(event_record, cuEventRecord)                                            \
+  function(event_query, cuEventQuery)                                              \
+  function(event_elapsed_time, cuEventElapsedTime)                                 \
+  function(stream_is_capturing, cuStreamIsCapturing)                               \
+  function(thread_exchange_stream_capture_mode, cuThreadExchangeStreamCaptureMode) \
+  function(launch_kernel, cuLaunchKernel)                                          \
+  function(launch_host_func, cuLaunchHostFunc)                                     \
+  function(mem_host_alloc, cuMemHostAlloc)                                         \
+  function(mem_free_host, cuMemFreeHost)                                           \
+  function(mem_host_get_device_pointer, cuMemHostGetDevicePointer)                 \
+  function(mem_alloc_async, cuMemAllocAsync)                                       \
+  function(mem_alloc_from_pool_async, cuMemAllocFromPoolAsync)                     \
+  function(mem_free_async, cuMemFreeAsync)                                         \
+  function(mem_pool_create, cuMemPoolCreate)                                       \
+  function(mem_pool_destroy, cuMemPoolDestroy)                                     \
+  function(mem_pool_set_attribute, cuMemPoolSetAttribute)                          \
+  function(pointer_get_attribute, cuPointerGetAttribute)                           \
+  function(memcpy_async, cuMemcpyAsync)                                            \
+  function(memset_d8_async, cuMemsetD8Async)                                       \
+  function(library_load_data, cuLibraryLoadData)                                   \
+  function(library_unload, cuLibraryUnload)                                        \
+  function(library_get_kernel, cuLibraryGetKernel)                                 \
+  function(library_get_kernel_count, cuLibraryGetKernelCount)                      \
+  function(library_enumerate_kernels, cuLibraryEnumerateKernels)                   \
+  function(kernel_get_function, cuKernelGetFunction)                               \
+  function(kernel_get_param_info, cuKernelGetParamInfo)                            \
+  function(func_load, cuFuncLoad)                                                  \
+  function(stream_synchronize, cuStreamSynchronize)                                \
+  function(event_synchronize, cuEventSynchronize)                                  \
+  function(ctx_synchronize, cuCtxSynchronize)
+// clang-format on
 
 struct Driver {
 #define WEFT_CUDA_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;

@@ -18,24 +18,42 @@
 namespace weft::transport::mpi {
 
 // function(member, symbol)
-#define WEFT_MPI_FUNCTIONS(function)                                                                                      \
-  function(initialized, MPI_Initialized) function(finalized, MPI_Finalized) function(init_thread, MPI_Init_thread)        \
-      function(query_thread, MPI_Query_thread) function(finalize, MPI_Finalize) function(error_class, MPI_Error_class)    \
-          function(error_string, MPI_Error_string) function(get_library_version, MPI_Get_library_version)                 \
-              function(comm_rank, MPI_Comm_rank) function(comm_size, MPI_Comm_size) function(comm_group, MPI_Comm_group)  \
-                  function(comm_create_group, MPI_Comm_create_group) function(comm_free, MPI_Comm_free)                   \
-                      function(comm_set_errhandler, MPI_Comm_set_errhandler) function(comm_get_attr, MPI_Comm_get_attr)   \
-                          function(group_incl, MPI_Group_incl) function(group_free, MPI_Group_free)                       \
-                              function(type_contiguous, MPI_Type_contiguous) function(type_commit, MPI_Type_commit)       \
-                                  function(op_create, MPI_Op_create) function(testsome, MPI_Testsome)                     \
-                                      function(get_count, MPI_Get_count) function(ibcast, MPI_Ibcast)                     \
-                                          function(iallreduce, MPI_Iallreduce) function(ireduce, MPI_Ireduce)             \
-                                              function(iallgather, MPI_Iallgather) function(igather, MPI_Igather)         \
-                                                  function(iscatter, MPI_Iscatter)                                        \
-                                                      function(ireduce_scatter, MPI_Ireduce_scatter)                      \
-                                                          function(ialltoallv, MPI_Ialltoallv)                            \
-                                                              function(ibarrier, MPI_Ibarrier) function(isend, MPI_Isend) \
-                                                                  function(irecv, MPI_Irecv)
+// clang-format off
+#define WEFT_MPI_FUNCTIONS(function)                     \
+  function(initialized, MPI_Initialized)                 \
+  function(finalized, MPI_Finalized)                     \
+  function(init_thread, MPI_Init_thread)                 \
+  function(query_thread, MPI_Query_thread)               \
+  function(finalize, MPI_Finalize)                       \
+  function(error_class, MPI_Error_class)                 \
+  function(error_string, MPI_Error_string)               \
+  function(get_library_version, MPI_Get_library_version) \
+  function(comm_rank, MPI_Comm_rank)                     \
+  function(comm_size, MPI_Comm_size)                     \
+  function(comm_group, MPI_Comm_group)                   \
+  function(comm_create_group, MPI_Comm_create_group)     \
+  function(comm_free, MPI_Comm_free)                     \
+  function(comm_set_errhandler, MPI_Comm_set_errhandler) \
+  function(comm_get_attr, MPI_Comm_get_attr)             \
+  function(group_incl, MPI_Group_incl)                   \
+  function(group_free, MPI_Group_free)                   \
+  function(type_contiguous, MPI_Type_contiguous)         \
+  function(type_commit, MPI_Type_commit)                 \
+  function(op_create, MPI_Op_create)                     \
+  function(testsome, MPI_Testsome)                       \
+  function(get_count, MPI_Get_count)                     \
+  function(ibcast, MPI_Ibcast)                           \
+  function(iallreduce, MPI_Iallreduce)                   \
+  function(ireduce, MPI_Ireduce)                         \
+  function(iallgather, MPI_Iallgather)                   \
+  function(igather, MPI_Igather)                         \
+  function(iscatter, MPI_Iscatter)                       \
+  function(ireduce_scatter, MPI_Ireduce_scatter)         \
+  function(ialltoallv, MPI_Ialltoallv)                   \
+  function(ibarrier, MPI_Ibarrier)                       \
+  function(isend, MPI_Isend)                             \
+  function(irecv, MPI_Irecv)
+// clang-format on
 
 struct Library {
 #define WEFT_MPI_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;

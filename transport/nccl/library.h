@@ -18,15 +18,27 @@
 namespace weft::transport::nccl {
 
 // function(member, symbol)
-#define WEFT_NCCL_FUNCTIONS(function)                                                                                   \
-  function(get_version, ncclGetVersion) function(get_error_string, ncclGetErrorString)                                  \
-      function(get_last_error, ncclGetLastError) function(get_unique_id, ncclGetUniqueId)                               \
-          function(comm_init_rank_config, ncclCommInitRankConfig) function(comm_get_async_error, ncclCommGetAsyncError) \
-              function(comm_finalize, ncclCommFinalize) function(comm_destroy, ncclCommDestroy)                         \
-                  function(comm_abort, ncclCommAbort) function(all_reduce, ncclAllReduce) function(reduce, ncclReduce)  \
-                      function(broadcast, ncclBroadcast) function(all_gather, ncclAllGather)                            \
-                          function(reduce_scatter, ncclReduceScatter) function(send, ncclSend) function(recv, ncclRecv) \
-                              function(group_start, ncclGroupStart) function(group_end, ncclGroupEnd)
+// clang-format off
+#define WEFT_NCCL_FUNCTIONS(function)                     \
+  function(get_version, ncclGetVersion)                   \
+  function(get_error_string, ncclGetErrorString)          \
+  function(get_last_error, ncclGetLastError)              \
+  function(get_unique_id, ncclGetUniqueId)                \
+  function(comm_init_rank_config, ncclCommInitRankConfig) \
+  function(comm_get_async_error, ncclCommGetAsyncError)   \
+  function(comm_finalize, ncclCommFinalize)               \
+  function(comm_destroy, ncclCommDestroy)                 \
+  function(comm_abort, ncclCommAbort)                     \
+  function(all_reduce, ncclAllReduce)                     \
+  function(reduce, ncclReduce)                            \
+  function(broadcast, ncclBroadcast)                      \
+  function(all_gather, ncclAllGather)                     \
+  function(reduce_scatter, ncclReduceScatter)             \
+  function(send, ncclSend)                                \
+  function(recv, ncclRecv)                                \
+  function(group_start, ncclGroupStart)                   \
+  function(group_end, ncclGroupEnd)
+// clang-format on
 
 struct Library {
 #define WEFT_NCCL_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;

@@ -16,19 +16,32 @@
 namespace weft::transport::verbs {
 
 // function(member, symbol). Some of the symbols are macros with arguments as well; without arguments they stay names.
-#define WEFT_VERBS_FUNCTIONS(function)                                                                                \
-  function(get_device_list, ibv_get_device_list) function(free_device_list, ibv_free_device_list)                     \
-      function(get_device_name, ibv_get_device_name) function(open_device, ibv_open_device)                           \
-          function(close_device, ibv_close_device) function(query_device, ibv_query_device)                           \
-              function(query_port, ibv_query_port) function(query_gid_table, _ibv_query_gid_table)                    \
-                  function(alloc_pd, ibv_alloc_pd) function(dealloc_pd, ibv_dealloc_pd) function(reg_mr, ibv_reg_mr)  \
-                      function(dereg_mr, ibv_dereg_mr) function(create_comp_channel, ibv_create_comp_channel)         \
-                          function(destroy_comp_channel, ibv_destroy_comp_channel) function(create_cq, ibv_create_cq) \
-                              function(destroy_cq, ibv_destroy_cq) function(get_cq_event, ibv_get_cq_event)           \
-                                  function(ack_cq_events, ibv_ack_cq_events) function(create_qp, ibv_create_qp)       \
-                                      function(destroy_qp, ibv_destroy_qp) function(modify_qp, ibv_modify_qp)         \
-                                          function(port_state_str, ibv_port_state_str)                                \
-                                              function(wc_status_str, ibv_wc_status_str)
+// clang-format off
+#define WEFT_VERBS_FUNCTIONS(function)                     \
+  function(get_device_list, ibv_get_device_list)           \
+  function(free_device_list, ibv_free_device_list)         \
+  function(get_device_name, ibv_get_device_name)           \
+  function(open_device, ibv_open_device)                   \
+  function(close_device, ibv_close_device)                 \
+  function(query_device, ibv_query_device)                 \
+  function(query_port, ibv_query_port)                     \
+  function(query_gid_table, _ibv_query_gid_table)          \
+  function(alloc_pd, ibv_alloc_pd)                         \
+  function(dealloc_pd, ibv_dealloc_pd)                     \
+  function(reg_mr, ibv_reg_mr)                             \
+  function(dereg_mr, ibv_dereg_mr)                         \
+  function(create_comp_channel, ibv_create_comp_channel)   \
+  function(destroy_comp_channel, ibv_destroy_comp_channel) \
+  function(create_cq, ibv_create_cq)                       \
+  function(destroy_cq, ibv_destroy_cq)                     \
+  function(get_cq_event, ibv_get_cq_event)                 \
+  function(ack_cq_events, ibv_ack_cq_events)               \
+  function(create_qp, ibv_create_qp)                       \
+  function(destroy_qp, ibv_destroy_qp)                     \
+  function(modify_qp, ibv_modify_qp)                       \
+  function(port_state_str, ibv_port_state_str)             \
+  function(wc_status_str, ibv_wc_status_str)
+// clang-format on
 
 struct Library {
 #define WEFT_VERBS_MEMBER(member, symbol) decltype(&::symbol) member = nullptr;
