@@ -65,10 +65,35 @@ bool InFlight::passed() const {
   return std::all_of(fences.begin(), fences.end(), [](const Fence& fence) { return fence.query(); });
 }
 
-std::optional<Fence> InFlight::first() const {
+std::size_t InFlight::end_of_row(std::size_t from) const {
   std::lock_guard lock(mutex_);
-  if (entries_.empty()) return std::nullopt;
-  return entries_.front().operation.done;
+  std::size_t end = std::min(from + 1, entries_.size());
+  while (end < entries_.size() && entries_[end].operation.is_behind) ++end;
+  return end;
+}
+
+bool InFlight::has_passed(std::size_t which) const {
+  std::unique_lock lock(mutex_);
+  const Fence done = entries_[which].operation.done;
+  lock.unlock();  // a fence may have to ask its communicator
+  return done.query();
+}
+
+std::size_t InFlight::count_passed() const {
+  for (std::size_t passed = 0;;) {
+    const std::size_t end = end_of_row(passed);
+    if (passed == end || !has_passed(passed)) return passed;
+    ++passed;
+    std::size_t open = end;  // whether those from `passed` to here have is not known
+    for (std::size_t asked = end - 1; passed < open; asked = passed + (open - passed) / 2) {
+      if (has_passed(asked)) {
+        passed = asked + 1;
+      } else {
+        open = asked;
+      }
+    }
+    if (open < end) return passed;
+  }
 }
 
 bool InFlight::turn(Kept& kept) {
@@ -77,19 +102,18 @@ bool InFlight::turn(Kept& kept) {
   next_look_ = now + between_looks_;
   std::vector<Entry> ended;
   std::optional<Oldest> oldest;
-  for (std::optional<Fence> front = first(); front; front = first()) {
-    // Asked without the lock: a fence may have to ask its communicator.
-    const bool done = front->query();
+  Entry* front = nullptr;  // stays where it is while others are added
+  const std::size_t passed = count_passed();
+  {
     std::lock_guard lock(mutex_);
-    Entry& entry = entries_.front();
-    if (!done) {
-      if (watch_ && !entry.since && entry.operation.ready.query()) entry.since = Deadline::Clock::now();
-      if (watch_ && entry.since) oldest = {entry.operation.name, *entry.since};
-      if (entry.operation.in_line) next_look_ = {};
-      break;
-    }
-    ended.push_back(std::move(entry));
-    entries_.pop_front();
+    ended.reserve(passed);
+    for (; ended.size() < passed; entries_.pop_front()) ended.push_back(std::move(entries_.front()));
+    if (!entries_.empty()) front = &entries_.front();
+  }
+  if (front) {
+    if (watch_ && !front->since && front->operation.ready.query()) front->since = Deadline::Clock::now();
+    if (watch_ && front->since) oldest = {front->operation.name, *front->since};
+    if (front->operation.in_line) next_look_ = {};
   }
   const auto lost = device_->lost();  // asked after the fences: they pass when the context ends
   for (Entry& entry : ended) end(entry.operation.completion, lost);

@@ -30,6 +30,9 @@ class InFlight {
     Fence done;             // a recorded event; the operations pass in the order in which they were added
     // Not on the stream yet: asking `done` is what moves it on, so the loop does in every turn.
     bool in_line = false;
+    // `done` passes only when that of the operation added before has: one event of the stream behind another. Of many such
+    // only a few are asked.
+    bool is_behind = false;
   };
   struct Oldest {
     std::string name;
@@ -67,8 +70,13 @@ class InFlight {
     std::shared_ptr<const void> owner;
   };
 
-  std::optional<Fence> first() const;
-  // Only on the loop, so nobody else takes entries away.
+  // What follows, on the loop only, so nobody else takes entries away.
+
+  // How many at the front have passed.
+  std::size_t count_passed() const;
+  // Where those end that pass one behind the other, from this one on.
+  std::size_t end_of_row(std::size_t from) const;
+  bool has_passed(std::size_t which) const;
   bool turn(Kept& kept);
   // Where nothing is in flight: lets go of the owner, and some time later of the loop.
   void rest(Kept& kept, Deadline::Clock::time_point now);

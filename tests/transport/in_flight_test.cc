@@ -119,6 +119,47 @@ TEST_F(InFlightOperations, ThatHavePassedWhenTheirLoopEndsHaveNotFailed) {
   EXPECT_TRUE(one.pin.expired());
 }
 
+// A driver is asked for each question, with its locks.
+TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
+  class CountingFlag final : public HostFlag {
+   public:
+    explicit CountingFlag(std::atomic<int>& questions) : questions_(questions) {}
+    bool query() const noexcept override {
+      ++questions_;
+      return HostFlag::query();
+    }
+
+   private:
+    std::atomic<int>& questions_;
+  };
+  constexpr std::size_t kOperations = 64, kMostQuestions = 8;  // the first, the last, and half of what is left each time
+  for (std::size_t passed = 0; passed <= kOperations; ++passed) {
+    std::atomic<int> questions{0};
+    std::vector<std::shared_ptr<HostFlag>> flags;
+    std::vector<Op> ops;
+    auto owner = make_owner(std::chrono::minutes(10));  // the loop looks once, behind what was posted
+    loop->post([&] {
+      for (std::size_t i = 0; i < kOperations; ++i) {
+        flags.push_back(std::make_shared<CountingFlag>(questions));
+        if (i < passed) flags.back()->raise();
+        const Completion completion(Pin(), Fence(flags.back()));
+        ops.push_back(completion.op());
+        owner->flight.add({.name = "operation", .completion = completion, .done = Fence(flags.back()), .is_behind = true},
+                          owner);
+      }
+    });
+    std::atomic<bool> looked{false};
+    ASSERT_TRUE(comes_true([&] { return questions > 0; }));
+    loop->post([&] { looked = true; });  // runs in a turn behind that of the look
+    ASSERT_TRUE(comes_true([&] { return looked.load(); }));
+    for (std::size_t i = 0; i < kOperations; ++i) EXPECT_EQ(ops[i].ended(), i < passed) << i << " of " << passed;
+    EXPECT_LE(questions, kMostQuestions) << passed << " have passed";
+    for (const auto& flag : flags) flag->raise();
+    owner.reset();
+    loop = std::make_shared<EventLoop>("test");
+  }
+}
+
 TEST_F(InFlightOperations, ThatWaitInLineAreAskedInEveryTurn) {
   const auto owner = make_owner(std::chrono::minutes(10));
   const Begun waits = begin(owner, /*in_line=*/true);

@@ -304,7 +304,9 @@ Op NcclCommunicator::issue(std::string name, std::size_t bytes, Pin pin, Fence r
   // Also what has failed is in flight until NCCL has let go of its memory. What is on the stream does not wait in line.
   const bool in_line = done.source() == launch;
   Completion completion(pin, done);
-  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done, in_line}, shared_from_this());
+  const bool is_behind = !in_line && !cuda::is_captured(done);  // a capture ends when its thread says so
+  in_flight_.add({std::move(name), completion, std::move(pin), std::move(ready), done, in_line, is_behind},
+                 shared_from_this());
   if (in_line) line_.push_back(std::move(request));
   if (failed) {
     fail(std::move(lock), *failed);
