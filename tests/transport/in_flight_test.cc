@@ -136,16 +136,18 @@ TEST_F(InFlightOperations, ThatPassOneBehindTheOtherAreNotAllAsked) {
   for (std::size_t passed = 0; passed <= kOperations; ++passed) {
     std::atomic<int> questions{0};
     std::vector<std::shared_ptr<HostFlag>> flags;
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      flags.push_back(std::make_shared<CountingFlag>(questions));
+      if (i < passed) flags.back()->raise();
+    }
+    questions = 0;  // raising asks as well
     std::vector<Op> ops;
     auto owner = make_owner(std::chrono::minutes(10));  // the loop looks once, behind what was posted
     loop->post([&] {
-      for (std::size_t i = 0; i < kOperations; ++i) {
-        flags.push_back(std::make_shared<CountingFlag>(questions));
-        if (i < passed) flags.back()->raise();
-        const Completion completion(Pin(), Fence(flags.back()));
+      for (const auto& flag : flags) {
+        const Completion completion(nullptr, Fence(flag));
         ops.push_back(completion.op());
-        owner->flight.add({.name = "operation", .completion = completion, .done = Fence(flags.back()), .is_behind = true},
-                          owner);
+        owner->flight.add({.name = "operation", .completion = completion, .done = Fence(flag), .is_behind = true}, owner);
       }
     });
     std::atomic<bool> looked{false};
