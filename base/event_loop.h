@@ -68,7 +68,7 @@ class EventLoop {
   // for 100 µs after there was something to do, but not on a processor where a thread that has called it lately may
   // compute. Then it asks `park` of each, which arranges that a watched descriptor
   // becomes readable when something comes, and returns whether nothing has come until then; and sleeps. A poller without
-  // `park` is looked at every 50 µs instead.
+  // `park` is looked at every 20 to 100 µs instead.
   Registration poll(std::function<bool()> poller, std::function<bool()> park = {});
   // Runs the task on the loop once the fence has passed.
   void when(const Fence& fence, Task task);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <ctime>
+#include <optional>
 #include <utility>
 
 #include <poll.h>
@@ -9,6 +10,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
+#include <weft/base/timer_slack.h>
 
 namespace weft {
 
@@ -19,10 +21,13 @@ using std::chrono::nanoseconds;
 
 constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
 constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
-constexpr auto kPollPause = std::chrono::microseconds(50);   // between looks, with pollers that cannot be parked
-constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
-constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
-constexpr int kTurnsPerLook = 64;                            // at the descriptors, while pollers are spun on
+// Between looks, with pollers that cannot be parked: a quarter of the time in which there was nothing, within these.
+constexpr auto kShortestPollPause = std::chrono::microseconds(20);
+constexpr auto kLongestPollPause = std::chrono::microseconds(100);
+constexpr auto kShortSleep = std::chrono::milliseconds(1);  // less is to end when it should
+constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
+constexpr auto kComputes = std::chrono::milliseconds(10);   // a client, where it was seen
+constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 
 // Spinning keeps whoever is waited for from running where there is one processor only.
@@ -282,7 +287,8 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   for (const auto& entry : *all) {
     if (!entry->live) continue;
     if (!entry->park) {
-      until = std::min(until, now + kPollPause);
+      until =
+          std::min(until, now + std::clamp<nanoseconds>((now - last_progress) / 4, kShortestPollPause, kLongestPollPause));
     } else if (!entry->park()) {
       std::lock_guard lock(mailbox->mutex);
       mailbox->sleeping = false;
@@ -300,6 +306,8 @@ void EventLoop::Inner::sleep(nanoseconds wait) const {
   if (wait.count() == 0) return;
   pollfd self{epoll, POLLIN, 0};
   const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000), static_cast<long>(wait.count() % 1'000'000'000)};
+  std::optional<NoTimerSlack> exact;
+  if (wait < kShortSleep) exact.emplace();
   ppoll(&self, 1, wait == nanoseconds::max() ? nullptr : &limit, nullptr);
 }
 

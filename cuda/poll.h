@@ -7,6 +7,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/futex.h>
+#include <weft/base/timer_slack.h>
 
 namespace weft::cuda {
 
@@ -20,6 +21,7 @@ bool poll_until(const Passed& passed, Deadline deadline) noexcept {
     if (passed()) return true;
     spin_pause();
   }
+  const NoTimerSlack exact;
   auto pause = std::chrono::nanoseconds(2000);
   while (!passed()) {
     const auto now = Deadline::Clock::now();

@@ -9,7 +9,7 @@ namespace weft::transport {
 namespace {
 
 // The loop looks on for about as long as it spins. To wake it takes a few microseconds, more than to enqueue. (Where it
-// sleeps in between, for 50 µs, it sees an operation that much later.)
+// sleeps in between, for some 25 µs, it sees an operation that much later.)
 constexpr auto kLinger = std::chrono::microseconds(80);
 
 }  // namespace
