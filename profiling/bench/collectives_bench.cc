@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <span>
 #include <sstream>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -34,7 +33,10 @@ using weft::bench::now;
 namespace mesh = weft::transport::mesh;
 
 const std::vector<std::size_t> kSizes{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
-const std::vector<std::size_t> kSizesOfAlgorithms{4, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
+const std::vector<std::size_t> kSizesOfAlgorithms{4,         1 << 10, 4 << 10, 16 << 10, 64 << 10,
+                                                  256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+// Up to which those are measured that send more with more ranks: beyond they take seconds.
+constexpr std::size_t kMostToAll = 4 << 20;
 const std::map<std::string, mesh::Algorithm> kAlgorithms{{"direct", mesh::Algorithm::Direct},
                                                          {"blocks", mesh::Algorithm::Blocks},
                                                          {"ring", mesh::Algorithm::Ring},
@@ -79,6 +81,14 @@ mesh::Chooser chooser_of(const std::string& algorithm) {
   };
 }
 
+// Of the workers of a level, see work().
+std::vector<std::size_t> sizes_of(const std::string& level) {
+  if (level != "chosen" && !kAlgorithms.contains(level)) return kSizes;
+  std::vector<std::size_t> sizes = kSizesOfAlgorithms;
+  if (level == "direct" || level == "doubling") std::erase_if(sizes, [](std::size_t bytes) { return bytes > kMostToAll; });
+  return sizes;
+}
+
 // `level`: "group", "communicator", or an algorithm: the communicator with that one.
 int work(const std::string& backend, const std::string& level, const std::string& operation) {
   weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
@@ -104,8 +114,7 @@ int work(const std::string& backend, const std::string& level, const std::string
                                                .loop = loop};
     raw = level == "communicator" ? transport->join(options) : mesh::join(*transport, options, chooser_of(level));
   }
-  const bool compares = level == "chosen" || kAlgorithms.contains(level);
-  for (const std::size_t bytes : compares ? kSizesOfAlgorithms : kSizes) {
+  for (const std::size_t bytes : sizes_of(level)) {
     const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
     auto tensor = at::zeros({count});
     auto gathered = at::zeros({operation == "all_gather" ? count * size : 1});
@@ -144,11 +153,12 @@ int work(const std::string& backend, const std::string& level, const std::string
 struct Setting {
   std::string name;
   std::vector<std::string> command;
+  std::vector<std::size_t> sizes = kSizes;
   std::map<std::size_t, weft::bench::Samples> times = {};
 };
 
-void run_in_turns(std::vector<Setting>& settings, const std::string& name, std::span<const std::size_t> sizes, int ranks,
-                  weft::bench::Report& report) {
+// The first setting has all sizes.
+void run_in_turns(std::vector<Setting>& settings, const std::string& name, int ranks, weft::bench::Report& report) {
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
       const bool is_mpi = setting.command[0] == "mpirun";  // which starts its ranks itself
@@ -161,8 +171,9 @@ void run_in_turns(std::vector<Setting>& settings, const std::string& name, std::
       }
     }
   }
-  for (const std::size_t bytes : sizes) {
+  for (const std::size_t bytes : settings.front().sizes) {
     for (Setting& setting : settings) {
+      if (std::ranges::find(setting.sizes, bytes) == setting.sizes.end()) continue;
       if (setting.times[bytes].count() == 0) {
         report.note(setting.name + " gave no time for " + name + " of " + std::to_string(bytes) + " bytes");
         continue;
@@ -186,16 +197,18 @@ void measure(const std::string& operation, int ranks, weft::bench::Report& repor
                         {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n",
                          std::to_string(ranks), "--mca", "btl", "vader,self", mpi, operation}});
   }
-  run_in_turns(settings, operation + " " + std::to_string(ranks) + " ranks", kSizes, ranks, report);
+  run_in_turns(settings, operation + " " + std::to_string(ranks) + " ranks", ranks, report);
 }
 
 void compare_algorithms(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
                         const std::string& self) {
-  std::vector<Setting> settings{{"chosen", {self, "--worker", backend, "chosen", "all_reduce"}}};
-  for (const auto& [algorithm, _] : kAlgorithms) {
-    settings.push_back({algorithm, {self, "--worker", backend, algorithm, "all_reduce"}});
+  std::vector<std::string> levels{"chosen"};
+  for (const auto& [algorithm, _] : kAlgorithms) levels.push_back(algorithm);
+  std::vector<Setting> settings;
+  for (const std::string& level : levels) {
+    settings.push_back({level, {self, "--worker", backend, level, "all_reduce"}, sizes_of(level)});
   }
-  run_in_turns(settings, name, kSizesOfAlgorithms, ranks, report);
+  run_in_turns(settings, name, ranks, report);
 }
 
 }  // namespace
