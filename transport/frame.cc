@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include <weft/transport/frame.h>
@@ -10,6 +11,7 @@ namespace {
 constexpr std::array<char, 4> kMagic = {'W', 'E', 'F', 'T'};
 constexpr std::uint16_t kVersion = 1;
 
+// Little-endian on every machine.
 template <class T>
 void put(std::byte* to, T value) {
   for (std::size_t i = 0; i < sizeof value; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
@@ -18,7 +20,11 @@ void put(std::byte* to, T value) {
 template <class T>
 T get(const std::byte* from) {
   T value = 0;
-  for (std::size_t i = 0; i < sizeof value; ++i) value |= static_cast<T>(std::to_integer<T>(from[i]) << (8 * i));
+  if constexpr (std::endian::native == std::endian::little) {
+    std::memcpy(&value, from, sizeof value);  // which the compiler does not make of the loop
+  } else {
+    for (std::size_t i = 0; i < sizeof value; ++i) value |= static_cast<T>(std::to_integer<T>(from[i]) << (8 * i));
+  }
   return value;
 }
 

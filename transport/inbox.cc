@@ -38,7 +38,8 @@ Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, st
 
 std::optional<Error> Inbox::why_refused(std::span<const Slice> destinations) const {
   const auto wrong = [&](const std::string& text) { return Error(Blame::Caller, "accept from " + who_ + ": " + text); };
-  if (offer_ != Offer::Shown) return wrong("no message waits to be accepted; accept each once, after it has arrived");
+  if (offer_.load(std::memory_order_acquire) != Offer::Shown)
+    return wrong("no message waits to be accepted; accept each once, after it has arrived");
   const auto misfit = frame::why_misfit(destinations, sizes_, [this](const Slice& to) -> std::optional<std::string> {
     if (!to.device.is_host()) {
       if (limits_.direct_bytes > 0 && stream_.carries(to)) return std::nullopt;
@@ -55,8 +56,8 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   std::unique_lock lock(mutex_);
   if (failure_) return Op::failed(*failure_);
   if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
-  const Op op = take(destinations, std::move(pin), std::move(ready));
   const bool must_resume = !in_handler_;  // else the loop looks as soon as the handler returns
+  const Op op = take(destinations, std::move(pin), std::move(ready));
   lock.unlock();
   if (must_resume) again_(Fence());
   return op;
@@ -66,19 +67,22 @@ Op Inbox::take(std::span<const Slice> destinations, Pin pin, Fence ready) {
   const bool is_here = in_place_.size() == total_;
   if (is_here && (destinations.empty() || total_ == 0 || ready.query())) {
     copy_out(in_place_, destinations);
-    offer_ = Offer::Copied;
+    offer_.store(Offer::Copied, std::memory_order_release);
     return {};
   }
   destinations_.assign(destinations.begin(), destinations.end());
   ready_ = destinations.empty() ? Fence() : std::move(ready);
   completion_.emplace(std::move(pin), std::make_shared<LoopFlag>(loop_));
-  offer_ = Offer::Taken;
-  return completion_->op();
+  Op op = completion_->op();
+  offer_.store(Offer::Taken, std::memory_order_release);
+  return op;
 }
 
 void Inbox::refuse(const Error& why) {
   std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = why;
+  if (failure_) return;
+  failure_ = why;
+  fails_.store(true, std::memory_order_release);
 }
 
 // --- reading, on the loop -------------------------------------------------------------------------------------------
@@ -197,14 +201,11 @@ Inbox::Bytes Inbox::find_in_place(Bytes& seen, std::size_t shown, std::uint64_t 
 }
 
 Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, std::size_t shown, std::uint64_t total) {
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_) return Step::Wait;
-    total_ = total;
-    in_place_ = in_place;
-    offer_ = Offer::Shown;
-    in_handler_ = true;
-  }
+  if (fails_.load(std::memory_order_acquire)) return Step::Wait;
+  total_ = total;
+  in_place_ = in_place;
+  in_handler_ = true;
+  offer_.store(Offer::Shown, std::memory_order_release);
   turn_bytes_ += kMessageBytes + in_place.size();
   arrived({header, sizes_, in_place});
   held_ = shown + in_place.size();
@@ -215,17 +216,20 @@ Inbox::Step Inbox::show(const Arrived& arrived, Bytes header, Bytes in_place, st
 }
 
 Inbox::Step Inbox::take_up() {
-  {
+  if (offer_.load(std::memory_order_acquire) == Offer::Shown) {
     std::lock_guard lock(mutex_);
     in_handler_ = false;
-    if (failure_ || offer_ == Offer::Shown) return Step::Wait;
-    if (std::exchange(offer_, Offer::None) == Offer::Taken) {
-      phase_ = Phase::Payload;
-      index_ = 0;
-      offset_ = 0;
-      awaited_ = false;
-      return Step::On;
-    }
+    if (offer_.load(std::memory_order_relaxed) == Offer::Shown) return Step::Wait;
+  }
+  if (fails_.load(std::memory_order_acquire)) return Step::Wait;
+  const Offer offer = offer_.load(std::memory_order_relaxed);
+  offer_.store(Offer::None, std::memory_order_relaxed);
+  if (offer == Offer::Taken) {
+    phase_ = Phase::Payload;
+    index_ = 0;
+    offset_ = 0;
+    awaited_ = false;
+    return Step::On;
   }
   let_go_of_message();
   return Step::On;
@@ -292,7 +296,7 @@ void Inbox::end() noexcept {
     std::lock_guard lock(mutex_);
     cut = std::exchange(completion_, std::nullopt);
     why = failure_;
-    offer_ = Offer::None;
+    offer_.store(Offer::None, std::memory_order_relaxed);
     in_place_ = {};
   }
   if (cut) cut->fail(*why);

@@ -2,6 +2,7 @@
 // payloads where accept() says. accept() is for every thread, the rest for the loop.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -84,11 +85,13 @@ class Inbox {
   bool awaited_ = false;
   std::optional<Error> why_;
 
-  std::mutex mutex_;  // of what follows
-  Offer offer_ = Offer::None;
-  bool in_handler_ = false;
+  std::mutex mutex_;  // of accepting, and of failure_
   std::optional<Error> failure_;
-  // The message that is shown; steady from there until it is accepted, and then the loop's.
+  std::atomic<bool> fails_{false};  // whether there is one
+  // Who may touch what follows: at first the loop, while it is Shown whoever accepts, with the mutex, then the loop again.
+  // (A message whose handler accepts it takes the mutex once so; three times would be half of what receiving costs.)
+  std::atomic<Offer> offer_{Offer::None};
+  bool in_handler_ = false;
   std::vector<std::uint64_t> sizes_;
   std::uint64_t total_ = 0;
   Bytes in_place_;
