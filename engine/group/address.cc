@@ -199,18 +199,30 @@ int port_of(int socket) {
                                        : ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
 }
 
-std::string default_address() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
+namespace {
+
+// The first of the host's addresses that is this machine's: that can be bound.
+std::string own_address_of(const std::string& host) {
   std::string ignored;
-  const Addresses addresses = resolve(name, 0, SOCK_STREAM, ignored);
+  const Addresses addresses = resolve(host, 0, SOCK_STREAM, ignored);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
       return numeric(address->ai_addr, address->ai_addrlen);
     }
   }
-  return "127.0.0.1";
+  return "";
+}
+
+}  // namespace
+
+bool is_this_machine(const std::string& host) { return !own_address_of(host).empty(); }
+
+std::string default_address() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  const std::string own = own_address_of(name);
+  return own.empty() ? "127.0.0.1" : own;
 }
 
 std::string local_address_towards(const std::string& host, int port) {

@@ -75,6 +75,8 @@ class BriskLookups {
 bool is_ipv4_only(const std::string& host);
 // A socket that listens on all interfaces, of one family; port 0: any that is free. Throws Caller.
 Socket open_listener(int family, int port);
+// Whether one of the host's addresses is this machine's.
+bool is_this_machine(const std::string& host);
 // The port that a socket is bound to.
 int port_of(int socket);
 // A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more),

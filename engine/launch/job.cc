@@ -1,0 +1,231 @@
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include <unistd.h>
+
+#include <weft/base/config.h>
+#include <weft/base/error.h>
+#include <weft/engine/launch/job.h>
+#include <weft/engine/launch/process.h>
+#include <weft/engine/launch/rendezvous.h>
+#include <weft/engine/launch/signals.h>
+#include <weft/engine/launch/worker_group.h>
+#include <weft/profiling/trace/merge.h>
+
+namespace weft::launch {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kBrokenPipe = 128 + SIGPIPE;  // as a program of one process ends, in a shell's terms
+constexpr auto kPause = milliseconds(20);
+
+bool goes_on() { return received_signal == 0; }
+
+void say(const std::string& text) { std::fprintf(stderr, "weft-run: %s\n", text.c_str()); }
+
+std::string random_id() {
+  std::random_device random;
+  char text[33];
+  std::snprintf(text, sizeof text, "%08x%08x%08x%08x", random(), random(), random(), random());
+  return text;
+}
+
+class Job {
+ public:
+  Job(const Options& options, const OpenStore& open_store)
+      : options_(options), opened_(meets() ? open_store(options) : OpenedStore{std::make_shared<LocalStore>(), ""}) {
+    Rendezvous::Settings settings = options_.rendezvous;
+    // Nodes that are told who they are do not meet: each is a job of one.
+    if (!meets()) settings.limits.least = settings.limits.most = 1;
+    rendezvous_.emplace(opened_.store, settings,
+                        Node{.id = random_id(),
+                             .address = opened_.local_address,
+                             .ranks = options_.ranks,
+                             .wish = options_.node_rank.value_or(-1)});
+  }
+
+  int run() {
+    int code = 1;
+    try {
+      code = run_rounds();
+    } catch (const Error& error) {  // of the rendezvous; no rank runs
+      say(error.what());
+    }
+    rendezvous_->leave(goes_on);
+    return code;
+  }
+
+ private:
+  bool meets() const { return !options_.endpoint_host.empty(); }
+
+  int run_rounds() {
+    for (;;) {
+      const auto place =
+          rendezvous_->join(free_port(), goes_on, [](const std::string& whom) { say("rendezvous: " + whom); });
+      if (!place) return goes_on() ? end_with_others() : end_on_signal();
+      if (place->round > 0) announce(*place);
+      if (meets() && options_.node_rank.value_or(place->node_rank) != place->node_rank) {
+        say("this node has rank " + std::to_string(place->node_rank) + ", not " + std::to_string(*options_.node_rank) +
+            " as --node-rank wishes: another node wishes the same, or there are fewer");
+      }
+      if (const auto code = run_round(meets() ? *place : told(*place))) return *code;
+    }
+  }
+
+  // Where the options say which node this is.
+  Rendezvous::Place told(Rendezvous::Place place) const {
+    const int nodes = options_.rendezvous.limits.most;
+    place.nodes = nodes;
+    place.node_rank = options_.node_rank.value_or(0);
+    place.first_rank = place.node_rank * options_.ranks;
+    place.world_size = nodes * options_.ranks;
+    place.master_address = options_.master_address;
+    if (options_.master_port != 0) place.master_port = options_.master_port;
+    return place;
+  }
+
+  void announce(const Rendezvous::Place& place) const {
+    std::string text = place.cause + "; the ranks start again";
+    if (options_.rendezvous.limits.restarts > 0) {
+      text += ", " + std::to_string(place.restarts) + " of " + std::to_string(options_.rendezvous.limits.restarts) +
+              " restarts used";
+    }
+    if (meets()) {
+      text += ": " + std::to_string(place.world_size) + " on " + std::to_string(place.nodes) +
+              (place.nodes == 1 ? " node" : " nodes");
+    }
+    say(text);
+  }
+
+  // The job's exit code, or nothing where another round follows.
+  std::optional<int> run_round(const Rendezvous::Place& place) {
+    WorkerGroup workers(options_, place);
+    try {
+      return supervise(workers, place);
+    } catch (const Error& error) {
+      workers.end();
+      say("the ranks are ended: " + std::string(error.what()));
+      return 1;
+    }
+  }
+
+  std::optional<int> supervise(WorkerGroup& workers, const Rendezvous::Place& place) {
+    while (workers.runs()) {
+      const auto failure = workers.supervise();
+      if (received_signal != 0) {
+        workers.end_on_signal(received_signal);
+        return 128 + received_signal;
+      }
+      if (workers.write_failure() == EPIPE) {
+        workers.end();
+        return kBrokenPipe;
+      }
+      if (failure) return after(*failure, place);
+      if (const auto news = rendezvous_->look(); news != Rendezvous::News::None) {
+        workers.end();
+        return news == Rendezvous::News::End ? std::optional(end_with_others()) : std::nullopt;
+      }
+    }
+    workers.clean_up();
+    if (workers.write_failure() == EPIPE) return kBrokenPipe;
+    rendezvous_->finished();
+    return wait_for_others(workers.write_failure() == 0 ? 0 : 1);
+  }
+
+  std::optional<int> after(const WorkerGroup::Failure& failure, const Rendezvous::Place& place) {
+    // Where all that failed here lost ranks of other nodes, those know more, or are lost themselves.
+    if (failure.is_consequence && place.nodes > 1 && meets()) {
+      const auto patience = rendezvous_->patience() + options_.rendezvous.keep_alive_interval;
+      for (const Deadline deadline = Deadline::in(patience); !deadline.passed() && goes_on();) {
+        const auto news = rendezvous_->look();
+        if (news == Rendezvous::News::NextRound) return std::nullopt;
+        if (news == Rendezvous::News::End) return end_with_others();
+        std::this_thread::sleep_for(kPause);
+      }
+      if (!goes_on()) return end_on_signal();
+    }
+    const std::string where = meets() ? " on the node at " + opened_.local_address : "";
+    if (rendezvous_->failed(failure.why + where, failure.code)) return std::nullopt;
+    if (options_.rendezvous.limits.restarts > 0) {
+      say("no restart is left of " + std::to_string(options_.rendezvous.limits.restarts));
+    }
+    return failure.code;
+  }
+
+  // `code` of this node's output.
+  std::optional<int> wait_for_others(int code) {
+    for (;;) {
+      switch (rendezvous_->look()) {
+        case Rendezvous::News::NextRound: return std::nullopt;
+        case Rendezvous::News::End: return rendezvous_->end()->code == 0 ? code : end_with_others();
+        case Rendezvous::News::None: break;
+      }
+      if (!goes_on()) return end_on_signal();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  int end_with_others() const {
+    const JobEnd& end = *rendezvous_->end();
+    say(end.code == 0 ? "the job has ended" : "the job has failed: " + end.why + "; the weft-run there shows more");
+    return end.code;
+  }
+
+  // No rank runs.
+  static int end_on_signal() {
+    say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) + ")");
+    return 128 + received_signal;
+  }
+
+  const Options& options_;
+  const OpenedStore opened_;
+  std::optional<Rendezvous> rendezvous_;
+};
+
+// The last rank merges the timeline's parts; where that one was killed, this is who is left. The job's exit code stays.
+void merge_timeline() {
+  const char* const file = ::getenv("WEFT_TIMELINE");
+  if (file == nullptr || *file == '\0') return;
+  try {
+    trace::timeline::merge_if_last(file);
+  } catch (const std::exception& error) {
+    say(std::string("the timeline was not written: ") + error.what());
+  }
+}
+
+[[noreturn]] void go_on_as_agent(char** argv) {
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string agent = self.parent_path() / "weft-agent";
+  ::execv(agent.c_str(), argv);
+  throw system_error(Blame::Caller, "--rdzv-endpoint needs weft-agent beside weft-run: " + agent, errno);
+}
+
+}  // namespace
+
+int run_job(const Options& options, const OpenStore& open_store) { return Job(options, open_store).run(); }
+
+int run_command(int argc, char** argv, const OpenStore& open_store) {
+  listen_for_signals();
+  try {
+    static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
+    const Options options = parse_options(argc, argv);
+    if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
+    const int code = run_job(options, open_store);
+    merge_timeline();
+    return code;
+  } catch (const std::exception& error) {
+    say(error.what());
+    return 2;
+  }
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,28 @@
+// A job as one weft-run sees it: round after round, until all ranks have ended well, or no restart is left.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <weft/engine/launch/options.h>
+#include <weft/engine/launch/shared_store.h>
+
+namespace weft::launch {
+
+// The store at the endpoint, and the address by which others reach this machine. Blocks until it is there; throws Timeout.
+struct OpenedStore {
+  std::shared_ptr<SharedStore> store;
+  std::string local_address;
+};
+using OpenStore = std::function<OpenedStore(const Options&)>;
+
+// The exit code: 0, or that of the rank that failed first; 1 when only its output could not be written, or the store is
+// lost; 128 and a signal's number. `open_store` is called where the nodes meet at an endpoint.
+int run_job(const Options& options, const OpenStore& open_store);
+
+// What weft-run does: reads the command line, runs the job, merges the timeline. Where the nodes are to meet and there is
+// no `open_store`, goes on as the program beside this one that has it (weft-agent), so that jobs of one machine start
+// without libtorch.
+int run_command(int argc, char** argv, const OpenStore& open_store);
+
+}  // namespace weft::launch

@@ -1,0 +1,61 @@
+// What the weft-runs of one job share: a value that they change by compare and set, and a count of heartbeats each.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace weft::launch {
+
+// Usable from every thread. All functions throw PeerLost when the store is lost.
+class SharedStore {
+ public:
+  SharedStore() = default;
+  SharedStore(const SharedStore&) = delete;
+  SharedStore& operator=(const SharedStore&) = delete;
+  virtual ~SharedStore() = default;
+
+  // "" where nobody has set it.
+  virtual std::string get() = 0;
+  // Sets the value if it is `expected`; returns what it is then.
+  virtual std::string compare_set(const std::string& expected, const std::string& desired) = 0;
+  virtual void beat(const std::string& id) = 0;
+  // In the order of the ids; 0 for who has never given one.
+  virtual std::vector<std::int64_t> beats(const std::vector<std::string>& ids) = 0;
+  // Whether the others lose it when this process ends.
+  virtual bool is_hosted_here() const = 0;
+};
+
+// Of one process.
+class LocalStore final : public SharedStore {
+ public:
+  std::string get() override {
+    std::lock_guard lock(mutex_);
+    return value_;
+  }
+  std::string compare_set(const std::string& expected, const std::string& desired) override {
+    std::lock_guard lock(mutex_);
+    if (value_ == expected) value_ = desired;
+    return value_;
+  }
+  void beat(const std::string& id) override {
+    std::lock_guard lock(mutex_);
+    ++beats_[id];
+  }
+  std::vector<std::int64_t> beats(const std::vector<std::string>& ids) override {
+    std::lock_guard lock(mutex_);
+    std::vector<std::int64_t> counts;
+    for (const std::string& id : ids) counts.push_back(beats_[id]);
+    return counts;
+  }
+  bool is_hosted_here() const override { return false; }
+
+ private:
+  std::mutex mutex_;
+  std::string value_;
+  std::map<std::string, std::int64_t> beats_;
+};
+
+}  // namespace weft::launch

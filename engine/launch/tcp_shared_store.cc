@@ -1,0 +1,134 @@
+#include <atomic>
+#include <cerrno>
+#include <type_traits>
+#include <utility>
+
+#include <c10/util/Logging.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+#include <weft/engine/group/address.h>
+#include <weft/engine/launch/tcp_shared_store.h>
+#include <weft/engine/tensor/tensor.h>
+
+namespace weft::launch {
+
+namespace {
+
+constexpr auto kLongestCall = std::chrono::seconds(30);
+constexpr const char* kState = "state";
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string describe_endpoint(const Options& options) {
+  const bool is_v6 = options.endpoint_host.find(':') != std::string::npos;
+  return (is_v6 ? "[" + options.endpoint_host + "]" : options.endpoint_host) + ":" + std::to_string(options.endpoint_port);
+}
+
+class TcpSharedStore final : public SharedStore {
+ public:
+  TcpSharedStore(const c10::intrusive_ptr<c10d::Store>& store, const std::string& run_id, std::string where, bool is_host)
+      : store_(c10::make_intrusive<c10d::PrefixStore>("weft-run/" + run_id, store)),
+        where_(std::move(where)),
+        is_host_(is_host) {}
+
+  std::string get() override {
+    return call([this] {
+      if (!is_there_ && !store_->check({kState})) return std::string();  // get() would wait for it
+      is_there_ = true;
+      return text_of(store_->get(kState));
+    });
+  }
+  std::string compare_set(const std::string& expected, const std::string& desired) override {
+    return call([&] { return text_of(store_->compareSet(kState, bytes_of(expected), bytes_of(desired))); });
+  }
+  void beat(const std::string& id) override {
+    call([&] { return store_->add(key_of(id), 1); });
+  }
+  std::vector<std::int64_t> beats(const std::vector<std::string>& ids) override {
+    return call([&] {
+      std::vector<std::int64_t> counts;
+      for (const std::string& id : ids) counts.push_back(store_->add(key_of(id), 0));
+      return counts;
+    });
+  }
+  bool is_hosted_here() const override { return is_host_; }
+
+ private:
+  static std::string key_of(const std::string& id) { return "beats/" + id; }
+
+  template <class Call>
+  std::invoke_result_t<Call> call(const Call& call) const {
+    try {
+      return call();
+    } catch (const std::exception& error) {
+      throw Error(Blame::PeerLost,
+                  "the rendezvous at " + where_ +
+                      " is lost (the weft-run there must live as long as the job): " + tensor::text_of(error));
+    }
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string where_;
+  const bool is_host_;
+  std::atomic<bool> is_there_{false};
+};
+
+// Null where somebody listens there already: another weft-run of this machine.
+c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
+  try {
+    // One family where the host has one: c10d looks up a name for each address that connects, see group/rendezvous.cc.
+    group::Socket socket =
+        group::open_listener(group::is_ipv4_only(options.endpoint_host) ? AF_INET : AF_INET6, options.endpoint_port);
+    c10d::TCPStoreOptions made;
+    made.port = static_cast<std::uint16_t>(options.endpoint_port);
+    made.isServer = true;
+    made.waitWorkers = false;
+    made.timeout = kLongestCall;
+    made.masterListenFd = socket.release();  // the store closes it
+    const group::BriskLookups brisk;
+    return c10::make_intrusive<c10d::TCPStore>(options.endpoint_host, made);
+  } catch (const Error& error) {
+    if (error.native_code() != EADDRINUSE) throw error.within("hosting the rendezvous at " + describe_endpoint(options));
+    return nullptr;
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline deadline) {
+  const std::string found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, deadline);
+  c10d::TCPStoreOptions made;
+  made.port = static_cast<std::uint16_t>(options.endpoint_port);
+  made.numWorkers = 1;
+  made.timeout = kLongestCall;
+  const group::BriskLookups brisk;
+  return c10::make_intrusive<c10d::TCPStore>(found, made);
+}
+
+}  // namespace
+
+OpenedStore open_tcp_store(const Options& options) {
+  FLAGS_caffe2_log_level = c10::GLOG_ERROR;  // c10d would log stacks where the host is lost; weft-run says so itself
+  const std::string where = describe_endpoint(options);
+  const Deadline deadline = Deadline::in(options.rendezvous.join_timeout);
+  try {
+    group::wait_for_name(options.endpoint_host, deadline);
+    const bool may_host = options.is_host.value_or(group::is_this_machine(options.endpoint_host));
+    c10::intrusive_ptr<c10d::Store> store = may_host ? host_store(options) : nullptr;
+    const bool is_host = store != nullptr;
+    if (!is_host) store = join_store(options, deadline);
+    // Who hosts it is reached by the endpoint's name; the others by the address that they reach it from.
+    std::string address = options.local_address;
+    if (address.empty() && is_host) address = options.endpoint_host;
+    if (address.empty()) address = group::local_address_towards(options.endpoint_host, options.endpoint_port);
+    return {std::make_shared<TcpSharedStore>(store, options.run_id, where, is_host), address};
+  } catch (const Error& error) {
+    throw error.within("no rendezvous at " + where);
+  } catch (const std::exception& error) {
+    throw Error(Blame::PeerLost, "no rendezvous at " + where + ": " + tensor::text_of(error));
+  }
+}
+
+}  // namespace weft::launch

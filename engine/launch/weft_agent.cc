@@ -1,0 +1,5 @@
+// What weft-run goes on as where the nodes of a job meet at an endpoint: the same, with c10d's store.
+#include <weft/engine/launch/job.h>
+#include <weft/engine/launch/tcp_shared_store.h>
+
+int main(int argc, char** argv) { return weft::launch::run_command(argc, argv, weft::launch::open_tcp_store); }

@@ -1,0 +1,220 @@
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/engine/launch/signals.h>
+#include <weft/engine/launch/worker_group.h>
+
+namespace weft::launch {
+
+using std::chrono::milliseconds;
+
+WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Place& place) : options_(options), place_(place) {
+  if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
+  for (int local = 0; local < options_.ranks; ++local) start(local);
+}
+
+std::optional<WorkerGroup::Failure> WorkerGroup::supervise() {
+  forward_output(milliseconds(0));
+  if (status_) show(status_->due());
+  if (!runs()) return std::nullopt;
+  const auto ended = wait_for_end();
+  // A terminal's Ctrl-C ends the ranks as well.
+  if (ended.process == 0 || ended.status == 0 || received_signal != 0) return std::nullopt;
+  return report(ended);
+}
+
+void WorkerGroup::end() {
+  ask_for_dumps();
+  children_.end_all(grace());
+  forward_output(milliseconds(0));
+}
+
+void WorkerGroup::show(const std::string& status) {
+  if (!status.empty()) std::fprintf(stderr, "weft-run: %s\n", status.c_str());
+}
+
+void WorkerGroup::set_environment(int local) const {
+  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  const int rank = place_.first_rank + local;
+  const std::string world = std::to_string(place_.world_size);
+  set("LOCAL_RANK", std::to_string(local));
+  set("RANK", std::to_string(rank));
+  set("GROUP_RANK", std::to_string(place_.node_rank));
+  set("ROLE_RANK", std::to_string(rank));
+  set("ROLE_NAME", "default");
+  set("LOCAL_WORLD_SIZE", std::to_string(options_.ranks));
+  set("WORLD_SIZE", world);
+  set("GROUP_WORLD_SIZE", std::to_string(place_.nodes));
+  set("ROLE_WORLD_SIZE", world);
+  set("MASTER_ADDR", place_.master_address);
+  set("MASTER_PORT", std::to_string(place_.master_port));
+  set("TORCHELASTIC_RESTART_COUNT", std::to_string(place_.restarts));
+  set("TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.rendezvous.limits.restarts));
+  set("TORCHELASTIC_RUN_ID", options_.run_id);
+  set("TORCHELASTIC_USE_AGENT_STORE", "False");
+  // As torchrun: several ranks on one machine must not each start a thread for every core.
+  if (options_.ranks > 1) ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/0);
+}
+
+void WorkerGroup::start(int local) {
+  int out[2] = {-1, -1};
+  int err[2] = {-1, -1};
+  if ((!options_.no_prefix && ::pipe2(out, O_CLOEXEC) != 0) || ::pipe2(err, O_CLOEXEC) != 0) {
+    throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
+  }
+  const int rank = place_.first_rank + local;
+  const std::string page = status_ ? status_->add(rank) : "";
+  const pid_t parent = ::getpid();
+  const pid_t process = ::fork();
+  if (process < 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
+  if (process == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's
+    if (::getppid() != parent) ::_exit(1);
+    if (!options_.no_prefix) ::dup2(out[1], STDOUT_FILENO);
+    ::dup2(err[1], STDERR_FILENO);
+    set_environment(local);
+    if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);
+    std::vector<char*> arguments;
+    for (const std::string& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    ::execvp(arguments[0], arguments.data());
+    std::fprintf(stderr, "weft-run: cannot start '%s': %s\n", arguments[0], std::strerror(errno));
+    ::_exit(127);
+  }
+  if (!options_.no_prefix) add_output(rank, out, STDOUT_FILENO);
+  const Output* error = add_output(rank, err, STDERR_FILENO);
+  ranks_[process] = {rank, process, error};
+  children_.add(process);
+}
+
+const Output* WorkerGroup::add_output(int rank, const int (&ends)[2], int to) {
+  ::close(ends[1]);
+  outputs_.push_back(std::make_unique<Output>(rank, ends[0], to, !options_.no_prefix));
+  return outputs_.back().get();
+}
+
+void WorkerGroup::forward_output(milliseconds patience) {
+  // More than pipes hold, and not for ever: a rank may never stop writing.
+  constexpr int kRounds = 16;
+  std::vector<pollfd> watched;
+  for (const auto& output : outputs_) watched.push_back({output->descriptor(), POLLIN, 0});
+  for (int round = 0; round < kRounds; ++round) {
+    if (::poll(watched.data(), watched.size(), static_cast<int>(patience.count())) <= 0) break;
+    patience = milliseconds(0);
+    bool any_open = false;
+    for (std::size_t i = 0; i < watched.size(); ++i) {
+      if (watched[i].revents == 0) continue;
+      any_open = outputs_[i]->forward() || any_open;
+      watched[i].fd = outputs_[i]->descriptor();
+      note_failure(*outputs_[i]);
+    }
+    if (!any_open) break;
+  }
+}
+
+void WorkerGroup::note_failure(const Output& output) {
+  if (output.failure() == 0 || write_failure_ != 0) return;
+  write_failure_ = output.failure();
+  std::fprintf(stderr, "weft-run: cannot write to %s: %s; %s\n", output.where(), std::strerror(write_failure_),
+               write_failure_ == EPIPE ? "nobody reads it any more, and the job is ended"
+                                       : "the job goes on, and what its ranks print is lost");
+}
+
+Children::Ended WorkerGroup::wait_for_end() {
+  forward_output(milliseconds(20));
+  if (asked_for_dumps != 0) {
+    asked_for_dumps = 0;
+    if (children_.signal_who_catch(SIGUSR1) == 0) {
+      std::fprintf(stderr,
+                   "weft-run: SIGUSR1 is for dumps, and no rank writes any: none has joined a group or an agent yet\n");
+    }
+  }
+  return children_.wait(milliseconds(0));
+}
+
+Children::Ended WorkerGroup::next_failure(Deadline deadline) {
+  while (!children_.running().empty() && !deadline.passed() && received_signal == 0) {
+    const auto ended = wait_for_end();
+    if (ended.process != 0 && ended.status != 0) return ended;
+  }
+  return {};
+}
+
+WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
+  const Deadline deadline = Deadline::in(grace());
+  std::vector<Children::Ended> failures{first};
+  forward_output(milliseconds(50));
+  // The others get a moment to end by themselves, and to say what they saw.
+  while (!children_.running().empty() && !deadline.passed() && received_signal == 0) {
+    const auto ended = next_failure(deadline);
+    if (ended.process != 0) failures.push_back(ended);
+  }
+  const std::vector<pid_t> stopped = children_.running();
+  ask_for_dumps();
+  children_.end_all(grace());
+  forward_output(milliseconds(50));
+  Children::Ended cause = first;
+  bool is_consequence = true;
+  for (const auto& failure : failures) {
+    if (!ranks_[failure.process].error->tells_of_a_lost_rank()) {
+      cause = failure;
+      is_consequence = false;
+      break;
+    }
+  }
+  const Rank& rank = ranks_[cause.process];
+  const std::string why = "rank " + std::to_string(rank.rank) + " failed first: " + describe_status(cause.status);
+  std::fprintf(stderr, "weft-run: %s (pid %d)\n", why.c_str(), static_cast<int>(rank.process));
+  if (rank.error->last_lines().empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
+  for (const std::string& line : rank.error->last_lines()) std::fprintf(stderr, "  %s", line.c_str());
+  for (const auto& failure : failures) {
+    if (failure.process == cause.process) continue;
+    std::fprintf(stderr, "weft-run: then rank %d: %s\n", ranks_[failure.process].rank,
+                 describe_status(failure.status).c_str());
+  }
+  for (const pid_t process : stopped) std::fprintf(stderr, "weft-run: rank %d was ended\n", ranks_[process].rank);
+  return {WIFEXITED(cause.status) ? WEXITSTATUS(cause.status) : 128 + WTERMSIG(cause.status), why, is_consequence};
+}
+
+void WorkerGroup::ask_for_dumps() {
+  if (::getenv("WEFT_DUMP_DIR") == nullptr || children_.running().empty()) return;
+  children_.signal_who_catch(SIGUSR1);
+  for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed();) forward_output(milliseconds(50));
+}
+
+void WorkerGroup::end_on_signal(int number) {
+  std::fprintf(stderr, "weft-run: ended by signal %d (%s), and so are its ranks\n", number, strsignal(number));
+  ask_for_dumps();
+  if (signal_of_terminal == 0) children_.signal_all(number);
+  const Deadline deadline = Deadline::in(grace());
+  while (!children_.reached().empty() && !deadline.passed()) wait_for_end();
+  children_.end_all(milliseconds(500));
+  forward_output(milliseconds(0));
+}
+
+void WorkerGroup::clean_up() {
+  forward_output(milliseconds(0));
+  for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed();) {
+    if (children_.reached().empty()) break;
+    forward_output(milliseconds(10));
+  }
+  if (const auto left = children_.reached().size(); left > 0) {
+    std::fprintf(stderr, "weft-run: all ranks have ended; %zu processes that they left behind are ended\n", left);
+  }
+  children_.end_all(grace());
+  forward_output(milliseconds(0));
+  if (status_) show(status_->summary());
+}
+
+}  // namespace weft::launch

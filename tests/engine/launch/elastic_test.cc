@@ -1,0 +1,158 @@
+// weft-run on several nodes that meet, which are processes of this machine, and --max-restarts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/engine/launch/process.h>
+#include <weft/tests/engine/launch/command.h>
+
+namespace weft::launch {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+// One that starts `script` on each rank.
+std::string node(const std::string& options, const std::string& script) {
+  return path_of("weft-run") + " --grace 1 --no-prefix " + options + " sh -c '" + script + "'";
+}
+
+// Options of nodes that meet, and notice soon what happens.
+std::string meeting(const std::string& nodes) {
+  return "--nnodes " + nodes + " --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) +
+         " --rdzv-conf keep_alive_interval=0.5,last_call_timeout=0,join_timeout=40 ";
+}
+
+TEST(MaxRestarts, AllRanksStartAgain) {
+  const auto outcome =
+      run(node("--nproc-per-node 2 --max-restarts 3",
+               "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS: $RANK; "
+               "test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; test $RANK = 1 || exec sleep 1000; exit 3"));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("0 of 3: 0", "0 of 3: 1", "1 of 3: 0", "1 of 3: 1", "2 of 3: 0", "2 of 3: 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 failed first: exit code 3; the ranks start again, 2 of 3 restarts used"));
+}
+
+TEST(MaxRestarts, TheLastFailureIsTheJobs) {
+  const auto outcome =
+      run(node("--nproc-per-node 2 --max-restarts 1", "test $RANK = 1 || exec sleep 1000; echo why >&2; exit 4"));
+  EXPECT_EQ(outcome.code, 4);
+  EXPECT_THAT(outcome.err, HasSubstr("1 of 1 restarts used"));
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: no restart is left of 1"));
+}
+
+TEST(MaxRestarts, EachRoundHasAPortOfItsOwn) {
+  const auto outcome =
+      run(node("--max-restarts 1", "echo $MASTER_PORT; test $TORCHELASTIC_RESTART_COUNT = 1") + " | sort -u | wc -l");
+  EXPECT_THAT(outcome.lines(), ElementsAre("2")) << outcome.err;
+}
+
+TEST(MaxRestarts, ASignalIsNoFailure) {
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/ready; export d; " + node("--max-restarts 5", "echo > $d/ready; exec sleep 1000") +
+          " & read line < $d/ready; kill -TERM $!; wait $!; code=$?; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
+  EXPECT_THAT(outcome.err, Not(HasSubstr("start again")));
+}
+
+// Ranks of 2 and 1, whose order is that of their coming.
+TEST(Elastic, NodesAgreeOnTheirRanks) {
+  const std::string options = meeting("2");
+  const std::string script =
+      "echo $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $WORLD_SIZE $MASTER_ADDR; "
+      "test $RANK -ge 0 -a $RANK -lt 3";
+  const auto outcome = run(node(options + "--nproc-per-node 2", script) + " & " + node(options, script) + " && wait $!");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(),
+              testing::AnyOf(ElementsAre("0/2 0/2 3 127.0.0.1", "0/2 1/2 3 127.0.0.1", "1/2 0/1 3 127.0.0.1"),
+                             ElementsAre("0/2 0/1 3 127.0.0.1", "1/2 0/2 3 127.0.0.1", "1/2 1/2 3 127.0.0.1")));
+}
+
+TEST(Elastic, NodesMayWishForARank) {
+  const std::string options = meeting("2");
+  const auto outcome = run(node(options + "--node-rank 1", "echo one $RANK") + " & " +
+                           node(options + "--node-rank 0", "echo zero $RANK") + " && wait $!");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("one 1", "zero 0"));
+}
+
+TEST(Elastic, RanksOfSeveralNodesJoinAGroup) {
+  const std::string command = path_of("weft-run") + " " + meeting("2") + "--nproc-per-node 2 " + path_of("join_and_reduce");
+  const auto outcome = run(command + " & " + command + " && wait $!");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST(Elastic, AFailureReachesTheOtherNodes) {
+  const std::string options = meeting("2");
+  const auto outcome = run("{ " + node(options, "exec sleep 1000") + "; echo other $?; } & " +
+                           node(options, "sleep 0.2; exit 7") + "; echo own $?; wait");
+  EXPECT_THAT(outcome.lines(), ElementsAre("other 7", "own 7"));
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: the job has failed: rank "));
+  EXPECT_THAT(outcome.err, HasSubstr("failed first: exit code 7 on the node at 127.0.0.1"));
+}
+
+TEST(Elastic, AFailureStartsAllNodesAgain) {
+  const std::string options = meeting("2") + "--max-restarts 1 ";
+  const std::string rest = "echo again $GROUP_RANK; exit 0";
+  const auto outcome = run(
+      "{ " + node(options, "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000; " + rest) + "; echo code $?; } & " +
+      node(options, "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 7; " + rest) + "; echo code $?; wait");
+  EXPECT_THAT(outcome.lines(), ElementsAre("again 0", "again 1", "code 0", "code 0")) << outcome.err;
+}
+
+// Two, of which one is killed with all that it has started, then one that comes.
+TEST(Elastic, NodesGoAndCome) {
+  const std::string options = meeting("1:2");
+  const std::string wait_for_others =
+      "echo $WORLD_SIZE > $d/rank$RANK; echo $WORLD_SIZE $RANK >> $d/all; test -e $d/end || exec sleep 1000";
+  const auto outcome = run(
+      "d=$(mktemp -d); export d; until_there() { for i in $(seq 300); do grep -qx \"$1\" $d/all 2> /dev/null && return; "
+      "sleep 0.1; done; echo \"no $1\"; }; " +
+      node(options, wait_for_others) + " & first=$!; until_there \"1 0\"; " + node(options, wait_for_others) +
+      " & second=$!; until_there \"2 0\"; until_there \"2 1\"; kill -KILL $second; : > $d/all; until_there \"1 0\"; " +
+      "touch $d/end; " + node(options, wait_for_others) + "; echo third $?; wait $first; echo first $?; rm -r $d");
+  EXPECT_THAT(outcome.lines(), ElementsAre("first 0", "third 0"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("weft-run: the node at 127.0.0.1 is lost; the ranks start again: 1 on 1 node"),
+                                 HasSubstr("weft-run: a node has come; the ranks start again: 2 on 2 nodes")));
+}
+
+TEST(Elastic, TooFewNodesAreAnError) {
+  const auto outcome = run(node(
+      "--nnodes 2 --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) + " --rdzv-conf join_timeout=0.2", "exit 0"));
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: no rendezvous within 200 ms"));
+  EXPECT_THAT(outcome.err, HasSubstr("1 of 2 nodes have come"));
+}
+
+TEST(Elastic, AHostOfTheRendezvousThatIsLostEndsTheOthers) {
+  const std::string options = meeting("2");
+  const auto outcome = run("d=$(mktemp -d); export d; mkfifo $d/ready; " + node(options, "exec sleep 1000") +
+                           " 2> $d/log & host=$!; until grep -q \"have come\" $d/log; do sleep 0.05; done; { " +
+                           node(options, "echo > $d/ready; exec sleep 1000") +
+                           "; echo code $?; } & read line < $d/ready; kill -KILL $host; wait; rm -r $d");
+  EXPECT_THAT(outcome.lines(), ElementsAre("code 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: the ranks are ended: the rendezvous at 127.0.0.1:"));
+  EXPECT_THAT(outcome.err, HasSubstr("the weft-run there must live as long as the job"));
+}
+
+TEST(Elastic, RefusesWhatDoesNotGoTogether) {
+  const auto refusal = [](const std::string& options) {
+    const auto outcome = run(path_of("weft-run") + " " + options + " true");
+    EXPECT_EQ(outcome.code, 2) << options;
+    return outcome.err;
+  };
+  EXPECT_THAT(refusal("--nnodes 2:1"), HasSubstr("--nnodes is '2:1'"));
+  EXPECT_THAT(refusal("--nnodes 1:2"), HasSubstr("give all nodes the same --rdzv-endpoint"));
+  EXPECT_THAT(refusal("--nnodes 2 --max-restarts 1 --master-port 29500"), HasSubstr("--max-restarts on several machines"));
+  EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a --master-port 1"), HasSubstr("leave --master-addr"));
+  EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a --node-rank 2"), HasSubstr("it goes up to 1"));
+  EXPECT_THAT(refusal("--rdzv-endpoint a:b"), HasSubstr("it takes host:port"));
+  EXPECT_THAT(refusal("--rdzv-endpoint [::1"), HasSubstr("it takes host:port"));
+  EXPECT_THAT(refusal("--rdzv-conf join_timeout=soon"), HasSubstr("--rdzv-conf has 'join_timeout=soon'"));
+  EXPECT_THAT(refusal("--rdzv-backend etcd"), HasSubstr("--rdzv-backend etcd is not there"));
+  EXPECT_THAT(refusal("--standalone --nnodes 2"), HasSubstr("--standalone is for one machine"));
+}
+
+}  // namespace
+}  // namespace weft::launch

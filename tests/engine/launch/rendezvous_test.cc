@@ -1,0 +1,195 @@
+// Nodes that meet, each on a thread, over one store.
+#include <atomic>
+#include <future>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <weft/engine/launch/rendezvous.h>
+
+namespace weft::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using News = Rendezvous::News;
+
+Rendezvous::Settings settings(int least, int most, int restarts = 0) {
+  Rendezvous::Settings made;
+  made.limits = {.least = least, .most = most, .restarts = restarts};
+  made.join_timeout = std::chrono::seconds(30);
+  made.last_call_timeout = milliseconds(0);
+  made.keep_alive_interval = milliseconds(50);
+  made.keep_alive_max_attempt = 40;
+  made.monitor_interval = milliseconds(1);
+  return made;
+}
+
+class Nodes : public testing::Test {
+ protected:
+  using Place = std::optional<Rendezvous::Place>;
+
+  std::unique_ptr<Rendezvous> make(const std::string& id, const Rendezvous::Settings& how, int ranks = 2) {
+    return std::make_unique<Rendezvous>(store, how, Node{.id = id, .address = "10.0.0." + id, .ranks = ranks});
+  }
+  static std::future<Place> join(Rendezvous& node, int port) {
+    return std::async(std::launch::async, [&node, port] {
+      return node.join(
+          port, [] { return true; }, [](const std::string&) {});
+    });
+  }
+  static News next_news(Rendezvous& node) {
+    for (const Deadline deadline = Deadline::in(std::chrono::seconds(30)); !deadline.passed();) {
+      if (const News news = node.look(); news != News::None) return news;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return News::None;
+  }
+
+  std::shared_ptr<SharedStore> store = std::make_shared<LocalStore>();
+};
+
+TEST_F(Nodes, AgreeOnRanksAndMaster) {
+  const auto a = make("1", settings(2, 2), 2), b = make("2", settings(2, 2), 3);
+  auto first = join(*a, 1001);
+  while (store->get().empty()) std::this_thread::sleep_for(milliseconds(1));
+  const Place two = join(*b, 1002).get(), one = first.get();
+  ASSERT_TRUE(one && two);
+  EXPECT_EQ(one->node_rank, 0);
+  EXPECT_EQ(two->node_rank, 1);
+  EXPECT_EQ(one->first_rank, 0);
+  EXPECT_EQ(two->first_rank, 2);
+  for (const Place& place : {one, two}) {
+    EXPECT_EQ(place->world_size, 5);
+    EXPECT_EQ(place->nodes, 2);
+    EXPECT_EQ(place->master_address, "10.0.0.1");
+    EXPECT_EQ(place->master_port, 1001);
+  }
+  EXPECT_EQ(a->look(), News::None);
+}
+
+TEST_F(Nodes, AFailureOfOneStartsAllAgain) {
+  const auto a = make("1", settings(2, 2, 1)), b = make("2", settings(2, 2, 1));
+  auto one = join(*a, 1001), two = join(*b, 1002);
+  ASSERT_TRUE(one.get() && two.get());
+  EXPECT_TRUE(b->failed("rank 3 failed", 7));
+  EXPECT_EQ(next_news(*a), News::NextRound);
+  one = join(*a, 1003), two = join(*b, 1004);
+  const Place again = one.get();
+  ASSERT_TRUE(again && two.get());
+  EXPECT_EQ(again->round, 1);
+  EXPECT_EQ(again->restarts, 1);
+  EXPECT_EQ(again->cause, "rank 3 failed");
+  EXPECT_FALSE(a->failed("rank 0 failed", 9)) << "no restart is left";
+  EXPECT_EQ(next_news(*b), News::End);
+  EXPECT_EQ(*b->end(), (JobEnd{9, "rank 0 failed"}));
+}
+
+TEST_F(Nodes, OfTwoFailuresOfOneRoundOneCounts) {
+  const auto a = make("1", settings(2, 2, 9)), b = make("2", settings(2, 2, 9));
+  auto one = join(*a, 1001), two = join(*b, 1002);
+  ASSERT_TRUE(one.get() && two.get());
+  EXPECT_TRUE(a->failed("rank 0 failed", 1));
+  EXPECT_TRUE(b->failed("rank 2 lost rank 0", 1));
+  one = join(*a, 1001), two = join(*b, 1002);
+  const Place again = two.get();
+  ASSERT_TRUE(again && one.get());
+  EXPECT_EQ(again->round, 1);
+  EXPECT_EQ(again->restarts, 1);
+  EXPECT_EQ(again->cause, "rank 0 failed");
+}
+
+TEST_F(Nodes, TheJobEndsForAllWhenAllAreDone) {
+  const auto a = make("1", settings(2, 2)), b = make("2", settings(2, 2));
+  auto one = join(*a, 1001), two = join(*b, 1002);
+  ASSERT_TRUE(one.get() && two.get());
+  a->finished();
+  EXPECT_EQ(a->look(), News::None);
+  b->finished();
+  EXPECT_EQ(next_news(*a), News::End);
+  EXPECT_EQ(next_news(*b), News::End);
+  EXPECT_EQ(a->end()->code, 0);
+  a->leave([] { return true; });
+  b->leave([] { return true; });
+}
+
+TEST_F(Nodes, WhoComesIsTakenIn) {
+  const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
+  const Place alone = join(*a, 1001).get();
+  ASSERT_TRUE(alone);
+  EXPECT_EQ(alone->nodes, 1);
+  auto two = join(*b, 1002);
+  EXPECT_EQ(next_news(*a), News::NextRound);
+  const Place both = join(*a, 1003).get();
+  ASSERT_TRUE(both && two.get());
+  EXPECT_EQ(both->nodes, 2);
+  EXPECT_EQ(both->node_rank, 0);
+  EXPECT_EQ(both->restarts, 0);
+  EXPECT_EQ(both->cause, "a node has come");
+}
+
+TEST_F(Nodes, WhoGivesNoHeartbeatIsLost) {
+  const auto a = make("1", settings(1, 2));
+  auto one = join(*a, 1001);
+  ASSERT_TRUE(one.get());
+  {
+    const auto b = make("2", settings(1, 2));
+    auto two = join(*b, 1002);
+    EXPECT_EQ(next_news(*a), News::NextRound);
+    one = join(*a, 1001);
+    ASSERT_TRUE(one.get() && two.get());
+  }  // its heart stands still, and it has not left
+  EXPECT_EQ(next_news(*a), News::NextRound);
+  const Place alone = join(*a, 1003).get();
+  ASSERT_TRUE(alone);
+  EXPECT_EQ(alone->nodes, 1);
+  EXPECT_EQ(alone->cause, "the node at 10.0.0.2 is lost");
+}
+
+TEST_F(Nodes, WhoLeavesIsNotWaitedFor) {
+  const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
+  auto one = join(*a, 1001);
+  ASSERT_TRUE(one.get());
+  auto two = join(*b, 1002);
+  EXPECT_EQ(next_news(*a), News::NextRound);
+  one = join(*a, 1001);
+  ASSERT_TRUE(one.get() && two.get());
+  b->leave([] { return true; });
+  EXPECT_EQ(next_news(*a), News::NextRound);
+  EXPECT_EQ(join(*a, 1003).get()->cause, "the node at 10.0.0.2 has left");
+}
+
+TEST_F(Nodes, TooFewAreATimeout) {
+  auto how = settings(2, 3);
+  how.join_timeout = milliseconds(100);
+  const auto a = make("1", how);
+  std::vector<std::string> told;
+  try {
+    a->join(
+        1001, [] { return true; }, [&](const std::string& whom) { told.push_back(whom); });
+    FAIL() << "a round runs";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Timeout);
+    EXPECT_THAT(error.text(), HasSubstr("1 of 2 to 3 nodes have come"));
+  }
+  EXPECT_THAT(told, testing::ElementsAre("1 of 2 to 3 nodes have come"));
+}
+
+TEST_F(Nodes, JoiningCanBeGivenUp) {
+  const auto a = make("1", settings(2, 2));
+  std::atomic<int> asked{0};
+  EXPECT_FALSE(a->join(
+      1001, [&] { return ++asked < 3; }, [](const std::string&) {}));
+  EXPECT_FALSE(a->end());
+}
+
+TEST_F(Nodes, WhoComesWhenTheJobHasEndedHearsOfIt) {
+  const auto a = make("1", settings(1, 2)), b = make("2", settings(1, 2));
+  ASSERT_TRUE(join(*a, 1001).get());
+  EXPECT_FALSE(a->failed("rank 0 failed", 5));
+  EXPECT_FALSE(join(*b, 1002).get());
+  EXPECT_EQ(b->end()->code, 5);
+}
+
+}  // namespace
+}  // namespace weft::launch
