@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY WEFT_LIBRARIES)
 install(TARGETS ${libraries} weft EXPORT weft FILE_SET headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS weft-run weft-info weft-debug weft-timeline DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS weft-run weft-agent weft-info weft-debug weft-timeline DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/weft" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT weft NAMESPACE weft:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft FILE weftTargets.cmake)
 configure_package_config_file(cmake/weftConfig.cmake.in "${PROJECT_BINARY_DIR}/weftConfig.cmake"

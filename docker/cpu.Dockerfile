@@ -26,7 +26,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false
 COPY . .
 ARG JOBS=
 RUN --mount=type=cache,target=/root/.cache/ccache \
-    ./dev build --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}} digits weft-run weft-info weft-debug weft-timeline
+    ./dev build --preset cpu --cuda off ${JOBS:+--jobs ${JOBS}} digits weft-run weft-agent weft-info weft-debug weft-timeline
 
 FROM build AS test
 ARG JOBS=
@@ -36,7 +36,7 @@ RUN --mount=type=secret,id=apt,target=/etc/apt/apt.conf.d/99build,required=false
 
 # Programs with the libraries that they need, gathered by the build: no compiler, no headers, no Python.
 FROM build AS gather
-RUN ./dev pack --preset cpu --cuda off --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+RUN ./dev pack --preset cpu --cuda off --output /opt/weft digits weft-run weft-agent weft-info weft-debug weft-timeline
 
 FROM ${BASE} AS runtime
 # Opened at run time: RDMA's library and the drivers that it opens by name. Without a card they do nothing.

@@ -42,7 +42,7 @@ CMD ["./dev", "gpu", "--preset", "profile", "--cuda", "pip"]
 FROM source AS gather
 ARG JOBS=
 RUN --mount=type=cache,target=/root/.cache/ccache \
-    ./dev pack --preset release --cuda pip ${JOBS:+--jobs ${JOBS}} --output /opt/weft digits weft-run weft-info weft-debug weft-timeline
+    ./dev pack --preset release --cuda pip ${JOBS:+--jobs ${JOBS}} --output /opt/weft digits weft-run weft-agent weft-info weft-debug weft-timeline
 
 FROM ${BASE} AS runtime
 # Opened at run time: RDMA's library and the drivers that it opens by name. Without a card they do nothing.

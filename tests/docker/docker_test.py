@@ -413,7 +413,7 @@ def check_runtime(inside, libraries):
     found = inside("sh", "-c", f"{script}; true").split()
     expect(not found, f"the image holds {', '.join(found)}")
     held = inside("sh", "-c", "ls /opt/weft/bin /opt/weft/lib; find / -xdev -name '*.h' -path '*torch*' 2>/dev/null | head -n 3").split()
-    missing = {"digits", "weft-run", "weft-info", "weft-debug", "weft-timeline", *libraries} - set(held)
+    missing = {"digits", "weft-run", "weft-agent", "weft-info", "weft-debug", "weft-timeline", *libraries} - set(held)
     expect(not missing, f"/opt/weft lacks {sorted(missing)}")
     expect(not [one for one in held if one.endswith(".h")], f"the image holds headers: {held[-3:]}")
     size = inside("sh", "-c", "du -sxm / 2>/dev/null | cut -f1; du -sm /opt/weft | cut -f1").split()
