@@ -41,7 +41,9 @@ void tell_failure(const CoreOptions& options, const Error& error) {
 }  // namespace
 
 Job::~Job() {
-  if (!loop || loop->inside()) return;
+  const bool is_on_loop = loop && loop->inside();
+  continuations->stop(/*waits=*/!is_on_loop && !Op::ending());
+  if (!loop || is_on_loop) return;
   looked_into.reset();  // which may wait for other ranks, and they for this one's membership
   if (membership) {
     membership.reset();

@@ -9,6 +9,7 @@
 #include <set>
 
 #include <weft/base/event_loop.h>
+#include <weft/engine/group/continuations.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/membership.h>
 #include <weft/engine/group/process_group.h>
@@ -36,6 +37,7 @@ struct Job {
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
   std::shared_ptr<tensor::CudaDevices> devices;
+  const std::shared_ptr<Continuations> continuations = std::make_shared<Continuations>();
   std::shared_ptr<const void> looked_into;  // while it lives (engine/instruments)
 
   Job() = default;

@@ -74,10 +74,11 @@ void Work::wait(c10::Stream stream) {
 namespace {
 
 // An agent's thread that serves a call has another serve the rest meanwhile: this operation may wait for a peer that waits
-// for an answer from here.
+// for an answer from here. So has one that runs continuations.
 bool await(const Fence& done, Deadline deadline) {
   const auto ambient = weft::detail::ambient_home();
-  weft::detail::Home* const home = ambient ? ambient.get() : weft::detail::thread_home();
+  weft::detail::Home* const here = weft::detail::thread_home();
+  weft::detail::Home* const home = here != nullptr ? here : ambient.get();
   if (home == nullptr || done.query()) return done.synchronize(deadline);
   bool is_done = false;
   home->block([&] { is_done = done.synchronize(deadline); });
@@ -138,7 +139,7 @@ Future<void> Work::future() {
   state_->seen = true;
   std::vector<Future<void>> ends;
   for (const Op& op : state_->ops) {
-    Promise<void> promise;
+    Promise<void> promise(state_->core->options.job->continuations);
     ends.push_back(promise.future());
     op.on_ended([promise, op, state = state_] {
       if (const auto error = op.error()) {

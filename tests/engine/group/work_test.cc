@@ -44,6 +44,59 @@ TEST(Work, ItsFutureIsDoneWhenTheBytesAreThere) {
   });
 }
 
+class WorkOf : public testing::TestWithParam<const char*> {
+ protected:
+  static ProcessGroupOptions options() { return {.backend = GetParam()}; }
+};
+INSTANTIATE_TEST_SUITE_P(, WorkOf, testing::Values("gloo", "tcp", "shm"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
+  harness::run_ranks(
+      As::Threads, 2,
+      [](ProcessGroup& group) {
+        const auto once = torch::ones({4}), twice = torch::ones({4});
+        const auto both = [&] {
+          return group.all_reduce(once).future().then([group, once, twice]() mutable {
+            group.all_reduce(twice).wait();
+            group.all_reduce(twice).future().get();
+            group.barrier().wait();
+            return once[0].item<float>() * 100 + twice[0].item<float>();
+          });
+        };
+        EXPECT_EQ(both().get(), 204);
+        // More of them than threads run them, each waiting for one that comes behind.
+        std::vector<Future<void>> ends;
+        std::vector<Promise<void>> next(12);
+        for (std::size_t i = 0; i < next.size(); ++i) {
+          const auto tensor = torch::ones({1});
+          ends.push_back(group.all_reduce(tensor).future().then([&next, i] {
+            if (i + 1 < next.size()) next[i + 1].future().get();
+            next[i].set();
+          }));
+        }
+        when_all(std::move(ends)).get();
+      },
+      options());
+}
+
+TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
+  harness::run_ranks(
+      As::Threads, 2,
+      [](ProcessGroup& group) {
+        ProcessGroup own = group.new_group({0, 1});
+        const auto tensor = torch::ones({4});
+        Future<void> done;
+        {
+          auto operation = own.all_reduce(tensor).future();
+          done = operation.then([last = std::make_shared<ProcessGroup>(std::move(own))]() mutable { last.reset(); });
+        }
+        done.get();
+        EXPECT_EQ(tensor[0].item<float>(), 2);
+      },
+      options());
+}
+
 TEST(Work, ThrowsItsErrorAtEveryWait) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     harness::meet(group);

@@ -1,0 +1,112 @@
+#include <utility>
+
+#include <pthread.h>
+
+#include <weft/base/error.h>
+#include <weft/base/log.h>
+#include <weft/base/op.h>
+#include <weft/engine/future/thread_home.h>
+#include <weft/engine/group/continuations.h>
+
+namespace weft::group {
+
+using weft::detail::thread_home;
+
+namespace {
+
+constexpr int kAtOnce = 4;  // threads that run tasks, beside those that block
+
+}  // namespace
+
+bool Continuations::inside() const { return Op::ending(); }
+
+bool Continuations::drive(const std::function<bool()>& done, Deadline) {
+  if (inside()) {
+    throw Error(Blame::Caller,
+                "what runs when an operation ends (Op::on_ended) blocks on a future, on a backend's thread; use then()");
+  }
+  return done();
+}
+
+void Continuations::block(const std::function<void()>& wait) {
+  if (thread_home() != this) return wait();
+  {
+    std::lock_guard lock(mutex_);
+    ++blocked_;
+    call_another();
+  }
+  struct Back {
+    Continuations& home;
+    ~Back() {
+      std::lock_guard lock(home.mutex_);
+      --home.blocked_;
+    }
+  } back{*this};
+  wait();
+}
+
+void Continuations::run(Task task) {
+  std::unique_lock lock(mutex_);
+  if (!stopping_) {
+    tasks_.push_back(std::move(task));
+    call_another();
+    return;
+  }
+  lock.unlock();
+  task();
+}
+
+void Continuations::call_another() {
+  if (tasks_.empty()) return;
+  if (static_cast<int>(tasks_.size()) <= idle_) return changed_.notify_one();
+  if (static_cast<int>(threads_.size()) - blocked_ >= kAtOnce) return;
+  try {
+    threads_.emplace_back([self = shared_from_this()] { self->work(); });
+  } catch (const std::exception& error) {
+    // Those that there are come to it.
+    if (threads_.empty()) throw;
+    log::warn(std::string("no thread more for continuations: ") + error.what());
+  }
+}
+
+void Continuations::work() {
+  pthread_setname_np(pthread_self(), "weft-then");
+  thread_home() = this;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!tasks_.empty()) {
+      Task task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      task = Task();  // what it owns goes without the lock
+      lock.lock();
+    } else if (stopping_) {
+      return;
+    } else {
+      ++idle_;
+      changed_.wait(lock);
+      --idle_;
+    }
+  }
+}
+
+void Continuations::stop(bool waits) {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
+  // Tasks that block meanwhile may have called others.
+  while (!threads_.empty()) {
+    std::thread thread = std::move(threads_.back());
+    threads_.pop_back();
+    lock.unlock();
+    if (!waits || thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace weft::group
