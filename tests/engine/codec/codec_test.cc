@@ -1,3 +1,4 @@
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <list>
@@ -93,6 +94,19 @@ TEST(Codec, KeepsPlainValues) {
   expect_kept(Colour::Green);
   expect_kept(std::chrono::milliseconds(-5));
   expect_kept(std::chrono::system_clock::now());
+}
+
+TEST(Codec, KeepsTheBitsOfFloatingPointNumbers) {
+  const auto arrived = [](const auto& value) { return decode<std::decay_t<decltype(value)>>(encode(value)); };
+  EXPECT_TRUE(std::signbit(arrived(-0.0)));
+  EXPECT_TRUE(std::signbit(arrived(-0.0F)));
+  EXPECT_TRUE(std::signbit(arrived(c10::Scalar(-0.0)).toDouble()));
+  EXPECT_TRUE(std::signbit(arrived(std::vector<double>{1, -0.0})[1]));
+  EXPECT_FALSE(std::signbit(arrived(0.0)));
+  EXPECT_TRUE(std::isnan(arrived(std::numeric_limits<double>::quiet_NaN())));
+  EXPECT_EQ(arrived(-std::numeric_limits<float>::infinity()), -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(arrived(18446744073709551616.0), 18446744073709551616.0);
+  EXPECT_EQ(arrived(std::numeric_limits<double>::denorm_min()), std::numeric_limits<double>::denorm_min());
 }
 
 TEST(Codec, KeepsContainers) {
