@@ -39,6 +39,7 @@ Error decode(const std::string& report) {
   set("LOCAL_WORLD_SIZE", ranks);
   set("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
   // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
   // parent's, and whoever asked for it here would wait for threads that were not forked.

@@ -45,6 +45,17 @@ TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
 }
 
+TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
+  ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+  spawn(2, [](int, int) {
+    auto group = init_process_group({.timeout = std::chrono::seconds(20)});
+    const auto tensor = at::ones({1});
+    group.all_reduce(tensor).wait();
+    if (tensor.item<float>() != 2) throw std::runtime_error("wrong sum");
+  });
+  ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+}
+
 TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside others, as OpenMP's here";
