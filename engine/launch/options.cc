@@ -70,7 +70,7 @@ void read_nodes(const std::string& text, RendezvousLimits& limits) {
               "--nnodes is '" + text + "'; it takes a whole number of at least 1, or the least and the most as in 1:4");
 }
 
-// "host", "host:29400", "[::1]:29400".
+// "host", "host:29400", "[::1]:29400". Port 0 is for one machine, which needs none.
 void read_endpoint(const std::string& text, Options& options) {
   std::string host = text, port;
   if (text.starts_with('[')) {
@@ -83,7 +83,7 @@ void read_endpoint(const std::string& text, Options& options) {
   }
   options.endpoint_host = host;
   options.endpoint_port = kDefaultEndpointPort;
-  const bool has_port = port.empty() || (port.starts_with(':') && reads(port.substr(1), 1, 65535, options.endpoint_port));
+  const bool has_port = port.empty() || (port.starts_with(':') && reads(port.substr(1), 0, 65535, options.endpoint_port));
   if (!host.empty() && has_port) return;
   throw Error(Blame::Caller,
               "--rdzv-endpoint is '" + text + "'; it takes host:port, of a machine of the job, or [IPv6]:port");
@@ -120,8 +120,14 @@ void read_settings(const std::string& text, Options& options) {
 }
 
 // What goes together, and what does not.
-void check(const Options& options, bool is_standalone, bool names_master) {
+void check(Options& options, bool is_standalone, bool names_master) {
   const RendezvousLimits& limits = options.rendezvous.limits;
+  if (!options.endpoint_host.empty() && options.endpoint_port == 0) {
+    if (limits.most > 1) {
+      throw Error(Blame::Caller, "--rdzv-endpoint has port 0, which is a free one: the other nodes could not know it");
+    }
+    options.endpoint_host.clear();
+  }
   const bool meets = !options.endpoint_host.empty();
   if (is_standalone && (meets || limits.most > 1)) {
     throw Error(Blame::Caller, "--standalone is for one machine: no --nnodes above 1 and no --rdzv-endpoint");

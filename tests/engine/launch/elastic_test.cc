@@ -117,6 +117,12 @@ TEST(Elastic, NodesGoAndCome) {
                                  HasSubstr("weft-run: a node has come; the ranks start again: 2 on 2 nodes")));
 }
 
+TEST(Elastic, OneMachineNeedsNoPort) {
+  const auto outcome = run(node("--nnodes 1 --rdzv-backend c10d --rdzv-endpoint localhost:0", "echo $WORLD_SIZE"));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("1"));
+}
+
 TEST(Elastic, TooFewNodesAreAnError) {
   const auto outcome = run(node(
       "--nnodes 2 --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) + " --rdzv-conf join_timeout=0.2", "exit 0"));
@@ -149,6 +155,7 @@ TEST(Elastic, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a --node-rank 2"), HasSubstr("it goes up to 1"));
   EXPECT_THAT(refusal("--rdzv-endpoint a:b"), HasSubstr("it takes host:port"));
   EXPECT_THAT(refusal("--rdzv-endpoint [::1"), HasSubstr("it takes host:port"));
+  EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a:0"), HasSubstr("--rdzv-endpoint has port 0"));
   EXPECT_THAT(refusal("--rdzv-conf join_timeout=soon"), HasSubstr("--rdzv-conf has 'join_timeout=soon'"));
   EXPECT_THAT(refusal("--rdzv-backend etcd"), HasSubstr("--rdzv-backend etcd is not there"));
   EXPECT_THAT(refusal("--standalone --nnodes 2"), HasSubstr("--standalone is for one machine"));
