@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <random>
 #include <sstream>
 #include <thread>
 
@@ -119,6 +121,14 @@ void read_settings(const std::string& text, Options& options) {
   }
 }
 
+// A folder of its own for each run.
+std::string log_folder_in(const std::string& folder, const std::string& run_id) {
+  std::random_device random;
+  char suffix[16];
+  std::snprintf(suffix, sizeof suffix, "_%08x", random());
+  return folder + "/" + run_id + suffix;
+}
+
 // What goes together, and what does not.
 void check(Options& options, bool is_standalone, bool names_master) {
   const RendezvousLimits& limits = options.rendezvous.limits;
@@ -158,10 +168,36 @@ void check(Options& options, bool is_standalone, bool names_master) {
 
 }  // namespace
 
+Streams Streams::parse(const std::string& option, const std::string& text) {
+  Streams streams;
+  int number = 0;
+  if (reads(text, 0, 3, streams.of_all_)) return streams;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    const auto colon = item.find(':');
+    int rank = 0;
+    if (colon == std::string::npos || !reads(item.substr(0, colon), 0, 4095, rank) ||
+        !reads(item.substr(colon + 1), 0, 3, number)) {
+      throw Error(Blame::Caller, option + " is '" + text +
+                                     "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that of single local "
+                                     "ranks as in 0:3,1:2");
+    }
+    streams.of_rank_[rank] = number;
+  }
+  return streams;
+}
+
+bool Streams::has(int local_rank, int descriptor) const {
+  const auto known = of_rank_.find(local_rank);
+  const int streams = known == of_rank_.end() ? of_all_ : known->second;
+  return (streams & descriptor) != 0;  // 1 is stdout, 2 stderr
+}
+
 Options parse_options(int argc, char** argv) {
   Options options;
   Rendezvous::Settings& rendezvous = options.rendezvous;
   std::string ranks = "1", nodes = "1", endpoint, settings, backend = "c10d";
+  std::string log_folder, redirects = "0", tee = "0";
   bool is_standalone = false;
   double monitor_seconds = 0.1;
   CLI::App app(
@@ -206,6 +242,11 @@ Options parse_options(int argc, char** argv) {
       ->capture_default_str()
       ->check(whole_number(0));
   app.add_flag("--no-prefix,--no_prefix", options.no_prefix, "Leave the ranks' output as it is; stdout stays a terminal");
+  app.add_option("--log-dir,--log_dir", log_folder,
+                 "Folder for the ranks' output: RDZV-ID_…/attempt_N/LOCAL_RANK/stdout.log and stderr.log; alone, --tee 3");
+  app.add_option("-r,--redirects", redirects,
+                 "What goes to the logs alone: 1 stdout, 2 stderr, 3 both; 0:3,1:2 by local rank");
+  app.add_option("-t,--tee", tee, "What goes to the logs as well");
   std::string status;
   app.add_flag("--status{5}", status,
                "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second")
@@ -237,6 +278,16 @@ Options parse_options(int argc, char** argv) {
                                    "--master-addr, --master-port)");
   }
   check(options, is_standalone, master_address->count() > 0 || master_port->count() > 0);
+  options.redirected = Streams::parse("--redirects", redirects);
+  options.teed = Streams::parse("--tee", tee);
+  const bool names_streams = options.redirected.any() || options.teed.any();
+  if (names_streams && log_folder.empty()) {
+    throw Error(Blame::Caller, "--redirects and --tee need a folder for the logs: --log-dir");
+  }
+  if (!log_folder.empty()) {
+    if (!names_streams) options.teed = Streams::parse("--tee", "3");
+    options.log_folder = log_folder_in(log_folder, options.run_id);
+  }
   if (options.command.empty()) throw Error(Blame::Caller, "no program is given; weft-run --help shows how");
   return options;
 }

@@ -1,6 +1,7 @@
 // weft-run's command line.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,19 @@
 #include <weft/engine/launch/rendezvous.h>
 
 namespace weft::launch {
+
+// Of which of a machine's ranks which streams are meant.
+class Streams {
+ public:
+  // torchrun's form: 0 none, 1 stdout, 2 stderr, 3 both, of all ranks, or of single ones as in "0:3,1:2". Throws Caller.
+  static Streams parse(const std::string& option, const std::string& text);
+  bool has(int local_rank, int descriptor) const;
+  bool any() const { return of_all_ != 0 || !of_rank_.empty(); }
+
+ private:
+  int of_all_ = 0;
+  std::map<int, int> of_rank_;
+};
 
 struct Options {
   int ranks = 1;  // on this machine
@@ -23,6 +37,9 @@ struct Options {
   int grace_seconds = 5;
   bool no_prefix = false;
   int status_seconds = 0;  // 0: no status
+  std::string log_folder;  // of this run; "": no logs
+  Streams redirected;      // to the logs alone
+  Streams teed;            // to the logs as well
   std::vector<std::string> command;
 };
 

@@ -1,11 +1,16 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
+#include <fcntl.h>
+#include <system_error>
 #include <unistd.h>
 
+#include <weft/base/error.h>
 #include <weft/engine/launch/output.h>
 
 namespace weft::launch {
@@ -25,6 +30,18 @@ bool is_log(const std::string& line) {
 
 }  // namespace
 
+Output::Output(int rank, int from, int to, bool prefix, Log log)
+    : rank_(rank), from_(from), to_(to), prefix_(prefix), log_(std::move(log)) {
+  if (log_.path.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(log_.path).parent_path(), ignored);
+  kept_ = ::open(log_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (kept_ >= 0) return;
+  const int number = errno;
+  close();
+  throw system_error(Blame::Caller, "--log-dir: " + log_.path + " cannot be written", number);
+}
+
 const char* Output::where() const { return to_ == STDERR_FILENO ? "stderr" : "stdout"; }
 
 bool Output::forward() {
@@ -37,6 +54,7 @@ bool Output::forward() {
     return false;
   }
   const std::string_view bytes(buffer, static_cast<std::size_t>(count));
+  keep(bytes);
   if (!prefix_) write_all(bytes);
   take(bytes);
   return true;
@@ -70,7 +88,22 @@ void Output::end_line(const char* ending) {
   partial_.clear();
 }
 
+void Output::keep(std::string_view bytes) {
+  while (kept_ >= 0 && !bytes.empty()) {
+    const auto count = ::write(kept_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      std::fprintf(stderr, "weft-run: cannot write to %s: %s; the rest is not kept there\n", log_.path.c_str(),
+                   std::strerror(errno));
+      ::close(std::exchange(kept_, -1));
+      return;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
 void Output::write_all(std::string_view text) {
+  if (log_.is_instead) return;
   while (!text.empty()) {
     const auto count = ::write(to_, text.data(), text.size());
     if (count < 0 && errno == EINTR) return;  // the job is being ended, and its reader may read no more
@@ -92,7 +125,8 @@ bool Output::tells_of_a_lost_rank() const {
 
 void Output::close() {
   if (from_ >= 0) ::close(from_);
-  from_ = -1;
+  if (kept_ >= 0) ::close(kept_);
+  from_ = kept_ = -1;
 }
 
 }  // namespace weft::launch

@@ -1,5 +1,5 @@
-// What one rank writes to stdout or stderr, on its way to weft-run's own. Used by weft-run's one thread; writing blocks
-// while the reader is slow.
+// What one rank writes to stdout or stderr, on its way to weft-run's own and to a file. Used by weft-run's one thread;
+// writing blocks while the reader is slow.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,15 @@ namespace weft::launch {
 // it is.
 class Output {
  public:
-  // From a pipe's reading end, which it closes, to one of this process's descriptors.
-  Output(int rank, int from, int to, bool prefix) : rank_(rank), from_(from), to_(to), prefix_(prefix) {}
+  // Where it is kept as it is.
+  struct Log {
+    std::string path;         // "": nowhere
+    bool is_instead = false;  // and goes nowhere else
+  };
+  // From a pipe's reading end, which it closes, to one of this process's descriptors. Throws Caller where the log cannot be
+  // written.
+  Output(int rank, int from, int to, bool prefix, Log log);
+  Output(int rank, int from, int to, bool prefix) : Output(rank, from, to, prefix, Log()) {}
   ~Output() { close(); }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -27,6 +34,7 @@ class Output {
   // errno of the first write that failed; 0: none has.
   int failure() const { return failure_; }
   const char* where() const;
+  const std::string& log_path() const { return log_.path; }
   // The last lines, of stderr only: what a report of the rank's failure shows.
   const std::deque<std::string>& last_lines() const { return last_; }
   // Whether they say that the rank lost another one, as Weft's own errors do. Lines of Weft's log do not count: a rank that
@@ -37,12 +45,15 @@ class Output {
   void take(std::string_view bytes);
   void end_line(const char* ending);
   void write_all(std::string_view text);
+  void keep(std::string_view bytes);
   void close();
 
   const int rank_;
   int from_;
   const int to_;
   const bool prefix_;
+  const Log log_;
+  int kept_ = -1;  // the log
   int failure_ = 0;
   std::string partial_;      // of the line that has not ended
   bool is_inside_ = false;   // the beginning of that line has been written

@@ -71,7 +71,8 @@ void WorkerGroup::set_environment(int local) const {
 void WorkerGroup::start(int local) {
   int out[2] = {-1, -1};
   int err[2] = {-1, -1};
-  if ((!options_.no_prefix && ::pipe2(out, O_CLOEXEC) != 0) || ::pipe2(err, O_CLOEXEC) != 0) {
+  const bool takes_stdout = !options_.no_prefix || !log_of(local, STDOUT_FILENO).path.empty();
+  if ((takes_stdout && ::pipe2(out, O_CLOEXEC) != 0) || ::pipe2(err, O_CLOEXEC) != 0) {
     throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
   }
   const int rank = place_.first_rank + local;
@@ -83,7 +84,7 @@ void WorkerGroup::start(int local) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's
     if (::getppid() != parent) ::_exit(1);
-    if (!options_.no_prefix) ::dup2(out[1], STDOUT_FILENO);
+    if (takes_stdout) ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     set_environment(local);
     if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);
@@ -94,15 +95,23 @@ void WorkerGroup::start(int local) {
     std::fprintf(stderr, "weft-run: cannot start '%s': %s\n", arguments[0], std::strerror(errno));
     ::_exit(127);
   }
-  if (!options_.no_prefix) add_output(rank, out, STDOUT_FILENO);
-  const Output* error = add_output(rank, err, STDERR_FILENO);
-  ranks_[process] = {rank, process, error};
   children_.add(process);
+  if (takes_stdout) add_output(local, out, STDOUT_FILENO);
+  ranks_[process] = {rank, process, add_output(local, err, STDERR_FILENO)};
 }
 
-const Output* WorkerGroup::add_output(int rank, const int (&ends)[2], int to) {
+Output::Log WorkerGroup::log_of(int local, int to) const {
+  const bool is_instead = options_.redirected.has(local, to);
+  if (!is_instead && !options_.teed.has(local, to)) return {};
+  return {options_.log_folder + "/attempt_" + std::to_string(place_.round) + "/" + std::to_string(local) +
+              (to == STDOUT_FILENO ? "/stdout.log" : "/stderr.log"),
+          is_instead};
+}
+
+const Output* WorkerGroup::add_output(int local, const int (&ends)[2], int to) {
   ::close(ends[1]);
-  outputs_.push_back(std::make_unique<Output>(rank, ends[0], to, !options_.no_prefix));
+  outputs_.push_back(
+      std::make_unique<Output>(place_.first_rank + local, ends[0], to, !options_.no_prefix, log_of(local, to)));
   return outputs_.back().get();
 }
 
@@ -180,6 +189,7 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
   std::fprintf(stderr, "weft-run: %s (pid %d)\n", why.c_str(), static_cast<int>(rank.process));
   if (rank.error->last_lines().empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
   for (const std::string& line : rank.error->last_lines()) std::fprintf(stderr, "  %s", line.c_str());
+  if (!rank.error->log_path().empty()) std::fprintf(stderr, "weft-run: all of it: %s\n", rank.error->log_path().c_str());
   for (const auto& failure : failures) {
     if (failure.process == cause.process) continue;
     std::fprintf(stderr, "weft-run: then rank %d: %s\n", ranks_[failure.process].rank,

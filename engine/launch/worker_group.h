@@ -56,7 +56,8 @@ class WorkerGroup {
   static void show(const std::string& status);
   void set_environment(int local) const;
   void start(int local);
-  const Output* add_output(int rank, const int (&ends)[2], int to);
+  Output::Log log_of(int local, int to) const;
+  const Output* add_output(int local, const int (&ends)[2], int to);
   // Moves what the ranks have written, for at most so long as nothing comes.
   void forward_output(std::chrono::milliseconds patience);
   void note_failure(const Output& output);

@@ -56,6 +56,40 @@ TEST(MaxRestarts, ASignalIsNoFailure) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("start again")));
 }
 
+TEST(Logs, KeepWhatRanksWrite) {
+  const auto outcome = run("d=$(mktemp -d); " +
+                           node("--nproc-per-node 2 --max-restarts 1 --rdzv-id job --log-dir $d",
+                                "echo out $RANK; echo err $RANK >&2; test $TORCHELASTIC_RESTART_COUNT = 1 || exit 3") +
+                           " > $d/shown; code=$?; cd $d; sort shown; for f in $(find job_* -type f | sort); do "
+                           "echo $f: $(cat $f) | sed s/job_[0-9a-f]*/job/; done; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("job/attempt_0/0/stderr.log: err 0", "job/attempt_0/0/stdout.log: out 0",
+                                           "job/attempt_0/1/stderr.log: err 1", "job/attempt_0/1/stdout.log: out 1",
+                                           "job/attempt_1/0/stderr.log: err 0", "job/attempt_1/0/stdout.log: out 0",
+                                           "job/attempt_1/1/stderr.log: err 1", "job/attempt_1/1/stdout.log: out 1",
+                                           "out 0", "out 0", "out 1", "out 1"));
+  EXPECT_THAT(outcome.err, HasSubstr("/attempt_0/"));
+}
+
+TEST(Logs, TakeWhatIsRedirected) {
+  const auto outcome =
+      run("d=$(mktemp -d); " + node("--nproc-per-node 2 --log-dir $d -r 0:1,1:2", "echo out $RANK; echo err $RANK >&2") +
+          "; code=$?; cd $d; for f in $(find . -type f | sort); do "
+          "echo $f: $(cat $f) | sed s/none_[0-9a-f]*/run/; done; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(),
+              ElementsAre("./run/attempt_0/0/stdout.log: out 0", "./run/attempt_0/1/stderr.log: err 1", "out 1"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("err 0"), Not(HasSubstr("err 1"))));
+}
+
+TEST(Logs, ThatCannotBeWrittenAreRefused) {
+  const auto outcome = run(node("--log-dir /dev/null/logs", "echo started"));
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("--log-dir: /dev/null/logs/"));
+  EXPECT_THAT(run(path_of("weft-run") + " --tee 3 true").err, HasSubstr("need a folder for the logs: --log-dir"));
+  EXPECT_THAT(run(path_of("weft-run") + " --log-dir /tmp --tee 4 true").err, HasSubstr("--tee is '4'"));
+}
+
 // Ranks of 2 and 1, whose order is that of their coming.
 TEST(Elastic, NodesAgreeOnTheirRanks) {
   const std::string options = meeting("2");

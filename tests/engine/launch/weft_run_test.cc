@@ -209,7 +209,7 @@ TEST(WeftRun, HelpListsTheOptions) {
   const auto outcome = run(path_of("weft-run") + " --help");
   EXPECT_EQ(outcome.code, 0);
   for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace",
-                             "--no-prefix", "--status", "--max-restarts", "--rdzv-endpoint"}) {
+                             "--no-prefix", "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
   }
 }
