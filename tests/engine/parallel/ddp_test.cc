@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -241,6 +242,48 @@ TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
     DistributedDataParallel<NetImpl> ddp(net, group);
     ddp(torch::full({4}, 32768.0, torch::kHalf)).sum().backward();
     EXPECT_TRUE(net->weight.grad().eq(32768.0).all().item<bool>()) << net->weight.grad();
+  });
+}
+
+// Mixed precision: the forward pass computes in bfloat16, the gradients are the parameters' and are averaged as such.
+TEST(Ddp, WorksUnderAutocast) {
+  struct Autocast {
+    Autocast() : dtype(at::autocast::get_autocast_dtype(at::kCPU)) {
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      at::autocast::increment_nesting();
+    }
+    ~Autocast() {
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      at::autocast::set_autocast_dtype(at::kCPU, dtype);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+    }
+    at::ScalarType dtype;
+  };
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net, alone;
+    fill(net);
+    fill(alone);
+    DistributedDataParallel ddp(net, group);
+    const auto input = random({8, 6}, 300 + group.rank()), wanted = random({8, 3}, 400 + group.rank());
+    const auto loss_of = [&](auto& model) {
+      const Autocast mixed;
+      const auto output = model(input);
+      EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+      return torch::mse_loss(output.to(at::kFloat), wanted);
+    };
+    for (int step = 0; step < 3; ++step) {  // the second backward has other buckets
+      net->zero_grad();
+      alone->zero_grad();
+      loss_of(ddp).backward();
+      loss_of(alone).backward();
+      for (std::size_t i = 0; i < net->parameters().size(); ++i) {
+        auto expected = alone->parameters()[i].grad().clone();
+        group.all_reduce(expected, ReduceOp::Avg).wait();
+        EXPECT_EQ(net->parameters()[i].grad().scalar_type(), at::kFloat);
+        EXPECT_TRUE(torch::allclose(net->parameters()[i].grad(), expected)) << "parameter " << i << ", step " << step;
+      }
+    }
   });
 }
 
