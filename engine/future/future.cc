@@ -312,6 +312,12 @@ void throw_no_state() {
   throw Error(Blame::Caller, "this future was default-constructed: it belongs to no call and no promise");
 }
 
+void throw_no_error() {
+  throw Error(
+      Blame::Caller,
+      "a future was to fail with a null std::exception_ptr; give the error, as std::make_exception_ptr(…), or a value");
+}
+
 void throw_no_function() { throw Error(Blame::Caller, "an empty function was given to a future as a continuation"); }
 
 void log_lost_exception() noexcept {

@@ -51,6 +51,8 @@ namespace detail {
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
+[[noreturn]] void throw_no_error();
+
 // What all futures share, whatever their value: done or not, the error, who waits.
 class FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
@@ -112,6 +114,7 @@ class FutureState : public FutureCore {
     set(std::move(value), std::move(work));
   }
   void set_error(std::exception_ptr error) {
+    if (!error) throw_no_error();  // there would be neither a value nor an error
     complete(std::move(error), nullptr, [] {});
   }
   const Stored<T>& value() const { return *value_; }
@@ -210,6 +213,7 @@ class Future {
     future.state_->set({});
     return future;
   }
+  // Throws Caller for a null pointer.
   static Future failed(std::exception_ptr error) {
     Future future(std::make_shared<detail::FutureState<T>>());
     future.state_->set_error(std::move(error));
@@ -380,6 +384,7 @@ class Promise {
   void set_error(const E& error) const {
     owner_->state->set_error(std::make_exception_ptr(error));
   }
+  // Throws Caller for a null pointer, and leaves the future as it is.
   void set_error(std::exception_ptr error) const { owner_->state->set_error(std::move(error)); }
 
  private:

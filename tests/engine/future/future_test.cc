@@ -76,6 +76,16 @@ TEST(Promise, RE014_ASecondSetIsACallerError) {
   EXPECT_EQ(promise.future().get(), 1);
 }
 
+TEST(Promise, ANullErrorIsACallerErrorAndLeavesTheFutureAsItIs) {
+  Promise<std::string> promise;
+  const auto future = promise.future();
+  EXPECT_THAT(text_of([&] { promise.set_error(std::exception_ptr()); }), testing::HasSubstr("null std::exception_ptr"));
+  EXPECT_FALSE(future.done());
+  EXPECT_THAT(text_of([] { Future<std::string>::failed(nullptr); }), testing::HasSubstr("null std::exception_ptr"));
+  promise.set("value");
+  EXPECT_EQ(future.get(), "value");
+}
+
 TEST(Promise, DroppedUnsetItCancelsItsFuture) {
   Future<int> future;
   {
