@@ -91,8 +91,8 @@ class Agent {
 
   // Waits until no call is active anywhere, calls that calls cause included, and serves meanwhile; then leaves. All
   // workers call it. Throws Timeout, naming who is busy, and PeerLost; the agent has left then as well. While one goes on
-  // another, of a thread that runs no function of this agent's, waits for it and has its outcome; afterwards it does
-  // nothing.
+  // another waits for it and has its outcome; afterwards it does nothing. In a function or a continuation that this agent
+  // runs, for whose end it would wait, it throws Caller at once and changes nothing.
   void shutdown(const Graceful& options = {});
   // Leaves at once: calls that wait here end with Cancelled, those of others to here with PeerLost. Functions that run are
   // waited for. The destructor of the last copy leaves as well.

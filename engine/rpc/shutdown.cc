@@ -59,6 +59,12 @@ Future<Outcome> AgentCore::join_shutdown(int rank) {
 void AgentCore::shutdown(const Graceful& options) {
   const auto limit = usable_limit(options.timeout, "rpc::Graceful::timeout");
   const std::string what = "the graceful shutdown of " + describe(parts_.self);
+  // What runs there would have to end before it does.
+  if (!closed_ && (weft::detail::thread_home() == crew_.get() || loop_->inside())) {
+    throw Error(Blame::Caller, what +
+                                   " waits for all functions and continuations, and was asked for by one that this agent "
+                                   "runs: call shutdown() on a thread of the program's own, or leave()");
+  }
   {
     std::unique_lock lock(mutex_);
     if (shutdown_began_) {

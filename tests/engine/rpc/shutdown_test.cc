@@ -63,6 +63,17 @@ void until_cancelled() {
   while (!rpc::this_call().cancelled) std::this_thread::yield();
 }
 at::Tensor large() { return at::ones({1 << 20}); }
+void until_come() {
+  while (!come) std::this_thread::yield();
+}
+std::string shut_down() {
+  try {
+    rpc::this_agent().shutdown();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it has shut down";
+}
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 }  // namespace ends
@@ -317,6 +328,25 @@ TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
       EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
     });
   }
+}
+
+// Whose end it would wait for, until its limit is over.
+TEST(ShutdownLimits, InsideAFunctionOrAContinuationItIsACallerErrorAtOnce) {
+  run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
+    const std::string said = "call shutdown() on a thread of the program's own";
+    if (agent.self().rank != 0) return;
+    for (const auto& worker : agent.workers()) {
+      EXPECT_NE(agent.sync<&ends::shut_down>(worker).find(said), std::string::npos);
+      EXPECT_NE(agent.sync<rpc::inline_<&ends::shut_down>>(worker).find(said), std::string::npos);
+      ends::come = false;
+      const auto continued = agent.async<&ends::until_come>(worker).then([&agent] { agent.shutdown(); });
+      ends::come = true;
+      const auto error = error_of([&] { continued.get(); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find(said), std::string::npos) << error.text();
+      EXPECT_EQ(agent.sync<&ends::number>(worker, 3), 3) << "nothing has ended";
+    }
+  });
 }
 
 // It waits behind something large, on a way that is held up.
