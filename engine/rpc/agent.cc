@@ -1,3 +1,4 @@
+#include <weft/base/log.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rref/control.h>
@@ -8,6 +9,9 @@ namespace weft::rpc {
 namespace detail {
 
 rref::References& references_of(AgentCore& core) { return core.references(); }
+std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error) {
+  return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+}
 DeviceWorkRef enqueued(AgentCore& core) { return core.devices().work(tensor::CudaDevices::current_streams(core.gpus())); }
 
 namespace {
@@ -34,7 +38,8 @@ void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::func
   core.complete_here(id, how);
 }
 void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error) {
-  const auto thrown = std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+  log::warn(function.name + ", called by " + describe(core.self()) + ", threw: " + text_of(error));
+  const auto thrown = thrown_by(core, function, error);
   core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }

@@ -24,6 +24,8 @@ using weft::detail::DeviceWorkRef;
 rref::References& references_of(AgentCore& core);
 // What this thread has enqueued on its current streams of the GPUs that calls use here; null where they use none.
 DeviceWorkRef enqueued(AgentCore& core);
+// What a function threw on this worker, as its callers see it: a RemoteError.
+std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error);
 
 // Who gets what a call comes to: one of these is called, once, on any thread. The value is there once `work`, and what that
 // thread's current streams hold, have run.
@@ -182,13 +184,14 @@ struct MethodBody {
   }
 };
 
-// Keeps what comes as the value of an RRef, whose creation ends before it is there: what waits behind the value is answered
-// after its creation.
+// Keeps what comes as the value of an RRef, whose creation ends before it is there, or has failed: what waits behind the
+// value is answered after its creation.
 template <class R>
 class Keeps final : public Completion<R> {
  public:
-  Keeps(std::shared_ptr<AgentCore> core, std::shared_ptr<rref::OwnedValue<R>> value, CompletionRef<void> creation)
-      : core_(std::move(core)), value_(std::move(value)), creation_(std::move(creation)) {}
+  Keeps(std::shared_ptr<AgentCore> core, const Function& function, std::shared_ptr<rref::OwnedValue<R>> value,
+        CompletionRef<void> creation)
+      : core_(std::move(core)), function_(function), value_(std::move(value)), creation_(std::move(creation)) {}
   void succeed(weft::detail::Stored<R> value, DeviceWorkRef work) override {  // of an R that can be moved
     if constexpr (std::is_void_v<R>) {
       keep(nullptr, std::move(work));
@@ -202,12 +205,13 @@ class Keeps final : public Completion<R> {
     value_->set(std::move(value), std::move(all));
   }
   void fail(const std::exception_ptr& error) override {
-    value_->fail(error);
     creation_->fail(error);
+    value_->fail(thrown_by(*core_, function_, error));
   }
 
  private:
   const std::shared_ptr<AgentCore> core_;
+  const Function& function_;
   const std::shared_ptr<rref::OwnedValue<R>> value_;
   const CompletionRef<void> creation_;
 };

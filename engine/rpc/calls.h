@@ -128,10 +128,11 @@ void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::Fork
     value->fail(std::current_exception());
     throw;
   }
-  call->start(waits_for, Task([call, arguments = std::move(arguments), value, run] {
-                run(*call->core(), arguments,
-                    std::make_shared<Keeps<R>>(call->core(), value, std::make_shared<Replies<void>>(call)));
-              }));
+  call->start(
+      waits_for, Task([call, arguments = std::move(arguments), value, run] {
+        run(*call->core(), arguments,
+            std::make_shared<Keeps<R>>(call->core(), call->function(), value, std::make_shared<Replies<void>>(call)));
+      }));
 }
 
 // A call whose result goes back.
@@ -209,7 +210,7 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
                                           Run<R> run) {
   const rref::Id id = references_of(*core).next_id();
   Promise<void> promise(CoreCalls::home(*core));
-  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::home(*core));
+  auto value = std::make_shared<rref::OwnedValue<R>>(CoreCalls::home(*core), id);
   // Where the creation fails by its time limit, or does not even begin.
   promise.future().on_done_light([value](const Future<void>& ended) {
     if (const auto error = ended.error()) value->fail(error);
@@ -217,7 +218,8 @@ std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core
   CoreCalls::call_here(*core, function, going, first != nullptr ? first(*core, arguments.get()) : std::nullopt,
                        std::make_unique<PendingResult<void>>(std::move(promise)), [&](std::uint64_t call) {
                          return Task([core, arguments, value, run, &function, call] {
-                           run(*core, arguments, std::make_shared<Keeps<R>>(core, value, ends_here(core, function, call)));
+                           run(*core, arguments,
+                               std::make_shared<Keeps<R>>(core, function, value, ends_here(core, function, call)));
                          });
                        });
   return CoreCalls::owner_handle(core, id, std::move(value));

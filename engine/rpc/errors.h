@@ -21,7 +21,8 @@ class RemoteError : public Error {
   std::string text_;
 };
 
-// An RRef whose creation failed; blame() is that of the first cause.
+// An RRef whose creation failed. blame() is that of the first cause, which text() names: of a function that threw, Remote
+// and the text of its RemoteError.
 class CreationError : public Error {
  public:
   using Error::Error;

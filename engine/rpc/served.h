@@ -77,6 +77,7 @@ class Served : public std::enable_shared_from_this<Served> {
   virtual ~Served() = default;
 
   const std::shared_ptr<AgentCore>& core() const { return core_; }
+  const Function& function() const { return function_; }
   const CallState& state() const { return *state_; }
   // What the call is to create; it fails if the call does.
   void keep(std::shared_ptr<rref::Owned> value) { value_ = std::move(value); }

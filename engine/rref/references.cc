@@ -17,6 +17,28 @@ constexpr auto kExpect = std::chrono::minutes(10);  // at most twice as long
 constexpr auto kRemember = std::chrono::minutes(1);
 constexpr std::size_t kMostBurials = 1 << 20;
 
+// What the uses of a value throw that was not created. Where it was to be made of another that was not, what those of that
+// one throw: of a chain, however long, the first cause alone.
+std::exception_ptr not_created(const std::string& reference, const std::exception_ptr& cause) {
+  Blame blame = Blame::Remote;
+  std::string why;
+  try {
+    std::rethrow_exception(cause);
+  } catch (const rpc::CreationError&) {
+    return cause;
+  } catch (const Error& error) {
+    blame = error.blame();
+    why = error.text();
+  } catch (...) {
+    why = rpc::text_of(cause);
+  }
+  return std::make_exception_ptr(rpc::CreationError(blame, reference + " was not created: " + why));
+}
+
+std::string on_its_owner(const Handle& handle) {
+  return "RRef " + to_text(handle.id()) + " on " + describe(handle.owner());
+}
+
 }  // namespace
 
 std::string to_text(std::uint64_t id) {
@@ -24,11 +46,7 @@ std::string to_text(std::uint64_t id) {
 }
 
 void Owned::fail(const std::exception_ptr& cause) noexcept {
-  if (!end()) return;
-  const Error error = to_error(cause, Blame::Remote);
-  const std::string what = "an RRef's value was not created: ";  // once, where it was to be made of others
-  const std::string text = (error.text().starts_with(what) ? "" : what) + error.text();
-  promise_.set_error(std::make_exception_ptr(rpc::CreationError(error.blame(), text)));
+  if (end()) promise_.set_error(not_created("RRef " + to_text(id_), cause));
 }
 
 void Owned::let_go_of(std::shared_ptr<void> value) noexcept {
@@ -85,10 +103,18 @@ std::shared_ptr<rpc::AgentCore> Handle::core() const {
 void Handle::require_created() const {
   const auto& ended = is_owner() ? std::optional(owned_->created()) : created_;
   if (!ended || !ended->done() || !ended->failed()) return;
-  if (is_owner()) std::rethrow_exception(ended->error());
-  const Error cause = to_error(ended->error(), Blame::Remote);
-  throw rpc::CreationError(cause.blame(),
-                           "RRef " + to_text(id_) + " on " + describe(owner_.worker) + " was not created: " + cause.text());
+  std::rethrow_exception(not_created(on_its_owner(*this), ended->error()));
+}
+
+Future<void> Handle::creation() const {
+  const Future<void>& created = *created_;
+  if (created.done() && !created.failed()) return created;
+  Promise<void> promise(created.home());
+  created.on_done_light([promise, reference = on_its_owner(*this)](const Future<void>& ended) {
+    if (!ended.failed()) return ended.forward_to(promise);
+    promise.set_error(not_created(reference, ended.error()));
+  });
+  return promise.future();
 }
 
 std::string describe(const Handle& handle) {

@@ -50,13 +50,14 @@ struct Origin {
 // A value at its owner, before and after it has been created.
 class Owned {
  public:
-  Owned(std::shared_ptr<weft::detail::Home> home, const std::type_info& type) : promise_(std::move(home)), type_(type) {}
+  Owned(std::shared_ptr<weft::detail::Home> home, const std::type_info& type, Id id)
+      : promise_(std::move(home)), type_(type), id_(id) {}
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   virtual ~Owned() = default;
   // Fails with a CreationError.
   Future<void> created() const { return promise_.future(); }
-  // Does nothing once it is created or has failed.
+  // Does nothing once it is created or has failed. What a function threw comes as a RemoteError (rpc::detail::thrown_by).
   void fail(const std::exception_ptr& cause) noexcept;
   const std::type_info& type() const { return type_; }
   // Whether destroying the value costs next to nothing, and runs nothing of the user's.
@@ -72,12 +73,13 @@ class Owned {
  private:
   std::atomic<bool> ended_{false};
   const std::type_info& type_;
+  const Id id_;
 };
 
 template <class T>
 class OwnedValue final : public Owned {
  public:
-  explicit OwnedValue(std::shared_ptr<weft::detail::Home> home) : Owned(std::move(home), typeid(OwnedValue)) {}
+  OwnedValue(std::shared_ptr<weft::detail::Home> home, Id id) : Owned(std::move(home), typeid(OwnedValue), id) {}
   ~OwnedValue() override { let_go(std::move(value_)); }
   // The value is there when the work on devices has run.
   void set(std::shared_ptr<T> value, weft::detail::DeviceWorkRef work) {
@@ -128,6 +130,8 @@ class Handle {
   const Origin& origin() const { return origin_; }
   bool confirmed() const { return is_owner() || (confirmed_.done() && !confirmed_.failed()); }
   const std::optional<Future<void>>& created() const { return created_; }
+  // The same, of a user that has it, with a CreationError where it fails.
+  Future<void> creation() const;
   // Throws the CreationError, if it is known.
   void require_created() const;
 
@@ -183,14 +187,14 @@ class References {
   // Throws Caller where it has another type.
   template <class T>
   std::shared_ptr<OwnedValue<T>> owned(Id id) {
-    auto found = find_or_expect(id, [this] { return std::make_shared<OwnedValue<T>>(home()); });
+    auto found = find_or_expect(id, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
     if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }
   // The creation has come: the worker holds the fork from now on.
   template <class T>
   std::shared_ptr<OwnedValue<T>> adopt(Id id, ForkId fork, const rpc::Incarnation& holder) {
-    auto found = arrive(id, fork, holder, [this] { return std::make_shared<OwnedValue<T>>(home()); });
+    auto found = arrive(id, fork, holder, [&] { return std::make_shared<OwnedValue<T>>(home(), id); });
     if (found->type() != typeid(OwnedValue<T>)) wrong_type(id, typeid(OwnedValue<T>), found->type());
     return std::static_pointer_cast<OwnedValue<T>>(found);
   }

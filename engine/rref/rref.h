@@ -242,7 +242,7 @@ class RRef {
     rref::References& references = rpc::detail::references_of(*core);
     const rref::Id id = references.next_id();
     if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
-      auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core));
+      auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core), id);
       fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
         try {
           if (const auto error = fetched.error()) std::rethrow_exception(error);
@@ -263,9 +263,9 @@ class RRef {
     return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
   }
 
-  // When the value exists, or its creation has failed.
+  // When the value exists, or its creation has failed: with a CreationError.
   Future<void> created() const {
-    if (handle().get() != nullptr && handle_->created()) return *handle_->created();
+    if (handle()->created()) return handle_->creation();
     if (is_owner()) return handle_->owned()->created();
     if constexpr (std::is_void_v<T>) {
       return fetch();
@@ -325,7 +325,8 @@ class RRef {
 
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
-    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core));
+    const rref::Id id = rpc::detail::references_of(*core).next_id();
+    auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core), id);
     owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
     return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
   }

@@ -22,6 +22,9 @@ struct Overdrawn : std::runtime_error {
 int throws_own() { throw Overdrawn("by ten"); }
 struct Bare {};
 int throws_bare() { throw Bare(); }
+int throws_weft() { throw Error(Blame::Busy, "no room"); }
+int throws_libtorch() { return at::ones({2, 3}).matmul(at::ones({2, 3})).size(0); }
+void look_at(const int&) {}
 at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
 
 int plus(int a, int b) { return a + b; }
@@ -165,6 +168,38 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
       EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos) << error_of(call).text();
     }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3})); }).blame(), Blame::Remote);
+  });
+}
+
+// Also of values that this worker owns, and whether the creation's answer has come already or not.
+TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& to : {agent.self(), harness::after(agent, 1)}) {
+      const auto expect_text = [&](const RRef<int>& made, const std::string& function, const std::string& thrown) {
+        const auto expect_error = [&](auto use) {
+          try {
+            use();
+            ADD_FAILURE() << "no error";
+          } catch (const rpc::CreationError& error) {
+            EXPECT_EQ(error.blame(), Blame::Remote) << error.what();
+            EXPECT_EQ(error.text().find("RRef " + rref::to_text(made.handle()->id())), 0U) << error.text();
+            const std::string why = " was not created: " + function + " on " + to.name + " threw: " + thrown;
+            EXPECT_NE(error.text().find(why), std::string::npos) << error.text();
+            EXPECT_EQ(error.text().find("frame #"), std::string::npos) << error.text();
+          }
+        };
+        for (int again = 0; again < 2; ++again) {
+          expect_error([&] { made.to_here(); });
+          expect_error([&] { made.sync<&wrong::look_at>(); });
+          expect_error([&] { made.created().get(); });
+        }
+      };
+      expect_text(agent.remote<&wrong::throws_own>(to), "wrong::throws_own", "wrong::Overdrawn: by ten");
+      expect_text(agent.remote<&wrong::throws_odd>(to), "wrong::throws_odd",
+                  "something that is no std::exception, but int");
+      expect_text(agent.remote<&wrong::throws_weft>(to), "wrong::throws_weft", "no room [Busy");
+      expect_text(agent.remote<&wrong::throws_libtorch>(to), "wrong::throws_libtorch", "");
+    }
   });
 }
 
@@ -358,11 +393,13 @@ TEST(AgentLife, RE030_CallsAfterTheEndAreTheCallersError) {
 }
 
 TEST(AgentLife, RE002_WhatAFunctionThrowsIsLoggedWhereItRan) {
-  const std::string logged = harness::warnings_of(2, [](rpc::Agent& agent) {
-    if (agent.self().rank == 0) error_of([&] { agent.sync<&wrong::throws>(1, "no luck"); });
-  });
-  for (const char* part : {"wrong::throws", "worker0", "no luck"}) {
-    EXPECT_NE(logged.find(part), std::string::npos) << logged;
+  for (const int to : {0, 1}) {
+    const std::string logged = harness::warnings_of(2, [to](rpc::Agent& agent) {
+      if (agent.self().rank == 0) error_of([&] { agent.sync<&wrong::throws>(to, "no luck"); });
+    });
+    for (const char* part : {"wrong::throws", "worker0", "no luck"}) {
+      EXPECT_NE(logged.find(part), std::string::npos) << logged;
+    }
   }
 }
 
