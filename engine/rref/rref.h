@@ -144,6 +144,13 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const 
   return result;
 }
 
+// Keeps the reference until the call on its value has ended: before that call comes, nothing else may keep the value.
+template <class R>
+Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle) {
+  called.on_done_light([kept = std::move(handle)](const Future<R>&) {});
+  return called;
+}
+
 // Calls on the value, with a time limit of their own.
 template <class T>
 class Timed {
@@ -167,7 +174,7 @@ class Timed {
   }
   template <auto F, class... A>
   auto async(A&&... arguments) const {
-    return rpc::detail::tracked(issue<F>(std::forward<A>(arguments)...));
+    return rpc::detail::tracked(until_answered(issue<F>(std::forward<A>(arguments)...), reference_.handle()));
   }
   template <auto F, class... A>
   auto remote(A&&... arguments) const {
@@ -218,15 +225,10 @@ class RRef {
 
   // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
   // a limit unless it gives one.
-  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const { return fetch(timeout).get(); }
+  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const { return fetched(timeout).get(); }
+  // The same, at once. The reference may go meanwhile, as with calls on the value.
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    const auto core = usable();
-    const auto limit = rpc::detail::CoreCalls::limit(
-        *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
-    if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
-    return rref::unless_not_created(
-        core, handle_,
-        rpc::call<rref::FetchBody<T>>(core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
+    return rref::until_answered(fetched(timeout), handle_);
   }
   // A copy of the value, on another worker, which owns it from then on: its owner sends it there unasked, one way, once it
   // exists. Returns at once; the copy can be used like any reference, and what needs it waits behind it. What changes the
@@ -328,9 +330,18 @@ class RRef {
     const rref::Id id = rpc::detail::references_of(*core).next_id();
     auto owned = std::make_shared<rref::OwnedValue<U>>(rpc::detail::CoreCalls::home(*core), id);
     owned->set(std::make_shared<U>(std::move(value)), rpc::detail::enqueued(*core));
-    return rpc::detail::CoreCalls::owner_handle(core, rpc::detail::references_of(*core).next_id(), std::move(owned));
+    return rpc::detail::CoreCalls::owner_handle(core, id, std::move(owned));
   }
 
+  Future<T> fetched(std::chrono::milliseconds timeout) const {
+    const auto core = usable();
+    const auto limit = rpc::detail::CoreCalls::limit(
+        *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
+    if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
+    return rref::unless_not_created(
+        core, handle_,
+        rpc::call<rref::FetchBody<T>>(core, {handle_->to_owner(), limit, rpc::MessageKind::Fetch, false}, {handle_->id()}));
+  }
   // A limit of 0 is none.
   Future<T> fetch_here(const std::shared_ptr<rpc::AgentCore>& core, std::chrono::milliseconds limit) const {
     auto owned = std::static_pointer_cast<rref::OwnedValue<T>>(handle_->owned());

@@ -118,6 +118,26 @@ TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
           {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
 }
 
+// The end of the reference would pass what is late.
+TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
+  run_one(
+      [](rpc::Agent& agent) {
+        Future<int> fetched, called;
+        {
+          const auto account = agent.remote<refs::Account>(1, 4);
+          const auto number = agent.remote<&refs::number>(1, 5);
+          account.created().get();
+          number.created().get();
+          called = account.async<&refs::Account::get>();
+          fetched = number.fetch();
+        }
+        EXPECT_EQ(called.get(), 4);
+        EXPECT_EQ(fetched.get(), 5);
+        expect_counters(agent, 1, {0, 0, 0});
+      },
+      {.faults = {.delay = {{rpc::MessageKind::Call, 50ms}, {rpc::MessageKind::Fetch, 50ms}}}});
+}
+
 // Of values that the callee owns, and of a third worker's.
 TEST(LateReplies, TheReferencesInThemEnd) {
   run_one(
