@@ -152,7 +152,9 @@ struct Core : std::enable_shared_from_this<Core> {
   ProcessGroup make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made);
 
   const trace::Member member_;
-  // This rank's keys in the store: of the monitored round that passed last and of those since; and of all before.
+  std::mutex monitored_mutex_;  // held through a monitored barrier: threads of this rank take turns
+  // This rank's keys in the store: of the monitored round that passed last and of those since; and of all before. Guarded
+  // by it.
   std::vector<std::string> monitored_keys_, monitored_stale_;
   std::map<std::pair<int, int>, std::uint64_t> sent_, received_;  // messages by peer and tag; guarded by numbers_mutex_
   std::weak_ptr<Core> handle_;                                    // as handles hold it, with the Stay

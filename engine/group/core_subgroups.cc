@@ -66,8 +66,6 @@ auto recorded(const trace::Member& member, const char* name, std::uint64_t numbe
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
-  const int count = next_number("group");
-  const std::string number = std::to_string(count);
   const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
   if (ranks.empty()) refuse("no ranks are given");
   if (wanted.timeout <= std::chrono::milliseconds(0)) refuse("the timeout is " + describe(wanted.timeout));
@@ -78,11 +76,13 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
     named[static_cast<std::size_t>(rank)] = true;
   }
   CoreOptions made = options;
-  made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (!wanted.backend.empty()) {
     static_cast<void>(parse_backends(wanted.backend));  // on every rank, also those that are not among them
     made.backend = wanted.backend;
   }
+  const int count = next_number("group");  // after all checks: a rank that was mistaken calls again, and is in step
+  const std::string number = std::to_string(count);
+  made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
   return recorded(member_, "new_group", static_cast<std::uint64_t>(count), place(),
                   [&] { return make_subgroup(ranks, "group" + number + "/", std::move(made)); });
@@ -135,7 +135,7 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
 
 // Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in the next. Who comes says
 // so in the round that is open, and stays in it unless its time is over first: what it came with can be claimed once, by
-// rank 0 to count it in, or by itself to withdraw.
+// rank 0 to count it in, or by itself to withdraw. (The key stays then: who has seen it may be about to get it.)
 void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   throw_if_broken();
   const trace::Range range(traced::monitored_barrier, {.rank = options.rank, .ranks = options.size});
@@ -144,6 +144,7 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
     throw Error(Blame::Caller, "monitored_barrier: a timeout of " + describe(timeout) + "; it is positive");
   }
   timeout = std::min(timeout, kLongestTimeout);
+  std::lock_guard lock(monitored_mutex_);
   for (const std::string& key : std::exchange(monitored_stale_, {})) bootstrap->erase(key);
   const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
@@ -175,9 +176,8 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
         absent.insert(rank);
       }
     }
-    if (!absent.empty()) return absent;
-    std::erase_if(missing, claim);
-    if (missing.empty() || deadline.passed()) return missing;
+    std::erase_if(missing, [&](int rank) { return !absent.contains(rank) && claim(rank); });
+    if (missing.empty() || !absent.empty() || deadline.passed()) return missing;
   }
 }
 
@@ -225,7 +225,6 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0")) listen(Deadline::in(kReading));
   if (!verdict) {
     if (bootstrap->add(own + "/" + attempt, 1) == 1) {
-      bootstrap->erase(own);
       throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
     }
     if (!listen(Deadline::in(kReading))) throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went");

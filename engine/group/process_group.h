@@ -87,7 +87,8 @@ class ProcessGroup {
   // Done when every rank has entered it and every earlier collective of this group is done.
   Work barrier();
   // Blocks until every rank has called it. Throws Timeout: on rank 0 naming every rank that did not come, on the others
-  // saying so. Works with every backend (it goes through the store).
+  // saying so. Works with every backend (it goes through the store). Threads of one rank take turns; each one's timeout
+  // counts from its turn.
   void monitored_barrier(std::chrono::milliseconds timeout);
 
   // Every rank of this group calls it, with the same ranks (of this group, in the order of their new ranks). Those that are

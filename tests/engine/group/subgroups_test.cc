@@ -1,3 +1,7 @@
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -196,6 +200,63 @@ TEST(MonitoredBarrier, LeavesNoMoreInTheStoreWithEachRound) {
       group.barrier().wait();
     }
     EXPECT_EQ(keys[5], keys[2]) << "from " << keys[0];
+  });
+}
+
+// Shows a rank that another has come to a monitored barrier, and holds its next step up until that one has given up.
+class GivenUpInBetween final : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    const bool there = HashStore::check(keys);
+    if (!there || keys.size() != 1 || !keys.front().ends_with("monitored/1/1")) return there;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return given_up_; });
+    return there;
+  }
+  void give_up() {
+    std::lock_guard lock(mutex_);
+    given_up_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool given_up_ = false;
+};
+
+TEST(MonitoredBarrier, GivenUpWhileRankZeroLooksIsATimeoutOfItsOwn) {
+  const auto store = c10::make_intrusive<GivenUpInBetween>();
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(rank == 0 ? 1000 : 300)); });
+    if (rank == 1) store->give_up();
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    group.barrier().wait();
+    group.monitored_barrier(std::chrono::seconds(20));
+  });
+}
+
+TEST(MonitoredBarrier, ThreadsOfOneRankTakeTurns) {
+  harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        for (int round = 0; round < 10; ++round) group.monitored_barrier(std::chrono::seconds(20));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST_P(Subgroups, ARankThatWasMistakenInANewGroupIsInStepInTheNext) {
+  on_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) {
+      EXPECT_EQ(error_of([&] { group.new_group({0, 0}); }).blame(), Blame::Caller);
+      EXPECT_EQ(error_of([&] { group.new_group({0, 1}, {.backend = "cpu:gloo,"}); }).blame(), Blame::Caller);
+    }
+    auto pair = group.new_group({0, 1});
+    EXPECT_EQ(members_of(pair, group.rank()), (std::vector<int>{0, 1}));
   });
 }
 
