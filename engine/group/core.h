@@ -112,6 +112,9 @@ struct Core : std::enable_shared_from_this<Core> {
   // A backend's error as the group understands it: where a connection broke, the rank that was lost, if that is known or
   // becomes known in a moment. May block for that moment.
   Error explain(const Error& error);
+  // The same for threads that must not block: calls `done` with it, here and now or in that moment on another thread.
+  using Explained = std::function<void(const Error& why)>;
+  void explain_later(const Error& error, Explained done);
   void throw_if_broken();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
@@ -137,6 +140,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
+  Error explained(const Error& error) const;  // by what is known now; under error_mutex_
+  void explain_waiting();
   void throw_broken_while_joining();
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
@@ -172,7 +177,9 @@ struct Core : std::enable_shared_from_this<Core> {
   std::condition_variable broken_changed_;
   std::optional<Error> broken_;
   std::optional<Error> unseen_;
-  std::shared_ptr<HostFlag> joining_;  // raised to end meet(); guarded by error_mutex_
+  std::vector<std::pair<Error, Explained>> unexplained_;  // guarded by error_mutex_
+  EventLoop::Registration explaining_;                    // the end of their moment; guarded by error_mutex_
+  std::shared_ptr<HostFlag> joining_;                     // raised to end meet(); guarded by error_mutex_
 };
 
 // init_process_group, with the GPUs to use.

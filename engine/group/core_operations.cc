@@ -11,6 +11,8 @@ namespace weft::group {
 
 namespace {
 
+constexpr auto kMoment = std::chrono::seconds(1);  // in which the loss behind a broken connection becomes known
+
 // The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
 // shape are the first one's.
 trace::About about(const char* name, std::uint64_t number, const c10::Device& device, std::span<const at::Tensor> tensors) {
@@ -256,6 +258,7 @@ void Core::fail(const Error& why) {
   }
   trace::dump_after(place(), why);
   broken_changed_.notify_all();
+  explain_waiting();
   if (joining) joining->raise();
   for (const auto& communicator : communicators) communicator->abort(why);
 }
@@ -264,8 +267,38 @@ Error Core::explain(const Error& error) {
   if (error.blame() != Blame::PeerLost) return error;
   std::unique_lock lock(error_mutex_);
   if (options.job->connected && !options.job->loop->inside()) {
-    broken_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return broken_.has_value(); });
+    broken_changed_.wait_for(lock, kMoment, [this] { return broken_.has_value(); });
   }
+  return explained(error);
+}
+
+void Core::explain_later(const Error& error, Explained done) {
+  std::unique_lock lock(error_mutex_);
+  if (error.blame() == Blame::PeerLost && options.job->connected && !broken_) {
+    unexplained_.emplace_back(error, std::move(done));
+    if (unexplained_.size() > 1) return;
+    explaining_ = options.job->loop->at(Deadline::in(kMoment), [weak = weak_from_this()] {
+      if (const auto core = weak.lock()) core->explain_waiting();
+    });
+    return;
+  }
+  const Error why = explained(error);
+  lock.unlock();
+  done(why);
+}
+
+void Core::explain_waiting() {
+  std::vector<std::pair<Error, Explained>> waiting;
+  {
+    std::lock_guard lock(error_mutex_);
+    waiting.swap(unexplained_);
+    for (auto& [error, done] : waiting) error = explained(error);
+  }
+  for (const auto& [why, done] : waiting) done(why);
+}
+
+Error Core::explained(const Error& error) const {
+  if (error.blame() != Blame::PeerLost) return error;
   if (broken_) {
     if (broken_->text().ends_with(error.text())) return *broken_;
     return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
@@ -315,7 +348,8 @@ int Core::next_number(const std::string& kind) {
 
 void Core::abort(const std::string& reason) {
   options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
-  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " (this one) aborted the group: " + reason));
+  // A backend may pass this text on to other ranks.
+  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " aborted the group: " + reason));
 }
 
 }  // namespace weft::group

@@ -142,11 +142,10 @@ Future<void> Work::future() {
     Promise<void> promise(state_->core->options.job->continuations);
     ends.push_back(promise.future());
     op.on_ended([promise, op, state = state_] {
-      if (const auto error = op.error()) {
-        promise.set_error(error->within(state->what));
-      } else {
-        promise.set();
-      }
+      const auto error = op.error();
+      if (!error) return promise.set();
+      state->core->explain_later(*error,
+                                 [promise, state](const Error& why) { promise.set_error(why.within(state->what)); });
     });
   }
   return when_all(std::move(ends));

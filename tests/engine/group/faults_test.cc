@@ -55,6 +55,16 @@ TEST(KilledRank, IsNamedByAPendingAllReduce) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
+TEST(KilledRank, IsNamedByTheFutureOfAnOperationAsByItsWait) {
+  with_a_killed_rank(3, 1, [](ProcessGroup& group) {
+    Work work = group.all_reduce(torch::ones({1000}));
+    auto future = work.future();
+    const auto error = error_of([&] { future.get(); });
+    EXPECT_EQ(error.text(), error_of([&] { work.wait(); }).text());
+    throw Error(error);
+  });
+}
+
 TEST(KilledRank, IsNamedByAPendingBarrier) {
   with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.barrier().wait(); });
 }

@@ -157,6 +157,24 @@ TEST(Abort, FreesABlockedRankAndTellsAllRanksTheReason) {
   });
 }
 
+// Rank 1 learns it from the backend or from the membership, whichever is faster.
+TEST(Abort, IsToldOnEveryRankInTheSameWords) {
+  for (const char* backend : {"gloo", "tcp"}) {
+    harness::run_ranks(As::Threads, 2,
+                       [](ProcessGroup& group) {
+                         Work work = group.recv(torch::ones({1}), 1 - group.rank());
+                         auto future = work.future();
+                         harness::meet(group);
+                         if (group.rank() == 0) group.abort("over");
+                         const auto error = error_of([&] { work.wait(); });
+                         EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+                         EXPECT_NE(error.text().find("rank 0 aborted the group: over"), std::string::npos) << error.text();
+                         EXPECT_EQ(error_of([&] { future.get(); }).text(), error.text());
+                       },
+                       {.backend = backend});
+  }
+}
+
 TEST(Abort, EndsAReceiveFromAnySource) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     Work work = group.recv(torch::ones({1}));
