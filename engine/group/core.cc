@@ -29,6 +29,7 @@ void finish_turn(EventLoop& loop) {
   loop.drive([&done] { return done.load(); });
 }
 
+// The others see it in the store while it lives, however late they come.
 void tell_failure(const CoreOptions& options, const Error& error) {
   try {
     const std::string text = "rank " + std::to_string(options.rank) + " could not join: " + error.text();
@@ -106,7 +107,7 @@ struct Core::Stay {
   }
 };
 
-ProcessGroup Core::make(const CoreOptions& options) {
+ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
   // The last reference may go inside a turn of the loop or where a backend ends an operation (a continuation's capture):
   // leaving waits for those threads.
   const auto outside = [loop = std::weak_ptr(options.job->loop)](auto call) {
@@ -128,26 +129,36 @@ ProcessGroup Core::make(const CoreOptions& options) {
         ended->raise();
       });
     });
-    core->join();
+    core->join(parent);
     const std::shared_ptr<Stay> stay(new Stay{std::move(core), ended},
                                      [outside](Stay* last) { outside([last] { delete last; }); });
     const std::shared_ptr<Core> handle(stay, stay->core.get());
     handle->handle_ = handle;
     return ProcessGroup(handle);
   } catch (const Error& error) {
-    // The others would wait for this rank. (Time-outs and losses they notice by themselves.)
-    if (error.blame() != Blame::Timeout && error.blame() != Blame::PeerLost) tell_failure(options, error);
+    switch (error.blame()) {
+      case Blame::PeerLost:   // meet() tells its own findings
+      case Blame::Cancelled:  // of which all are told
+        break;
+      case Blame::Timeout:
+        // Not in the store: it may go with this rank, and the same ranks may meet there once more.
+        options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, "it gave up: " + error.text()});
+        break;
+      default: tell_failure(options, error);  // they would wait for this rank
+    }
     throw;
   }
 }
 
-void Core::join() {
+void Core::join(Core* parent) {
+  parent_ = parent;
   listen();
   if (carries(c10::kCPU)) {
     communicator(c10::Device(c10::kCPU));
   } else if (options.size > 1 && !options.job->connected) {
     meet_members();
   }
+  parent_ = nullptr;
 }
 
 // Where no backend meets the others before the first operation, the job's ranks do. Python's do not say that they have
@@ -155,7 +166,7 @@ void Core::join() {
 void Core::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options.job->membership;
-  bootstrap->set(here_key(options.rank), {});
+  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
   try {
     membership->wait_for_all(Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
   } catch (const Error& error) {
@@ -168,11 +179,7 @@ void Core::meet_members() {
               "; where that is a rank of Python's, all is well; this one goes on");
     return;
   }
-  const auto check = [this] {
-    throw_if_failed_elsewhere();
-    throw_broken();
-  };
-  membership->connect(check, Deadline::in(options.timeout));
+  membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
   options.job->connected = true;
 }
 
@@ -233,7 +240,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
                                    device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
   }
   if (carrier.communicator) return *carrier.communicator;
-  throw_broken_while_joining();
+  if (is_broken()) throw_if_hopeless();
   options.job->devices->refuse_capture(device, "the first operation " + place(),
                                        "the ranks connect for it; run one collective of the group before the capture");
   transport::JoinOptions join;
@@ -247,7 +254,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
-  auto made = meet(carrier.transport, join);
+  auto made = meet(carrier, device.type(), join);
   if (carrier.staged) made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
   std::optional<Error> broken;
   {
@@ -259,11 +266,7 @@ transport::Communicator& Core::communicator(c10::Device device) {
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
   if (!options.job->connected) {
     // All ranks of the job have come this far: who among them runs Weft is known now.
-    const auto check = [this] {
-      throw_if_failed_elsewhere();
-      throw_broken();
-    };
-    options.job->membership->connect(check, Deadline::in(options.timeout));
+    options.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
     options.job->connected = true;
   }
   return *carrier.communicator;
@@ -271,9 +274,9 @@ transport::Communicator& Core::communicator(c10::Device device) {
 
 // A backend that waits for a rank which has died meanwhile waits for the whole timeout, and cannot be told: it is left
 // alone to do so, on a thread of its own.
-std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transport::Transport>& transport,
+std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10::DeviceType type,
                                                     const transport::JoinOptions& join) {
-  if (options.size == 1) return transport->join(join);
+  if (options.size == 1) return carrier.transport->join(join);
   struct Attempt : HostFlag {
     std::shared_ptr<transport::Communicator> made;
     std::exception_ptr error;
@@ -283,8 +286,8 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
     std::lock_guard lock(error_mutex_);
     joining_ = attempt;
   }
-  bootstrap->set(here_key(options.rank), {});
-  std::thread([attempt, transport = std::shared_ptr(transport), join = transport::JoinOptions(join)]() mutable {
+  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
+  std::thread([attempt, transport = carrier.transport, join = transport::JoinOptions(join)]() mutable {
     try {
       attempt->made = transport->join(join);
     } catch (...) {
@@ -299,15 +302,20 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
   if (!options.job->connected) {
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
+  bool agreed = false;
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
-    throw_if_failed_elsewhere();
-    throw_broken_while_joining();
+    throw_if_hopeless();
+    agreed = agreed || agrees_with_first(type);
   }
-  throw_broken_while_joining();
+  if (is_broken()) throw_if_hopeless();
   try {
     if (attempt->error) std::rethrow_exception(attempt->error);
   } catch (const Error& error) {
-    throw_if_failed_elsewhere();
+    // A lost rank's connections may break before its loss is told.
+    if (error.blame() == Blame::PeerLost) static_cast<void>(is_broken(kLossIsTold));
+    throw_if_hopeless();
+    static_cast<void>(agrees_with_first(type));
+    if (error.blame() == Blame::PeerLost) tell_failure(options, error);
     if (error.blame() != Blame::Timeout) throw;
     const std::string missing = missing_ranks();
     throw Error(Blame::Timeout,
@@ -318,25 +326,54 @@ std::shared_ptr<transport::Communicator> Core::meet(const std::shared_ptr<transp
   return std::move(attempt->made);
 }
 
-void Core::throw_if_failed_elsewhere() {
-  if (!bootstrap->exists(kFailedKey)) return;
-  throw Error(Blame::PeerLost, "joining " + place() + ": " + to_text(bootstrap->get(kFailedKey, Deadline::never())));
+// Throws what ends joining before its time. A rank that could not join says why, and is gone right after that, perhaps with
+// the store.
+void Core::throw_if_hopeless() {
+  std::optional<std::string> told;
+  std::optional<Error> unreachable;
+  try {
+    if (bootstrap->exists(kFailedKey)) told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
+  } catch (const Error& error) {
+    unreachable = error;
+    static_cast<void>(is_broken(kLossIsTold));
+  }
+  if (told) throw Error(Blame::PeerLost, "joining " + place() + ": " + *told);
+  if (parent_ != nullptr) parent_->throw_if_aborted();
+  if (parent_ != nullptr && !unreachable) {
+    parent_->throw_if_left_without([this](int rank) {
+      const auto& all = options.global_ranks;
+      const auto member = std::find(all.begin(), all.end(), parent_->options.global_ranks[static_cast<std::size_t>(rank)]);
+      return member == all.end() || bootstrap->exists(here_key(static_cast<int>(member - all.begin())));
+    });
+  }
+  throw_broken();
+  if (unreachable) throw Error(*unreachable);
 }
 
-// A rank that could not join says why, and is gone right after that.
-void Core::throw_broken_while_joining() {
-  {
-    std::lock_guard lock(error_mutex_);
-    if (!broken_) return;
+// `came`: whether what is waited for has come from that rank, or need not.
+void Core::throw_if_left_without(const std::function<bool(int rank)>& came) const {
+  for (const int rank : ledger_->leavers()) {
+    if (came(rank)) continue;
+    throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " has left group '" + options.name +
+                                     "' and does not come any more; new_group makes one of the ranks that are there");
   }
-  bool told = false;
-  try {
-    told = bootstrap->exists(kFailedKey);
-  } catch (const Error& error) {
-    log::debug("the store went with its rank: " + error.text());
-  }
-  if (told) throw_if_failed_elsewhere();
-  throw_broken();
+}
+
+// Whether rank 0 has said with which backends it joins; throws Caller when this rank has another.
+bool Core::agrees_with_first(c10::DeviceType type) {
+  if (options.rank == 0) return true;
+  if (!bootstrap->exists(here_key(0))) return false;
+  const std::string said = to_text(bootstrap->get(here_key(0), Deadline::in(options.timeout)));
+  const auto name = [type](const std::string& backends) {
+    const auto all = parse_backends(backends);
+    const auto found = all.find(type);
+    return found == all.end() ? "none" : "'" + found->second + "'";
+  };
+  if (name(said) == name(options.backend)) return true;
+  throw Error(Blame::Caller, "joining " + place() + ": rank 0 has backend " + name(said) + " for " +
+                                 c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
+                                 std::to_string(options.rank) + " has " + name(options.backend) +
+                                 "; give all ranks the same");
 }
 
 std::string Core::missing_ranks() {

@@ -20,6 +20,9 @@
 
 namespace weft::group {
 
+// A connection may break before it is told whose loss was behind that: how long to wait for it.
+constexpr auto kLossIsTold = std::chrono::seconds(1);
+
 // One device type's way of travelling. The communicator is made at the first use on CUDA, at once on the host.
 struct Carrier {
   std::string backend;  // "" = none, for the reason in why_not
@@ -64,8 +67,9 @@ struct Core : std::enable_shared_from_this<Core> {
   explicit Core(CoreOptions options);
   ~Core();
 
-  // Meets the other ranks. Throws Timeout saying who did not come, PeerLost saying who was lost meanwhile.
-  void join();
+  // Meets the other ranks. Throws Timeout saying who did not come, PeerLost saying who was lost meanwhile. `parent`: the
+  // group of which all ranks make this one; aborting it ends this, and who leaves it does not come.
+  void join(Core* parent);
 
   struct Operation {
     const char* name = "";                     // "all_reduce"
@@ -122,7 +126,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void check_rank(int rank, const char* what) const;
 
   // Makes one and joins. On failure the other ranks are told why.
-  static ProcessGroup make(const CoreOptions& options);
+  static ProcessGroup make(const CoreOptions& options, Core* parent = nullptr);
   static Core& of(const ProcessGroup& group) { return group.core(); }
 
   const CoreOptions options;
@@ -132,17 +136,22 @@ struct Core : std::enable_shared_from_this<Core> {
 
  private:
   struct Stay;
-  std::shared_ptr<transport::Communicator> meet(const std::shared_ptr<transport::Transport>& transport,
+  std::shared_ptr<transport::Communicator> meet(const Carrier& carrier, c10::DeviceType type,
                                                 const transport::JoinOptions& join);
   void meet_members();
-  void throw_if_failed_elsewhere();
+  void throw_if_hopeless();
+  void throw_if_left_without(const std::function<bool(int rank)>& came) const;
+  StoreBootstrap meeting(const std::string& base);
+  bool agrees_with_first(c10::DeviceType type);
+  // Now, or until that time is over.
+  bool is_broken(std::chrono::milliseconds within = {});
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
+  void throw_if_aborted();
   Error explained(const Error& error) const;  // by what is known now; under error_mutex_
   void explain_waiting();
-  void throw_broken_while_joining();
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
@@ -162,6 +171,7 @@ struct Core : std::enable_shared_from_this<Core> {
   // by it.
   std::vector<std::string> monitored_keys_, monitored_stale_;
   std::map<std::pair<int, int>, std::uint64_t> sent_, received_;  // messages by peer and tag; guarded by numbers_mutex_
+  Core* parent_ = nullptr;                                        // while join() runs, for the thread in it
   std::weak_ptr<Core> handle_;                                    // as handles hold it, with the Stay
   std::mutex making_mutex_;                                       // of communicators: one is made at a time
   std::map<c10::DeviceType, Carrier> carriers_;                   // their communicators change under error_mutex_

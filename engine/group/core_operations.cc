@@ -11,8 +11,6 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kMoment = std::chrono::seconds(1);  // in which the loss behind a broken connection becomes known
-
 // The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
 // shape are the first one's.
 trace::About about(const char* name, std::uint64_t number, const c10::Device& device, std::span<const at::Tensor> tensors) {
@@ -263,11 +261,16 @@ void Core::fail(const Error& why) {
   for (const auto& communicator : communicators) communicator->abort(why);
 }
 
+bool Core::is_broken(std::chrono::milliseconds within) {
+  std::unique_lock lock(error_mutex_);
+  return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
+}
+
 Error Core::explain(const Error& error) {
   if (error.blame() != Blame::PeerLost) return error;
   std::unique_lock lock(error_mutex_);
   if (options.job->connected && !options.job->loop->inside()) {
-    broken_changed_.wait_for(lock, kMoment, [this] { return broken_.has_value(); });
+    broken_changed_.wait_for(lock, kLossIsTold, [this] { return broken_.has_value(); });
   }
   return explained(error);
 }
@@ -277,7 +280,7 @@ void Core::explain_later(const Error& error, Explained done) {
   if (error.blame() == Blame::PeerLost && options.job->connected && !broken_) {
     unexplained_.emplace_back(error, std::move(done));
     if (unexplained_.size() > 1) return;
-    explaining_ = options.job->loop->at(Deadline::in(kMoment), [weak = weak_from_this()] {
+    explaining_ = options.job->loop->at(Deadline::in(kLossIsTold), [weak = weak_from_this()] {
       if (const auto core = weak.lock()) core->explain_waiting();
     });
     return;
@@ -321,6 +324,11 @@ void Core::throw_if_broken() {
 void Core::throw_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_) throw *broken_;
+}
+
+void Core::throw_if_aborted() {
+  std::lock_guard lock(error_mutex_);
+  if (broken_ && broken_->blame() == Blame::Cancelled) throw *broken_;
 }
 
 void Core::note_unseen(const Error& error) {

@@ -100,10 +100,11 @@ ProcessGroup Core::divide(int count, int color, int key) {
   const std::string base = "split/" + number + "/";
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode({color, key})));
   const Deadline deadline = Deadline::in(options.timeout);
+  StoreBootstrap store = meeting(base);
   std::vector<std::pair<int, int>> members;  // key, rank
   for (int rank = 0; rank < options.size; ++rank) {
     try {
-      const Split theirs = decode(to_text(bootstrap->get(base + std::to_string(rank), deadline)));
+      const Split theirs = decode(to_text(store.get(base + std::to_string(rank), deadline)));
       if (theirs.color == color) members.emplace_back(theirs.key, rank);
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
@@ -130,7 +131,16 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
   for (const int rank : ranks) made.global_ranks.push_back(options.global_ranks[static_cast<std::size_t>(rank)]);
   made.store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.store);
   made.own_store = c10::make_intrusive<c10d::PrefixStore>(prefix, options.own_store);
-  return make(made);
+  return make(made, this);
+}
+
+// The store, whose waits end as well when a rank has left without having come to a meeting of all ranks, to which each
+// comes by setting base + its rank.
+StoreBootstrap Core::meeting(const std::string& base) {
+  return StoreBootstrap(options.own_store, [this, base] {
+    throw_broken();
+    throw_if_left_without([&](int rank) { return bootstrap->exists(base + std::to_string(rank)); });
+  });
 }
 
 // Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in the next. Who comes says
@@ -164,13 +174,14 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
   std::map<int, std::string> came;  // and with what
   // One that withdraws meanwhile has claimed it for itself.
   const auto claim = [&](int rank) { return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1; };
+  StoreBootstrap store = meeting(base);
   std::set<int> missing;
   for (int rank = 1; rank < options.size; ++rank) missing.insert(rank);
   for (Pause pause;; pause.wait(deadline)) {
     std::set<int> absent;
     for (const int rank : missing) {
       try {
-        came[rank] = to_text(bootstrap->get(base + std::to_string(rank), deadline));
+        came[rank] = to_text(store.get(base + std::to_string(rank), deadline));
       } catch (const Error& error) {
         if (error.blame() != Blame::Timeout) throw;
         absent.insert(rank);
@@ -212,10 +223,11 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   const std::string attempt = std::to_string(next_number("monitored barrier"));
   for (const std::string& key : {own, own + "/" + attempt, own + "/read"}) monitored_keys_.push_back(key);
   bootstrap->set(own, to_bytes(attempt));
+  StoreBootstrap store = meeting(base);
   std::optional<std::string> verdict;
   const auto listen = [&](Deadline deadline) {
     try {
-      verdict = to_text(bootstrap->get(base + "verdict", deadline));
+      verdict = to_text(store.get(base + "verdict", deadline));
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
     }

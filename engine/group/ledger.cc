@@ -150,6 +150,13 @@ bool Ledger::has_left(int rank) const {
   return member < 0 || leavers_.contains(member);
 }
 
+std::vector<int> Ledger::leavers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (const auto& [rank, leaver] : leavers_) ranks.push_back(rank);
+  return ranks;
+}
+
 std::string Ledger::who_left() const {
   std::lock_guard lock(mutex_);
   std::string ranks;

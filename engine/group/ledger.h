@@ -46,6 +46,8 @@ class Ledger {
   std::optional<Error> left_behind() const;
   // Whether the rank (of the job) has left the group, or is no member.
   bool has_left(int rank) const;
+  // Who has left the group, by group rank.
+  std::vector<int> leavers() const;
   // "rank 1 has left group 'x'"; "" when nobody has.
   std::string who_left() const;
 

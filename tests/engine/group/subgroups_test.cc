@@ -260,6 +260,45 @@ TEST_P(Subgroups, ARankThatWasMistakenInANewGroupIsInStepInTheNext) {
   });
 }
 
+TEST_P(Subgroups, WhatNeedsARankThatHasLeftFailsAtOnce) {
+  on_ranks(3, [](ProcessGroup& group) {
+    if (group.rank() == 2) return;
+    const std::vector<std::function<void()>> calls{
+        [&] { group.split(0, 0); },
+        [&] {
+          group.new_group({0, 1, 2});
+        },
+        [&] { group.monitored_barrier(std::chrono::hours(1)); },
+    };
+    for (const auto& call : calls) {
+      const auto error = error_of(call);
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+      EXPECT_NE(error.text().find("rank 2 has left group"), std::string::npos) << error.text();
+    }
+    auto pair = group.new_group({0, 1});
+    pair.monitored_barrier(std::chrono::seconds(20));
+  });
+}
+
+TEST_P(Subgroups, DifferentBackendsAreSeenWhileJoining) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto error = error_of([&] { group.new_group({0, 1}, {.backend = group.rank() == 0 ? "gloo" : "tcp"}); });
+    EXPECT_EQ(error.blame(), group.rank() == 0 ? Blame::PeerLost : Blame::Caller) << error.what();
+    const std::string text = "rank 0 has backend 'gloo' for cpu tensors, rank 1 has 'tcp'";
+    EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
+    group.barrier().wait();
+  });
+}
+
+// Ranks of different processes: only rank 1 finds out by itself.
+TEST(NewGroup, ARankThatCannotConnectTellsTheOthers) {
+  harness::run_ranks(As::Processes, 2, [](ProcessGroup& group) {
+    const auto error = error_of([&] { group.new_group({0, 1}, {.backend = "inproc"}); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
+    group.barrier().wait();
+  });
+}
+
 TEST_P(Subgroups, AnUnknownBackendIsRefusedOnEveryRank) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto error = error_of([&] { group.new_group({0}, {.backend = "cpu:gloo,cpu:gloo"}); });

@@ -184,6 +184,22 @@ TEST(Abort, EndsAReceiveFromAnySource) {
   });
 }
 
+TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
+  for (const char* backend : {"gloo", "tcp"}) {
+    harness::run_ranks(As::Threads, 3,
+                       [](ProcessGroup& group) {
+                         if (group.rank() == 2) {
+                           group.store()->wait({"group1/weft/here/0", "group1/weft/here/1"});
+                           return group.abort("over");
+                         }
+                         const auto error = error_of([&] { group.new_group({0, 1, 2}); });
+                         EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+                         EXPECT_NE(error.text().find("rank 2 aborted the group: over"), std::string::npos) << error.text();
+                       },
+                       {.backend = backend});
+  }
+}
+
 TEST(Abort, IsSeenByARankThatIsStillJoining) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     if (group.rank() == 0) {
