@@ -12,7 +12,7 @@ namespace weft::instruments {
 namespace {
 
 constexpr int kRounds = 16;
-const std::string kBase = "weft/clock/";
+constexpr const char* kBase = "weft/clock/";
 
 std::int64_t number(const std::string& text) {
   std::int64_t value = 0;

@@ -21,9 +21,9 @@ using File = std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclo
 
 constexpr auto kHurry = std::chrono::seconds(1);  // patience once a rank did not come: then several may be gone
 
-const std::string kBase = "weft/timeline/parts/";
-
-std::string key(int rank, const std::string& what) { return kBase + std::to_string(rank) + "/" + what; }
+// No string of static storage: a group may outlive it.
+std::string key(const std::string& what) { return "weft/timeline/parts/" + what; }
+std::string key(int rank, const std::string& what) { return key(std::to_string(rank) + "/" + what); }
 
 std::uint64_t number(const std::string& text, std::uint64_t most, const char* what) {
   std::uint64_t value = 0;
@@ -84,14 +84,14 @@ void take_part(transport::Bootstrap& store, int rank, const std::string& path, s
 
 }  // namespace
 
-void show_part(transport::Bootstrap& store, const std::string& path) { store.set(kBase + "first", group::to_bytes(path)); }
+void show_part(transport::Bootstrap& store, const std::string& path) { store.set(key("first"), group::to_bytes(path)); }
 
 bool is_away(transport::Bootstrap& store, int rank, const std::string& file, Deadline deadline) {
-  const std::string first = group::to_text(store.get(kBase + "first", deadline));
+  const std::string first = group::to_text(store.get(key("first"), deadline));
   std::error_code ignored;
   if (std::filesystem::exists(beside(file, first), ignored)) return false;
-  const long place = store.add(kBase + "away", 1);
-  store.set(kBase + "away/" + std::to_string(place), group::to_bytes(std::to_string(rank)));
+  const long place = store.add(key("away"), 1);
+  store.set(key("away/" + std::to_string(place)), group::to_bytes(std::to_string(rank)));
   return true;
 }
 
@@ -118,11 +118,11 @@ void send_part(transport::Bootstrap& store, int rank, const std::string& path) {
 }
 
 int take_parts(transport::Bootstrap& store, int ranks, const std::string& file, const std::string& job) {
-  const long away = store.add(kBase + "away", 0);
+  const long away = store.add(key("away"), 0);
   std::set<int> taken;
   std::chrono::milliseconds patience = kPatience;
   for (long place = 1; place <= std::min<long>(away, ranks - 1); ++place) {
-    const std::string text = group::to_text(store.get(kBase + "away/" + std::to_string(place), Deadline::in(kPatience)));
+    const std::string text = group::to_text(store.get(key("away/" + std::to_string(place)), Deadline::in(kPatience)));
     const int rank = static_cast<int>(number(text, static_cast<std::uint64_t>(ranks - 1), "rank of the job"));
     const std::string path = trace::timeline::folder_of_parts(file) + "/" + job + "." + std::to_string(rank) + ".away";
     try {

@@ -21,8 +21,8 @@ struct Table {
 };
 
 Table& table() {
-  static Table the_table;
-  return the_table;
+  static auto* const the_table = new Table;  // agents may outlive what is static
+  return *the_table;
 }
 
 std::string demangled(const char* mangled) {

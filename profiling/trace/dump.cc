@@ -132,8 +132,8 @@ std::string process_identity() {
   return text.data();
 }
 
-std::mutex writing;  // of the next four
-std::string folder;
+std::mutex writing;                 // of the next four
+auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
 pid_t installed_in = 0;  // a child has the handler, and no thread
 int signal_pipe[2] = {-1, -1};

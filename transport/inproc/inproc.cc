@@ -28,8 +28,8 @@ struct Place {
 class Places {
  public:
   static Places& of_process() {
-    static Places places;
-    return places;
+    static auto* const places = new Places;  // engines may outlive what is static
+    return *places;
   }
   std::uint64_t add(const std::shared_ptr<Place>& place) {
     std::lock_guard lock(mutex_);
@@ -63,8 +63,8 @@ class Places {
 class Shown {
  public:
   static Shown& of_process() {
-    static Shown shown;
-    return shown;
+    static auto* const shown = new Shown;  // connections are made while engines live
+    return *shown;
   }
   void set(std::function<void(const Faults&, const Faults&)> show) {
     std::lock_guard lock(mutex_);

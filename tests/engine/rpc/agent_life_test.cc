@@ -1,5 +1,6 @@
 // The lives of agents: workers of open jobs that come, go and come again, and who is not let in.
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -18,6 +19,14 @@ using namespace weft;
 at::Tensor made() { return at::ones({2}); }
 RRef<at::Tensor> keep_given(RRef<at::Tensor> given) { return given; }
 int number(int value) { return value; }
+// Constructed before main(), so it is destroyed after what the library makes when that is first needed.
+std::optional<rpc::Agent> of_static_storage;
+[[noreturn]] void exit_with_an_agent() {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  of_static_storage = rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store, .transports = {"inproc"}});
+  of_static_storage->sync<&number>("worker0", 1);
+  std::exit(0);
+}
 void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
 }  // namespace lives
@@ -34,6 +43,11 @@ TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
   for (int life = 0; life < 3; ++life) {
     run_workers({As::Threads, "shm", 2}, [](rpc::Agent& agent) { agent.sync<&lives::pause>(1 - agent.self().rank, 0); });
   }
+}
+
+TEST(AgentLifeDeathTest, AnAgentOfStaticStorageMayLiveUntilTheProcessEnds) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(lives::exit_with_an_agent(), testing::ExitedWithCode(0), "");
 }
 
 TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
