@@ -1,3 +1,5 @@
+#include <ATen/ops/view_as_real.h>
+
 #include <weft/engine/parallel/comm_hooks.h>
 
 namespace weft::comm_hooks {
@@ -11,12 +13,15 @@ Future<at::Tensor> average(ProcessGroup& group, at::Tensor buffer) {
 
 CommHook compress(at::ScalarType dtype, CommHook inner) {
   return [dtype, inner = std::move(inner)](GradBucket& bucket) {
-    const at::Tensor full = bucket.buffer();
+    at::Tensor full = bucket.buffer();
+    // A cast to a real type would drop the imaginary parts. Sparse tensors cannot be viewed, and go as they are.
+    if (full.is_complex() && full.layout() != at::kStrided) return inner(bucket);
+    const at::Tensor whole = full;
+    if (full.is_complex()) full = at::view_as_real(full).view({-1});
     bucket.set_buffer(full.to(dtype));
-    return inner(bucket).then([full](const at::Tensor& small) {
-      at::Tensor result = full;
-      result.copy_(small);
-      return result;
+    return inner(bucket).then([full, whole](const at::Tensor& small) {
+      full.copy_(small);
+      return whole;
     });
   };
 }

@@ -48,6 +48,7 @@ namespace comm_hooks {
 // What happens without a hook.
 CommHook all_reduce(ProcessGroup group);
 // Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that float16 does not overflow.
+// Of complex gradients real and imaginary parts are sent, as twice as many elements; sparse complex ones go as they are.
 CommHook fp16_compress(ProcessGroup group);
 CommHook bf16_compress(ProcessGroup group);
 // The same around another hook, which then sees the smaller buffer.

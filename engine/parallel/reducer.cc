@@ -37,6 +37,12 @@ bool is_inside_a_pass() {
   return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
 }
 
+// libtorch's errors go on with a stack trace.
+std::string first_line_of(const std::exception_ptr& caught) {
+  const std::string text = to_error(caught, Blame::Caller).text();
+  return text.substr(0, text.find('\n'));
+}
+
 }  // namespace
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, ProcessGroup group,
@@ -103,6 +109,8 @@ void Reducer::prepare_forward() {
   require_in_step();
   refuse_capture();
   if (passing_) group::Core::of(group_).throw_if_broken();  // that is why it did not end
+  // What was to be called at its end still waits where an exception ended it.
+  if (passing_ && (finish_queued_ || !failure_.empty())) throw failed_pass();
   if (passing_ && options_.static_graph && counted_) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
@@ -206,6 +214,7 @@ void Reducer::on_gradient(std::size_t parameter) {
 
 void Reducer::begin_pass() {
   drop_failed_pass();
+  if (passing_ && !failure_.empty()) throw failed_pass();
   if (passing_) return;
   require_in_step();
   passing_ = true;
@@ -230,6 +239,7 @@ void Reducer::begin_pass() {
 void Reducer::drop_failed_pass() {
   if (!passing_ || !pass_failed_ || !*pass_failed_) return;
   pass_failed_ = nullptr;
+  failure_.clear();
   passing_ = false;
   finish_queued_ = false;
   out_of_step_ = next_bucket_ > 0;
@@ -244,6 +254,16 @@ void Reducer::drop_failed_pass() {
   std::fill(kept_.begin(), kept_.end(), at::Tensor());
   used_.zero_();
   if (!counted_) std::fill(static_counts_.begin(), static_counts_.end(), 0);
+}
+
+// Nobody knows what the other ranks have sent and received meanwhile.
+Error Reducer::failed_pass() const {
+  return {Blame::Caller,
+          "the last backward failed on rank " + std::to_string(group_.rank()) +
+              (failure_.empty() ? ": an exception ended it before its gradients were averaged"
+                                : ", and its gradients are not averaged: " + failure_) +
+              "; make a new DistributedDataParallel on all ranks, with a new group unless the backward failed "
+              "alike on all of them"};
 }
 
 void Reducer::require_in_step() const {
@@ -380,7 +400,16 @@ void Reducer::launch(std::size_t index) {
   std::vector<at::Tensor> parameters;
   for (const std::size_t parameter : bucket.parameters) parameters.push_back(parameters_[parameter].tensor);
   GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters));
-  bucket.reduced = hook_(shown);
+  bucket.reduced = call_hook(shown);
+}
+
+Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
+  try {
+    return hook_(bucket);
+  } catch (...) {
+    failure_ = first_line_of(std::current_exception());
+    throw;
+  }
 }
 
 // Counts of use, and orders, travel on the host where the group carries it.
@@ -442,8 +471,13 @@ void Reducer::finish() {
   }
   const trace::Range range(traced::gradients, {.rank = group_.rank()});
   const auto start = std::chrono::steady_clock::now();
-  for (Bucket& bucket : buckets_) collect(bucket);
-  wait(std::exchange(usage_work_, {}), usage_device());
+  try {
+    for (Bucket& bucket : buckets_) collect(bucket);
+    wait(std::exchange(usage_work_, {}), usage_device());
+  } catch (...) {
+    failure_ = first_line_of(std::current_exception());
+    throw;
+  }
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;
   restore_unused();

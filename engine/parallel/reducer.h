@@ -103,6 +103,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool counts_usage() const;
   bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
   void drop_failed_pass();
+  Error failed_pass() const;
+  Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
@@ -137,6 +139,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool expecting_ = false;                                // a forward said that its backward will synchronise
   bool passing_ = false;                                  // a gradient of this pass has come
   std::shared_ptr<const std::atomic<bool>> pass_failed_;  // that of an AutogradContext that this is; null for others
+  std::string failure_;                                   // what ended this pass, where that is known
   bool out_of_step_ = false;                              // it failed between its buckets
   bool unused_marked_ = false;
   bool finish_queued_ = false;

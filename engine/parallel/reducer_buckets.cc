@@ -80,6 +80,10 @@ void Reducer::collect(Bucket& bucket) {
   if (bucket.sparse) return collect_sparse(bucket);
   if (hook_) {
     const at::Tensor result = std::exchange(bucket.reduced, {}).get();
+    if (result.defined() && result.layout() != at::kStrided) {
+      throw Error(Blame::Caller, "a comm hook returned a tensor of layout " + c10::str(result.layout()) +
+                                     " for a bucket of dense gradients; return a strided one (to_dense())");
+    }
     if (!result.defined() || result.numel() != bucket.flat.numel()) {
       throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
                                      " elements for a bucket of " + std::to_string(bucket.flat.numel()));
@@ -116,7 +120,7 @@ void Reducer::launch_sparse(Bucket& bucket) {
   if (hook_) {
     GradBucket shown(static_cast<std::size_t>(&bucket - buckets_.data()), buckets_.size(), gradient, {gradient},
                      {parameter});
-    bucket.reduced = hook_(shown);
+    bucket.reduced = call_hook(shown);
     return;
   }
   if (divisor_ != 1) gradient = gradient.div(divisor_);  // before the sum, which may be too large for fp16

@@ -124,6 +124,54 @@ TEST(CommHooks, AResultOfAnotherShapeForASparseGradientIsACallerError) {
   }
 }
 
+TEST(CommHooks, ASparseResultForADenseBucketIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
+    Mlp net;
+    DistributedDataParallel ddp(net, group);
+    ddp.register_comm_hook([](GradBucket& bucket) { return Future<at::Tensor>::ready(bucket.buffer().to_sparse()); });
+    const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)).sum().backward(); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), ::testing::HasSubstr("a comm hook returned a tensor of layout Sparse"));
+  });
+}
+
+// DD-019
+TEST(CommHooks, CompressionKeepsTheImaginaryPart) {
+  struct Net : torch::nn::Module {
+    torch::Tensor forward() { return (torch::view_as_real(weight) * torch::tensor({1.0, 3.0})).sum(); }
+    torch::Tensor weight = register_parameter("weight", torch::ones({2}, torch::kComplexFloat));
+  };
+  for (const bool half : {true, false}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      const auto net = std::make_shared<Net>();
+      DistributedDataParallel<Net> ddp(net, group);
+      ddp.register_comm_hook(half ? comm_hooks::fp16_compress(group) : comm_hooks::bf16_compress(group));
+      ddp().backward();
+      EXPECT_TRUE(torch::equal(torch::view_as_real(net->weight.grad()), torch::tensor({{1.0F, 3.0F}, {1.0F, 3.0F}})));
+    });
+  }
+}
+
+TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
+  const std::vector<std::pair<CommHook, std::string>> hooks{
+      {[](GradBucket&) { return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room"))); },
+       "no room"},
+      {[](GradBucket&) { return Future<at::Tensor>(); }, "default-constructed"},
+      {[](GradBucket&) -> Future<at::Tensor> { throw std::runtime_error("thrown"); }, "thrown"}};
+  for (const auto& [hook, why] : hooks) {
+    harness::run_ranks(harness::As::Threads, 1, [&, hook = hook, why = why](ProcessGroup group) {
+      Mlp net;
+      DistributedDataParallel ddp(net, group);
+      ddp.register_comm_hook(hook);
+      EXPECT_ANY_THROW(ddp(random({2, 6}, 1)).sum().backward());
+      const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), ::testing::HasSubstr("the last backward failed on rank 0"));
+      EXPECT_THAT(error.text(), ::testing::HasSubstr(why));
+    });
+  }
+}
+
 TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;

@@ -503,6 +503,9 @@ TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
       auto y = ddp(random({2, 6}, 1));
       y.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("a user's hook"); });
       EXPECT_THROW(y.sum().backward(), std::runtime_error);
+      const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), HasSubstr("the last backward failed"));
     }
     net->zero_grad();
     DistributedDataParallel again(net, group);
