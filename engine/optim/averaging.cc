@@ -8,6 +8,9 @@ namespace weft {
 void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group) {
   constexpr std::size_t kPiece = 25u << 20;
   if (!group || group.size() == 1) return;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parallel::require_flat(parameters[i], "average_parameters: parameter " + std::to_string(i));
+  }
   struct UnderWay {
     std::vector<at::Tensor> parameters;
     at::Tensor flat;

@@ -1,3 +1,4 @@
+#include <sstream>
 #include <unordered_set>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -55,15 +56,27 @@ std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& modul
   return found;
 }
 
-std::vector<NamedTensor> named_values(const torch::nn::Module& module) {
+std::vector<NamedTensor> named_values(const torch::nn::Module& module, const std::unordered_set<const void*>& sparse) {
   std::vector<NamedTensor> named;
   for (const auto& item : module.named_parameters()) {
-    named.push_back({item.key() + (item.value().requires_grad() ? "" : " (frozen)"), item.value()});
+    const bool is_sparse = sparse.contains(item.value().unsafeGetTensorImpl());
+    const char* const kind = !item.value().requires_grad() ? " (frozen)" : is_sparse ? " (sparse gradient)" : "";
+    named.push_back({item.key() + kind, item.value()});
   }
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) named.push_back({item.key(), item.value()});
   }
   return named;
+}
+
+// What decides which collectives a rank takes part in, and how large they are; a line each.
+std::string agreed(const DdpOptions& options) {
+  std::ostringstream text;
+  text << std::boolalpha << "DdpOptions::bucket_bytes " << options.bucket_bytes << "\nDdpOptions::first_bucket_bytes "
+       << options.first_bucket_bytes << "\nDdpOptions::find_unused_parameters " << options.find_unused_parameters
+       << "\nDdpOptions::static_graph " << options.static_graph << "\nDdpOptions::broadcast_buffers "
+       << options.broadcast_buffers << "\n";
+  return text.str();
 }
 
 }  // namespace
@@ -74,10 +87,10 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   state_->module = module;
   state_->group = std::move(group);
   state_->options = options;
-  check_same_model(state_->group, named_values(*module));
+  const auto sparse = sparse_parameters(*module);
+  check_same_model(state_->group, named_values(*module, sparse), agreed(options));
   broadcast_values(state_->group, state_->all_values(), 0);
 
-  const auto sparse = sparse_parameters(*module);
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
   for (const auto& item : module->named_parameters()) {

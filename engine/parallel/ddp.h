@@ -53,8 +53,9 @@ class Replica : public Joinable {
   DdpStats stats() const;
 
  protected:
-  // Compares the model with rank 0's, then copies rank 0's parameters and buffers. Throws Caller, on all ranks, when they
-  // differ, and where the module has no parameters that require a gradient.
+  // Compares the model and the options with rank 0's (gradient_as_bucket_view is each rank's own), then copies rank 0's
+  // parameters and buffers. Throws Caller, on all ranks, when they differ, where the module has no parameters that require
+  // a gradient, and where one cannot be copied to other ranks, being sparse or expanded.
   Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup group, const DdpOptions& options);
   ~Replica() override;
   Replica(Replica&&) noexcept;
@@ -81,7 +82,7 @@ class Replica : public Joinable {
 template <class Module>
 class DistributedDataParallel final : public parallel::Replica {
  public:
-  // Blocks until all ranks have come. Throws Caller, on all ranks, when the model differs between them.
+  // Blocks until all ranks have come. Throws Caller, on all ranks, when the model or the options differ between them.
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group, DdpOptions options = {})
       : Replica(module, std::move(group), options), module_(std::move(module)) {}
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group, DdpOptions options = {})

@@ -7,6 +7,7 @@
 
 namespace weft {
 
+// The same on all ranks, but for gradient_as_bucket_view.
 struct DdpOptions {
   // A bucket is sent when it has reached so many bytes of gradients; the first one is smaller so that sending starts early.
   std::size_t bucket_bytes = 25 << 20, first_bucket_bytes = 1 << 20;

@@ -1,8 +1,10 @@
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <weft/base/error.h>
 #include <weft/engine/parallel/bucket.h>
 #include <weft/engine/parallel/flat.h>
 
@@ -22,6 +24,20 @@ std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& te
     for (const std::size_t index : bucket.gradients) pieces.back().push_back(tensors[index]);
   }
   return pieces;
+}
+
+void require_flat(const at::Tensor& tensor, const std::string& what) {
+  if (!tensor.defined()) throw Error(Blame::Caller, what + " is an undefined tensor");
+  if (tensor.layout() != at::kStrided) {
+    throw Error(Blame::Caller,
+                what + " has the layout " + c10::str(tensor.layout()) +
+                    ", and only dense tensors travel with others; make it dense (to_dense()), or leave it out");
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(Blame::Caller, what + ", " + c10::str(tensor.sizes()) + " with strides " + c10::str(tensor.strides()) +
+                                   ", is an expanded tensor: elements share memory, and cannot be written each for itself; "
+                                   "give it memory of its own (contiguous())");
+  }
 }
 
 at::Tensor flatten(const std::vector<at::Tensor>& tensors) {

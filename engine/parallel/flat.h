@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,10 @@ namespace weft::parallel {
 // Tensors of one dtype and device, in their order; a piece closes when it has reached so many bytes. Every rank that gives
 // tensors of the same shapes and dtypes gets the same pieces.
 std::vector<std::vector<at::Tensor>> pieces_of(const std::vector<at::Tensor>& tensors, std::size_t bytes);
+
+// Throws Caller for a tensor that has no such values, or cannot be written: undefined, sparse, or elements share memory.
+// `what` is what the error calls it.
+void require_flat(const at::Tensor& tensor, const std::string& what);
 
 // The values back to back, copied: [elements]. All of one dtype and device.
 at::Tensor flatten(const std::vector<at::Tensor>& tensors);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/ops/zeros.h>
 
 #include <weft/engine/group/core.h>
@@ -87,6 +89,9 @@ void JoinScope::run_out() {
 
 void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options) {
   if (joinables.empty()) throw Error(Blame::Caller, "join: no objects are given");
+  if (std::find(joinables.begin(), joinables.end(), nullptr) != joinables.end()) {
+    throw Error(Blame::Caller, "join: one of the objects is a null pointer");
+  }
   if (!options.enable) return steps();
   parallel::JoinScope scope(std::move(joinables), options);
   steps();

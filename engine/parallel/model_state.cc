@@ -11,8 +11,12 @@ namespace {
 
 std::string line_of(const NamedTensor& item) {
   std::ostringstream text;
-  text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " " << item.tensor.sizes() << " strides "
-       << item.tensor.strides();
+  text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " " << item.tensor.sizes();
+  if (item.tensor.layout() == at::kStrided) {
+    text << " strides " << item.tensor.strides();
+  } else {
+    text << " " << item.tensor.layout();
+  }
   return text.str();
 }
 
@@ -39,7 +43,7 @@ std::string difference(const std::string& mine, const std::string& theirs) {
 
 }  // namespace
 
-void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors) {
+void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options) {
   if (group.size() == 1) return;
   auto& core = group::Core::of(group);
   const int number = core.next_number("model");
@@ -48,7 +52,7 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   // All ranks came to the check before this one, which this rank has left: nobody reads the keys of that before it.
   if (number > 2) core.bootstrap->erase(base_of(number - 2) + std::to_string(group.rank()));
   const Deadline deadline = Deadline::in(core.options.timeout);
-  const std::string mine = text_of(tensors);
+  const std::string mine = options + text_of(tensors);
   std::string verdict;
   if (group.rank() == 0) {
     core.bootstrap->set(base + "0", group::to_bytes(mine));
@@ -72,8 +76,10 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
     } catch (const Error& error) {
       log::debug(error.text());
     }
-    throw Error(Blame::Caller, "the model differs between ranks " + core.place() + ": " + differing);
+    throw Error(Blame::Caller, "the model, or an option, differs between ranks " + core.place() + ": " + differing);
   }
+  // Of equal models all ranks say the same.
+  for (const NamedTensor& item : tensors) require_flat(item.tensor, "'" + item.name + "' of the model");
 }
 
 void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {

@@ -36,6 +36,16 @@ TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
   }
 }
 
+TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
+  harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
+    for (const auto& wrong : {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2})}) {
+      const auto error = harness::error_of([&] { average_parameters({torch::ones({2}), wrong}, group); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), ::testing::HasSubstr("average_parameters: parameter 1"));
+    }
+  });
+}
+
 TEST_P(Averaging, AfterEveryPlainStepItEqualsOneProcessWithTheWholeBatch) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;

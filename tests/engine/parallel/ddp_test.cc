@@ -230,6 +230,38 @@ TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
   });
 }
 
+TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    const std::size_t bytes = group.rank() == 1 ? 8 : 16;
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.bucket_bytes = bytes}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("rank 1: it has DdpOptions::bucket_bytes 8 where rank 0 has "
+                                        "DdpOptions::bucket_bytes 16"));
+    DistributedDataParallel own(net, group, {.gradient_as_bucket_view = group.rank() == 1});
+  });
+}
+
+TEST(Ddp, ASparseBufferIsACallerErrorThatNamesIt) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    net->register_buffer("neighbours", torch::eye(2).to_sparse());
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.broadcast_buffers = false}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("'neighbours' of the model has the layout Sparse"));
+  });
+}
+
+TEST(Ddp, AnExpandedParameterIsACallerErrorOnAllRanks) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(3, 2);
+    net->register_parameter("wide", torch::ones({1, 3}).expand({4, 3}));
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("'wide' of the model, [4, 3] with strides [0, 1], is an expanded tensor"));
+  });
+}
+
 // DD-019
 TEST(Ddp, HalfPrecisionGradientsAreDividedBeforeTheSum) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {

@@ -237,5 +237,14 @@ TEST(Join, OneObjectInTwoScopesIsACallerError) {
   });
 }
 
+TEST(Join, ANullPointerIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
+    auto net = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    EXPECT_THROW(join({&ddp, nullptr}, [] {}), Error);
+    EXPECT_THROW(join({nullptr}, [] {}, {.enable = false}), Error);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
