@@ -150,7 +150,8 @@ std::shared_ptr<const void> join_timeline(const Participant& participant,
   trace::timeline::join(participant.timeline, place);
   if (!compared) return nullptr;
   try {
-    return record(participant, place.job, store, std::move(*compared), std::move(kept), deadline);
+    const Participant here{participant.rank, participant.ranks, trace::timeline::own_file()};
+    return record(here, place.job, store, std::move(*compared), std::move(kept), deadline);
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
     log::warn("the timeline of this rank may stay on its machine: " + error.text());

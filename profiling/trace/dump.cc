@@ -132,7 +132,8 @@ std::string process_identity() {
   return text.data();
 }
 
-std::mutex writing;                 // of the next four
+std::mutex writing;                 // of the next five
+auto& asked = *new std::string();   // what the folder was called, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
 pid_t installed_in = 0;  // a child has the handler, and no thread
@@ -256,11 +257,13 @@ std::string dump(const std::string& reason) {
 
 void dump_to(const std::string& where) {
   std::lock_guard lock(writing);
-  if (folder == where && installed_in == ::getpid()) return;
+  if (asked == where && installed_in == ::getpid()) return;
   std::error_code failure;
-  std::filesystem::create_directories(where, failure);
+  const std::string place = asked == where ? folder : std::filesystem::absolute(where).string();
+  std::filesystem::create_directories(place, failure);
   if (failure) throw Error(Blame::Caller, "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
-  folder = where;
+  asked = where;
+  folder = place;  // absolute: the process may go to another one
   is_wanted.store(true, std::memory_order_release);
   install_once();
 }

@@ -44,8 +44,11 @@ Sources& sources = *new Sources();  // never destroyed: the timeline may end whi
 
 class Collector {
  public:
-  Collector(std::string file, const Place& place)
-      : file_(std::move(file)), part_(std::in_place, folder_of_parts(file_), place), path_(part_->path()) {
+  Collector(std::string asked, const Place& place)
+      : asked_(std::move(asked)),
+        file_(std::filesystem::absolute(asked_)),
+        part_(std::in_place, folder_of_parts(file_), place),
+        path_(part_->path()) {
     thread_ = std::thread([this] { collect(); });
   }
 
@@ -57,6 +60,7 @@ class Collector {
     return lanes_.back();
   }
 
+  const std::string& asked() const { return asked_; }
   const std::string& file() const { return file_; }
   const std::string& part() const { return path_; }
   void measured_again(const Clock& clock) {
@@ -113,7 +117,8 @@ class Collector {
     part_->flush();
   }
 
-  const std::string file_;
+  const std::string asked_;   // what a group or an agent called it
+  const std::string file_;    // absolute: the process may go to another folder
   std::optional<Part> part_;  // of the timeline's thread, then of end_part()
   const std::string path_;
   int known_ = 0;     // lanes that the part has; they come in order
@@ -191,8 +196,8 @@ Collector* take_collector() {
 // With the mutex held.
 void require_here(const std::string& file) {
   const Collector* const made = collector.load();
-  if (made == nullptr || made->file() == file) return;
-  throw Error(Blame::Caller, "a timeline was asked for in '" + file + "', and this process makes one in '" + made->file() +
+  if (made == nullptr || made->asked() == file || made->file() == std::filesystem::absolute(file)) return;
+  throw Error(Blame::Caller, "a timeline was asked for in '" + file + "', and this process makes one in '" + made->asked() +
                                  "' already; give all its groups and agents one file (WEFT_TIMELINE, or the option "
                                  "timeline)");
 }
@@ -320,6 +325,12 @@ void finish() noexcept {
   } catch (const std::exception& error) {
     log::warn(std::string("the timeline was not written: ") + error.what());
   }
+}
+
+std::string own_file() {
+  std::lock_guard lock(joining);
+  const Collector* const made = collector.load();
+  return made == nullptr ? "" : made->file();
 }
 
 std::string own_part() {

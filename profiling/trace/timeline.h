@@ -83,8 +83,9 @@ struct Place {
   Clock clock;  // at the start
 };
 
-// Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. Throws Caller where
-// the part cannot be written, and what require() throws.
+// Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. A relative name is of
+// the folder that the process is in at the first call, also where it goes to another one later. Throws Caller where the
+// part cannot be written, and what require() throws.
 void join(const std::string& file, const Place& place);
 // The clock at the end: in between it is taken to have drifted evenly. Nothing without a timeline; the last one counts.
 void measured_again(const Clock& clock) noexcept;
@@ -95,6 +96,8 @@ void require(const std::string& file);
 // that ends by _exit() calls it first. Later events are lost.
 void finish() noexcept;
 
+// The timeline that this process has a part of, absolute; "" without one.
+std::string own_file();
 // The file that this process writes its part to; "" without a timeline.
 std::string own_part();
 // Writes what is left and ends the part as finish() does, and leaves it as it is: whoever calls this sees to it that it is

@@ -228,6 +228,21 @@ TEST_F(Dump, IsJsonWithPartiesAndRecords) {
   EXPECT_EQ(party->at("ranks"), (std::vector<int>{0, 1}));
 }
 
+TEST_F(Dump, GoesToTheFolderThatWasMeantWhenItWasChosen) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::filesystem::current_path(folder_);
+    dump_to("dumps");
+    std::filesystem::current_path("/");
+    dump_to("dumps");  // another group
+    dump_after("f", Error(Blame::PeerLost, "gone"));
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+  const std::filesystem::directory_iterator dumps(folder_ + "/dumps");
+  EXPECT_EQ(std::distance(begin(dumps), end(dumps)), 1);
+}
+
 TEST_F(Dump, IsWrittenAfterFailuresButNotWhatWasWithdrawn) {
   dump_after("f", Error(Blame::Timeout, "no folder yet"));
   dump_to(folder_);

@@ -283,6 +283,23 @@ TEST_F(Timeline, AProcessMakesOneAndSaysWhichWhereAnotherIsAskedFor) {
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/other.json"));
 }
 
+TEST_F(Timeline, StaysWhereItWasMeantWhenTheProcessGoesToAnotherFolder) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::filesystem::current_path(folder_);
+    timeline::join("run.json", {kJob, 0, 1, {}});
+    std::filesystem::current_path("/");
+    timeline::require("run.json");  // another group says the same
+    timeline::finish();
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::exists(file_));
+  EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_)));
+}
+
 // A part may have come from another machine.
 TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
   const std::string header =
