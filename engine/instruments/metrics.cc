@@ -12,6 +12,8 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <unistd.h>
+
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/rendezvous.h>
@@ -168,18 +170,28 @@ struct Service {
   prometheus::Exposer exposer;
 };
 
-std::mutex serving;
+std::mutex serving;  // of the next two
 Service* service = nullptr;
+pid_t served_in = 0;  // a child has the service, and none of its threads
 
 }  // namespace
 
 void serve_metrics(const std::string& text, int rank) {
   std::lock_guard lock(serving);
-  if (service != nullptr) return;
+  if (served_in == ::getpid()) return;
   const std::string address = metrics_address(text, group::local_rank(group::process_environment()).value_or(0));
   try {
     service = new Service(address, rank);
+    served_in = ::getpid();
   } catch (const std::exception& error) {
+    if (service != nullptr) {
+      // The parent's may be the port that this rank's would be.
+      log::warn(
+          "this rank's metrics are not served, which was forked from a process that serves its own: nothing can listen "
+          "on " +
+          address + " (" + error.what() + ")");
+      return;
+    }
     throw Error(Blame::Caller,
                 "WEFT_METRICS: nothing can listen on " + address + " (" + error.what() +
                     "); take another port, and where several ranks share a machine, start them by weft-run, or give each "

@@ -10,7 +10,8 @@
 
 namespace weft::instruments {
 
-// Serves until the process ends; a second call does nothing. Throws Caller for an address that is none or cannot be had,
+// Serves until the process ends; a second call does nothing. A process that was forked from one that serves does so for
+// itself. Throws Caller for an address that is none or cannot be had (there this is a warning: it may be the parent's),
 // Unsupported in a build without prometheus-cpp.
 void serve_metrics(const std::string& address, int rank);
 

@@ -66,8 +66,11 @@ const char* name(Layer layer) noexcept {
 }
 
 Member Member::join(const Party& party) {
-  // What was recorded is not what a forked process does.
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { flight_recorder().forget(); });
+  // What was recorded is not what a forked process does, and nobody asks there what was counted.
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+    flight_recorder().forget();
+    observer.store(nullptr);
+  });
   static_cast<void>(registered);
   std::lock_guard lock(names_mutex);
   const auto found = parties().try_emplace(party, 0).first;

@@ -13,6 +13,12 @@ namespace weft::trace {
 
 namespace {
 
+// Nobody else's: a new page of weft-run's, or one that this rank has counted in already.
+bool is_ours(const Progress& page) {
+  return page.magic == Progress::kMagic ||
+         (page.magic == 0 && page.steps == 0 && page.operations == 0 && page.bytes == 0 && page.failures == 0);
+}
+
 constinit Progress own;
 std::mutex publishing;
 std::string published;  // the file, once there is one
@@ -34,12 +40,16 @@ void publish_progress(const char* file) {
   ::close(descriptor);
   if (page == MAP_FAILED) throw system_error(Blame::Caller, what, number);
   auto* const shared = static_cast<Progress*>(page);
+  if (!is_ours(*shared)) {
+    ::munmap(page, sizeof(Progress));
+    throw system_error(Blame::Caller, what, EINVAL);
+  }
+  shared->magic = Progress::kMagic;
   Progress& before = progress();
   shared->steps += before.steps;
   shared->operations += before.operations;
   shared->bytes += before.bytes;
   shared->failures += before.failures;
-  shared->magic = Progress::kMagic;
   published = file;
   current.store(shared, std::memory_order_release);
 }

@@ -20,7 +20,7 @@ struct Progress {
 Progress& progress() noexcept;
 
 // Counts in that file's first page from now on; again for the same file does nothing. Throws Caller where it cannot be
-// mapped.
+// mapped, or holds something else.
 void publish_progress(const char* file);
 
 }  // namespace weft::trace

@@ -269,6 +269,23 @@ TEST(MetricsOfRanks, AreServedWhereTheEnvironmentSays) {
   }
 }
 
+// As ranks of spawn() are in a program that has made a group before.
+TEST(Metrics, OfAForkedProcessAreItsOwn) {
+  const int parents = serve();
+  const int port = launch::free_port();
+  harness::Processes child(1, [&](int) {
+    serve_metrics("127.0.0.1:" + std::to_string(parents), 6);  // is taken: a warning
+    serve_metrics("127.0.0.1:" + std::to_string(port), 7);
+    const trace::Member member = trace::Member::join({"group", "default", 7, {}});
+    trace::Operation::begin(member, trace::Kind::Collective, {.name = "all_reduce"}).end();
+    harness::Processes::say("there");
+    for (;;) ::pause();
+  });
+  child.wait_for(0, "there");
+  EXPECT_THAT(get(port, "/metrics"),
+              HasSubstr("weft_operations_total{rank=\"7\",kind=\"collective\",name=\"all_reduce\"} 1\n"));
+}
+
 TEST(Metrics, AreScrapedByPrometheus) {
   if (std::system("command -v prometheus > /dev/null 2>&1") != 0)
     GTEST_SKIP() << "no prometheus: install it to have /metrics scraped by it";

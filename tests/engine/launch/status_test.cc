@@ -10,6 +10,7 @@
 #include <weft/engine/launch/status.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
+#include <weft/tests/harness/folder.h>
 
 namespace weft::launch {
 namespace {
@@ -58,6 +59,16 @@ TEST(StatusLine, APageThatIsNoneIsAnErrorThatNamesTheVariable) {
       EXPECT_THAT(error.text(), HasSubstr("WEFT_STATUS_FILE is '" + std::string(wrong) + "'"));
     }
   }
+}
+
+TEST(StatusLine, AFileOfTheUsersIsAnErrorAndStaysAsItIs) {
+  const harness::Folder folder;
+  const std::string file = folder.path() + "/notes";
+  const std::string text(4096, 'x');
+  std::ofstream(file) << text;
+  EXPECT_THROW(trace::publish_progress(file.c_str()), Error);
+  std::ifstream stream(file);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(stream), {}), text);
 }
 
 }  // namespace
