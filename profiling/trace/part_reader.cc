@@ -219,6 +219,12 @@ class PartReader {
       into_.spans.push_back(std::move(span));
     }
     const bool has_several = owned_.size() > 1;
+    for (const int other : owned_) {  // ranks that are threads of this process
+      if (other < 0 || other >= into_.job_ranks) continue;
+      RankInfo info = into_.ranks[rank()];
+      info.lost = 0;  // counted there
+      into_.ranks.try_emplace(other, std::move(info));
+    }
     for (auto& [number, thread] : threads_) {
       for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', last_, "", "", 0});
       const int drawn_in = has_several && thread.rank >= 0 ? thread.rank : rank();

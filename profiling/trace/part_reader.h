@@ -83,7 +83,7 @@ struct Timeline {
   std::vector<Span> spans;
   std::vector<ThreadRow> threads;
   std::vector<PartArrows> arrows;  // by part
-  std::map<int, RankInfo> ranks;   // of processes
+  std::map<int, RankInfo> ranks;   // of processes, and of their threads where these are ranks
   int job_ranks = 0;
 };
 

@@ -75,6 +75,18 @@ TEST_F(Timeline, MergesAllRanksWithAnArrowFromEachSendToItsReceive) {
   }
 }
 
+TEST_F(Timeline, OfRanksThatAreThreadsOfOneProcessIsWholeWhenThatEnds) {
+  run(0, 2, [] {
+    for (const int rank : {0, 1})
+      Operation::begin(member(rank, 2), Kind::Collective, {.name = "barrier", .sequence = 1}).end();
+  });
+  const Json ranks = read().at("otherData").at("ranks");
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[0].at("pid"), ranks[1].at("pid"));
+  EXPECT_TRUE(ranks[1].at("ended_in_order").get<bool>());
+  EXPECT_FALSE(std::filesystem::exists(timeline::folder_of_parts(file_)));
+}
+
 TEST_F(Timeline, ShowsTheRootOfACollective) {
   run(0, 1,
       [] { Operation::begin(member(0, 1), Kind::Collective, {.name = "broadcast", .sequence = 1, .peer = 0}).end(); });
