@@ -339,6 +339,23 @@ def digits_without_a_rank():
         expect("weft-run: rank 1 failed first: signal 9" in errors, "weft-run blames another", errors)
 
 
+def digits_start_again():
+    """A rank is killed behind the first checkpoint; the job goes on from there, and ends as one that nothing befell."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = f"{folder}/run.pt"
+        script = (f'if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then '
+                  f'(until [ -e {checkpoint} ]; do sleep 0.02; done; kill -KILL $$) & fi; '
+                  f'exec {PROGRAM} --epochs 40 --checkpoint {checkpoint} $([ -e {checkpoint} ] && echo --resume)')
+        command = [WEFT_RUN, "--no-prefix", "--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c", script]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=150)
+        output = result.stdout + result.stderr
+        expect(result.returncode == 0, f"exit {result.returncode}", output)
+        expect("rank 1 failed first: signal 9 (Killed); the ranks start again, 1 of 1 restarts used" in output, "no restart", output)
+        expect(re.search(r"resuming after epoch [1-9]", output), "it began anew", output)
+        undisturbed = run(2, "--epochs", "40", "--checkpoint", f"{folder}/other.pt")
+        expect(hashes(result.stdout) == hashes(undisturbed), "it ended otherwise", output + undisturbed)
+
+
 def digits_resume_with_a_rate():
     with tempfile.TemporaryDirectory() as folder:
         ends = []
