@@ -39,6 +39,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 // As a programmer would write it.
 std::string readable(std::string text) {
   replace_all(text, "std::__cxx11::", "std::");
+  replace_all(text, "[abi:cxx11]", "");  // behind the name of what returns a std::string
   replace_all(text, "std::basic_string<char, std::char_traits<char>, std::allocator<char> >", "std::string");
   replace_all(text, "> >", ">>");
   return text;

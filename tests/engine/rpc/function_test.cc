@@ -9,8 +9,10 @@ template <class T>
 T generic(std::vector<T>) {
   return T();
 }
+std::string text(int) { return ""; }
 struct Thing {
   static double fixed(int) { return 0; }
+  std::string written() { return ""; }
 };
 struct Made {
   explicit Made(int) {}
@@ -37,6 +39,9 @@ TEST(FunctionNames, AreQualifiedWithTemplateArguments) {
   EXPECT_EQ(of<&named::plain>().name, "named::plain");
   EXPECT_EQ(of<&named::generic<int>>().name, "named::generic<int>");
   EXPECT_EQ(of<&named::Thing::fixed>().name, "named::Thing::fixed");
+  EXPECT_EQ(of<&named::text>().name, "named::text");
+  using Written = detail::MethodBody<&named::Thing::written, named::Thing>;
+  EXPECT_EQ(detail::Called<Written>::entered.name, "named::Thing::written");
   EXPECT_EQ(of<&named::hidden>().name, "named::(anonymous namespace)::hidden");
   EXPECT_EQ(of<&local>().name, "local");
 }
