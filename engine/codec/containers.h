@@ -13,6 +13,7 @@
 #include <set>
 #include <span>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -134,7 +135,8 @@ requires(weft::codec::NeedsBlank<K> || weft::codec::NeedsBlank<V>)
 struct convert<std::unordered_multimap<K, V, Hash, Equal, A>>
     : weft::codec::ConvertPairs<std::unordered_multimap<K, V, Hash, Equal, A>> {};
 
-template <weft::codec::NeedsBlank T, std::size_t elements>
+// Exactly as many.
+template <std::destructible T, std::size_t elements>
 struct convert<std::array<T, elements>> {
   const msgpack::object& operator()(const msgpack::object& object, std::array<T, elements>& array) const {
     if (object.type != msgpack::type::ARRAY || object.via.array.size != elements) throw msgpack::type_error();
@@ -142,7 +144,9 @@ struct convert<std::array<T, elements>> {
     return object;
   }
 };
-template <weft::codec::NeedsBlank T>
+// Where msgpack would copy it, too.
+template <class T>
+requires(weft::codec::NeedsBlank<T> || !std::is_copy_constructible_v<T> || !std::is_copy_assignable_v<T>)
 struct convert<std::optional<T>> {
   const msgpack::object& operator()(const msgpack::object& object, std::optional<T>& value) const {
     value.reset();

@@ -56,8 +56,25 @@ template <template <class...> class C, class... T>
 requires(!HasFields<C<T...>>) struct HoldsView<C<T...>> : std::disjunction<HoldsView<std::remove_cv_t<T>>...> {
 };
 
+// A long double, or what holds one.
+template <class T>
+struct HoldsLongDouble : std::is_same<T, long double> {};
+template <class T, std::size_t elements>
+struct HoldsLongDouble<std::array<T, elements>> : HoldsLongDouble<T> {};
+template <class Number, class Period>
+struct HoldsLongDouble<std::chrono::duration<Number, Period>> : HoldsLongDouble<Number> {};
+template <class T>
+struct HoldsLongDouble<RRef<T>> : std::false_type {};
+template <template <class...> class C, class... T>
+requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>> : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
+};
+
 template <class T>
 constexpr bool check_decoded() {
+  static_assert(
+      !HoldsLongDouble<T>::value,
+      "a long double does not travel: machines differ in what it is; use a double (and std::chrono::duration<double>: "
+      "a literal like 1.5s is of long doubles)");
   static_assert(
       !HoldsView<T>::value,
       "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, T*): what it points "
@@ -67,7 +84,8 @@ constexpr bool check_decoded() {
 
 // Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of fields.
 template <class T>
-struct Travels : std::bool_constant<std::is_arithmetic_v<T> || std::is_enum_v<T> || HasFields<T>> {};
+struct Travels
+    : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) || std::is_enum_v<T> || HasFields<T>> {};
 template <>
 struct Travels<std::monostate> : std::true_type {};
 template <>

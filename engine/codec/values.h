@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -130,6 +131,38 @@ template <class T>
 struct convert<T, std::enable_if_t<std::is_enum_v<T>>> {
   const msgpack::object& operator()(const msgpack::object& object, T& value) const {
     value = static_cast<T>(object.as<std::underlying_type_t<T>>());
+    return object;
+  }
+};
+
+// A character of UTF-8, 16 or 32, as its number.
+template <class T>
+requires(std::is_same_v<T, char8_t> || std::is_same_v<T, char16_t> || std::is_same_v<T, char32_t>)
+struct pack<T> {
+  weft::codec::Packer& operator()(weft::codec::Packer& packer, T character) const {
+    return packer.pack_uint32(static_cast<std::uint32_t>(character));
+  }
+};
+template <class T>
+requires(std::is_same_v<T, char8_t> || std::is_same_v<T, char16_t> || std::is_same_v<T, char32_t>)
+struct convert<T> {
+  const msgpack::object& operator()(const msgpack::object& object, T& character) const {
+    const auto number = object.as<std::uint32_t>();
+    if (number > static_cast<std::uint32_t>(std::numeric_limits<T>::max())) throw msgpack::type_error();
+    character = static_cast<T>(number);
+    return object;
+  }
+};
+
+// An array of nothing: nil is an empty optional around it.
+template <>
+struct pack<std::monostate> {
+  weft::codec::Packer& operator()(weft::codec::Packer& packer, std::monostate) const { return packer.pack_array(0); }
+};
+template <>
+struct convert<std::monostate> {
+  const msgpack::object& operator()(const msgpack::object& object, std::monostate&) const {
+    if (object.type != msgpack::type::ARRAY || object.via.array.size != 0) throw msgpack::type_error();
     return object;
   }
 };

@@ -49,6 +49,12 @@ struct Named {
   WEFT_FIELDS(object, packer)
 };
 
+// Cannot be copied.
+struct Owning {
+  std::unique_ptr<int> number;
+  WEFT_FIELDS(number)
+};
+
 struct Packed {
   int a = 0;
   std::string b;
@@ -89,6 +95,11 @@ TEST(Codec, KeepsPlainValues) {
   expect_kept(std::numeric_limits<std::uint64_t>::max());
   expect_kept(3.25F);
   expect_kept(-0.1);
+  expect_kept(u8'a');
+  expect_kept(u'\u20ac');
+  expect_kept(U'\U0001f9f6');
+  expect_kept(std::monostate());
+  expect_kept(std::optional(std::monostate()));
   expect_kept(std::string("a\0b\nc", 5));
   expect_kept(Colour::Red);
   expect_kept(Colour::Green);
@@ -122,6 +133,27 @@ TEST(Codec, KeepsContainers) {
   expect_kept(std::variant<int, std::string, std::monostate>("text"));
   expect_kept(std::variant<int, std::string, std::monostate>(std::monostate()));
   expect_kept(std::variant<int, std::string, std::monostate>(-3));
+}
+
+TEST(Codec, KeepsWhatCannotBeCopiedInAnOptional) {
+  std::optional<Owning> sent;
+  EXPECT_FALSE(decode<std::optional<Owning>>(encode(sent)).has_value());
+  sent.emplace(Owning{std::make_unique<int>(4)});
+  const auto got = decode<std::optional<Owning>>(encode(sent));
+  ASSERT_TRUE(got && got->number);
+  EXPECT_EQ(*got->number, 4);
+}
+
+// Machines differ in what it is.
+static_assert(!codec::Travels<long double>::value);
+static_assert(!codec::Travels<std::vector<std::chrono::duration<long double>>>::value);
+static_assert(codec::Travels<std::chrono::duration<double>>::value);
+
+TEST(Codec, AnArrayOfAnotherLengthThrows) {
+  const auto bytes = encode(std::vector<int>{1, 2});
+  EXPECT_EQ((decode<std::array<int, 2>>(bytes)), (std::array<int, 2>{1, 2}));
+  EXPECT_THROW((decode<std::array<int, 1>>(bytes)), Error);
+  EXPECT_THROW((decode<std::array<int, 3>>(bytes)), Error);
 }
 
 TEST(Codec, KeepsStructs) {
