@@ -55,13 +55,12 @@ void check_range(int rank, int world_size) {
 
 int require_world_size(const Wanted& wanted, const std::string& method) {
   if (wanted.world_size) return *wanted.world_size;
-  throw Error(Blame::Caller,
-              "no world size for " + method + ": set ProcessGroupOptions::world_size, ?world_size= or WORLD_SIZE");
+  throw Error(Blame::Caller, "no world size for " + method + ": set world_size in the options, ?world_size= or WORLD_SIZE");
 }
 
 int require_rank(const Wanted& wanted, const std::string& method) {
   if (wanted.rank) return *wanted.rank;
-  throw Error(Blame::Caller, "no rank for " + method + ": set ProcessGroupOptions::rank, ?rank= or RANK");
+  throw Error(Blame::Caller, "no rank for " + method + ": set rank in the options, ?rank= or RANK");
 }
 
 std::chrono::milliseconds limit_for_c10d(Deadline deadline) { return std::min(deadline.remaining(), kLongestTimeout); }
