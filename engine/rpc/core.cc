@@ -489,7 +489,7 @@ void AgentCore::leave() noexcept {
   directory_.leave();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
-  std::map<int, Promise<Outcome>> shutting_down;
+  std::map<int, ShuttingDown> shutting_down;
   std::vector<Early> early;
   std::map<std::uint64_t, WaitingCall> late;
   std::map<std::uint64_t, Pause> pauses;
@@ -508,7 +508,7 @@ void AgentCore::leave() noexcept {
   references_.close();
   contexts_.close();
   const Error why(Blame::Cancelled, "agent " + describe(parts_.self) + " has left");
-  for (const auto& [rank, promise] : shutting_down) promise.set_error(why);
+  for (const auto& [rank, one] : shutting_down) one.verdict.set_error(why);
   fail(calls_.take_all(), [&](const WaitingCall& call) {
     const auto found = peers.find(call.to);
     return left(call, found != peers.end() ? describe(found->second->worker()) : name_of(call.to));

@@ -160,7 +160,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Activity activity() const;
   void shutdown(const Graceful& options);
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
-  Future<Outcome> join_shutdown(int rank);
+  Future<Outcome> join_shutdown(int rank, Deadline limit);
   void leave() noexcept;
   // Dropped when the agent has left, which may wait for what that does.
   void keep_until_left(std::shared_ptr<const void> kept);
@@ -217,6 +217,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
+  // Why a worker is not there any more whose shutdown() this one decides on. Not under the mutex.
+  Error why_gone(int rank) const;
   void tell_verdict(const Outcome& verdict, Deadline deadline);
 
   // Frees what lanes have retired, once the loop has ended, which keeps them alive.
@@ -263,7 +265,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   };
   std::vector<Early> early_;  // connections that came before this worker had joined
   // The other workers by rank, where this one decides when all is idle.
-  std::map<int, Promise<Outcome>> shutting_down_;
+  struct ShuttingDown {
+    Promise<Outcome> verdict;
+    Deadline limit = Deadline::never();  // of its shutdown()
+  };
+  std::map<int, ShuttingDown> shutting_down_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   struct Pause {

@@ -2,6 +2,8 @@
 // worker what is active there, again and again, until two rounds one after the other find everybody idle and no call issued
 // in between. A call that travels is waiting at its caller, so then none does.
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include <weft/base/log.h>
 #include <weft/engine/future/thread_home.h>
@@ -17,7 +19,7 @@ Activity activity() { return current_call("activity()").core()->activity(); }
 
 Future<Outcome> join_shutdown() {
   const CallAmbient& here = current_call("join_shutdown()");
-  return here.core()->join_shutdown(here.call().caller.rank);
+  return here.core()->join_shutdown(here.call().caller.rank, here.call().deadline);
 }
 
 }  // namespace internal
@@ -25,13 +27,24 @@ Future<Outcome> join_shutdown() {
 namespace {
 
 constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
+// How much earlier than here, at most, a worker's limit is over there: it is counted from when its message has come.
+constexpr auto kOnTheWay = std::chrono::seconds(1);
+
+std::string without_names(std::string text) {
+  for (const std::string& name :
+       {detail::FunctionBody<&internal::activity>::name(), detail::FunctionBody<&internal::join_shutdown>::name()}) {
+    for (auto at = text.find(name); at != std::string::npos; at = text.find(name))
+      text.replace(at, name.size(), "shutdown()");
+  }
+  return text;
+}
 
 // What went wrong with one of shutdown's own questions, without the names of these functions.
 Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
   switch (error.blame()) {
     case Blame::Timeout: return Error(Blame::Timeout, describe(worker) + " has not said in time " + what);
     case Blame::PeerLost: return Error(Blame::PeerLost, describe(worker) + " is lost, or has left without shutdown()");
-    default: return error;
+    default: return Error(error.blame(), without_names(error.text()));
   }
 }
 
@@ -46,11 +59,11 @@ Activity AgentCore::activity() const {
   return now;
 }
 
-Future<Outcome> AgentCore::join_shutdown(int rank) {
+Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
   Promise<Outcome> promise;
   {
     std::lock_guard lock(mutex_);
-    shutting_down_.insert_or_assign(rank, promise);
+    shutting_down_.insert_or_assign(rank, ShuttingDown{promise, limit});
   }
   crew_->recall();  // who waits for this looks at it with the loop's lock held
   return promise.future();
@@ -152,6 +165,16 @@ void AgentCore::wait_for_own_calls(Deadline deadline) {
   }
 }
 
+Error AgentCore::why_gone(int rank) const {
+  const std::string worker = name_of(rank);
+  std::lock_guard lock(mutex_);
+  const auto found = shutting_down_.find(rank);
+  if (found != shutting_down_.end() && found->second.limit.remaining() < kOnTheWay) {
+    return Error(Blame::Timeout, worker + " has left: the limit of its shutdown() was over before all workers were idle");
+  }
+  return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()");
+}
+
 void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
   const auto all_have_come = [&] {
@@ -163,12 +186,16 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   }
   crew_->drive(all_have_come, deadline);
   if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
+  std::optional<int> lost;
   {
     std::lock_guard lock(mutex_);
-    if (!lost_.empty()) {
-      throw Error(Blame::PeerLost,
-                  describe(directory_.find(*lost_.begin()).worker) + " is lost, or has left without shutdown()");
-    }
+    if (!lost_.empty()) lost = *lost_.begin();
+  }
+  std::optional<Error> gone;
+  if (lost) gone = why_gone(*lost);
+  if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
+  {
+    std::lock_guard lock(mutex_);
     std::string missing;
     for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
       if (shutting_down_.count(rank) == 0)
@@ -176,6 +203,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     }
     if (!missing.empty()) throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
   }
+  if (gone) throw Error(*gone);
   std::vector<Activity> before;
   std::string busy;  // in the last whole round
   group::Pause pause;
@@ -192,7 +220,10 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
       try {
         now.push_back(asked[i].get());
       } catch (const Error& error) {
-        const Error silent = unanswered(error, directory_.find(static_cast<int>(i) + 1).worker, "what is active there");
+        const int rank = static_cast<int>(i) + 1;
+        const Error silent = error.blame() == Blame::PeerLost
+                                 ? why_gone(rank)
+                                 : unanswered(error, directory_.find(rank).worker, "what is active there");
         if (busy.empty()) throw silent;
         throw Error(silent.blame(), silent.text() + "; still busy: " + busy);  // whose work may be why
       }
@@ -212,13 +243,13 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
 }
 
 void AgentCore::tell_verdict(const Outcome& verdict, Deadline deadline) {
-  std::map<int, Promise<Outcome>> waiting;
+  std::map<int, ShuttingDown> waiting;
   {
     std::lock_guard lock(mutex_);
     waiting.swap(shutting_down_);
   }
   if (waiting.empty()) return;
-  for (const auto& [rank, promise] : waiting) promise.set(verdict);
+  for (const auto& [rank, one] : waiting) one.verdict.set(verdict);
   // Who hears of it late, behind something large perhaps, would find this worker gone.
   crew_->drive([this] { return replies_ == 0 || closed_; }, deadline);
 }

@@ -313,6 +313,21 @@ TEST(ShutdownLimits, RS004_AShortLimitRaisesOnEveryWorker) {
   });
 }
 
+TEST(ShutdownLimits, RS004_WhoseOwnLimitIsOverFirstIsNotLost) {
+  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (agent.self().rank == 2) agent.async<&ends::until_cancelled>(rpc::to(1).timeout(0ms));
+    agent.sync<&ends::number>(harness::after(agent, 1), 1);
+    const bool is_impatient = agent.self().rank == 1;
+    const auto error = error_of([&] { agent.shutdown({.timeout = is_impatient ? 1s : 30s}); });
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    if (is_impatient) return;
+    EXPECT_NE(error.text().find("worker1 (rank 1) has left: the limit of its shutdown() was over"), std::string::npos)
+        << error.text();
+    EXPECT_NE(error.text().find("still busy: worker1 (rank 1)"), std::string::npos) << error.text();
+  });
+}
+
 TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
   for (const int away : {0, 1}) {
     run_alone({As::Threads, "inproc", 2}, [away](const rpc::Options& options) {
