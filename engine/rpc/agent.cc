@@ -55,7 +55,7 @@ std::shared_ptr<rref::Handle> CoreCalls::user_handle(const std::shared_ptr<Agent
   return std::make_shared<rref::Handle>(core, id, fork, owner, created, created, origin);
 }
 std::chrono::milliseconds CoreCalls::limit(AgentCore& core, std::optional<std::chrono::milliseconds> given) {
-  return given ? usable_limit(*given, "a time limit") : core.timeout();
+  return given && *given != kAgentTimeout ? usable_limit(*given, "a time limit") : core.timeout();
 }
 Going CoreCalls::going(AgentCore& core, const Destination& to) {
   return {core.recipient(to), core.limit_of(to), MessageKind::Call, false, to.place()};

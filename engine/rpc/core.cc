@@ -152,7 +152,7 @@ std::chrono::milliseconds usable_limit(std::chrono::milliseconds given, const st
 
 std::chrono::milliseconds AgentCore::limit_of(const Destination& destination) const {
   const auto given = destination.timeout();
-  return given ? usable_limit(*given, "a call's time limit") : timeout();
+  return given && *given != kAgentTimeout ? usable_limit(*given, "a call's time limit") : timeout();
 }
 
 void AgentCore::set_timeout(std::chrono::milliseconds limit) {

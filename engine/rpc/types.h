@@ -23,6 +23,13 @@
 #include <weft/engine/codec/values.h>
 #include <weft/engine/rpc/errors.h>
 
+namespace weft {
+
+// As the time limit of a call: the agent's own.
+constexpr std::chrono::milliseconds kAgentTimeout{-1};
+
+}  // namespace weft
+
 namespace weft::rpc {
 
 using namespace std::chrono_literals;
@@ -129,6 +136,7 @@ class Destination {
   Destination(T rank) = delete;  // a rank is a whole number
   Destination(const WorkerInfo& worker, Place place = Place::current()) : target_(worker), place_(place) {}
 
+  // 0: none; kAgentTimeout: the agent's.
   Destination timeout(std::chrono::milliseconds limit) const {
     Destination copy = *this;
     copy.timeout_ = limit;

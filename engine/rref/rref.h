@@ -17,9 +17,6 @@
 
 namespace weft {
 
-// The agent's own limit.
-constexpr std::chrono::milliseconds kAgentTimeout{-1};
-
 namespace rref {
 
 // A copy of the value, sent to whoever asks.
@@ -335,8 +332,7 @@ class RRef {
 
   Future<T> fetched(std::chrono::milliseconds timeout) const {
     const auto core = usable();
-    const auto limit = rpc::detail::CoreCalls::limit(
-        *core, timeout == kAgentTimeout ? std::nullopt : std::optional<std::chrono::milliseconds>(timeout));
+    const auto limit = rpc::detail::CoreCalls::limit(*core, timeout);
     if (is_owner()) return fetch_here(core, timeout == kAgentTimeout ? std::chrono::milliseconds(0) : limit);
     return rref::unless_not_created(
         core, handle_,

@@ -524,6 +524,8 @@ TEST(Agent, TheDefaultLimitIsThatOfTheMomentWhenTheCallIsMade) {
     const auto before = agent.async<&calls::wait_until_open>(1);
     agent.set_timeout(std::chrono::milliseconds(1));
     EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(1); }).blame(), Blame::Timeout);
+    const auto by_default = rpc::to(1).timeout(kAgentTimeout);
+    EXPECT_EQ(error_of([&] { agent.sync<&calls::wait_until_open>(by_default); }).blame(), Blame::Timeout);
     calls::is_open = true;
     EXPECT_EQ(before.get(), 1) << "it was made before, and has outlived the new limit";
   });
