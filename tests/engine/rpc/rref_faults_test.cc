@@ -210,14 +210,17 @@ TEST(CreationFaults, AMethodOfAnotherTypesValueFailsWhoWaitsForIt) {
       {.faults = {.delay = {{rpc::MessageKind::Reply, 200ms}}}});
 }
 
-// Their last reference goes in a turn of the loop, with the reply that the method waited for.
+// Who called has given up, and its reference has ended. The last goes in a turn of the loop, with the reply that the method
+// waited for.
 TEST(Destructors, OfValuesWhoseLastMethodAnswersLaterMayBlock) {
   run_one([](rpc::Agent& agent) {
-    const auto value = agent.remote<Outlasting>(1, agent.self()).async<&Outlasting::later>(7, "the last");
+    auto outlasting = agent.remote<Outlasting>(1, agent.self());
+    outlasting.created().get();
+    const auto value = std::exchange(outlasting, {}).timeout(1s).async<&Outlasting::later>(7, "the last");
+    EXPECT_EQ(error_of([&] { value.get(); }).blame(), Blame::Timeout);
     expect_counters(agent, 1, {0, 0, 0});
     EXPECT_EQ(Outlasting::ended, 0);
     refs::open_gate("the last");
-    EXPECT_EQ(value.get(), 7);
     while (Outlasting::ended == 0) std::this_thread::yield();
     EXPECT_EQ(Outlasting::could_call, 1);
   });
