@@ -118,10 +118,19 @@ class FutureState : public FutureCore {
     complete(std::move(error), nullptr, [] {});
   }
   const Stored<T>& value() const { return *value_; }
+  Stored<T> taken() { return std::move(*value_); }
 
  private:
   std::optional<Stored<T>> value_;
 };
+
+template <class T>
+constexpr bool check_shared() {
+  static_assert(std::is_void_v<T> || std::is_copy_constructible_v<T>,
+                "futures share their value, and this one cannot be copied: have it at once, with sync<&f>(…), or leave it "
+                "where it is, with remote<&f>(…)");
+  return true;
+}
 
 // The promise takes a copy of the value; an exception of the copying is its error.
 template <class T>
@@ -222,6 +231,7 @@ class Future {
 
   // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or throws the error.
   T get() const {
+    static_assert(detail::check_shared<T>());
     state().wait_until(Deadline::never());
     state().take();
     if constexpr (!std::is_void_v<T>) {
@@ -261,6 +271,7 @@ class Future {
           } else if constexpr (std::is_void_v<T>) {
             return function();
           } else {
+            static_assert(detail::check_shared<T>());
             if (self.state().device_work()) detail::hand_over(self.state().value());
             return function(T(self.state().value()));
           }
@@ -318,6 +329,27 @@ class Future {
           detail::set_to_copy(promise, self.state());
         },
         light);
+  }
+  // As get(), of a future that nobody else has: what cannot be copied is moved out of it.
+  T get_own() const {
+    if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+      return get();
+    } else {
+      wait();
+      if (state().device_work()) detail::hand_over(state().value());
+      return state().taken();
+    }
+  }
+  // As forward_to(), of a future that nobody else has.
+  void move_to(const Promise<T>& promise) const {
+    if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+      forward_to(promise);
+    } else {
+      on_done_light([promise](const Future& ended) {
+        if (const auto error = ended.error()) return promise.set_error(error);
+        promise.set_with(ended.device_work(), ended.state().taken());
+      });
+    }
   }
   // As on_done, for Weft's own continuations: they neither block nor throw, and run on whatever thread brings the value.
   template <class F>

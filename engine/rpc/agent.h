@@ -37,7 +37,7 @@ class Agent {
   // Calls the function and waits for its result. Throws RemoteError when it threw, Timeout, PeerLost, Caller.
   template <auto F, class... A>
   auto sync(const Destination& to, A&&... arguments) const {
-    return issue<F>(to, std::forward<A>(arguments)...).get();
+    return issue<F>(to, std::forward<A>(arguments)...).get_own();
   }
   template <auto F, class... A>
   auto async(const Destination& to, A&&... arguments) const {

@@ -136,7 +136,7 @@ Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const 
     }
   });
   called.on_done_light([over, promise](const Future<R>& ended) {
-    if (!over->exchange(true)) ended.forward_to(promise);
+    if (!over->exchange(true)) ended.move_to(promise);
   });
   return result;
 }
@@ -167,7 +167,7 @@ class Timed {
 
   template <auto F, class... A>
   auto sync(A&&... arguments) const {
-    return issue<F>(std::forward<A>(arguments)...).get();
+    return issue<F>(std::forward<A>(arguments)...).get_own();
   }
   template <auto F, class... A>
   auto async(A&&... arguments) const {

@@ -26,6 +26,16 @@ std::string joined(std::string a, std::vector<std::string> more) {
   return a;
 }
 void nothing() {}
+// Cannot be copied.
+struct Owning {
+  std::unique_ptr<int> number;
+  WEFT_FIELDS(number)
+};
+Owning owning(int number) { return {std::make_unique<int>(number)}; }
+int number_in(Owning given) { return *given.number; }
+struct Giver {
+  Owning give(int number) { return owning(number); }
+};
 std::vector<at::Tensor> scalars(int count) {
   std::vector<at::Tensor> all;
   for (int i = 0; i < count; ++i) all.push_back(at::full({1}, i, at::kInt));
@@ -316,6 +326,18 @@ TEST_P(Calls, RB011_SeveralInFlightDoNotMix) {
     for (int i = 0; i < 100; ++i) {
       EXPECT_EQ(sums[static_cast<std::size_t>(i)].get(), 2 * i);
       EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)].get(), at::full({i % 7 + 1}, 2 * i, at::kFloat)));
+    }
+  });
+}
+
+TEST_P(Calls, CarryWhatCannotBeCopied) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const auto& worker : agent.workers()) {
+      const calls::Owning got = agent.sync<&calls::owning>(worker, 4);
+      ASSERT_TRUE(got.number);
+      EXPECT_EQ(*got.number, 4);
+      EXPECT_EQ(agent.sync<&calls::number_in>(worker, calls::owning(5)), 5);
+      EXPECT_EQ(*agent.remote<calls::Giver>(worker).sync<&calls::Giver::give>(6).number, 6);
     }
   });
 }
