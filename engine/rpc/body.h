@@ -143,11 +143,13 @@ template <class... A>
 struct WithId<std::tuple<A...>> {
   using Type = std::tuple<rref::Target, A...>;
 };
-template <class R, class M, class Tuple>
+// Overloads may differ in const alone: of a const member function it is that of an RRef<const M>, which there never is.
+template <class F, class R, class M, class Tuple>
 struct MethodSignature;
-template <class R, class M, class... A>
-struct MethodSignature<R, M, std::tuple<A...>> {
-  using Type = R(RRef<M>, A...);
+template <class F, class R, class M, class... A>
+struct MethodSignature<F, R, M, std::tuple<A...>> {
+  static constexpr bool is_const = std::is_member_function_pointer_v<F> && std::is_invocable_v<F, const M&, A...>;
+  using Type = R(RRef<std::conditional_t<is_const, const M, M>>, A...);
 };
 
 // On the value of an RRef<M> that is owned here, once it has been created. The first argument is that.
@@ -156,7 +158,7 @@ struct MethodBody {
   using Shape = MethodShape<std::remove_const_t<decltype(F)>, M>;
   using Arguments = typename WithId<typename Shape::Arguments>::Type;
   using Result = typename Shape::Result;
-  using Signature = typename MethodSignature<Result, M, typename Shape::Arguments>::Type;
+  using Signature = typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Arguments>::Type;
   static_assert(Shape::valid);
 
   static std::string name() { return name_in(typeid(Tag<F>)); }

@@ -13,6 +13,8 @@ std::string text(int) { return ""; }
 struct Thing {
   static double fixed(int) { return 0; }
   std::string written() { return ""; }
+  int both() { return 0; }
+  int both() const { return 1; }
 };
 struct Made {
   explicit Made(int) {}
@@ -58,6 +60,16 @@ TEST(FunctionNames, OverloadsShareANameAndDifferInSignature) {
   EXPECT_EQ(one.id.name, other.id.name);
   EXPECT_NE(one.id.signature, other.id.signature);
   EXPECT_EQ(named(one.id.name).size(), 2U);
+}
+
+TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
+  using Plain = detail::MethodBody<static_cast<int (named::Thing::*)()>(&named::Thing::both), named::Thing>;
+  using Const = detail::MethodBody<static_cast<int (named::Thing::*)() const>(&named::Thing::both), named::Thing>;
+  const auto& plain = detail::Called<Plain>::entered;
+  const auto& constant = detail::Called<Const>::entered;
+  EXPECT_EQ(plain.name, constant.name);
+  EXPECT_EQ(plain.signature, "int (weft::RRef<named::Thing>)");
+  EXPECT_EQ(constant.signature, "int (weft::RRef<named::Thing const>)");
 }
 
 // Programs of other builds call by it: none of the names in it is one that Weft may change.
