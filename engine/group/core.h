@@ -84,9 +84,10 @@ struct Core : std::enable_shared_from_this<Core> {
       std::vector<std::int64_t> sends, takes;
     };
     std::function<Parts()> parts;
-    bool host_waits = false;  // Work::wait() blocks the host, whatever the device
-    bool on_all = false;      // communicators that there are: a barrier of what each has in flight
-    bool may_skip = true;     // if all tensors are empty here they are empty on all ranks, and nothing is sent
+    std::function<void()> prepare;  // once nothing refuses it any more; on the current stream, which it starts behind
+    bool host_waits = false;        // Work::wait() blocks the host, whatever the device
+    bool on_all = false;            // communicators that there are: a barrier of what each has in flight
+    bool may_skip = true;           // if all tensors are empty here they are empty on all ranks, and nothing is sent
   };
   // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
   // several Ops: the Work is done when all are.

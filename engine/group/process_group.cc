@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/group/arguments.h>
@@ -236,16 +237,19 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
     for (const at::Tensor& input : inputs) all += with(input, op) + "; ";
     return all;
   };
-  // Parts of different sizes: one reduction to each rank, the own one in place. Copied here, because the operation starts
-  // behind what the current stream holds when it is issued.
-  if (!even) output.copy_(inputs[static_cast<std::size_t>(rank())], /*non_blocking=*/true);
+  // Parts of different sizes: one reduction to each rank, the own one in place.
+  const auto copy_own_part = [&, own = inputs[static_cast<std::size_t>(rank())]]() mutable {
+    const at::AutoDispatchBelowADInplaceOrView bytes_only;  // as backends write: whatever autograd thinks of the tensor
+    output.copy_(own, /*non_blocking=*/true);
+  };
   Tensors pinned = inputs;  // the first of which all ranks give alike; outputs may differ
   pinned.push_back(output);
   return core().issue({.name = "reduce_scatter",
                        .fingerprint = fingerprint,
                        .device = output.device(),
                        .tensors = std::move(pinned),
-                       .reduction = op},
+                       .reduction = op,
+                       .prepare = even ? std::function<void()>() : copy_own_part},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         if (even) {
                           ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));

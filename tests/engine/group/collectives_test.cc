@@ -247,6 +247,36 @@ TEST_P(Collectives, ARankWithNothingToExchangeStillTakesPartInAllToAll) {
   });
 }
 
+// As all other calls do: the bytes are written, and autograd is not asked.
+TEST_P(Collectives, UnevenPartsAreReducedIntoTensorsOfAnyKind) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const std::int64_t size = 1 + group.rank();
+    const auto parts = [] { return std::vector<at::Tensor>{torch::ones({1}), torch::ones({2})}; };
+    const auto leaf = torch::zeros({size}, at::requires_grad());
+    group.reduce_scatter(leaf, parts()).wait();
+    EXPECT_TRUE(same(leaf.detach(), torch::full({size}, 2.0)));
+    at::Tensor inference;
+    {
+      const c10::InferenceMode mode;
+      inference = torch::zeros({size});
+    }
+    group.reduce_scatter(inference, parts()).wait();
+    EXPECT_TRUE(same(inference, torch::full({size}, 2.0)));
+  });
+}
+
+TEST_P(Collectives, UnevenPartsLeaveTheOutputAloneOnceTheGroupIsBroken) {
+  on_ranks(2, [](ProcessGroup& group) {
+    harness::meet(group);
+    group.abort("over");
+    const std::int64_t size = 1 + group.rank();
+    const auto output = torch::zeros({size});
+    const auto error = error_of([&] { group.reduce_scatter(output, {torch::ones({1}), torch::ones({2})}); });
+    EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
+    EXPECT_TRUE(same(output, torch::zeros({size})));
+  });
+}
+
 TEST_P(Collectives, EmptyTensorsAreLegalEverywhere) {
   on_ranks(2, [](ProcessGroup& group) {
     const auto none = torch::empty({0, 3});
