@@ -13,7 +13,7 @@ enum class ReduceOp : std::uint8_t {
   Sum = 0,  // of bools: logical or
   Avg = 1,  // Sum, and then a division by the number of ranks, which is the caller's (see kernels/kernels.h)
   Product = 2,
-  Min = 3,  // a NaN wins, as in torch.minimum; of bools: logical and
+  Min = 3,  // a NaN wins, as in torch.minimum (Gloo's own do not see to that: docs/api-changes.md); of bools: logical and
   Max = 4,
   BitAnd = 5,
   BitOr = 6,

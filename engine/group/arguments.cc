@@ -34,6 +34,9 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
     refuse(operation, std::string(name) + " is a view that has not been conjugated or negated yet; pass " +
                           ".resolve_conj().resolve_neg()");
   }
+  if (tensor.numel() > 0 && tensor.is_cpu() && tensor.storage().data() == nullptr) {
+    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") has no memory; pass .clone()");
+  }
   static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
   static_cast<void>(core.carrier(tensor.device()));
   if (tensor.is_cuda() && core.options.device.is_cuda() && tensor.device() != core.options.device) {

@@ -207,6 +207,8 @@ struct WorkState {
 
   ~WorkState();
   std::optional<Error> error() const;
+  // With the operation's name, once: a backend's text may begin with it.
+  Error told(const Error& error) const;
   bool done() const;
   // The stream, of the tensors' device, waits. Throws if the operation has failed already.
   void wait_on(const c10::Stream& stream);

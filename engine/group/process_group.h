@@ -72,7 +72,7 @@ class ProcessGroup {
   // In place; bitwise the same on all ranks. Sparse COO tensors (Sum only; every rank: the same shape and sparse
   // dimensions, any entries) become their coalesced sum; the call waits for the others then, and throws what goes wrong.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum);
-  // outputs[r] receives rank r's input; outputs may differ in size when every rank names the same sizes.
+  // outputs[r] receives rank r's input; all have its shape.
   Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input);
   // output: size() times the elements of input, rank by rank.
   Work all_gather_into(at::Tensor output, at::Tensor input);

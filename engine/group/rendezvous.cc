@@ -237,8 +237,7 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
   }
   check_range(*wanted.rank, *wanted.world_size);
   if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline);
-  const int number = to_number("MASTER_PORT", port, /*least=*/1);
-  if (number > 65535) throw Error(Blame::Caller, "MASTER_PORT is " + std::string(port) + "; ports end at 65535");
+  const int number = to_number("MASTER_PORT", port, /*least=*/1, kMaxPort);
   return join_tcp({address, number}, wanted, /*shared=*/!group_name.empty(), environment, deadline);
 }
 

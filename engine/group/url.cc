@@ -1,5 +1,4 @@
 #include <charconv>
-#include <limits>
 
 #include <weft/base/error.h>
 #include <weft/engine/group/url.h>
@@ -44,18 +43,17 @@ void parse_authority(Url& url, const std::string& text) {
   }
   url.host = host;
   if (port.empty()) return;
-  url.port = to_number("the port of '" + text + "'", port, /*least=*/1);
-  if (*url.port > 65535) throw Error(Blame::Caller, "the port of '" + text + "' is over 65535");
+  url.port = to_number("the port of '" + text + "'", port, /*least=*/1, kMaxPort);
 }
 
 }  // namespace
 
-int to_number(const std::string& what, const std::string& text, int least) {
+int to_number(const std::string& what, const std::string& text, int least, int most) {
   int value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size() || value < least) {
+  if (failure != std::errc() || end != text.data() + text.size() || value < least || value > most) {
     throw Error(Blame::Caller, what + " is '" + text + "'; it takes a number from " + std::to_string(least) + " to " +
-                                   std::to_string(std::numeric_limits<int>::max()));
+                                   std::to_string(most));
   }
   return value;
 }

@@ -1,6 +1,7 @@
 // scheme://host:port/path?key=value&…, as init methods are written.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,7 +21,9 @@ struct Url {
   std::optional<int> number(const std::string& key) const;
 };
 
+constexpr int kMaxPort = 65535;
+
 // "12" as 12; nothing else. Throws Caller: "RANK is 'x'; it takes a number from 0 to 2147483647".
-int to_number(const std::string& what, const std::string& text, int least = 0);
+int to_number(const std::string& what, const std::string& text, int least = 0, int most = std::numeric_limits<int>::max());
 
 }  // namespace weft::group

@@ -32,10 +32,12 @@ WorkState::~WorkState() {
 
 std::optional<Error> WorkState::error() const {
   for (const Op& op : ops) {
-    if (const auto error = op.error()) return core->explain(*error).within(what);
+    if (const auto error = op.error()) return told(core->explain(*error));
   }
   return std::nullopt;
 }
+
+Error WorkState::told(const Error& error) const { return error.text().starts_with(what) ? error : error.within(what); }
 
 bool WorkState::done() const {
   for (const Op& op : ops) {
@@ -90,6 +92,10 @@ bool await(const Fence& done, Deadline deadline) {
 void Work::synchronize(std::chrono::milliseconds timeout) {
   if (!state_) return;
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
+  if (timeout.count() < 0) {
+    throw Error(Blame::Caller,
+                "Work::synchronize: a timeout of " + describe(timeout) + "; it is positive, kGroupTimeout or kNoTimeout");
+  }
   if (state_->is_captured && !state_->done()) {
     throw Error(Blame::Caller,
                 state_->what + " " + state_->core->place() +
@@ -144,8 +150,7 @@ Future<void> Work::future() {
     op.on_ended([promise, op, state = state_] {
       const auto error = op.error();
       if (!error) return promise.set();
-      state->core->explain_later(*error,
-                                 [promise, state](const Error& why) { promise.set_error(why.within(state->what)); });
+      state->core->explain_later(*error, [promise, state](const Error& why) { promise.set_error(state->told(why)); });
     });
   }
   return when_all(std::move(ends));

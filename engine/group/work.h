@@ -37,7 +37,8 @@ class Work {
   void wait();
   // The stream waits, whatever device the tensors are on. For CPU tensors the stream must be a CPU one.
   void wait(c10::Stream stream);
-  // Throws Timeout when the time is over first; the operation goes on, and may be waited for again.
+  // Throws Timeout when the time is over first; the operation goes on, and may be waited for again. Caller for a negative
+  // time.
   void synchronize(std::chrono::milliseconds timeout = kGroupTimeout);
   bool query() const;
   // Who sent, after a recv; -1 for other operations and before it is done.

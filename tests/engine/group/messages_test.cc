@@ -126,6 +126,21 @@ TEST_P(Messages, AWaitThatRanOutOfTimeMayBeRepeated) {
   });
 }
 
+// tcp: it says the receive's name in its own words, and the group puts it before what backends say.
+TEST(Message, OfAnotherSizeIsAnErrorThatNamesTheReceiveOnce) {
+  harness::run_ranks(As::Threads, 2,
+                     [](ProcessGroup& group) {
+                       if (group.rank() == 0) return static_cast<void>(group.send(torch::ones({1}), 1));
+                       const auto error = error_of([&] { group.recv(torch::ones({2}), 0).wait(); });
+                       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+                       const std::string name = "recv from rank 0";
+                       const auto first = error.text().find(name);
+                       ASSERT_NE(first, std::string::npos) << error.text();
+                       EXPECT_EQ(error.text().find(name, first + 1), std::string::npos) << error.text();
+                     },
+                     {.backend = "tcp"});
+}
+
 TEST_P(Messages, BytesOnTheirWayAreNotLostWhenTheSenderLeaves) {
   on_ranks(2, [](ProcessGroup& group) {
     constexpr std::int64_t kElements = 4 << 20;

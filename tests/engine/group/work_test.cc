@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/types.h>
 
 #include <weft/group.h>
@@ -33,6 +34,17 @@ TEST(Work, CopiesShareOneOperation) {
     work.wait();
     work.wait(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU)));
     EXPECT_EQ(tensor[0].item<float>(), 2);
+  });
+}
+
+TEST(Work, RefusesANegativeTime) {
+  harness::run_ranks(As::Threads, 1, [](ProcessGroup& group) {
+    Work work = group.all_reduce(torch::ones({1}));
+    const auto error = error_of([&] { work.synchronize(milliseconds(-5)); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    work.synchronize(kGroupTimeout);
+    work.synchronize(kNoTimeout);
+    work.synchronize(milliseconds(0));
   });
 }
 
@@ -189,7 +201,7 @@ TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
     harness::run_ranks(As::Threads, 3,
                        [](ProcessGroup& group) {
                          if (group.rank() == 2) {
-                           group.store()->wait({"group1/weft/here/0", "group1/weft/here/1"});
+                           c10d::PrefixStore("group1/", group.store()).wait({"weft/here/0", "weft/here/1"});
                            return group.abort("over");
                          }
                          const auto error = error_of([&] { group.new_group({0, 1, 2}); });
