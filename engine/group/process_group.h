@@ -26,23 +26,25 @@ namespace weft {
 
 constexpr int kAnySource = -1;
 
+// Each member has an initializer, for programs that name some of them, as compilers warn of others.
 struct ProcessGroupOptions {
   // "" = "cpu:gloo,cuda:nccl" as far as both can be used here; or one backend for both devices ("gloo"), or per device.
-  std::string backend;
+  // What is named must be usable: "cpu:gloo,cuda:nccl" written out throws Unsupported where there is no GPU.
+  std::string backend{};
   // env://  file:///path  tcp://host:port  tcp://[multicast address]:port; ?rank=&world_size= override the environment.
   std::string init_method = "env://";
   // Override URL and environment. Without a rank, file:// and multicast give one by arrival.
-  std::optional<int> rank, world_size;
+  std::optional<int> rank{}, world_size{};
   // Instead of init_method; needs rank and world_size.
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store{};
   // Isolates jobs that share an address.
-  std::string group_name;
+  std::string group_name{};
   // Of joining, and of each operation.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // Default: cuda:LOCAL_RANK if there is a GPU, else cpu.
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device{};
   // One timeline of all ranks goes there (docs/looking-inside.md); overrides WEFT_TIMELINE. A process makes one timeline.
-  std::string timeline;
+  std::string timeline{};
 };
 
 struct BackendInfo {

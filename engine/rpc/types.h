@@ -96,29 +96,30 @@ enum class MessageKind {
 
 // For tests: what goes wrong with the messages that one agent sends.
 struct Faults {
-  std::map<MessageKind, int> fail_first;                   // the first so many fail as if the connection had refused them
-  std::set<MessageKind> drop;                              // sent, never arrive
-  std::map<MessageKind, std::chrono::milliseconds> delay;  // arrive late; later messages may pass
+  std::map<MessageKind, int> fail_first{};                   // the first so many fail as if the connection had refused them
+  std::set<MessageKind> drop{};                              // sent, never arrive
+  std::map<MessageKind, std::chrono::milliseconds> delay{};  // arrive late; later messages may pass
 };
 
 // For each peer, by name: our device, and the peer's device that its tensors arrive on; results come back by the inverse,
 // so it is one to one. Host memory that has no entry goes to host memory; a GPU's tensor that has none is refused.
 using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10::Device>>>;
 
+// Each member has an initializer, for programs that name some of them, as compilers warn of others.
 struct Options {
-  std::optional<int> rank, world_size;      // without a world size workers may come and go; ranks end at 65535
+  std::optional<int> rank{}, world_size{};  // without a world size workers may come and go; ranks end at 65535
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
-  c10::intrusive_ptr<c10d::Store> store;    // instead of init_method
-  std::string group_name;                   // isolates jobs that share an address
+  c10::intrusive_ptr<c10d::Store> store{};  // instead of init_method
+  std::string group_name{};                 // isolates jobs that share an address
   int worker_threads = 16;                  // that run called functions; those that wait for calls do not count
   std::chrono::milliseconds timeout = 60s;  // of each call, and of init; 0 = no limit
-  std::vector<std::string> transports;      // the best that both sides have; empty: all that can be used here
-  DeviceMaps device_maps;
-  std::string secret;  // if set, peers must prove to know it before anything else is read; 16 random characters or more
-  Faults faults;
+  std::vector<std::string> transports{};    // the best that both sides have; empty: all that can be used here
+  DeviceMaps device_maps{};
+  std::string secret{};  // if set, peers must prove to know it before anything else is read; 16 random characters or more
+  Faults faults{};
   // The GPUs that calls use here. Empty: those in device_maps, and in the other workers' maps for this one.
-  std::vector<c10::Device> devices;
-  std::string timeline;  // as ProcessGroupOptions::timeline
+  std::vector<c10::Device> devices{};
+  std::string timeline{};  // as ProcessGroupOptions::timeline
   // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is made and where it arrives.
   int calls_in_flight = 65536;
 };

@@ -14,6 +14,9 @@
 
 #include <weft/weft.h>
 
+// What users' warnings say to options of which only some are named.
+#pragma GCC diagnostic error "-Wmissing-field-initializers"
+
 namespace group_contract {
 
 using namespace weft;
