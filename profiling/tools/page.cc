@@ -214,6 +214,7 @@ Window middle_steps(const Run& run) {
 
 Window window_of(const Run& run, std::optional<double> from_ms, std::optional<double> to_ms) {
   const double end_ms = end_of(run) / 1e3;
+  if (end_ms <= 0) throw Error(Blame::Caller, "the run is empty: no rank has recorded anything that takes time");
   Window window = middle_steps(run);
   if (from_ms && !to_ms) window.end = end_of(run);
   if (to_ms && !from_ms) window.begin = 0;

@@ -61,7 +61,9 @@ int main(int argc, char** argv) {
   };
   CLI::App* const summary = command("summary", "Where the time of each step went, who is slowest, the longest gaps");
   summary->add_flag("--json", options.as_json, "print a JSON object, with all steps");
-  summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")->capture_default_str();
+  summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   CLI::App* const html = command("html", "Writes a page with the steps and the ranks' lanes drawn");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();
   html->add_option("--from", options.from_ms, "Lanes from this millisecond on (default: steps in the middle of the run)");

@@ -57,6 +57,10 @@ with tempfile.TemporaryDirectory() as folder:
     check(["--to is inf"], "weft-timeline", "html", run, "-o", page, "--to", "inf")
     check(["--from is 7", "ended after 1"], "weft-timeline", "html", run, "-o", page, "--from", "7")
     check(["no time between"], "weft-timeline", "html", run, "-o", page, "--from", "0.5", "--to", "0.2")
+    check(["--steps", "-1"], "weft-timeline", "summary", run, "--steps", "-1")
+    run.write_text(json.dumps({**RUN, "traceEvents": []}))
+    check(["the run is empty"], "weft-timeline", "html", run, "-o", page)
+    run.write_text(whole)
     if page.exists():
         failures.append("a page was written for times that are none")
     if Path("/dev/full").exists():
