@@ -186,10 +186,8 @@ void serve_metrics(const std::string& text, int rank) {
   } catch (const std::exception& error) {
     if (service != nullptr) {
       // The parent's may be the port that this rank's would be.
-      log::warn(
-          "this rank's metrics are not served, which was forked from a process that serves its own: nothing can listen "
-          "on " +
-          address + " (" + error.what() + ")");
+      log::warn("metrics are not served by this rank, only by the process that it was forked from: nothing can listen on " +
+                address + " (" + error.what() + ")");
       return;
     }
     throw Error(Blame::Caller,

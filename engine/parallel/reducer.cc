@@ -110,7 +110,10 @@ void Reducer::prepare_forward() {
   refuse_capture();
   if (passing_) group::Core::of(group_).throw_if_broken();  // that is why it did not end
   // What was to be called at its end still waits where an exception ended it.
-  if (passing_ && (finish_queued_ || !failure_.empty())) throw failed_pass();
+  if (passing_ && (finish_queued_ || !failure_.empty())) {
+    expecting_ = false;
+    throw failed_pass();
+  }
   if (passing_ && options_.static_graph && counted_) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
@@ -214,7 +217,6 @@ void Reducer::on_gradient(std::size_t parameter) {
 
 void Reducer::begin_pass() {
   drop_failed_pass();
-  if (passing_ && !failure_.empty()) throw failed_pass();
   if (passing_) return;
   require_in_step();
   passing_ = true;
@@ -256,14 +258,19 @@ void Reducer::drop_failed_pass() {
   if (!counted_) std::fill(static_counts_.begin(), static_counts_.end(), 0);
 }
 
+// From here on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
+void Reducer::note_failure(std::string why) {
+  failure_ = std::move(why);
+  if (autograd::Pass::current() == nullptr) expecting_ = false;
+}
+
 // Nobody knows what the other ranks have sent and received meanwhile.
 Error Reducer::failed_pass() const {
-  return {Blame::Caller,
-          "the last backward failed on rank " + std::to_string(group_.rank()) +
-              (failure_.empty() ? ": an exception ended it before its gradients were averaged"
-                                : ", and its gradients are not averaged: " + failure_) +
-              "; make a new DistributedDataParallel on all ranks, with a new group unless the backward failed "
-              "alike on all of them"};
+  return {Blame::Caller, "the last backward failed on rank " + std::to_string(group_.rank()) +
+                             (failure_.empty() ? ": an exception ended it before its gradients were averaged"
+                                               : ", and its gradients are not averaged: " + failure_) +
+                             "; make a new DistributedDataParallel in place of this one on all ranks, with a new group "
+                             "unless the backward failed alike on all of them"};
 }
 
 void Reducer::require_in_step() const {
@@ -407,7 +414,7 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
   try {
     return hook_(bucket);
   } catch (...) {
-    failure_ = first_line_of(std::current_exception());
+    note_failure(first_line_of(std::current_exception()));
     throw;
   }
 }
@@ -475,7 +482,7 @@ void Reducer::finish() {
     for (Bucket& bucket : buckets_) collect(bucket);
     wait(std::exchange(usage_work_, {}), usage_device());
   } catch (...) {
-    failure_ = first_line_of(std::current_exception());
+    note_failure(first_line_of(std::current_exception()));
     throw;
   }
   stats_.last_wait = std::chrono::steady_clock::now() - start;

@@ -103,6 +103,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool counts_usage() const;
   bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
   void drop_failed_pass();
+  void note_failure(std::string why);
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;

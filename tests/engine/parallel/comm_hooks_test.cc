@@ -168,6 +168,10 @@ TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), ::testing::HasSubstr("the last backward failed on rank 0"));
       EXPECT_THAT(error.text(), ::testing::HasSubstr(why));
+      net->zero_grad();
+      DistributedDataParallel again(net, group);  // while the other one lives
+      again(random({2, 6}, 1)).sum().backward();
+      EXPECT_EQ(again.stats().passes, 1U);
     });
   }
 }
