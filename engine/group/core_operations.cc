@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <span>
 #include <sstream>
+#include <string_view>
 
 #include <weft/base/config.h>
 #include <weft/engine/group/core.h>
@@ -10,6 +11,8 @@
 namespace weft::group {
 
 namespace {
+
+constexpr std::string_view kOn = "on ", kThen = ": ";  // "on group 'x'"; "group 'x': why" (Error::within)
 
 // The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
 // shape are the first one's.
@@ -248,8 +251,7 @@ void Core::fail(const Error& why) {
   {
     std::lock_guard lock(error_mutex_);
     if (broken_) return;
-    broken_ = why.within("group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
-                         std::to_string(options.size) + ")");
+    broken_ = why.within(place().substr(kOn.size()));
     joining = joining_;
     for (const auto& [type, carrier] : carriers_) {
       if (carrier.communicator) communicators.push_back(carrier.communicator);
@@ -304,7 +306,9 @@ void Core::explain_waiting() {
 Error Core::explained(const Error& error) const {
   if (error.blame() != Blame::PeerLost) return error;
   if (broken_) {
-    if (broken_->text().ends_with(error.text())) return *broken_;
+    // Told twice, by the backend and by the group: said once.
+    const std::string reason = broken_->text().substr(place().size() - kOn.size() + kThen.size());
+    if (broken_->text().ends_with(error.text()) || error.text().find(reason) != std::string::npos) return *broken_;
     return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
   }
   if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);
@@ -338,8 +342,8 @@ void Core::note_unseen(const Error& error) {
 }
 
 std::string Core::place() const {
-  return "on group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) +
-         ")";
+  return std::string(kOn) + "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
+         std::to_string(options.size) + ")";
 }
 
 void Core::check_rank(int rank, const char* what) const {

@@ -65,6 +65,22 @@ TEST(KilledRank, IsNamedByTheFutureOfAnOperationAsByItsWait) {
   });
 }
 
+// tcp hears of it from the group and from its connections.
+TEST(KilledRank, IsNamedOnce) {
+  Processes processes(2, [](int rank) {
+    auto group = init_process_group({.backend = "tcp", .timeout = kForever});
+    group.barrier().wait();
+    Processes::say("ready");
+    if (rank == 1) wait_for_the_end();
+    const auto error = error_of([&] { group.all_reduce(torch::ones({1000})).wait(); });
+    expect_lost(error, "rank 1");
+    EXPECT_EQ(error.text().find("rank 1 is lost"), error.text().rfind("rank 1 is lost")) << error.text();
+  });
+  for (int rank = 0; rank < 2; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(1, SIGKILL);
+  processes.expect_success({1});
+}
+
 TEST(KilledRank, IsNamedByAPendingBarrier) {
   with_a_killed_rank(3, 2, [](ProcessGroup& group) { group.barrier().wait(); });
 }
