@@ -3,6 +3,8 @@ include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY WEFT_LIBRARIES)
 install(TARGETS ${libraries} weft EXPORT weft FILE_SET headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# These find the libtorch that they were built with.
+set_target_properties(weft-agent weft-info PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS weft-run weft-agent weft-info weft-debug weft-timeline DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/weft" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT weft NAMESPACE weft:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft FILE weftTargets.cmake)

@@ -6,6 +6,7 @@ usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,4 +40,12 @@ with tempfile.TemporaryDirectory() as folder:
     output = run(prefix / "bin" / "weft-run", "--nproc-per-node", "2", "sh", "-c", "echo rank $RANK")
     if sorted(output.splitlines()) != ["[rank 0] rank 0", "[rank 1] rank 1"]:
         sys.exit(f"the installed weft-run printed: {output}")
+    if "tcp" not in run(prefix / "bin" / "weft-info"):
+        sys.exit("the installed weft-info knows no tcp")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    output = run(prefix / "bin" / "weft-run", "--no-prefix", "--rdzv-endpoint", endpoint, "sh", "-c", "echo rank $RANK")
+    if output != "rank 0\n":
+        sys.exit(f"the installed weft-run, which goes on as weft-agent, printed: {output}")
 print("ok")
