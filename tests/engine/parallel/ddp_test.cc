@@ -294,10 +294,13 @@ TEST(Ddp, WorksUnderAutocast) {
   };
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net, alone;
-    fill(net);
-    fill(alone);
+    for (Mlp* const one : {&net, &alone}) {
+      fill(*one);
+      (*one)->to(at::kFloat);
+    }
     DistributedDataParallel ddp(net, group);
-    const auto input = random({8, 6}, 300 + group.rank()), wanted = random({8, 3}, 400 + group.rank());
+    const auto input = random({8, 6}, 300 + group.rank()).to(at::kFloat);
+    const auto wanted = random({8, 3}, 400 + group.rank()).to(at::kFloat);
     const auto loss_of = [&](auto& model) {
       const Autocast mixed;
       const auto output = model(input);
