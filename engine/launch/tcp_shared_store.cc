@@ -1,5 +1,6 @@
 #include <atomic>
 #include <cerrno>
+#include <random>
 #include <type_traits>
 #include <utility>
 
@@ -97,14 +98,27 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   }
 }
 
-c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline deadline) {
-  const std::string found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, deadline);
+// Null where nobody answers by the deadline, if it is not the last.
+c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline deadline, bool is_last) {
+  std::string found;
+  try {
+    found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, deadline);
+  } catch (const Error& error) {
+    if (is_last || error.blame() != Blame::Timeout) throw;
+    return nullptr;
+  }
   c10d::TCPStoreOptions made;
   made.port = static_cast<std::uint16_t>(options.endpoint_port);
   made.numWorkers = 1;
   made.timeout = kLongestCall;
   const group::BriskLookups brisk;
   return c10::make_intrusive<c10d::TCPStore>(found, made);
+}
+
+// Not the same for two of one machine.
+std::chrono::milliseconds a_moment() {
+  std::random_device random;
+  return std::chrono::milliseconds(std::uniform_int_distribution(100, 400)(random));
 }
 
 }  // namespace
@@ -116,9 +130,16 @@ OpenedStore open_tcp_store(const Options& options) {
   try {
     group::wait_for_name(options.endpoint_host, deadline);
     const bool may_host = options.is_host.value_or(group::is_this_machine(options.endpoint_host));
-    c10::intrusive_ptr<c10d::Store> store = may_host ? host_store(options) : nullptr;
-    const bool is_host = store != nullptr;
-    if (!is_host) store = join_store(options, deadline);
+    c10::intrusive_ptr<c10d::Store> store;
+    bool is_host = false;
+    while (!store) {
+      if (may_host) store = host_store(options);
+      is_host = store != nullptr;
+      if (is_host) break;
+      // Of two that begin to listen at the same time the kernel may refuse both: then nobody answers, and both try again.
+      const Deadline soon = may_host ? Deadline::sooner(deadline, Deadline::in(a_moment())) : deadline;
+      store = join_store(options, soon, /*is_last=*/soon.point() == deadline.point());
+    }
     // Who hosts it is reached by the endpoint's name; the others by the address that they reach it from.
     std::string address = options.local_address;
     if (address.empty() && is_host) address = options.endpoint_host;

@@ -77,16 +77,20 @@ TEST_P(WorkOf, ContinuationsMayIssueOperationsAndWaitForThem) {
           });
         };
         EXPECT_EQ(both().get(), 204);
-        // More of them than threads run them, each waiting for one that comes behind.
+        // More of them than run at a time, each waiting for the one behind it. None is done before all are attached.
+        constexpr int kMany = 12;
+        const int other = 1 - group.rank();
+        std::vector<Promise<void>> next(kMany);
         std::vector<Future<void>> ends;
-        std::vector<Promise<void>> next(12);
-        for (std::size_t i = 0; i < next.size(); ++i) {
-          const auto tensor = torch::ones({1});
-          ends.push_back(group.all_reduce(tensor).future().then([&next, i] {
-            if (i + 1 < next.size()) next[i + 1].future().get();
-            next[i].set();
+        for (int i = 0; i < kMany; ++i) {
+          ends.push_back(group.recv(torch::zeros({1}), other, i).future().then([&next, i] {
+            const auto own = static_cast<std::size_t>(i);
+            if (i + 1 < kMany) next[own + 1].future().get();
+            next[own].set();
           }));
         }
+        harness::meet(group);
+        for (int i = 0; i < kMany; ++i) group.send(torch::ones({1}), other, i).wait();
         when_all(std::move(ends)).get();
       },
       options());
