@@ -12,7 +12,7 @@
 
 namespace weft::rpc {
 
-constexpr std::uint32_t kWireVersion = 3;
+constexpr std::uint32_t kWireVersion = 4;
 
 enum class FrameKind : std::uint8_t {
   Hello = 1,      // the first of a connection, from who connects; body: who it is
