@@ -67,22 +67,23 @@ bool InFlight::passed() const {
 
 std::size_t InFlight::end_of_row(std::size_t from) const {
   std::lock_guard lock(mutex_);
-  std::size_t end = std::min(from + 1, entries_.size());
+  std::size_t end = from + 1;
   while (end < entries_.size() && entries_[end].operation.is_behind) ++end;
   return end;
 }
 
 bool InFlight::has_passed(std::size_t which) const {
   std::unique_lock lock(mutex_);
+  if (which >= entries_.size()) return false;
   const Fence done = entries_[which].operation.done;
   lock.unlock();  // a fence may have to ask its communicator
   return done.query();
 }
 
 std::size_t InFlight::count_passed() const {
-  for (std::size_t passed = 0;;) {
+  std::size_t passed = 0;
+  while (has_passed(passed)) {
     const std::size_t end = end_of_row(passed);
-    if (passed == end || !has_passed(passed)) return passed;
     ++passed;
     std::size_t open = end;  // whether those from `passed` to here have is not known
     for (std::size_t asked = end - 1; passed < open; asked = passed + (open - passed) / 2) {
@@ -92,8 +93,9 @@ std::size_t InFlight::count_passed() const {
         open = asked;
       }
     }
-    if (open < end) return passed;
+    if (open < end) break;
   }
+  return passed;
 }
 
 bool InFlight::turn(Kept& kept) {

@@ -76,6 +76,7 @@ class InFlight {
   std::size_t count_passed() const;
   // Where those end that pass one behind the other, from this one on.
   std::size_t end_of_row(std::size_t from) const;
+  // False where there is none.
   bool has_passed(std::size_t which) const;
   bool turn(Kept& kept);
   // Where nothing is in flight: lets go of the owner, and some time later of the loop.

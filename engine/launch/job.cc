@@ -57,7 +57,7 @@ class Job {
     int code = 1;
     try {
       code = run_rounds();
-    } catch (const Error& error) {  // of the rendezvous; no rank runs
+    } catch (const Error& error) {  // of the rendezvous, or of starting ranks; none runs any more
       say(error.what());
     }
     rendezvous_->leave(goes_on);
@@ -211,15 +211,13 @@ void merge_timeline() {
 
 }  // namespace
 
-int run_job(const Options& options, const OpenStore& open_store) { return Job(options, open_store).run(); }
-
 int run_command(int argc, char** argv, const OpenStore& open_store) {
   listen_for_signals();
   try {
     static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
     const Options options = parse_options(argc, argv);
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
-    const int code = run_job(options, open_store);
+    const int code = Job(options, open_store).run();
     merge_timeline();
     return code;
   } catch (const std::exception& error) {

@@ -16,13 +16,11 @@ struct OpenedStore {
 };
 using OpenStore = std::function<OpenedStore(const Options&)>;
 
-// The exit code: 0, or that of the rank that failed first; 1 when only its output could not be written, or the store is
-// lost; 128 and a signal's number. `open_store` is called where the nodes meet at an endpoint.
-int run_job(const Options& options, const OpenStore& open_store);
-
-// What weft-run does: reads the command line, runs the job, merges the timeline. Where the nodes are to meet and there is
-// no `open_store`, goes on as the program beside this one that has it (weft-agent), so that jobs of one machine start
-// without libtorch.
+// What weft-run does: reads the command line, runs the job, merges the timeline. `open_store` is called where the nodes
+// meet at an endpoint; where there is none, goes on as the program beside this one that has it (weft-agent), so that jobs
+// of one machine start without libtorch. The exit code: 0, or that of the rank that failed first; 1 when only its output
+// could not be written, ranks could not be started, or the store is lost; 2 after a mistake in the call; 128 and a signal's
+// number.
 int run_command(int argc, char** argv, const OpenStore& open_store);
 
 }  // namespace weft::launch

@@ -25,6 +25,12 @@ constexpr int kLongestStatus = 24 * 60 * 60;  // seconds
 constexpr int kMostNodes = 65536;
 constexpr int kDefaultEndpointPort = 29400;  // torchrun's
 
+template <class T>
+bool reads(const std::string& text, T least, T most, T& value) {
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return failure == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
+}
+
 // Those that ranks will see.
 int count_of_gpus() {
   int count = 0;
@@ -48,18 +54,9 @@ int count_of_ranks(const std::string& text) {
   if (gpus > 0) return gpus;
   if (text == "auto" || text == "cpu") return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   if (text == "gpu") throw Error(Blame::Caller, "--nproc-per-node gpu: this machine has no GPU, or shows none");
-  char* end = nullptr;
-  const long value = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || value < 1 || value > 4096) {
-    throw Error(Blame::Caller, "--nproc-per-node is '" + text + "'; it takes a number from 1 to 4096, cpu, gpu or auto");
-  }
-  return static_cast<int>(value);
-}
-
-template <class T>
-bool reads(const std::string& text, T least, T most, T& value) {
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return failure == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
+  int value = 0;
+  if (reads(text, 1, 4096, value)) return value;
+  throw Error(Blame::Caller, "--nproc-per-node is '" + text + "'; it takes a number from 1 to 4096, cpu, gpu or auto");
 }
 
 // "4", or "1:4".

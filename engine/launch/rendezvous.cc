@@ -114,12 +114,11 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
   const Deadline deadline = Deadline::in(settings_.join_timeout);
   std::optional<Clock::time_point> enough_since;
   std::string told;
-  for (;;) {
+  for (RendezvousState state;;) {
     if (!goes_on()) return std::nullopt;
     const bool is_last_call_over = enough_since && Clock::now() - *enough_since >= settings_.last_call_timeout;
-    const std::string before = store_->get();
-    const std::vector<std::string> silent = before.empty() ? std::vector<std::string>() : lost(decode(before));
-    const RendezvousState state = update([&](RendezvousState& next) {
+    const std::vector<std::string> silent = lost(state);
+    state = update([&](RendezvousState& next) {
       if (next.end) return;
       for (const std::string& id : silent) remove(next, settings_.limits, id, "is lost");
       come(next, self_, settings_.limits);
@@ -151,7 +150,7 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
 Rendezvous::News Rendezvous::look() {
   const auto now = Clock::now();
   if (end_) return News::End;
-  if (now < next_look_) return News::None;
+  if (settings_.limits.most == 1 || now < next_look_) return News::None;
   next_look_ = now + settings_.monitor_interval;
   RendezvousState state = decode(store_->get());
   const std::vector<std::string> silent = lost(state);

@@ -86,7 +86,6 @@ class Rendezvous {
   const std::shared_ptr<SharedStore> store_;
   const Settings settings_;
   Node self_;
-  std::string seen_;  // the value in the store, when it was last seen
   int round_ = -1;
   std::optional<JobEnd> end_;
   std::map<std::string, Pulse> pulses_;
