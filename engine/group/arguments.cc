@@ -19,6 +19,16 @@ std::string shape(const at::Tensor& tensor) {
 
 }  // namespace
 
+void check_device(const c10::Device& device, int gpus) {
+  if (device.is_cpu()) return;
+  const std::string what = "ProcessGroupOptions::device is " + device.str();
+  if (!device.is_cuda()) throw Error(Blame::Caller, what + "; a rank's device is a CPU or a CUDA device");
+  if (gpus == 0) throw Error(Blame::Caller, what + ", but this process sees no GPU; leave it out, or give at::kCPU");
+  if (device.index() < gpus) return;  // also where there is none: the rank chooses its own
+  throw Error(Blame::Caller, what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
+                                 " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
+}
+
 void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(operation, std::string(name) + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {

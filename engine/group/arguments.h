@@ -8,6 +8,8 @@
 
 namespace weft::group {
 
+// What a program gives as its device: the CPU, or one of the GPUs that this process sees.
+void check_device(const c10::Device& device, int gpus);
 // Defined, dense, contiguous, on a device that the group carries (on CUDA: the group's own device).
 void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor);
 // As check_tensor, and size() of them, all of one dtype, device and shape as `like`.

@@ -237,7 +237,9 @@ transport::Communicator& Core::communicator(c10::Device device) {
   Carrier& carrier = carriers_.at(device.type());
   if (carrier.communicator && carrier.device != device) {
     throw Error(Blame::Caller, "this rank " + place() + " uses " + carrier.device.str() + ", and this tensor is on " +
-                                   device.str() + "; a rank uses one GPU (set LOCAL_RANK or ProcessGroupOptions::device)");
+                                   device.str() +
+                                   "; a group carries those of one GPU (set LOCAL_RANK or ProcessGroupOptions::device, or "
+                                   "make a group for the other: new_group(ranks, {.device = …}))");
   }
   if (carrier.communicator) return *carrier.communicator;
   if (is_broken()) throw_if_hopeless();

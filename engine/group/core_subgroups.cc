@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/log.h>
+#include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/pause.h>
@@ -79,6 +80,13 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   if (!wanted.backend.empty()) {
     static_cast<void>(parse_backends(wanted.backend));  // on every rank, also those that are not among them
     made.backend = wanted.backend;
+  }
+  if (wanted.device) {
+    check_device(*wanted.device, options.job->devices->count());
+    made.device = *wanted.device;
+    if (made.device.is_cuda() && !made.device.has_index()) {
+      made.device.set_index(options.device.is_cuda() ? options.device.index() : 0);
+    }
   }
   const int count = next_number("group");  // after all checks: a rank that was mistaken calls again, and is in step
   const std::string number = std::to_string(count);

@@ -5,6 +5,7 @@
 #include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/rendezvous.h>
@@ -21,16 +22,6 @@ c10::Device default_device(int local_rank) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
 }
 
-void check_device(const c10::Device& device, int gpus) {
-  if (device.is_cpu()) return;
-  const std::string what = "ProcessGroupOptions::device is " + device.str();
-  if (!device.is_cuda()) throw Error(Blame::Caller, what + "; a rank's device is a CPU or a CUDA device");
-  if (gpus == 0) throw Error(Blame::Caller, what + ", but this process sees no GPU; leave it out, or give at::kCPU");
-  if (device.index() < gpus) return;  // also where there is none: the rank chooses its own
-  throw Error(Blame::Caller, what + ", but this process sees GPUs 0 to " + std::to_string(gpus - 1) +
-                                 " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
-}
-
 }  // namespace
 
 ProcessGroup init_process_group(ProcessGroupOptions options) {
@@ -44,7 +35,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
   }
-  if (options.device) check_device(*options.device, devices->count());
+  if (options.device) group::check_device(*options.device, devices->count());
   options.timeout = std::min(options.timeout, group::kLongestTimeout);
   const Deadline deadline = Deadline::in(options.timeout);
   const auto place = group::rendezvous(options, group::process_environment(), deadline);

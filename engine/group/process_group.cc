@@ -107,6 +107,8 @@ int ProcessGroup::global_rank(int group_rank) const {
   return core().options.global_ranks[static_cast<std::size_t>(group_rank)];
 }
 
+const std::vector<int>& ProcessGroup::ranks() const { return core().options.global_ranks; }
+
 Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
   check_tensor(core(), "broadcast", "tensor", tensor);
   core().check_rank(root, "broadcast: root");

@@ -94,13 +94,16 @@ class ProcessGroup {
   void monitored_barrier(std::chrono::milliseconds timeout);
 
   // Every rank of this group calls it, with the same ranks (of this group, in the order of their new ranks). Those that are
-  // not among them get an empty group. Of the options, backend and timeout count; "" and the default keep this group's.
+  // not among them get an empty group. Of the options, backend, timeout and device count; "" and the defaults keep this
+  // group's. A device of its own: for a rank that uses several GPUs, each of which takes a group.
   ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
   // Every rank calls it; ranks of one color form a group, ordered by key and then by rank. A negative color: no group.
   ProcessGroup split(int color, int key);
 
   // The rank in the group that init_process_group made.
   int global_rank(int group_rank) const;
+  // Of all members, in the order of their ranks here.
+  const std::vector<int>& ranks() const;
   c10::intrusive_ptr<c10d::Store> store() const;
   // Fails every pending and later operation of this group, on all ranks, with Cancelled and the reason.
   void abort(std::string reason);

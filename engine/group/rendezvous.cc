@@ -381,4 +381,6 @@ std::optional<int> launched_rank() { return group::rank_variable(group::process_
 
 std::optional<int> launched_world_size() { return group::world_size_variable(group::process_environment()); }
 
+std::optional<int> launched_local_rank() { return group::local_rank(group::process_environment()); }
+
 }  // namespace weft

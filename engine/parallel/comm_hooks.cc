@@ -6,7 +6,10 @@ namespace weft::comm_hooks {
 
 namespace {
 
-Future<at::Tensor> average(ProcessGroup& group, at::Tensor buffer) {
+Future<at::Tensor> average(const ProcessGroup& given, const GradBucket& bucket) {
+  at::Tensor buffer = bucket.buffer();
+  const bool elsewhere = buffer.is_cuda() && given.device().is_cuda() && buffer.device() != given.device();
+  ProcessGroup group = elsewhere && bucket.group() ? bucket.group() : given;
   buffer.div_(group.size());
   return group.all_reduce(buffer).future().then([buffer] { return buffer; });
 }
@@ -29,7 +32,7 @@ CommHook compress(at::ScalarType dtype, CommHook inner) {
 }  // namespace
 
 CommHook all_reduce(ProcessGroup group) {
-  return [group](GradBucket& bucket) mutable { return average(group, bucket.buffer()); };
+  return [group](GradBucket& bucket) { return average(group, bucket); };
 }
 
 CommHook fp16_compress(ProcessGroup group) { return compress(at::kHalf, all_reduce(std::move(group))); }

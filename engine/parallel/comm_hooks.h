@@ -16,12 +16,13 @@ namespace weft {
 class GradBucket {
  public:
   GradBucket(std::size_t index, std::size_t count, at::Tensor buffer, std::vector<at::Tensor> gradients,
-             std::vector<at::Tensor> parameters)
+             std::vector<at::Tensor> parameters, ProcessGroup group = {})
       : index_(index),
         count_(count),
         buffer_(std::move(buffer)),
         gradients_(std::move(gradients)),
-        parameters_(std::move(parameters)) {}
+        parameters_(std::move(parameters)),
+        group_(std::move(group)) {}
 
   // 0 is launched first; the same on all ranks.
   std::size_t index() const { return index_; }
@@ -32,6 +33,9 @@ class GradBucket {
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool is_last() const { return index_ + 1 == count_; }
+  // Of the model's ranks, and carries the buffer's device: the model's own group, or, where the model lies on several GPUs,
+  // that of the bucket's GPU.
+  const ProcessGroup& group() const { return group_; }
 
  private:
   std::size_t index_;
@@ -39,13 +43,15 @@ class GradBucket {
   at::Tensor buffer_;
   std::vector<at::Tensor> gradients_;
   std::vector<at::Tensor> parameters_;
+  ProcessGroup group_;
 };
 
 using CommHook = std::function<Future<at::Tensor>(GradBucket&)>;
 
 namespace comm_hooks {
 
-// What happens without a hook.
+// What happens without a hook. The group that is given carries the buckets, but for those of further GPUs of a model that
+// lies on several: these go by their own (GradBucket::group()).
 CommHook all_reduce(ProcessGroup group);
 // Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that float16 does not overflow.
 // Of complex gradients real and imaginary parts are sent, as twice as many elements; sparse complex ones go as they are.

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <weft/engine/parallel/ddp.h>
+#include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
 #include <weft/engine/parallel/reducer.h>
 
@@ -14,7 +15,7 @@ namespace weft::parallel {
 
 struct Replica::State {
   std::shared_ptr<torch::nn::Module> module;
-  ProcessGroup group;
+  DeviceGroups groups;
   DdpOptions options;
   std::shared_ptr<Reducer> reducer;
 
@@ -34,11 +35,10 @@ struct Replica::State {
   }
 
   // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
-  void sync_buffers(int root) const {
+  void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
-    if (options.broadcast_buffers) broadcast_values(group_handle(), buffers(), root);
+    if (options.broadcast_buffers) broadcast_values(groups, buffers(), root);
   }
-  ProcessGroup& group_handle() const { return const_cast<ProcessGroup&>(group); }
 };
 
 namespace {
@@ -85,11 +85,11 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
     : state_(std::make_unique<State>()) {
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
   state_->module = module;
-  state_->group = std::move(group);
   state_->options = options;
   const auto sparse = sparse_parameters(*module);
-  check_same_model(state_->group, named_values(*module, sparse), agreed(options));
-  broadcast_values(state_->group, state_->all_values(), 0);
+  check_same_model(group, named_values(*module, sparse), agreed(options));
+  state_->groups = DeviceGroups(std::move(group), state_->all_values());
+  broadcast_values(state_->groups, state_->all_values(), 0);
 
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
@@ -102,7 +102,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
     throw Error(Blame::Caller,
                 "DistributedDataParallel: no parameter of the module requires a gradient; there is nothing to reduce");
   }
-  state_->reducer = Reducer::make(std::move(parameters), state_->group, options);
+  state_->reducer = Reducer::make(std::move(parameters), state_->groups, options);
 }
 
 Replica::~Replica() = default;
@@ -113,7 +113,7 @@ void Replica::before_forward() {
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, synchronizing_);
   state_->reducer->begin_forward();
-  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->group.size());
+  state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->groups.own().size());
   if (!synchronizing_) return;
   state_->reducer->prepare_forward();
   if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
@@ -137,7 +137,7 @@ void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook
 
 DdpStats Replica::stats() const { return state_->reducer->stats(); }
 
-ProcessGroup& Replica::join_group() { return state_->group; }
+ProcessGroup& Replica::join_group() { return state_->groups.own(); }
 
 bool Replica::trains() const { return state_->module->is_training(); }
 
@@ -148,6 +148,6 @@ void Replica::mirror_step(const JoinStep& step) {
   state_->reducer->mirror_pass();
 }
 
-void Replica::take_over(int last_rank) { broadcast_values(state_->group, state_->all_values(), last_rank); }
+void Replica::take_over(int last_rank) { broadcast_values(state_->groups, state_->all_values(), last_rank); }
 
 }  // namespace weft::parallel

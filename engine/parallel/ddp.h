@@ -8,6 +8,9 @@
 //   loss.backward();                                     // gradients in parameter.grad() are averages
 //   optimizer.step();
 //
+// The module may lie on the host, on the rank's GPU, and on further GPUs of the rank's own, in the same way on all ranks:
+// for each further GPU the constructor makes a group of the same ranks, whose buckets travel beside the others'.
+//
 // All ranks run the same number of forward and backward passes (weft::join where they cannot). The object is used by one
 // thread at a time; it is moved, not copied, and outlives the backward of its last forward.
 #pragma once

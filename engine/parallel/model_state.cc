@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <sstream>
 
 #include <weft/base/log.h>
@@ -9,7 +10,7 @@ namespace weft::parallel {
 
 namespace {
 
-std::string line_of(const NamedTensor& item) {
+std::string line_of(const NamedTensor& item, const std::vector<c10::Device>& gpus) {
   std::ostringstream text;
   text << item.name << " " << c10::toString(item.tensor.scalar_type()) << " " << item.tensor.sizes();
   if (item.tensor.layout() == at::kStrided) {
@@ -17,12 +18,18 @@ std::string line_of(const NamedTensor& item) {
   } else {
     text << " " << item.tensor.layout();
   }
+  const auto place = std::find(gpus.begin(), gpus.end(), item.tensor.device()) - gpus.begin();
+  if (item.tensor.is_cuda())
+    text << (place == 0 ? " on the rank's GPU" : " on GPU " + std::to_string(place + 1) + " of the rank");
   return text.str();
 }
 
-std::string text_of(const std::vector<NamedTensor>& tensors) {
+std::string text_of(const ProcessGroup& group, const std::vector<NamedTensor>& named) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& item : named) tensors.push_back(item.tensor);
+  const std::vector<c10::Device> gpus = gpus_of(group, tensors);
   std::string text;
-  for (const NamedTensor& item : tensors) text += line_of(item) + "\n";
+  for (const NamedTensor& item : named) text += line_of(item, gpus) + "\n";
   return text;
 }
 
@@ -52,7 +59,7 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   // All ranks came to the check before this one, which this rank has left: nobody reads the keys of that before it.
   if (number > 2) core.bootstrap->erase(base_of(number - 2) + std::to_string(group.rank()));
   const Deadline deadline = Deadline::in(core.options.timeout);
-  const std::string mine = options + text_of(tensors);
+  const std::string mine = options + text_of(group, tensors);
   std::string verdict;
   if (group.rank() == 0) {
     core.bootstrap->set(base + "0", group::to_bytes(mine));
@@ -82,13 +89,13 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   for (const NamedTensor& item : tensors) require_flat(item.tensor, "'" + item.name + "' of the model");
 }
 
-void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root) {
+void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root) {
   constexpr std::size_t kPiece = 250u << 20;
-  if (group.size() == 1) return;
+  if (groups.own().size() == 1) return;
   for (const auto& piece : pieces_of(tensors, kPiece)) {
     const at::Tensor flat = flatten(piece);
-    group.broadcast(flat, root).wait();
-    if (group.rank() != root) unflatten(flat, piece);
+    groups.of(flat.device()).broadcast(flat, root).wait();
+    if (groups.own().rank() != root) unflatten(flat, piece);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <weft/engine/group/process_group.h>
+#include <weft/engine/parallel/device_groups.h>
 
 namespace weft::parallel {
 
@@ -15,12 +15,13 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// Compares names, shapes, dtypes and layouts with rank 0's, and `options`, lines of text. Collective. Throws Caller on
-// every rank when one differs; the text names the ranks that do and their first difference. So it does where a tensor
+// Compares names, shapes, dtypes, layouts and places (the host, the rank's GPU, its second one, …) with rank 0's, and
+// `options`, lines of text. Collective. Throws Caller on every rank when one differs; the text names the ranks that do and
+// their first difference. So it does where a tensor
 // cannot be copied to other ranks, being sparse or expanded. One rank alone compares nothing.
 void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options = "");
 
 // Copies the values of `root` to all ranks, in flat pieces of at most 250 MiB. Collective; blocks until they are there.
-void broadcast_values(ProcessGroup& group, const std::vector<at::Tensor>& tensors, int root);
+void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root);
 
 }  // namespace weft::parallel

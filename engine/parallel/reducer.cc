@@ -45,15 +45,19 @@ std::string first_line_of(const std::exception_ptr& caught) {
 
 }  // namespace
 
-std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, ProcessGroup group,
+std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
                                        const DdpOptions& options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(group), options));
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), options));
   reducer->attach();
   return reducer;
 }
 
-Reducer::Reducer(std::vector<ReducerParameter> parameters, ProcessGroup group, const DdpOptions& options)
-    : parameters_(std::move(parameters)), group_(std::move(group)), options_(options), divisor_(group_.size()) {
+Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options)
+    : parameters_(std::move(parameters)),
+      groups_(std::move(groups)),
+      group_(groups_.own()),
+      options_(options),
+      divisor_(group_.size()) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
   left_out_.resize(parameters_.size());
@@ -401,12 +405,13 @@ void Reducer::launch(std::size_t index) {
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
-    bucket.work = group_.all_reduce(bucket.flat);
+    bucket.work = groups_.of(bucket.flat.device()).all_reduce(bucket.flat);
     return;
   }
   std::vector<at::Tensor> parameters;
   for (const std::size_t parameter : bucket.parameters) parameters.push_back(parameters_[parameter].tensor);
-  GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters));
+  GradBucket shown(index, buckets_.size(), bucket.flat, bucket.views, std::move(parameters),
+                   groups_.of(bucket.flat.device()));
   bucket.reduced = call_hook(shown);
 }
 

@@ -22,6 +22,7 @@
 #include <weft/engine/parallel/bucket.h>
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
+#include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
 #include <weft/profiling/trace/trace.h>
 
@@ -35,7 +36,7 @@ struct ReducerParameter {
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, ProcessGroup group,
+  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
                                        const DdpOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -81,7 +82,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::size_t slot = 0;
   };
 
-  Reducer(std::vector<ReducerParameter> parameters, ProcessGroup group, const DdpOptions& options);
+  Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options);
   void attach();
   void build_buckets(const std::vector<std::size_t>& order);
   void start_rebuild();
@@ -125,7 +126,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_static_graph(std::size_t parameter);
 
   const std::vector<ReducerParameter> parameters_;
-  ProcessGroup group_;
+  DeviceGroups groups_;  // of the buckets
+  ProcessGroup group_;   // of everything else
   const DdpOptions options_;
   int divisor_;
 

@@ -119,12 +119,12 @@ void Reducer::launch_sparse(Bucket& bucket) {
   }
   if (hook_) {
     GradBucket shown(static_cast<std::size_t>(&bucket - buckets_.data()), buckets_.size(), gradient, {gradient},
-                     {parameter});
+                     {parameter}, groups_.of(gradient.device()));
     bucket.reduced = call_hook(shown);
     return;
   }
   if (divisor_ != 1) gradient = gradient.div(divisor_);  // before the sum, which may be too large for fp16
-  bucket.sparse_sum = group::SparseSum(group_, gradient);
+  bucket.sparse_sum = group::SparseSum(groups_.of(gradient.device()), gradient);
 }
 
 void Reducer::collect_sparse(Bucket& bucket) {

@@ -1,5 +1,6 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
+#include <cstring>
 #include <latch>
 #include <set>
 #include <thread>
@@ -16,6 +17,7 @@
 #include <weft/cuda/memory.h>
 #include <weft/cuda/pinned.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/parallel/model_state.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
 #include <weft/profiling/trace/trace.h>
@@ -294,6 +296,60 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
     const Error error = error_of([&] { rank.group.all_reduce(foreign); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos) << error.text();
+  });
+}
+
+// Each rank's model lies on both GPUs; the first is another one on each rank.
+TEST_F(CudaGroup, AModelOnSeveralGpusHasAGroupForEach) {
+  run([&](Rank& rank) {
+    const at::Tensor here = bytes(rank, 8);
+    const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
+    const at::Tensor host = at::ones({8}, at::kByte);
+    const std::vector<at::Tensor> model{there, here, host, there};
+    EXPECT_THAT(parallel::gpus_of(rank.group, model), testing::ElementsAre(here.device(), there.device()));
+    EXPECT_THAT(parallel::gpus_of(rank.group, {host}), testing::IsEmpty());
+    parallel::check_same_model(rank.group, {{"here", here}, {"there", there}, {"host", host}});
+    parallel::DeviceGroups groups(rank.group, model);
+    EXPECT_EQ(groups.of(there.device()).device(), there.device());
+    EXPECT_EQ(groups.of(here.device()).device(), rank.gpu);
+    for (const at::Tensor& tensor : model) {
+      std::memset(tensor.data_ptr(), rank.rank + 1, 8);
+      groups.of(tensor.device()).all_reduce(tensor).synchronize();
+      EXPECT_EQ(byte_of(tensor), 3) << tensor.device();
+    }
+  });
+}
+
+TEST_F(CudaGroup, ModelsThatLieOtherwiseAreToldApart) {
+  run([&](Rank& rank) {
+    const at::Tensor here = bytes(rank, 8);
+    const at::Tensor there = torch_->empty({8}, at::kByte, 1 - rank.rank);
+    const std::vector<std::pair<std::vector<at::Tensor>, const char*>> cases{
+        {{here, there},
+         "it has second Byte [8] strides [1] on GPU 2 of the rank where rank 0 has second Byte [8] strides [1] on "
+         "the rank's GPU"},
+        {{here, at::ones({8}, at::kByte)}, "it has second Byte [8] strides [1] where rank 0 has"}};
+    for (const auto& [of_rank_1, text] : cases) {
+      const std::vector<at::Tensor> model = rank.rank == 0 ? std::vector{here, here} : of_rank_1;
+      const Error error = error_of([&] {
+        parallel::check_same_model(rank.group, {{"first", model[0]}, {"second", model[1]}});
+      });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), testing::HasSubstr(text));
+    }
+  });
+}
+
+TEST_F(CudaGroup, AGroupForAGpuThatIsNotThereIsRefusedAndTheRanksStayInStep) {
+  run([&](Rank& rank) {
+    if (rank.rank == 1) {
+      const Error error = error_of([&] { rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCUDA, kRanks)}); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), testing::HasSubstr("this process sees GPUs 0 to 1 only"));
+    }
+    EXPECT_EQ(rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCPU)}).device(), c10::Device(c10::kCPU));
+    EXPECT_EQ(rank.group.new_group({0, 1}).device(), rank.gpu);
+    EXPECT_EQ(rank.group.new_group({0, 1}, {.device = c10::Device(c10::kCUDA)}).device(), rank.gpu);
   });
 }
 
