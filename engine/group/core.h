@@ -123,7 +123,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void throw_if_broken();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
-  std::string place() const;  // "on group 'x' (rank 0 of 2)"
+  std::string self() const;   // "group 'x' (rank 0 of 2)"
+  std::string place() const;  // "on " and that
   void check_rank(int rank, const char* what) const;
 
   // Makes one and joins. On failure the other ranks are told why.
@@ -186,7 +187,8 @@ struct Core : std::enable_shared_from_this<Core> {
   std::vector<Issued> unfinished_;  // recent operations, waited for before leaving; guarded by issue_mutex
   std::mutex error_mutex_;
   std::condition_variable broken_changed_;
-  std::optional<Error> broken_;
+  std::optional<Error> broken_;  // within self()
+  std::string reason_;           // the same without it
   std::optional<Error> unseen_;
   std::vector<std::pair<Error, Explained>> unexplained_;  // guarded by error_mutex_
   EventLoop::Registration explaining_;                    // the end of their moment; guarded by error_mutex_

@@ -12,8 +12,6 @@ namespace weft::group {
 
 namespace {
 
-constexpr std::string_view kOn = "on ", kThen = ": ";  // "on group 'x'"; "group 'x': why" (Error::within)
-
 // The bytes are those of all the tensors that this rank gives an operation, what it sends and what it receives; dtype and
 // shape are the first one's.
 trace::About about(const char* name, std::uint64_t number, const c10::Device& device, std::span<const at::Tensor> tensors) {
@@ -251,7 +249,8 @@ void Core::fail(const Error& why) {
   {
     std::lock_guard lock(error_mutex_);
     if (broken_) return;
-    broken_ = why.within(place().substr(kOn.size()));
+    reason_ = why.text();
+    broken_ = why.within(self());
     joining = joining_;
     for (const auto& [type, carrier] : carriers_) {
       if (carrier.communicator) communicators.push_back(carrier.communicator);
@@ -307,8 +306,7 @@ Error Core::explained(const Error& error) const {
   if (error.blame() != Blame::PeerLost) return error;
   if (broken_) {
     // Told twice, by the backend and by the group: said once.
-    const std::string reason = broken_->text().substr(place().size() - kOn.size() + kThen.size());
-    if (broken_->text().ends_with(error.text()) || error.text().find(reason) != std::string::npos) return *broken_;
+    if (reason_.ends_with(error.text()) || error.text().find(reason_) != std::string::npos) return *broken_;
     return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
   }
   if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);
@@ -341,9 +339,10 @@ void Core::note_unseen(const Error& error) {
   if (!unseen_) unseen_ = error;
 }
 
-std::string Core::place() const {
-  return std::string(kOn) + "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " +
-         std::to_string(options.size) + ")";
+std::string Core::place() const { return "on " + self(); }
+
+std::string Core::self() const {
+  return "group '" + options.name + "' (rank " + std::to_string(options.rank) + " of " + std::to_string(options.size) + ")";
 }
 
 void Core::check_rank(int rank, const char* what) const {

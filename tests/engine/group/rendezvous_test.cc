@@ -158,17 +158,21 @@ TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
 }
 
 TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS"}) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
+                           "LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
     ::unsetenv(name);
   }
   ::setenv("OMPI_COMM_WORLD_RANK", "1", 1);
   ::setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
   EXPECT_EQ(launched_rank(), 1);
   EXPECT_EQ(launched_world_size(), 3);
-  ::unsetenv("OMPI_COMM_WORLD_RANK");
-  ::unsetenv("OMPI_COMM_WORLD_SIZE");
+  EXPECT_EQ(launched_local_rank(), std::nullopt);
+  ::setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0", 1);
+  EXPECT_EQ(launched_local_rank(), 0);
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}) ::unsetenv(name);
   EXPECT_EQ(launched_rank(), std::nullopt);
   EXPECT_EQ(launched_world_size(), std::nullopt);
+  EXPECT_EQ(launched_local_rank(), std::nullopt);
 }
 
 TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {

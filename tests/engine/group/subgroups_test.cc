@@ -40,6 +40,7 @@ TEST_P(Subgroups, NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
     EXPECT_EQ(some.rank(), group.rank() == 3 ? 0 : group.rank() == 0 ? 1 : 2);
     EXPECT_EQ(some.global_rank(some.rank()), group.rank());
     EXPECT_EQ(some.global_rank(0), 3);
+    EXPECT_EQ(some.ranks(), (std::vector<int>{3, 0, 2}));
     EXPECT_EQ(members_of(some, group.rank()), (std::vector<int>{3, 0, 2}));
     EXPECT_EQ(error_of([&] { some.global_rank(3); }).blame(), Blame::Caller);
     const auto tensor = torch::full({1}, group.rank(), at::kInt);
