@@ -38,6 +38,13 @@ class Nodes : public testing::Test {
           port, [] { return true; }, [](const std::string&) {});
     });
   }
+  // Until one has come, and so is the first.
+  void wait_for_the_first() {
+    for (const Deadline deadline = Deadline::in(std::chrono::seconds(30)); store->get().empty();) {
+      ASSERT_FALSE(deadline.passed()) << "no node has come";
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
   static News next_news(Rendezvous& node) {
     for (const Deadline deadline = Deadline::in(std::chrono::seconds(30)); !deadline.passed();) {
       if (const News news = node.look(); news != News::None) return news;
@@ -52,7 +59,7 @@ class Nodes : public testing::Test {
 TEST_F(Nodes, AgreeOnRanksAndMaster) {
   const auto a = make("1", settings(2, 2), 2), b = make("2", settings(2, 2), 3);
   auto first = join(*a, 1001);
-  while (store->get().empty()) std::this_thread::sleep_for(milliseconds(1));
+  wait_for_the_first();
   const Place two = join(*b, 1002).get(), one = first.get();
   ASSERT_TRUE(one && two);
   EXPECT_EQ(one->node_rank, 0);
