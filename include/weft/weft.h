@@ -5,6 +5,7 @@
 #include <weft/codec.h>
 #include <weft/debug.h>
 #include <weft/error.h>
+#include <weft/functional.h>
 #include <weft/future.h>
 #include <weft/group.h>
 #include <weft/optim.h>
