@@ -438,6 +438,8 @@ const Carrier& Core::carrier(c10::Device device) const {
   return found->second;
 }
 
+c10::Device Core::host_values_device() const { return carries(c10::kCPU) ? c10::Device(c10::kCPU) : options.device; }
+
 c10::Device Core::barrier_device() const {
   return carries(options.device.type()) ? options.device : c10::Device(c10::kCPU);
 }

@@ -104,6 +104,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void abort(const std::string& reason);
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
+  // Where values of the host travel (counts, orders, bytes): the host if a backend carries it, else the group's device.
+  c10::Device host_values_device() const;
   bool carries(c10::DeviceType type) const;
   // Counts what all ranks do in the same order, by kind: 1, 2, …
   int next_number(const std::string& kind);

@@ -28,7 +28,7 @@ JoinScope::~JoinScope() {
 // may have switched its own to evaluation).
 JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
   const auto ranks = static_cast<std::int64_t>(group_.size());
-  const auto device = group::Core::of(group_).carries(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
+  const auto device = group::Core::of(group_).host_values_device();
   const auto joinables = static_cast<std::int64_t>(joinables_.size());
   at::Tensor counts = at::zeros({ranks + 1 + joinables}, at::TensorOptions(at::kInt));
   if (active) {

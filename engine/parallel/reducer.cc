@@ -424,10 +424,7 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
   }
 }
 
-// Counts of use, and orders, travel on the host where the group carries it.
-c10::Device Reducer::usage_device() const {
-  return group::Core::of(group_).carries(c10::kCPU) ? c10::Device(c10::kCPU) : group_.device();
-}
+c10::Device Reducer::usage_device() const { return group::Core::of(group_).host_values_device(); }
 
 // A static graph is counted once; else every pass may use other parameters.
 bool Reducer::counts_usage() const { return options_.static_graph ? static_pass_ == 0 : options_.find_unused_parameters; }

@@ -1,0 +1,5 @@
+// Collectives of values: weft::all_gather_object and its like.
+#pragma once
+
+#include <weft/engine/group/objects.h>
+#include <weft/group.h>
