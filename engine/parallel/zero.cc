@@ -246,7 +246,7 @@ void ShardedOptimizer::take_over(int) {}
 // --- the state -------------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
-  auto whole = make_(param_groups_);
+  auto whole = plain();
   whole->state().clear();
   for (const Shard& shard : shards_) {
     if (!shard.optimizer) continue;
@@ -305,15 +305,19 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
-  const auto whole = make_(param_groups_);
+  const auto whole = plain();
   whole->load(archive);
+  take(*whole);
+}
+
+void ShardedOptimizer::take(Optimizer& whole) {
   all_.reset();
   for (std::size_t g = 0; g < param_groups_.size(); ++g) {
-    param_groups_[g].set_options(whole->param_groups()[g].options().clone());
+    param_groups_[g].set_options(whole.param_groups()[g].options().clone());
   }
   for (Shard& shard : shards_) {
     if (!shard.optimizer) continue;
-    for (const at::Tensor& parameter : shard.parameters) move_state(*whole, parameter, *shard.optimizer);
+    for (const at::Tensor& parameter : shard.parameters) move_state(whole, parameter, *shard.optimizer);
   }
 }
 

@@ -62,6 +62,10 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   void save(torch::serialize::OutputArchive& archive) const override;
   // Takes the options, and of the state this rank's part. Called on every rank, with the same archive.
   void load(torch::serialize::InputArchive& archive) override;
+  // The same in two steps: an optimizer of its kind over all parameters, which loads; and what it has loaded, which this
+  // takes from it.
+  std::unique_ptr<torch::optim::Optimizer> plain() const { return make_(param_groups_); }
+  void take(torch::optim::Optimizer& whole);
 
   // The rank that steps it. Throws Caller for a parameter that was not given.
   int owner(const at::Tensor& parameter) const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <weft/autograd.h>
+#include <weft/checkpoint.h>
 #include <weft/codec.h>
 #include <weft/debug.h>
 #include <weft/error.h>

@@ -1,0 +1,6 @@
+// weft::checkpoint: save, load, exists.
+#pragma once
+
+#include <weft/engine/parallel/checkpoint.h>
+#include <weft/error.h>
+#include <weft/group.h>
