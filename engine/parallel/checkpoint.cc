@@ -104,6 +104,13 @@ void save(const std::string& file, ProcessGroup group, const std::vector<Part>& 
   agree(group, failure);
 }
 
+void check_writable(const std::string& file, ProcessGroup group) {
+  agree(group, error_of([&] {
+          if (group.rank() != 0) return;
+          const Draft draft(file);
+        }));
+}
+
 bool exists(const std::string& file, ProcessGroup group) {
   bool is_there = false;
   const auto failure = error_of([&] {

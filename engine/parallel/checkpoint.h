@@ -164,6 +164,10 @@ class Part {
 // disk, and Caller for parts that differ between ranks.
 void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
+// Throws what save() would for this file, as far as that can be known beforehand; changes nothing. A program calls it
+// before the hours after which it saves.
+void check_writable(const std::string& file, ProcessGroup group);
+
 // Whether there is such a file, on rank 0.
 bool exists(const std::string& file, ProcessGroup group);
 

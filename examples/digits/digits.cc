@@ -15,7 +15,6 @@
 
 #include "../common/command_line.h"
 #include "../common/progress_bar.h"
-#include "checkpoint.h"
 #include "dataset.h"
 
 namespace {
@@ -85,13 +84,15 @@ class Training {
         net_(make_net()),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(options.learning_rate.value_or(Options::kLearningRate))
                                            .momentum(options.momentum.value_or(Options::kMomentum))),
-        epochs_done_(options.resume ? resume() : 0),
         ddp_(net_, group_),
-        sampler_(static_cast<std::size_t>(dataset_.train.count()), group_, {.shuffle = true, .seed = options.seed}) {}
+        sampler_(static_cast<std::size_t>(dataset_.train.count()), group_, {.shuffle = true, .seed = options.seed}) {
+    if (options_.resume) resume();
+  }
 
   int run() {
+    // Found out now, and not after the first epoch.
+    weft::checkpoint::check_writable(options_.checkpoint, group_);
     if (leads()) {
-      digits::check_checkpoint(options_.checkpoint);
       std::printf("%lld training and %lld test images of %lldx%lld, %d rank%s on %s (%s), batches of %lld a rank\n",
                   static_cast<long long>(dataset_.train.count()), static_cast<long long>(dataset_.test.count()),
                   static_cast<long long>(dataset_.train.pixels.size(2)),
@@ -109,11 +110,12 @@ class Training {
       ++epochs_done_;
       step_seconds += epoch.step_seconds;
       examples += epoch.examples;
-      if (!leads()) continue;
-      std::printf("epoch %2d/%d  loss %.4f  accuracy %.4f  %.0f samples/s\n", epochs_done_, options_.epochs, epoch.loss,
-                  epoch.accuracy, static_cast<double>(epoch.examples) / epoch.step_seconds);
-      std::fflush(stdout);
-      digits::save_checkpoint(options_.checkpoint, *net_, optimizer_, epochs_done_);
+      if (leads()) {
+        std::printf("epoch %2d/%d  loss %.4f  accuracy %.4f  %.0f samples/s\n", epochs_done_, options_.epochs, epoch.loss,
+                    epoch.accuracy, static_cast<double>(epoch.examples) / epoch.step_seconds);
+        std::fflush(stdout);
+      }
+      weft::checkpoint::save(options_.checkpoint, group_, parts());
     }
     return finish(epochs_done_ > first, step_seconds, examples);
   }
@@ -128,14 +130,29 @@ class Training {
     return net;
   }
 
-  int resume() {
-    const int done = digits::load_checkpoint(options_.checkpoint, *net_, optimizer_, group_.device());
+  // Of a checkpoint: the network, the optimizer's state and the number of epochs done.
+  std::vector<weft::checkpoint::Part> parts() {
+    return {{"model", net_}, {"optimizer", optimizer_}, {"epochs", epochs_done_}};
+  }
+
+  void resume() {
+    const std::string file = "--resume: '" + options_.checkpoint + "' ";
+    if (!weft::checkpoint::exists(options_.checkpoint, group_)) {
+      throw std::runtime_error(file + "is not there; train once without --resume");
+    }
+    try {
+      weft::checkpoint::load(options_.checkpoint, group_, parts());
+    } catch (const weft::Error& error) {
+      if (error.blame() != weft::Blame::Caller) throw;
+      throw std::runtime_error(file +
+                               "is no checkpoint of this program, of images of this size, or is damaged; train once " +
+                               "without --resume (" + error.text() + ")");
+    }
     for (auto& parameters : optimizer_.param_groups()) {
       auto& options = static_cast<torch::optim::SGDOptions&>(parameters.options());
       if (options_.learning_rate) options.lr(*options_.learning_rate);
       if (options_.momentum) options.momentum(*options_.momentum);
     }
-    return done;
   }
 
   Epoch train_epoch() {
@@ -219,7 +236,7 @@ class Training {
   digits::Dataset dataset_;
   Net net_;
   torch::optim::SGD optimizer_;
-  int epochs_done_;
+  int epochs_done_ = 0;
   weft::DistributedDataParallel<NetImpl> ddp_;
   weft::DistributedSampler sampler_;
 };

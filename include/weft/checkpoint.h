@@ -1,4 +1,4 @@
-// weft::checkpoint: save, load, exists.
+// weft::checkpoint: save, load, exists, check_writable.
 #pragma once
 
 #include <weft/engine/parallel/checkpoint.h>

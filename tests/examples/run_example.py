@@ -375,9 +375,11 @@ def digits_refuse_checkpoints():
             bad.write_bytes(content)
             error = refused("--checkpoint", str(bad), "--resume")
             expect(f"'{bad}' is no checkpoint of this program" in error and "miniz" not in error, "another error", error)
+        error = refused("--checkpoint", f"{folder}/missing.pt", "--resume")
+        expect(f"--resume: '{folder}/missing.pt' is not there" in error, "another error", error)
         for target in (f"{folder}/missing/x.pt", folder, "/proc/x.pt"):
             error = refused("--checkpoint", target, "--epochs", "1")
-            expect(f"--checkpoint: '{target}' cannot be written" in error, "another error", error)
+            expect(f"the checkpoint '{target}' cannot be written" in error, "another error", error)
         left = sorted(entry.name for entry in Path(folder).iterdir())
         expect(left == ["bad.pt", "whole.pt"], "files are left behind", str(left))
 

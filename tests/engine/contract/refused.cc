@@ -9,7 +9,9 @@
 
 #include <torch/optim/lbfgs.h>
 
+#include <weft/checkpoint.h>
 #include <weft/optim.h>
+#include <weft/parallel.h>
 #include <weft/rpc.h>
 
 namespace refused {
@@ -121,6 +123,13 @@ void optimizers() {
 void options() {
   rpc::init("worker0", {.worker_threads = "many"});  // refused: could not convert
   rpc::init("worker0", {.timeout = 5});              // refused: could not convert
+}
+
+void parts(DistributedDataParallel<torch::nn::Module>& ddp, torch::optim::LBFGS optimizer) {
+  checkpoint::Part("model", ddp);                       // refused: (of a DistributedDataParallel: its module())
+  checkpoint::Part("number", 1.0L);                     // refused: a bool, an integer, a float, a double or a std::string
+  checkpoint::Part("module", torch::nn::Module());      // refused: this module would be gone before it is saved
+  checkpoint::Part("optimizer", std::move(optimizer));  // refused: this optimizer would be gone before it is saved
 }
 
 }  // namespace refused

@@ -518,6 +518,8 @@ TEST_P(Checkpoint, ThatCannotBeWrittenIsAnErrorOnAllRanksAndLeavesTheOldOne) {
                           }),
                   HasSubstr("the checkpoint '" + file + "' cannot be written: "));
     }
+    checkpoint::check_writable(file_, group);
+    checkpoint::check_writable(folder_.path() + "/other.pt", group);
     const torch::Tensor undefined;
     EXPECT_EQ(refused(group, Blame::Caller,
                       [&] {
