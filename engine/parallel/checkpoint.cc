@@ -15,15 +15,21 @@ namespace weft::checkpoint {
 namespace {
 
 constexpr std::int64_t kMostText = 16 << 10;
-constexpr std::int64_t kPiece = 64 << 20;
+constexpr std::int64_t kPiece = 8 << 20;
 
 at::Tensor bytes_of(std::string& text) {
   return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte));
 }
 
+// Where the bytes travel: on the host if a backend carries it, for nothing of a file needs a GPU.
+c10::Device device_of(const ProcessGroup& group) {
+  const group::Core& core = group::Core::of(group);
+  return core.carries(c10::kCPU) ? c10::Device(c10::kCPU) : core.barrier_device();
+}
+
 // Returns on all ranks where it went well on all, with `same` alike; else throws the first rank's failure on all.
 void agree(ProcessGroup& group, const std::optional<Error>& mine, std::int64_t same = 0) {
-  const c10::Device device = group::Core::of(group).barrier_device();
+  const c10::Device device = device_of(group);
   std::string text;
   if (mine) text = static_cast<char>(mine->blame()) + mine->text().substr(0, kMostText - 1);
   at::Tensor own = at::empty({2}, at::TensorOptions(at::kLong));
@@ -59,7 +65,7 @@ void agree(ProcessGroup& group, const std::optional<Error>& mine, std::int64_t s
 }
 
 std::int64_t broadcast_number(ProcessGroup& group, std::int64_t number) {
-  const c10::Device device = group::Core::of(group).barrier_device();
+  const c10::Device device = device_of(group);
   const at::Tensor there = at::full({1}, number, at::TensorOptions(at::kLong).device(device));
   group.broadcast(there, 0).wait();
   return there.to(at::kCPU).item<std::int64_t>();
@@ -67,7 +73,7 @@ std::int64_t broadcast_number(ProcessGroup& group, std::int64_t number) {
 
 void broadcast_bytes(ProcessGroup& group, const at::Tensor& bytes) {
   if (group.size() == 1) return;
-  const c10::Device device = group::Core::of(group).barrier_device();
+  const c10::Device device = device_of(group);
   for (std::int64_t offset = 0; offset < bytes.numel(); offset += kPiece) {
     const at::Tensor piece = bytes.narrow(0, offset, std::min(kPiece, bytes.numel() - offset));
     const at::Tensor there = piece.to(device);  // itself, on the host
@@ -130,7 +136,11 @@ void load(const std::string& file, ProcessGroup group, const std::vector<Part>& 
   const std::int64_t size = broadcast_number(group, reads ? static_cast<std::int64_t>(reader->bytes()) : 0);
   at::Tensor bytes;
   agree(group, error_of([&] {
-          bytes = at::empty({size}, at::TensorOptions(at::kByte));  // refuses what cannot be
+          const auto no_room = error_of([&] { bytes = at::empty({size}, at::TensorOptions(at::kByte)); });
+          if (no_room) {
+            throw Error(Blame::Busy, "rank " + std::to_string(group.rank()) + " has no memory for the " +
+                                         std::to_string(size) + " bytes of the checkpoint '" + file + "'");
+          }
           if (reads) reader->read(bytes.mutable_data_ptr());
         }));
   broadcast_bytes(group, bytes);

@@ -160,8 +160,8 @@ class Part {
 
 // Returns when the file is on rank 0's disk, whole, in place of the one that was there; until then that one stays, whatever
 // happens. It keeps that one's permissions, and a link stays a link. Every rank names the same parts; what rank 0 has is
-// saved. Tensors of GPUs are copied to the host one by one. Throws Caller where the file cannot be written, Busy for a full
-// disk, and Caller for parts that differ between ranks.
+// saved. Tensors of GPUs are copied to the host. Throws Caller where the file cannot be written and for parts that differ
+// between ranks, Busy for a full disk and for a file that another process is writing.
 void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
 // Throws what save() would for this file, as far as that can be known beforehand; changes nothing. A program calls it

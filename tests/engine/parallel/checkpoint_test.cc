@@ -404,9 +404,12 @@ TEST_P(Checkpoint, TravelsByTheOwnTransportsToo) {
           ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), group, torch::optim::AdamOptions(0.01));
           steps(net, zero, 0, 1);
           if (group.rank() != 0) fill(net, 99);
-          checkpoint::save(file_, group, {{"model", net}, {"optimizer", zero}});
+          const auto large = torch::arange(3 << 20, torch::kInt);  // of several pieces
+          checkpoint::save(file_, group, {{"model", net}, {"optimizer", zero}, {"large", large}});
           Mlp other;
-          checkpoint::load(file_, group, {{"model", other}});
+          torch::Tensor arrived;
+          checkpoint::load(file_, group, {{"model", other}, {"large", arrived}});
+          EXPECT_TRUE(torch::equal(arrived, large));
           Mlp rank_0;
           fill(rank_0);
           torch::optim::Adam plain(rank_0->parameters(), torch::optim::AdamOptions(0.01));
