@@ -21,11 +21,7 @@ at::Tensor bytes_of(std::string& text) {
   return at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::TensorOptions(at::kByte));
 }
 
-// Where the bytes travel: on the host if a backend carries it, for nothing of a file needs a GPU.
-c10::Device device_of(const ProcessGroup& group) {
-  const group::Core& core = group::Core::of(group);
-  return core.carries(c10::kCPU) ? c10::Device(c10::kCPU) : core.barrier_device();
-}
+c10::Device device_of(const ProcessGroup& group) { return group::Core::of(group).host_values_device(); }
 
 // Returns on all ranks where it went well on all, with `same` alike; else throws the first rank's failure on all.
 void agree(ProcessGroup& group, const std::optional<Error>& mine, std::int64_t same = 0) {
