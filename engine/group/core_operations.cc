@@ -93,7 +93,8 @@ Work Core::issue(Operation operation, const Call& call) {
                     std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
   if (!skip) {
     if (operation.prepare) operation.prepare();
-    const Fence ready = options.job->devices->ready(operation.device);
+    const Fence ready =
+        operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
     state->is_captured = tensor::CudaDevices::is_captured(ready);
     call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }

@@ -109,18 +109,21 @@ int ProcessGroup::global_rank(int group_rank) const {
 
 const std::vector<int>& ProcessGroup::ranks() const { return core().options.global_ranks; }
 
-Work ProcessGroup::broadcast(at::Tensor tensor, int root) {
-  check_tensor(core(), "broadcast", "tensor", tensor);
-  core().check_rank(root, "broadcast: root");
+Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return core().broadcast(tensor, root); }
+
+Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after) {
+  check_tensor(*this, "broadcast", "tensor", tensor);
+  check_rank(root, "broadcast: root");
   const auto data = tensor::elements_of(tensor);
-  return core().issue({.name = "broadcast",
-                       .fingerprint = [&] { return with(tensor, root); },
-                       .device = tensor.device(),
-                       .tensors = {tensor},
-                       .root = root},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.broadcast(data, root, pin, ready));
-                      });
+  return issue({.name = "broadcast",
+                .fingerprint = [&] { return with(tensor, root); },
+                .device = tensor.device(),
+                .tensors = {tensor},
+                .root = root,
+                .begins_after = std::move(begins_after)},
+               [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                 ops.push_back(ranks.broadcast(data, root, pin, ready));
+               });
 }
 
 Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {

@@ -139,6 +139,16 @@ DdpStats Replica::stats() const { return state_->reducer->stats(); }
 
 ProcessGroup& Replica::join_group() { return state_->groups.own(); }
 
+void Replica::check_join() const {
+  if (!state_->reducer->has_follower()) return;
+  throw Error(
+      Blame::Caller,
+      "join: an optimizer steps in the backward of this DistributedDataParallel, which a rank that has run out does "
+      "not have; leave out overlap_with");
+}
+
+const std::shared_ptr<Reducer>& Replica::reducer() const { return state_->reducer; }
+
 bool Replica::trains() const { return state_->module->is_training(); }
 
 void Replica::mirror_step(const JoinStep& step) {

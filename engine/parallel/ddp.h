@@ -34,6 +34,9 @@ namespace weft {
 
 namespace parallel {
 
+class Reducer;
+class ShardedOptimizer;
+
 // The part of DistributedDataParallel that does not depend on the module's type.
 class Replica : public Joinable {
  public:
@@ -70,11 +73,14 @@ class Replica : public Joinable {
   bool tracks_outputs() const;
 
   ProcessGroup& join_group() override;
+  void check_join() const override;
   bool trains() const override;
   void mirror_step(const JoinStep& step) override;
   void take_over(int last_rank) override;
 
  private:
+  friend class ShardedOptimizer;  // which may step in its backward
+  const std::shared_ptr<Reducer>& reducer() const;
   struct State;
   std::unique_ptr<State> state_;
   bool synchronizing_ = true;

@@ -41,9 +41,16 @@ void require_flat(const at::Tensor& tensor, const std::string& what) {
 }
 
 at::Tensor flatten(const std::vector<at::Tensor>& tensors) {
+  at::Tensor flat = empty_flat(tensors);
+  flatten_into(flat, tensors);
+  return flat;
+}
+
+void flatten_into(at::Tensor flat, const std::vector<at::Tensor>& tensors) {
+  const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
-  return at::cat(parts);
+  at::cat_out(flat, parts);
 }
 
 at::Tensor empty_flat(const std::vector<at::Tensor>& tensors) {

@@ -19,6 +19,7 @@ void require_flat(const at::Tensor& tensor, const std::string& what);
 
 // The values back to back, copied: [elements]. All of one dtype and device.
 at::Tensor flatten(const std::vector<at::Tensor>& tensors);
+void flatten_into(at::Tensor flat, const std::vector<at::Tensor>& tensors);
 // Room for them.
 at::Tensor empty_flat(const std::vector<at::Tensor>& tensors);
 // The reverse of flatten: copies the values into the tensors. Autograd does not see it.

@@ -16,6 +16,7 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
       active_(group_.size()) {
   for (Joinable* joinable : joinables_) {
     if (joinable->join_scope_ != nullptr) throw Error(Blame::Caller, "join: this object is inside another join already");
+    joinable->check_join();
   }
   for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
 }

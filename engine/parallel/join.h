@@ -43,6 +43,8 @@ class Joinable {
  protected:
   friend class parallel::JoinScope;
   virtual ProcessGroup& join_group() = 0;
+  // Throws Caller where it cannot take part.
+  virtual void check_join() const {}
   // Whether it is in training mode, where that changes what it communicates.
   virtual bool trains() const { return false; }
   // The communication of one step of the others.

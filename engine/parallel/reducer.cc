@@ -95,8 +95,24 @@ void Reducer::set_comm_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::set_follower(BucketFollower* follower) {
+  std::lock_guard lock(mutex_);
+  if (follower != nullptr && follower_ != nullptr) {
+    throw Error(Blame::Caller, "overlap_with: another optimizer steps in the backward of this DistributedDataParallel");
+  }
+  if (follower != nullptr && passing_)
+    throw Error(Blame::Caller, "overlap_with: a backward pass is running, or has failed");
+  follower_ = follower;
+}
+
+bool Reducer::has_follower() const {
+  std::lock_guard lock(mutex_);
+  return follower_ != nullptr;
+}
+
 void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
+  if (follower_ != nullptr && !passing_) follower_->before_forward();
   std::fill(left_out_.begin(), left_out_.end(), false);
   outputs_again_ = false;
 }
@@ -223,6 +239,12 @@ void Reducer::begin_pass() {
   drop_failed_pass();
   if (passing_) return;
   require_in_step();
+  if (follower_ != nullptr && autograd::Pass::current() != nullptr) {
+    throw Error(Blame::Caller,
+                "an AutogradContext keeps its gradients for itself, and an optimizer that steps in the backward of this "
+                "DistributedDataParallel would not see them; call loss.backward() without a context, or leave out "
+                "overlap_with");
+  }
   passing_ = true;
   auto* const pass = autograd::Pass::current();
   pass_failed_ = pass ? pass->failure() : nullptr;
@@ -252,6 +274,7 @@ void Reducer::drop_failed_pass() {
   for (Bucket& bucket : buckets_) {
     bucket.work = {};
     bucket.reduced = {};
+    bucket.averaged.reset();
     bucket.sparse_sum = {};
     bucket.sparse_gradient = at::Tensor();
     bucket.streams.clear();
@@ -287,11 +310,12 @@ void Reducer::require_in_step() const {
 // A CUDA graph repeats what streams did; these steps do something on the host as well.
 void Reducer::refuse_capture() const {
   const bool builds = rebuilds() && !stats_.rebuilt;
-  if ((!builds && !counts_usage()) || !group_.device().is_cuda()) return;
+  if ((!builds && !counts_usage() && follower_ == nullptr) || !group_.device().is_cuda()) return;
   group::Core::of(group_).options.job->devices->refuse_capture(
       group_.device(), "this step of DistributedDataParallel",
-      builds ? "the buckets are built anew behind the first one; run two steps before the capture"
-             : "which parameters are used is counted on the host; capture without find_unused_parameters");
+      follower_ != nullptr ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
+      : builds             ? "the buckets are built anew behind the first one; run two steps before the capture"
+                           : "which parameters are used is counted on the host; capture without find_unused_parameters");
 }
 
 // A distributed pass has a time limit, which the others' gradients must keep.
@@ -391,7 +415,17 @@ void Reducer::wait_for_slots(Bucket& bucket) {
 }
 
 void Reducer::launch_ready_buckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) launch(next_bucket_++);
+  try {
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
+      const std::size_t index = next_bucket_++;
+      launch(index);
+      follow(index);
+    }
+  } catch (...) {
+    if (follower_ == nullptr) throw;
+    note_failure(first_line_of(std::current_exception()));
+    follower_->fail(std::current_exception());
+  }
   if (next_bucket_ < buckets_.size()) return;
   if (counts_usage()) usage_work_ = reduce_usage();
   queue_finish();
@@ -485,6 +519,7 @@ void Reducer::finish() {
     wait(std::exchange(usage_work_, {}), usage_device());
   } catch (...) {
     note_failure(first_line_of(std::current_exception()));
+    if (follower_ != nullptr) follower_->fail(std::current_exception());
     throw;
   }
   stats_.last_wait = std::chrono::steady_clock::now() - start;

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -34,6 +35,24 @@ struct ReducerParameter {
   bool sparse_gradient = false;
 };
 
+// Goes on with the averages while backward computes the next gradients (ZeroRedundancyOptimizer). Owned by others.
+class BucketFollower {
+ public:
+  BucketFollower() = default;
+  BucketFollower(const BucketFollower&) = delete;
+  BucketFollower& operator=(const BucketFollower&) = delete;
+  virtual ~BucketFollower() = default;
+  // Before a forward with gradients that follows a backward which has ended.
+  virtual void before_forward() = 0;
+  // Of every bucket, in their order, on the thread of backward, when its collective has been issued: what it issues itself
+  // has the same place among the group's operations on all ranks. The averages are in the gradients of `parameters` when
+  // `averaged` is done (CUDA: for streams that wait for it). A bucket of a sparse gradient shows no parameters.
+  virtual void on_bucket(const std::vector<at::Tensor>& parameters, const Future<void>& averaged, bool is_last) = 0;
+  // The backward ends with an error: throws that, or an earlier one of its own, which has brought it about. Once it has
+  // begun to follow this pass, the other ranks are told.
+  [[noreturn]] virtual void fail(const std::exception_ptr& why) = 0;
+};
+
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
@@ -53,6 +72,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // when none comes.
   void on_backward_start();
   void set_comm_hook(CommHook hook);
+  // Null for none. Not during a backward.
+  void set_follower(BucketFollower* follower);
+  bool has_follower() const;
   // What gradients are divided by; the number of ranks unless join says otherwise.
   void set_divisor(int ranks);
   // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs. Its parameters receive
@@ -61,6 +83,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   DdpStats stats() const;
   const std::vector<ReducerParameter>& parameters() const { return parameters_; }
+  const ProcessGroup& group() const { return group_; }
 
  private:
   struct Bucket {
@@ -70,9 +93,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     at::Tensor flat;
     std::vector<at::Tensor> views;  // of flat, shaped and strided as the parameters
     std::size_t pending = 0;
-    std::vector<c10::Stream> streams;  // CUDA: on which this pass has filled slots
-    Future<at::Tensor> reduced;        // what the hook returned
-    Work work;                         // the built-in all-reduce
+    std::vector<c10::Stream> streams;      // CUDA: on which this pass has filled slots
+    Future<at::Tensor> reduced;            // what the hook returned
+    Work work;                             // the built-in all-reduce
+    std::optional<Future<void>> averaged;  // the gradients, by who brings one of the two; with a follower
     at::Tensor sparse_gradient;
     group::SparseSum sparse_sum;
     std::vector<trace::Arrow> arrows;  // from the gradients that have come
@@ -101,6 +125,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_ready_buckets();
   void launch(std::size_t index);
   void launch_sparse(Bucket& bucket);
+  void follow(std::size_t index);
+  bool is_used_anywhere(std::size_t parameter) const;
   bool counts_usage() const;
   bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
   void drop_failed_pass();
@@ -138,6 +164,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
   CommHook hook_;
+  BucketFollower* follower_ = nullptr;
 
   bool expecting_ = false;                                // a forward said that its backward will synchronise
   bool passing_ = false;                                  // a gradient of this pass has come

@@ -76,32 +76,82 @@ void Reducer::finish_rebuild() {
   stats_.rebuilt = true;
 }
 
+namespace {
+
+// A hook's result becomes the bucket's.
+void adopt(const at::Tensor& result, const at::Tensor& flat) {
+  if (result.defined() && result.layout() != at::kStrided) {
+    throw Error(Blame::Caller, "a comm hook returned a tensor of layout " + c10::str(result.layout()) +
+                                   " for a bucket of dense gradients; return a strided one (to_dense())");
+  }
+  if (!result.defined() || result.numel() != flat.numel()) {
+    throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
+                                   " elements for a bucket of " + std::to_string(flat.numel()));
+  }
+  if (!result.is_alias_of(flat)) flat.copy_(result.view(flat.sizes()));
+}
+
+void put(const at::Tensor& view, at::Tensor& gradient, bool as_view) {
+  if (as_view) {
+    gradient = view;
+  } else if (!gradient.defined()) {
+    gradient = view.clone();
+  } else {
+    gradient.copy_(view);
+  }
+}
+
+}  // namespace
+
 void Reducer::collect(Bucket& bucket) {
   if (bucket.sparse) return collect_sparse(bucket);
+  if (bucket.averaged) {
+    bucket.work = {};
+    bucket.reduced = {};
+    return std::exchange(bucket.averaged, std::nullopt)->get();
+  }
   if (hook_) {
-    const at::Tensor result = std::exchange(bucket.reduced, {}).get();
-    if (result.defined() && result.layout() != at::kStrided) {
-      throw Error(Blame::Caller, "a comm hook returned a tensor of layout " + c10::str(result.layout()) +
-                                     " for a bucket of dense gradients; return a strided one (to_dense())");
-    }
-    if (!result.defined() || result.numel() != bucket.flat.numel()) {
-      throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
-                                     " elements for a bucket of " + std::to_string(bucket.flat.numel()));
-    }
-    if (!result.is_alias_of(bucket.flat)) bucket.flat.copy_(result.view(bucket.flat.sizes()));
+    adopt(std::exchange(bucket.reduced, {}).get(), bucket.flat);
   } else {
     wait(std::exchange(bucket.work, {}), bucket.flat.device());
   }
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    at::Tensor& gradient = gradient_of(parameters_[bucket.parameters[slot]].tensor);
-    if (gradients_are_views()) {
-      gradient = bucket.views[slot];
-    } else if (!gradient.defined()) {
-      gradient = bucket.views[slot].clone();
-    } else {
-      gradient.copy_(bucket.views[slot]);
-    }
+    put(bucket.views[slot], gradient_of(parameters_[bucket.parameters[slot]].tensor), gradients_are_views());
   }
+}
+
+// What collect() does, as soon as it can be done: on the thread that runs what follows the operation, while this one goes
+// on with the backward (CUDA: on a stream beside). Which parameters a pass leaves alone must be known before it ends.
+void Reducer::follow(std::size_t index) {
+  if (follower_ == nullptr || counts_usage()) return;
+  Bucket& bucket = buckets_[index];
+  const bool is_last = index + 1 == buckets_.size();
+  if (bucket.sparse) return follower_->on_bucket({}, Future<void>::ready(), is_last);
+  std::vector<at::Tensor> all, used;
+  for (const std::size_t parameter : bucket.parameters) {
+    all.push_back(parameters_[parameter].tensor);
+    if (is_used_anywhere(parameter)) used.push_back(all.back());
+  }
+  const auto put_all = [all = std::move(all), views = bucket.views, as_views = options_.gradient_as_bucket_view] {
+    const c10::AutoGradMode no_grad(false);
+    for (std::size_t slot = 0; slot < all.size(); ++slot) put(views[slot], all[slot].mutable_grad(), as_views);
+  };
+  if (hook_) {
+    bucket.averaged = bucket.reduced.then([put_all, flat = bucket.flat](const at::Tensor& result) {
+      const c10::AutoGradMode no_grad(false);
+      adopt(result, flat);
+      put_all();
+    });
+  } else {
+    bucket.averaged = bucket.work.future().then(put_all);
+  }
+  follower_->on_bucket(used, *bucket.averaged, is_last);
+}
+
+// With a static graph, once it has been counted; else every one that takes part is.
+bool Reducer::is_used_anywhere(std::size_t parameter) const {
+  const bool used_here = std::find(unused_.begin(), unused_.end(), parameter) == unused_.end();
+  return used_here || usage_sum_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
 }
 
 void Reducer::launch_sparse(Bucket& bucket) {

@@ -14,6 +14,7 @@
 #include <weft/engine/parallel/model_state.h>
 #include <weft/engine/parallel/partition.h>
 #include <weft/engine/parallel/zero.h>
+#include <weft/engine/parallel/zero_overlap.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::parallel {
@@ -69,7 +70,10 @@ ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, con
   lay_out(0);
 }
 
+ShardedOptimizer::~ShardedOptimizer() = default;
+
 void ShardedOptimizer::add_param_group(const OptimizerParamGroup& group) {
+  check_stepped("add_param_group");
   Optimizer::add_param_group(group);
   try {
     lay_out(param_groups_.size() - 1);
@@ -193,13 +197,16 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
 void ShardedOptimizer::step_shards() {
   check_layout();
   all_.reset();
+  const std::vector<bool> stepped = overlap_ ? overlap_->complete() : std::vector<bool>();
   struct UnderWay {
     Shard* shard;
     at::Tensor flat;
     Work work;
   };
   std::vector<UnderWay> under_way;
-  for (Shard& shard : shards_) {
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    if (!stepped.empty() && stepped[i]) continue;
+    Shard& shard = shards_[i];
     if (shard.optimizer) step_own(shard);
     if (group_.size() == 1) continue;
     at::Tensor flat = travelling(shard);
@@ -207,33 +214,41 @@ void ShardedOptimizer::step_shards() {
   }
   for (UnderWay& one : under_way) {
     one.work.wait();
-    if (is_mine(*one.shard)) continue;
-    const auto& parameters = one.shard->parameters;
-    if (parameters.front().is_alias_of(one.flat)) {
-      // Written behind autograd's back: what a graph has saved of them is not valid any more.
-      for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
-    } else {
-      unflatten(one.flat, parameters);
-    }
+    if (!is_mine(*one.shard)) land(one.flat, one.shard->parameters);
   }
+}
+
+void ShardedOptimizer::prepare_step(Shard& shard) const {
+  shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
 }
 
 // The others wait for what this rank would have sent, and for what comes behind that.
 void ShardedOptimizer::step_own(Shard& shard) {
-  shard.optimizer->param_groups().front().set_options(param_groups_[shard.group].options().clone());
+  prepare_step(shard);
   try {
     shard.optimizer->step();
   } catch (const std::exception& error) {
-    if (group_.size() > 1) group_.abort("ZeroRedundancyOptimizer: the step there threw: " + tensor::text_of(error));
+    if (group_.size() > 1) group_.abort(kStepThrew + tensor::text_of(error));
     throw;
   }
 }
 
-at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
+at::Tensor ShardedOptimizer::whole_memory(const Shard& shard) {
   if (shard.flat.defined()) return shard.flat;
   const at::Tensor& first = shard.parameters.front();
-  if (shard.parameters.size() == 1 && first.is_contiguous()) return first.detach();
+  return shard.parameters.size() == 1 && first.is_contiguous() ? first.detach() : at::Tensor();
+}
+
+at::Tensor ShardedOptimizer::travelling(const Shard& shard) const {
+  const at::Tensor whole = whole_memory(shard);
+  if (whole.defined()) return whole;
   return is_mine(shard) ? flatten(shard.parameters) : empty_flat(shard.parameters);
+}
+
+void ShardedOptimizer::land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters) {
+  if (!parameters.front().is_alias_of(flat)) return unflatten(flat, parameters);
+  // Written behind autograd's back: what a graph has saved of them is not valid any more.
+  for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
 }
 
 void ShardedOptimizer::mirror_step(const JoinStep& step) {
@@ -256,6 +271,7 @@ std::unique_ptr<Optimizer> ShardedOptimizer::whole_with_local_state() const {
 }
 
 void ShardedOptimizer::consolidate_state_dict(int to) {
+  check_stepped("consolidate_state_dict");
   group::Core& core = group::Core::of(group_);
   core.check_rank(to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
@@ -308,6 +324,11 @@ void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
   const auto whole = plain();
   whole->load(archive);
   take(*whole);
+}
+
+std::unique_ptr<Optimizer> ShardedOptimizer::plain() const {
+  check_stepped("load");
+  return make_(param_groups_);
 }
 
 void ShardedOptimizer::take(Optimizer& whole) {

@@ -9,6 +9,8 @@
 // Every parameter has one owner, chosen so that the ranks' bytes are balanced. An owner's parameters are cut into shards; a
 // shard travels while the next one is stepped. It is a libtorch optimizer: param_groups(), zero_grad(), schedulers and
 // torch::save work as on any other. Used by one thread at a time.
+//
+//   zero.overlap_with(ddp);            // once: backward then steps what it has averaged, while it computes the rest
 #pragma once
 
 #include <concepts>
@@ -40,9 +42,13 @@ struct ZeroOptions {
 
 namespace parallel {
 
+class Replica;
+
 // The part of ZeroRedundancyOptimizer that does not depend on the kind of optimizer.
 class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
  public:
+  ~ShardedOptimizer() override;
+
   // Steps this rank's parameters, and returns when those of all ranks are up to date (CUDA: when the current stream will
   // find them so). Collective. The closure is called once, before. Inside weft::join it is called once for each
   // synchronized backward, and the list names the model before the optimizer: a rank that has run out goes on stepping its
@@ -50,6 +56,28 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   // passes through, and aborts the group: the other ranks, which may have stepped theirs, throw Cancelled with the rank and
   // the text at once.
   at::Tensor step(LossClosure closure = nullptr) override;
+
+  // From now on each backward that synchronises `ddp` also steps: a shard's owner steps it when the gradients of all its
+  // parameters are averages, and its values travel, while backward computes the next gradients. step() then waits for what
+  // is under way and steps the rest, with the same result as without this. Called by all ranks, at the same place, outside
+  // of a backward; for as long as both live. `ddp` may have a comm hook.
+  //
+  // So parameters change during backward. step() follows every such backward, before the next forward. Options (a learning
+  // rate) are those at the time of backward, and gradients are stepped as they are averaged: nothing can change them
+  // between backward and step (clipping by a global norm, unscaling), and no step can be left out. A graph that is used
+  // once more fails by autograd's check of versions, as it does where backward still needs a parameter's value after its
+  // gradient (through parameter.detach()).
+  //
+  // Nothing is stepped before step() where DdpOptions::find_unused_parameters is set, as it is known only at the end which
+  // parameters no rank has used; the same goes for the first backward of a static graph, and for shards with sparse
+  // gradients, with frozen parameters alone, or with one that a static graph leaves out on all ranks. Host memory: the
+  // steps run on a thread of the group, one after the other.
+  //
+  // What a step throws on its owner aborts the group, and comes from this rank's backward or step(); from the others'
+  // comes Cancelled, as with step(). So does what ends a rank's backward instead of averages. Throws Caller where `ddp`
+  // lacks a parameter of this that requires a gradient, has another group or another such optimizer, and inside of
+  // weft::join. Backwards inside of an AutogradContext, weft::join, and CUDA graphs are refused afterwards (Caller).
+  void overlap_with(Replica& ddp);
 
   // Collective. Owners of earlier groups stay. Throws Caller, on all ranks, where the ranks' parameters differ in shape or
   // dtype, and for a parameter that is here already.
@@ -64,7 +92,7 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   void load(torch::serialize::InputArchive& archive) override;
   // The same in two steps: an optimizer of its kind over all parameters, which loads; and what it has loaded, which this
   // takes from it.
-  std::unique_ptr<torch::optim::Optimizer> plain() const { return make_(param_groups_); }
+  std::unique_ptr<torch::optim::Optimizer> plain() const;
   void take(torch::optim::Optimizer& whole);
 
   // The rank that steps it. Throws Caller for a parameter that was not given.
@@ -79,6 +107,7 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
 
   ProcessGroup& join_group() override { return group_; }
+  void check_join() const override;
   void mirror_step(const JoinStep& step) override;
   void take_over(int last_rank) override;
 
@@ -87,16 +116,26 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
     std::size_t group = 0;  // of param_groups()
     int owner = 0;
     std::vector<at::Tensor> parameters;
-    at::Tensor flat;                                     // the parameters' memory, if they are views
-    std::unique_ptr<torch::optim::Optimizer> optimizer;  // on its owner only
+    at::Tensor flat;  // the parameters' memory, if they are views
+    // On its owner only; shared with a step under way, which may outlive this.
+    std::shared_ptr<torch::optim::Optimizer> optimizer;
   };
+  struct Overlap;
   void lay_out(std::size_t first_group);
   Shard make_shard(std::size_t group, int owner, std::vector<at::Tensor> parameters) const;
   void check_layout() const;
   void step_shards();
   void step_own(Shard& shard);
-  // The shard's values in one piece: its buffer, its only parameter, or a copy (without values elsewhere than here).
+  // Gives its optimizer the options of its group.
+  void prepare_step(Shard& shard) const;
+  // The shard's own memory where that is one piece, its buffer or its only parameter; else undefined.
+  static at::Tensor whole_memory(const Shard& shard);
+  // The shard's values in one piece: that, or a copy (without values elsewhere than here).
   at::Tensor travelling(const Shard& shard) const;
+  // What the owner has sent becomes the parameters' values.
+  static void land(const at::Tensor& flat, const std::vector<at::Tensor>& parameters);
+  // Throws Caller between a backward that steps and step().
+  void check_stepped(const char* what) const;
   bool is_mine(const Shard& shard) const { return shard.owner == group_.rank(); }
   // An optimizer over all parameters with the state of this rank's.
   std::unique_ptr<torch::optim::Optimizer> whole_with_local_state() const;
@@ -108,6 +147,7 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   std::unordered_map<const void*, int> owners_;   // by parameter
   std::vector<Shard> shards_;                     // in the order in which they are stepped and sent, on all ranks
   std::unique_ptr<torch::optim::Optimizer> all_;  // with the consolidated state
+  std::unique_ptr<Overlap> overlap_;              // after overlap_with
 };
 
 }  // namespace parallel
