@@ -9,8 +9,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
+#include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/tests/engine/autograd/trainers.h>
 
@@ -393,6 +395,23 @@ TEST_P(DdpInContexts, ABackwardInsideOfAPassIsRefused) {
     const auto x = at::ones({3}).requires_grad_();
     const auto error = error_of([&] { context.backward({ddp(x).sum()}); });
     EXPECT_NE(error.text().find("calls backward() inside of a distributed backward"), std::string::npos) << error.text();
+  });
+}
+
+TEST_P(DdpInContexts, AnOptimizerThatStepsInBackwardIsRefused) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    hybrid::Net net;
+    DistributedDataParallel ddp(net, group);
+    ZeroRedundancyOptimizer<torch::optim::SGD> zero(net->parameters(), group, torch::optim::SGDOptions(0.1));
+    zero.overlap_with(ddp);
+    {
+      AutogradContext context(agent);
+      const auto error = error_of([&] { context.backward({ddp(input_of(0)).sum()}); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_NE(error.text().find("leave out overlap_with"), std::string::npos) << error.text();
+    }
+    ddp(input_of(0)).sum().backward();  // nothing had been sent
+    zero.step();
   });
 }
 
