@@ -14,6 +14,7 @@
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/operators.h>
+#include <weft/engine/rpc/script.h>
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wait_all.h>
 #include <weft/engine/rref/rref.h>
@@ -74,6 +75,20 @@ class Agent {
   RRef<at::Tensor> remote_op(const std::string& name, const Destination& to, A&&... arguments) const {
     return remote<&run_operator>(to, name,
                                  std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+  }
+
+  // TorchScript that the callee's program exposes, by name: "math.scale"; see script.h.
+  template <class R = at::Tensor, class... A>
+  R sync_script(const std::string& name, const Destination& to, A&&... arguments) const {
+    return sync<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+  }
+  template <class R = at::Tensor, class... A>
+  Future<R> async_script(const std::string& name, const Destination& to, A&&... arguments) const {
+    return async<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+  }
+  template <class R = at::Tensor, class... A>
+  RRef<R> remote_script(const std::string& name, const Destination& to, A&&... arguments) const {
+    return remote<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
   }
 
   // Throws Caller for somebody who is not there.

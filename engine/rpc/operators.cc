@@ -9,9 +9,7 @@
 
 namespace weft::rpc {
 
-namespace {
-
-c10::IValue to_ivalue(const OperatorValue& value) {
+c10::IValue detail::to_ivalue(const OperatorValue& value) {
   return std::visit(
       []<class T>(const T& held) {
         if constexpr (std::is_same_v<T, std::monostate>) {
@@ -22,6 +20,8 @@ c10::IValue to_ivalue(const OperatorValue& value) {
       },
       value);
 }
+
+namespace {
 
 // Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of
 // what it is given, as many of libtorch's internal ones do.
@@ -57,7 +57,7 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
   std::string tried;
   for (const auto& overload : overloads) {
     std::vector<c10::IValue> stack;
-    for (const auto& argument : arguments) stack.push_back(to_ivalue(argument));
+    for (const auto& argument : arguments) stack.push_back(detail::to_ivalue(argument));
     try {
       overload->schema().checkAndNormalizeInputs(stack);
     } catch (const std::exception&) {

@@ -14,6 +14,10 @@
 
 #include <weft/engine/codec/values.h>
 
+namespace c10 {
+struct IValue;
+}
+
 namespace weft::rpc {
 
 // What an operator takes. std::monostate is None.
@@ -44,6 +48,8 @@ OperatorValue operator_value(A&& argument) {
     return OperatorValue(std::forward<A>(argument));
   }
 }
+
+c10::IValue to_ivalue(const OperatorValue& value);
 
 }  // namespace detail
 

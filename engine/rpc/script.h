@@ -1,0 +1,256 @@
+// TorchScript called by name: functions that torch::jit::compile() made of source, and methods of modules that Python has
+// saved and torch::jit::load() reads. No code travels: a worker runs what its program has exposed.
+//
+//   rpc::expose_script("math", torch::jit::compile("def scale(x, by: float = 2.0):\n  return x * by\n"));
+//   rpc::expose_script("net", torch::jit::load("net.pt"));
+//   at::Tensor y = agent.sync_script("math.scale", "worker1", x, rpc::keyword("by", 3.0));
+//   double loss = agent.sync_script<double>("net.loss", "worker1", x);
+//
+// The callee checks arguments against the schema there, which has the defaults; an int is taken for a float. A script that
+// gives a Future (fork) is answered when that is done, and holds no thread meanwhile. Calls to one module run beside each
+// other. What a script raises arrives as a RemoteError with TorchScript's traceback.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <weft/base/error.h>
+#include <weft/engine/codec/values.h>
+#include <weft/engine/future/each_tensor.h>
+#include <weft/engine/future/future.h>
+#include <weft/engine/rpc/operators.h>
+
+namespace torch::jit {
+struct CompilationUnit;
+struct Module;
+}  // namespace torch::jit
+
+namespace weft::rpc {
+
+// Makes each function of the unit, or each method of the module, callable as "name.function" until the process ends, on all
+// of its workers; before init(), for others may call at once then. Usable from every thread. The same again does nothing.
+// Throws Caller where something else has the name, or where it is empty or has a '.'.
+void expose_script(const std::string& name, std::shared_ptr<torch::jit::CompilationUnit> functions);
+void expose_script(const std::string& name, const torch::jit::Module& module);
+
+// What a script takes or gives: what operators take, or a List, a Tuple, or a Dict as a list of pairs.
+struct ScriptValue {
+  std::variant<OperatorValue, std::vector<ScriptValue>> value;
+  WEFT_FIELDS(value)
+};
+
+// An argument by its name.
+struct Keyword {
+  std::string name;
+  ScriptValue value;
+};
+
+struct ScriptArguments {
+  std::vector<ScriptValue> positional;
+  std::map<std::string, ScriptValue> keywords;
+  WEFT_FIELDS(positional, keywords)
+
+  void add(ScriptValue argument) { positional.push_back(std::move(argument)); }
+  // Throws Caller where it has one of that name.
+  void add(Keyword argument);
+};
+
+namespace detail {
+
+template <class A>
+constexpr bool is_operator_value = std::is_arithmetic_v<A> || std::is_same_v<A, c10::ScalarType> ||
+                                   std::is_same_v<A, c10::Layout> || std::is_same_v<A, std::nullopt_t> ||
+                                   std::is_constructible_v<std::string, A> || std::is_constructible_v<OperatorValue, A>;
+
+template <class T>
+constexpr bool is_optional = false;
+template <class T>
+constexpr bool is_optional<std::optional<T>> = true;
+
+template <class A>
+ScriptValue script_value(A&& argument) {
+  using T = std::remove_cvref_t<A>;
+  if constexpr (std::is_same_v<T, ScriptValue>) {
+    return std::forward<A>(argument);
+  } else if constexpr (is_optional<T>) {
+    return argument ? script_value(*argument) : ScriptValue{};
+  } else if constexpr (is_operator_value<T>) {
+    return {operator_value(std::forward<A>(argument))};
+  } else if constexpr (weft::detail::TupleLike<T>) {
+    return {std::apply([](const auto&... one) { return std::vector<ScriptValue>{script_value(one)...}; }, argument)};
+  } else {
+    static_assert(weft::detail::Range<T>,
+                  "a script takes tensors, numbers, strings, devices, dtypes, and optionals, vectors, tuples and maps of "
+                  "those");
+    std::vector<ScriptValue> all;
+    for (const auto& one : argument) all.push_back(script_value(static_cast<const typename T::value_type&>(one)));
+    return {std::move(all)};
+  }
+}
+
+// What a script has given as a T; nullopt where it is none.
+template <class T>
+struct Given {
+  static_assert(std::is_integral_v<T> || std::is_constructible_v<OperatorValue, T>,
+                "a script's result is a tensor, a number, a bool, a std::string, or an optional, vector, tuple or map of "
+                "those; rpc::ScriptValue takes whatever it is; void drops it");
+  static std::optional<T> read(const ScriptValue& given) {
+    constexpr bool is_number = std::is_integral_v<T> && !std::is_same_v<T, bool>;
+    using Held = std::conditional_t<is_number, std::int64_t, std::conditional_t<std::is_floating_point_v<T>, double, T>>;
+    const auto* leaf = std::get_if<OperatorValue>(&given.value);
+    const auto* held = leaf == nullptr ? nullptr : std::get_if<Held>(leaf);
+    if (held == nullptr) return std::nullopt;
+    if constexpr (is_number) {
+      if (!std::in_range<T>(*held)) return std::nullopt;
+    }
+    return static_cast<T>(*held);
+  }
+};
+template <>
+struct Given<ScriptValue> {
+  static std::optional<ScriptValue> read(const ScriptValue& given) { return given; }
+};
+template <class T>
+struct Given<std::optional<T>> {
+  static std::optional<std::optional<T>> read(const ScriptValue& given) {
+    const auto* leaf = std::get_if<OperatorValue>(&given.value);
+    if (leaf != nullptr && std::holds_alternative<std::monostate>(*leaf)) return std::optional<T>();
+    auto held = Given<T>::read(given);
+    return held ? std::optional<std::optional<T>>(std::move(held)) : std::nullopt;
+  }
+};
+template <class T>
+struct Given<std::vector<T>> {
+  static std::optional<std::vector<T>> read(const ScriptValue& given) {
+    const auto* list = std::get_if<std::vector<ScriptValue>>(&given.value);
+    if (list == nullptr) return std::nullopt;
+    std::vector<T> all;
+    for (const ScriptValue& one : *list) {
+      auto held = Given<T>::read(one);
+      if (!held) return std::nullopt;
+      all.push_back(std::move(*held));
+    }
+    return all;
+  }
+};
+template <class... T>
+struct Given<std::tuple<T...>> {
+  static std::optional<std::tuple<T...>> read(const ScriptValue& given) {
+    const auto* list = std::get_if<std::vector<ScriptValue>>(&given.value);
+    if (list == nullptr || list->size() != sizeof...(T)) return std::nullopt;
+    return [&]<std::size_t... i>(std::index_sequence<i...>)->std::optional<std::tuple<T...>> {
+      auto held = std::make_tuple(Given<T>::read((*list)[i])...);
+      if (!(std::get<i>(held) && ...)) return std::nullopt;
+      return std::tuple<T...>(std::move(*std::get<i>(held))...);
+    }
+    (std::index_sequence_for<T...>());
+  }
+};
+template <class A, class B>
+struct Given<std::pair<A, B>> {
+  static std::optional<std::pair<A, B>> read(const ScriptValue& given) {
+    auto held = Given<std::tuple<A, B>>::read(given);
+    if (!held) return std::nullopt;
+    return std::pair<A, B>(std::move(std::get<0>(*held)), std::move(std::get<1>(*held)));
+  }
+};
+template <class Map>
+std::optional<Map> read_map(const ScriptValue& given) {
+  auto pairs = Given<std::vector<std::pair<typename Map::key_type, typename Map::mapped_type>>>::read(given);
+  if (!pairs) return std::nullopt;
+  return Map(std::make_move_iterator(pairs->begin()), std::make_move_iterator(pairs->end()));
+}
+template <class K, class V>
+struct Given<std::map<K, V>> {
+  static std::optional<std::map<K, V>> read(const ScriptValue& given) { return read_map<std::map<K, V>>(given); }
+};
+template <class K, class V>
+struct Given<std::unordered_map<K, V>> {
+  static std::optional<std::unordered_map<K, V>> read(const ScriptValue& given) {
+    return read_map<std::unordered_map<K, V>>(given);
+  }
+};
+
+// Who gets what a script comes to: one of the two is called, once, on the thread that ends it.
+struct ScriptCompletion {
+  const std::type_info& type;                          // that is asked for
+  std::function<bool(const ScriptValue& given)> take;  // false, and nothing done, where it is of another type
+  std::function<void(const std::exception_ptr& error)> fail;
+};
+
+template <class R>
+ScriptCompletion completes(const Promise<R>& promise) {
+  return {typeid(R),
+          [promise]([[maybe_unused]] const ScriptValue& given) {
+            if constexpr (std::is_void_v<R>) {
+              promise.set();
+            } else {
+              auto held = Given<R>::read(given);
+              if (!held) return false;
+              promise.set(std::move(*held));
+            }
+            return true;
+          },
+          [promise](const std::exception_ptr& error) { promise.set_error(error); }};
+}
+
+// Throw what is wrong with the name or the arguments.
+void start_script(const std::string& name, const ScriptArguments& arguments, const ScriptCompletion& completion);
+void start_method(const torch::jit::Module& module, const std::string& method, const ScriptArguments& arguments,
+                  const ScriptCompletion& completion);
+
+}  // namespace detail
+
+template <class A>
+Keyword keyword(std::string name, A&& value) {
+  return {std::move(name), detail::script_value(std::forward<A>(value))};
+}
+
+// Values in their order, and keywords.
+template <class... A>
+ScriptArguments script_arguments(A&&... arguments) {
+  ScriptArguments all;
+  [[maybe_unused]] const auto add = [&]<class T>(T&& argument) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<T>, Keyword>) {
+      all.add(Keyword(std::forward<T>(argument)));
+    } else {
+      all.add(detail::script_value(std::forward<T>(argument)));
+    }
+  };
+  (add(std::forward<A>(arguments)), ...);
+  return all;
+}
+
+// Runs it here: what agent.sync_script<R> calls there. Throws Caller where nothing of that name is exposed, listing what
+// is; where it takes other arguments, with its schema; or gives anything but an R. A program that exposes scripts serves R
+// = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of those that are no bool, and ScriptValue; for
+// clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
+template <class R>
+Future<R> run_script(std::string name, ScriptArguments arguments) {
+  Promise<R> promise;
+  detail::start_script(name, arguments, detail::completes(promise));
+  return promise.future();
+}
+
+// A method of a module behind an RRef<torch::jit::Module>, which a function that returns one has made there:
+// net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
+template <class R>
+Future<R> run_method(torch::jit::Module& module, std::string method, ScriptArguments arguments) {
+  Promise<R> promise;
+  detail::start_method(module, method, arguments, detail::completes(promise));
+  return promise.future();
+}
+
+}  // namespace weft::rpc
