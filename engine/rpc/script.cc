@@ -1,9 +1,11 @@
 #include <mutex>
 
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/jit/api/module.h>
 
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/script.h>
+#include <weft/engine/rpc/served.h>
 #include <weft/engine/tensor/tensor.h>
 
 namespace weft::rpc {
@@ -108,9 +110,9 @@ c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type);
 // Of a List, a Tuple or a Dict, none of which looks at what it is given.
 c10::IValue to_element(const ScriptValue& given, const c10::TypePtr& type) {
   c10::IValue element = to_ivalue(given, type);
-  if (element.type()->isSubtypeOf(*type)) return element;
-  throw Error(Blame::Caller,
-              "it holds a " + element.type()->annotation_str() + " where a " + type->annotation_str() + " is expected");
+  const c10::TypePtr own = element.isTensor() ? c10::TensorType::get() : element.type();  // also of an undefined tensor
+  if (own->isSubtypeOf(*type)) return element;
+  throw Error(Blame::Caller, "it holds a " + own->annotation_str() + " where a " + type->annotation_str() + " is expected");
 }
 
 c10::IValue to_ivalue(const std::vector<ScriptValue>& given, const c10::TypePtr& type) {
@@ -216,10 +218,21 @@ void complete(c10::ivalue::Future& future, const std::string& name, const detail
   });
 }
 
+// What a script forks, and what goes on when that is done, runs on libtorch's threads: with the call's streams current, so
+// behind what the script has enqueued.
+torch::jit::TaskLauncher launcher() {
+  return [streams = current_call("a script").call().streams](std::function<void()> task) {
+    at::launch([streams, task = std::move(task)] {
+      const c10::MultiStreamGuard current(streams);
+      task();
+    });
+  };
+}
+
 void start(const Callable& called, const std::string& name, const ScriptArguments& arguments,
            const detail::ScriptCompletion& to) {
   auto stack = checked(called, name, arguments);
-  complete(*called.function->runAsync(stack), name, to);
+  complete(*called.function->runAsync(stack, launcher()), name, to);
 }
 
 }  // namespace

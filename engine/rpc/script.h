@@ -233,10 +233,10 @@ ScriptArguments script_arguments(A&&... arguments) {
   return all;
 }
 
-// Runs it here: what agent.sync_script<R> calls there. Throws Caller where nothing of that name is exposed, listing what
-// is; where it takes other arguments, with its schema; or gives anything but an R. A program that exposes scripts serves R
-// = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of those that are no bool, and ScriptValue; for
-// clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
+// Runs it, in a call: what agent.sync_script<R> calls there. Throws Caller where nothing of that name is exposed, listing
+// what is; where it takes other arguments, with its schema; or gives anything but an R. A program that exposes scripts
+// serves R = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of those that are no bool, and
+// ScriptValue; for clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
 template <class R>
 Future<R> run_script(std::string name, ScriptArguments arguments) {
   Promise<R> promise;

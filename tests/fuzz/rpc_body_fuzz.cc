@@ -1,6 +1,6 @@
-// The bodies of messages between agents: greetings, failures, RRefs, and the arguments of creations, of operators by name,
-// and of the calls that Weft makes by itself. Whatever a peer writes there, it is refused as its sender's fault, or is a
-// value that can be used and sent; where it holds no tensors, what is read of that is the same.
+// The bodies of messages between agents: greetings, failures, RRefs, and the arguments of creations, of operators and
+// scripts by name, and of the calls that Weft makes by itself. Whatever a peer writes there, it is refused as its sender's
+// fault, or is a value that can be used and sent; where it holds no tensors, what is read of that is the same.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -14,6 +14,7 @@
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/peer.h>
+#include <weft/engine/rpc/script.h>
 #include <weft/engine/rref/control.h>
 #include <weft/engine/rref/rref.h>
 #include <weft/tests/fuzz/rpc_body_fuzz.h>
@@ -117,6 +118,7 @@ void check(BodyKind kind, Input input) {
     case BodyKind::Reach: check<ArgumentsOf<&autograd::internal::reach>>(input); return;
     case BodyKind::PassFailed: check<ArgumentsOf<&autograd::internal::pass_failed>>(input); return;
     case BodyKind::CleanUp: check<ArgumentsOf<&autograd::internal::clean_up>>(input); return;
+    case BodyKind::Script: return check_with_tensors<ArgumentsOf<&run_script<at::Tensor>>>(input);
   }
 }
 

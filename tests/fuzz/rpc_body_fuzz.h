@@ -29,9 +29,10 @@ enum class BodyKind : std::uint8_t {
   Gradient,
   Reach,
   PassFailed,
-  CleanUp
+  CleanUp,
+  Script
 };
-constexpr std::uint8_t kBodyKinds = 20;
+constexpr std::uint8_t kBodyKinds = 21;
 
 // What a creation is of.
 inline at::Tensor made_of(at::Tensor tensor, std::int64_t, std::string) { return tensor; }

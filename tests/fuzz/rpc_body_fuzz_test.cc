@@ -14,6 +14,7 @@
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/rpc/operators.h>
 #include <weft/engine/rpc/peer.h>
+#include <weft/engine/rpc/script.h>
 #include <weft/engine/rref/references.h>
 #include <weft/tests/fuzz/expect_corpus.h>
 #include <weft/tests/fuzz/rpc_body_fuzz.h>
@@ -71,6 +72,9 @@ std::map<std::string, Bytes> corpus() {
   all["copy"] = body(BodyKind::Copy, std::tuple(id, fork, tensor));
   all["create"] = body(BodyKind::Create, std::tuple(id, fork, std::tuple(tensor, std::int64_t{4}, std::string("name"))));
   all["operator"] = body(BodyKind::Operator, std::tuple(std::string("aten::add"), operands));
+  const auto arguments = script_arguments(tensor, 2, std::vector<std::string>{"a"}, std::pair(0.5, true),
+                                          keyword("named", std::map<std::string, int>{{"b", 3}}));
+  all["script"] = body(BodyKind::Script, std::tuple(std::string("net.forward"), arguments));
   all["gradient"] = body(BodyKind::Gradient, std::tuple(autograd::GradientMessage{pass, message, {tensor, at::Tensor()}}));
   all["reach"] = body(BodyKind::Reach, std::tuple(pass, std::vector<autograd::MessageId>{message, {0, 78, false}}));
   all["pass_failed"] = body(BodyKind::PassFailed, std::tuple(pass, lost));

@@ -76,6 +76,11 @@ void calls(rpc::Agent& agent, const Future<int>& later) {
   agent.sync_op("aten::add", 1, std::map<int, int>());  // refused: an operator called by name takes
 }
 
+void scripts(rpc::Agent& agent) {
+  agent.sync_script("math.f", 1, Counter(1));              // refused: a script takes tensors, numbers, strings
+  agent.sync_script<std::map<int, Counter>>("math.f", 1);  // refused: a script's result is a tensor, a number
+}
+
 void parameters(rpc::Agent& agent) {
   agent.async<&changes>(1, "text");                // refused: cannot take a non-const lvalue reference
   agent.async<&views>(1, "text");                  // refused: cannot take a view or a pointer, nor a container of them

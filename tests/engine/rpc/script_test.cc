@@ -81,6 +81,14 @@ def summed(reals: List[float], pairs: Dict[str, int], both: Tuple[int, str], may
         sum += maybe[0]
     return sum + both[0] + len(both[1])
 
+def joined(parts: List[Tuple[str, Tensor]]) -> Tuple[str, Optional[Tensor]]:
+    names = ""
+    sum: Optional[Tensor] = None
+    for name, part in parts:
+        names += name
+        sum = part if sum is None else sum + part
+    return names, sum
+
 def counted(count: int) -> List[int]:
     return [number for number in range(count)]
 
@@ -223,6 +231,13 @@ TEST_P(Script, GivesTuplesListsAndDictionaries) {
     EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<double>{}, pairs, std::tuple(0, ""), std::nullopt),
               30.0);
     EXPECT_EQ(agent.sync_script<std::vector<int>>("math.counted", to, 3), (std::vector<int>{0, 1, 2}));
+    using Joined = std::pair<std::string, std::optional<at::Tensor>>;
+    using Parts = std::vector<std::pair<std::string, at::Tensor>>;
+    const auto joined = agent.sync_script<Joined>("math.joined", to, Parts{{"a", one}, {"b", one}});
+    EXPECT_EQ(joined.first, "ab");
+    EXPECT_TRUE(at::equal(joined.second.value(), one * 2));
+    EXPECT_FALSE(agent.sync_script<Joined>("math.joined", to, Parts()).second.has_value());
+    EXPECT_FALSE(agent.sync_script<Joined>("math.joined", to, Parts{{"a", at::Tensor()}}).second.value().defined());
     const auto anything = agent.sync_script<rpc::ScriptValue>("math.counted", to, 3);
     EXPECT_EQ(std::get<std::vector<rpc::ScriptValue>>(anything.value).size(), 3U);
   });
@@ -388,6 +403,7 @@ TEST(ScriptFutures, AnswerWhenTheyAreDoneAndHoldNoThread) {
                   scripts::open(false);
                   const auto awaits = agent.remote_script("math.awaits", to, one);
                   EXPECT_EQ(agent.sync<&scripts::plus>(to, 1, 2), 3);
+                  EXPECT_FALSE(awaits.created().done());
                   scripts::open(true);
                   EXPECT_TRUE(at::equal(awaits.to_here(), (one + 1) * 10));
                   expect_in("ValueError: too few", text_of([&] { agent.sync_script("math.fails_later", to, one); }));
