@@ -150,6 +150,10 @@ c10::IValue to_ivalue(const ScriptValue& given, const c10::TypePtr& type) {
   if (value.isInt() && c10::FloatType::get()->isSubtypeOf(*type) && !c10::IntType::get()->isSubtypeOf(*type)) {
     return static_cast<double>(value.toInt());
   }
+  if (value.isIntList() && c10::ListType::ofFloats()->isSubtypeOf(*type)) {
+    const auto numbers = value.toIntVector();
+    return std::vector<double>(numbers.begin(), numbers.end());
+  }
   return value;
 }
 

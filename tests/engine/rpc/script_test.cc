@@ -228,8 +228,8 @@ TEST_P(Script, GivesTuplesListsAndDictionaries) {
     EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<double>{}, pairs, std::tuple(100, "ab"),
                                         rpc::keyword("maybe", std::vector<std::int64_t>{1000})),
               1132.0);
-    EXPECT_EQ(agent.sync_script<double>("math.summed", to, std::vector<double>{}, pairs, std::tuple(0, ""), std::nullopt),
-              30.0);
+    const std::vector<std::int64_t> whole{1, 2};
+    EXPECT_EQ(agent.sync_script<double>("math.summed", to, whole, pairs, std::tuple(0, ""), std::nullopt), 33.0);
     EXPECT_EQ(agent.sync_script<std::vector<int>>("math.counted", to, 3), (std::vector<int>{0, 1, 2}));
     using Joined = std::pair<std::string, std::optional<at::Tensor>>;
     using Parts = std::vector<std::pair<std::string, at::Tensor>>;

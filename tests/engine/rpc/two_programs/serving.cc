@@ -2,6 +2,8 @@
 // address, the transport.
 #include <cstdio>
 
+#include <torch/jit.h>
+
 #include <weft/tests/engine/rpc/two_programs/apart.h>
 
 namespace apart {
@@ -32,6 +34,13 @@ int main(int arguments, char** values) {
   weft::rpc::expose<Counter, &value_of>();
   weft::rpc::expose<&heap>();
   weft::rpc::expose<Heap, &pointers>();
+  weft::rpc::expose_script("math", torch::jit::compile(R"(
+def scale(x: Tensor, by: float = 2.0) -> Tensor:
+    return x * by
+
+def both(x: Tensor) -> Tuple[Tensor, int]:
+    return x, 1
+)"));
   try {
     weft::rpc::Agent agent =
         weft::rpc::init("serving", {.rank = 1, .world_size = 2, .init_method = values[1], .transports = {values[2]}});

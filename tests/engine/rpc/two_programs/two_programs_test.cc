@@ -112,6 +112,21 @@ TEST_P(TwoPrograms, OperatorsAreCalledWhereNobodyElseCallsThem) {
   EXPECT_EQ(agent.sync<&rpc::run_operator_for_list>("serving", "aten::chunk", Values{ones, std::int64_t{2}}).size(), 2U);
 }
 
+TEST_P(TwoPrograms, ScriptsAreCalledWhereTheyAreExposed) {
+  const auto ones = at::ones({2});
+  EXPECT_TRUE(at::equal(agent.sync_script("math.scale", "serving", ones, 3), at::full({2}, 3)));
+  EXPECT_TRUE(at::equal(agent.remote_script("math.scale", "serving", ones).to_here(), at::full({2}, 2)));
+  agent.sync_script<void>("math.scale", "serving", ones);
+  // Of which the other program has not heard, and what it may be asked for instead.
+  using Both = std::tuple<at::Tensor, int>;
+  const auto other = error_of([&] { agent.sync_script<Both>("math.both", "serving", ones); });
+  EXPECT_EQ(other.blame(), Blame::Unsupported) << other.what();
+  const auto any = agent.sync_script<rpc::ScriptValue>("math.both", "serving", ones);
+  EXPECT_EQ(std::get<std::vector<rpc::ScriptValue>>(any.value).size(), 2U);
+  const auto unknown = error_of([&] { agent.sync_script("net.forward", "serving", ones); });
+  EXPECT_NE(unknown.text().find("math.scale, math.both"), std::string::npos) << unknown.text();
+}
+
 TEST_P(TwoPrograms, WhatIsNotExposedAndWhatHasChangedIsSaid) {
   const auto hidden = error_of([&] { agent.sync<&apart::hidden>("serving", 1); });
   EXPECT_EQ(hidden.blame(), Blame::Unsupported);
