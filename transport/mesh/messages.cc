@@ -137,11 +137,20 @@ void Messages::post_recv(const TransferPointer& transfer) {
     unexpected_.erase(one);
     return give(message, transfer);
   }
-  for (int peer = 0; peer < core_.ranks; ++peer) {
-    const bool needed = transfer->peer == kAnySource || transfer->peer == peer;
-    if (needed && core_.lost(peer)) return end(transfer, *core_.lost(peer));
-  }
+  if (const Error* why = in_vain(*transfer)) return end(transfer, *why);
   receives_.push_back(transfer);
+}
+
+// Why nothing can come: who would send is lost. One from any rank waits while there is any: those that are gone may have
+// left with nothing more to say.
+const Error* Messages::in_vain(const Transfer& receive) const {
+  const Error* why = nullptr;
+  for (int peer = 0; peer < core_.ranks; ++peer) {
+    if (peer == core_.rank || (receive.peer != kAnySource && receive.peer != peer)) continue;
+    if (!core_.lost(peer)) return nullptr;
+    why = &*core_.lost(peer);
+  }
+  return why;
 }
 
 Messages::TransferPointer Messages::matching(int peer, int tag) {
@@ -316,9 +325,9 @@ void Messages::lost(int peer) {
   for (const auto& [number, transfer] : gone.sent) ended.push_back(transfer);
   for (const auto& [number, transfer] : gone.due) ended.push_back(transfer);
   std::erase_if(receives_, [&](const TransferPointer& receive) {
-    const bool waits_for_it = receive->peer == peer || receive->peer == kAnySource;
-    if (waits_for_it) ended.push_back(receive);
-    return waits_for_it;
+    const bool waits_in_vain = in_vain(*receive) != nullptr;
+    if (waits_in_vain) ended.push_back(receive);
+    return waits_in_vain;
   });
   // What came whole may still be received.
   std::erase_if(unexpected_, [&](const Unexpected& one) {

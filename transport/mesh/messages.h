@@ -66,6 +66,7 @@ class Messages {
 
   void post_send(TransferPointer transfer);
   void post_recv(const TransferPointer& transfer);
+  const Error* in_vain(const Transfer& receive) const;
   void send_to_self(const TransferPointer& transfer);
   void go_on(int peer);
   bool send_now(int peer, const TransferPointer& transfer);

@@ -156,6 +156,45 @@ TEST(MeshMessages, FromAnySourceComeInTheOrderOfTheirArrival) {
   });
 }
 
+// Begun before that rank went, and afterwards.
+TEST(MeshMessages, FromAnySourceComeThoughARankHasLeft) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&store, rank] {
+      auto communicator = join_inproc(options_of(rank, 3, store));
+      PointToPoint& messages = *communicator->point_to_point();
+      std::uint32_t number[2] = {7, 8};
+      const auto data = [&](int i) { return Elements{{&number[i], 4, Device::host()}, Dtype::UInt32}; };
+      if (rank == 1) {
+        store->get("begun", soon());
+        communicator.reset();
+        return;
+      }
+      if (rank == 2) {
+        store->get("noticed", soon());
+        for (const int i : {0, 1}) expect_done(messages.send(data(i), 0, 1, Pin(), Fence()), "send");
+        store->get("received", soon());
+        return;
+      }
+      const Op from_it = messages.recv(data(1), 1, 2, Pin(), Fence());
+      const Op before = messages.recv(data(0), kAnySource, 1, Pin(), Fence());
+      store->set("begun", {});
+      EXPECT_EQ(expect_failed(from_it, "a receive from who has left").blame(), Blame::PeerLost);
+      const Op after = messages.recv(data(1), kAnySource, 1, Pin(), Fence());
+      store->set("noticed", {});
+      for (const Op& op : {before, after}) {
+        expect_done(op, "recv");
+        EXPECT_EQ(op.source_rank(), 2);
+      }
+      EXPECT_EQ(number[0], 7u);
+      EXPECT_EQ(number[1], 8u);
+      store->set("received", {});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(MeshMessages, ToOneselfArriveWhicheverComesFirst) {
   run_ranks(1, [](Communicator& communicator) {
     PointToPoint& messages = *communicator.point_to_point();
