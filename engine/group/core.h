@@ -152,6 +152,7 @@ struct Core : std::enable_shared_from_this<Core> {
   bool agrees_with_first(c10::DeviceType type);
   // Now, or until that time is over.
   bool is_broken(std::chrono::milliseconds within = {});
+  std::set<int> everybody_else() const;
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);

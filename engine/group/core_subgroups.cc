@@ -40,6 +40,21 @@ Split decode(const std::string& text) {
   return split;
 }
 
+// "3,0,2", "0-7", "0-1016:8": a list of ranks as it stands in names. Lists that differ have texts that differ.
+std::string listed(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t first = 0; first < ranks.size();) {
+    std::size_t last = first;
+    const int step = first + 1 < ranks.size() ? ranks[first + 1] - ranks[first] : 0;
+    while (last + 1 < ranks.size() && ranks[last + 1] - ranks[last] == step) ++last;
+    if (last < first + 2) last = first;  // a pair is no row
+    text += (first == 0 ? "" : ",") + std::to_string(ranks[first]);
+    if (last > first) text += "-" + std::to_string(ranks[last]) + (step == 1 ? "" : ":" + std::to_string(step));
+    first = last + 1;
+  }
+  return text;
+}
+
 namespace traced {
 constinit trace::Name make_group{trace::Layer::Engine, "make a group"};
 constinit trace::Name monitored_barrier{trace::Layer::Engine, "monitored_barrier"};
@@ -88,12 +103,16 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
       made.device.set_index(options.device.is_cuda() ? options.device.index() : 0);
     }
   }
-  const int count = next_number("group");  // after all checks: a rank that was mistaken calls again, and is in step
-  const std::string number = std::to_string(count);
-  made.name = options.name + "/" + number + (wanted.group_name.empty() ? "" : "." + wanted.group_name);
+  // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so that those who are none
+  // need not call, or call for groups in another order.
+  const std::string members = listed(ranks);
+  const int nth = next_number("group " + members);
+  made.name = options.name + "/" + members + (nth == 1 ? "" : "#" + std::to_string(nth)) +
+              (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
-  return recorded(member_, "new_group", static_cast<std::uint64_t>(count), place(),
-                  [&] { return make_subgroup(ranks, "group" + number + "/", std::move(made)); });
+  const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
+  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(),
+                  [&] { return make_subgroup(ranks, prefix, std::move(made)); });
 }
 
 ProcessGroup Core::split(int color, int key) {
@@ -177,14 +196,20 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   monitored_keys_.erase(monitored_keys_.begin(), mine);
 }
 
+// Of rank 0.
+std::set<int> Core::everybody_else() const {
+  std::set<int> others;
+  for (int rank = 1; rank < options.size; ++rank) others.insert(rank);
+  return others;
+}
+
 // Waits until every rank has come, and claims what they came with. Gives those that are missing at the deadline.
 std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
   std::map<int, std::string> came;  // and with what
   // One that withdraws meanwhile has claimed it for itself.
   const auto claim = [&](int rank) { return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1; };
   StoreBootstrap store = meeting(base);
-  std::set<int> missing;
-  for (int rank = 1; rank < options.size; ++rank) missing.insert(rank);
+  std::set<int> missing = everybody_else();
   for (Pause pause;; pause.wait(deadline)) {
     std::set<int> absent;
     for (const int rank : missing) {
@@ -203,7 +228,8 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
   bootstrap->set(base + "0", {});
-  const std::set<int> absent = count_in(base, Deadline::in(timeout));
+  // In no time at all nobody comes, also who was there before: who gives none wants to see it fail, not to win a race.
+  const std::set<int> absent = timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
   std::string missing;
   for (const int rank : absent) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
   const std::string verdict =

@@ -74,7 +74,8 @@ class ProcessGroup {
   // In place; bitwise the same on all ranks. Sparse COO tensors (Sum only; every rank: the same shape and sparse
   // dimensions, any entries) become their coalesced sum; the call waits for the others then, and throws what goes wrong.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum);
-  // outputs[r] receives rank r's input; all have its shape.
+  // outputs[r] receives rank r's input; all have its shape. In the calls that gather, a complex tensor may stand beside
+  // real ones of its view_as_real's shape and dtype.
   Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input);
   // output: size() times the elements of input, rank by rank.
   Work all_gather_into(at::Tensor output, at::Tensor input);
@@ -89,13 +90,14 @@ class ProcessGroup {
   // Done when every rank has entered it and every earlier collective of this group is done.
   Work barrier();
   // Blocks until every rank has called it. Throws Timeout: on rank 0 naming every rank that did not come, on the others
-  // saying so. Works with every backend (it goes through the store). Threads of one rank take turns; each one's timeout
-  // counts from its turn.
+  // saying so; where rank 0 gives no time (0) always, unless it is alone. Works with every backend (it goes through the
+  // store). Threads of one rank take turns; each one's timeout counts from its turn.
   void monitored_barrier(std::chrono::milliseconds timeout);
 
-  // Every rank of this group calls it, with the same ranks (of this group, in the order of their new ranks). Those that are
-  // not among them get an empty group. Of the options, backend, timeout and device count; "" and the defaults keep this
-  // group's. A device of its own: for a rank that uses several GPUs, each of which takes a group.
+  // The members call it, with the same ranks (of this group, in the order of their new ranks), and groups of the same
+  // members in the same order. The other ranks may call it as well, and get an empty group. Of the options, backend,
+  // timeout and device count; "" and the defaults keep this group's. A device of its own: for a rank that uses several
+  // GPUs, each of which takes a group.
   ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
   // Every rank calls it; ranks of one color form a group, ordered by key and then by rank. A negative color: no group.
   ProcessGroup split(int color, int key);

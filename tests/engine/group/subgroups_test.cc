@@ -31,7 +31,7 @@ std::vector<int> members_of(ProcessGroup& group, int job_rank) {
   return {all.data_ptr<int>(), all.data_ptr<int>() + all.numel()};
 }
 
-TEST_P(Subgroups, NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
+TEST_P(Subgroups, CC008_NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
   on_ranks(4, [](ProcessGroup& group) {
     auto some = group.new_group({3, 0, 2});
     EXPECT_EQ(static_cast<bool>(some), group.rank() != 1);
@@ -49,7 +49,7 @@ TEST_P(Subgroups, NewGroupKeepsTheOrderOfRanksThatItIsGiven) {
   });
 }
 
-TEST_P(Subgroups, TwoOfTheSameMembersDoNotMeetEachOther) {
+TEST_P(Subgroups, CC007_TwoOfTheSameMembersDoNotMeetEachOther) {
   on_ranks(2, [](ProcessGroup& group) {
     auto one = group.new_group({0, 1});
     auto two = group.new_group({0, 1});
@@ -62,6 +62,163 @@ TEST_P(Subgroups, TwoOfTheSameMembersDoNotMeetEachOther) {
     second.wait();
     EXPECT_EQ(a.item<float>(), 2);
     EXPECT_EQ(b.item<float>(), 20);
+  });
+}
+
+TEST_P(Subgroups, CC008_RootsAreRanksOfTheGroupInItsOrder) {
+  on_ranks(4, [](ProcessGroup& group) {
+    auto turned = group.new_group({3, 2, 1, 0});
+    const auto mine = [&] { return torch::full({2}, group.rank(), at::kInt); };
+    for (int root = 0; root < 4; ++root) {
+      const bool is_root = turned.rank() == root;
+      const auto copied = mine();
+      turned.broadcast(copied, root).wait();
+      EXPECT_EQ(copied[1].item<int>(), 3 - root);
+      const auto sum = mine();
+      turned.reduce(sum, root).wait();
+      EXPECT_EQ(sum[1].item<int>(), is_root ? 6 : group.rank());
+      std::vector<at::Tensor> parts;
+      for (int rank = 0; rank < 4 && is_root; ++rank) parts.push_back(torch::zeros({2}, at::kInt));
+      turned.gather(parts, mine(), root).wait();
+      for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+        EXPECT_EQ(parts[rank][1].item<int>(), 3 - static_cast<int>(rank));
+      }
+      const auto part = torch::zeros({2}, at::kInt);
+      turned.scatter(part, parts, root).wait();
+      EXPECT_EQ(part[1].item<int>(), group.rank());
+    }
+  });
+}
+
+// As with PyTorch's use_local_synchronization: the others do not call, or have called for another group before.
+TEST_P(Subgroups, CC007_AreMadeByTheirMembersAlone) {
+  on_ranks(4, [](ProcessGroup& group) {
+    const int rank = group.rank();
+    const std::vector<int> even{0, 2}, odd{1, 3};
+    const auto& own = rank % 2 == 0 ? even : odd;
+    EXPECT_FALSE(group.new_group(rank % 2 == 0 ? odd : even));
+    auto half = group.new_group(own);
+    EXPECT_EQ(half.rank(), rank / 2);
+    EXPECT_EQ(half.ranks(), own);
+    EXPECT_EQ(members_of(half, rank), own);
+    if (rank != 0) {
+      auto one = group.new_group({1, 2, 3}), two = group.new_group({1, 2, 3});
+      const auto a = torch::full({1}, 1.0), b = torch::full({1}, 10.0);
+      Work first = rank == 1 ? one.all_reduce(a) : two.all_reduce(b);
+      Work second = rank == 1 ? two.all_reduce(b) : one.all_reduce(a);
+      first.wait();
+      second.wait();
+      EXPECT_EQ(a.item<float>(), 3);
+      EXPECT_EQ(b.item<float>(), 30);
+    }
+    EXPECT_EQ(members_of(group, rank), (std::vector<int>{0, 1, 2, 3}));
+    // What becomes of one group is nothing to the others.
+    harness::meet(group);
+    if (rank == 0) half.abort("over");
+    if (rank == 2) {
+      EXPECT_EQ(error_of([&] { half.barrier().wait(); }).blame(), Blame::Cancelled);
+    }
+    harness::meet(group);
+    if (rank % 2 == 1) {
+      EXPECT_EQ(members_of(half, rank), odd);
+    }
+  });
+}
+
+TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
+  on_ranks(1, [](ProcessGroup& group) {
+    const auto name_of = [](ProcessGroup& of) {
+      const std::string text = error_of([&] { of.broadcast(torch::ones({1}), 7); }).text();
+      const auto begin = text.find("group '") + 7;
+      return text.substr(begin, text.find('\'', begin) - begin);
+    };
+    auto first = group.new_group({0}), second = group.new_group({0}, {.group_name = "of mine"});
+    EXPECT_EQ(name_of(first), "default/0");
+    EXPECT_EQ(name_of(second), "default/0#2.of mine");
+  });
+  if (GetParam() == As::Processes) return;
+  on_ranks(8, [](ProcessGroup& group) {
+    for (const auto& [ranks, name] :
+         std::vector<std::pair<std::vector<int>, std::string>>{{{0, 1, 2, 3, 4, 5, 6, 7}, "default/0-7"},
+                                                               {{0, 2, 4, 6, 1, 3}, "default/0-6:2,1,3"},
+                                                               {{7, 6, 5, 0, 1}, "default/7-5:-1,0,1"}}) {
+      auto made = group.new_group(ranks);
+      if (!made) continue;
+      const auto error = error_of([&] { made.broadcast(torch::ones({1}), 8); });
+      EXPECT_NE(error.text().find("group '" + name + "'"), std::string::npos) << error.text();
+    }
+  });
+}
+
+TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const c10::Device cpu(c10::kCPU);
+    auto made = group.new_group({0, 1}, {.backend = "tcp", .timeout = std::chrono::milliseconds(250)});
+    auto half = made.split(0, 0);
+    EXPECT_EQ(made.backend(cpu), "tcp");
+    EXPECT_EQ(half.backend(cpu), "tcp") << "as its parent";
+    EXPECT_EQ(group.backend(cpu), "gloo");
+    EXPECT_EQ(group.split(0, 0).backend(cpu), "gloo");
+    EXPECT_EQ(group.new_group({0, 1}).backend(cpu), "gloo");
+    for (ProcessGroup* one : {&made, &half}) {
+      if (group.rank() == 0) {
+        const auto error = error_of([&] { one->recv(torch::ones({1}), 1).wait(); });
+        EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+        EXPECT_NE(error.text().find("250 ms"), std::string::npos) << error.text();
+      }
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, CC012_ABarrierThatOnlyOneEntersFailsAfterTheGroupsOwnTimeout) {
+  on_ranks(3, [](ProcessGroup& group) {
+    constexpr auto kTimeout = std::chrono::milliseconds(400);
+    auto pair = group.new_group({0, 2}, {.timeout = kTimeout});
+    if (group.rank() == 0) {
+      const auto begin = std::chrono::steady_clock::now();
+      const auto error = error_of([&] { pair.barrier().wait(); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_GE(std::chrono::steady_clock::now() - begin, kTimeout);
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, CC013_OfOneSizeByDivisionAndByEnumeration) {
+  on_ranks(4, [](ProcessGroup& group) {
+    const int rank = group.rank();
+    auto pair = group.split(rank / 2, rank);
+    EXPECT_EQ(members_of(pair, rank), rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{2, 3}));
+    for (const auto& lists : {std::vector<std::vector<int>>{{0, 2}, {1, 3}}, {{3}, {0, 1, 2}}}) {
+      std::vector<ProcessGroup> own;
+      for (const auto& list : lists) {
+        if (auto made = group.new_group(list)) own.push_back(made);
+      }
+      ASSERT_EQ(own.size(), 1U);
+      EXPECT_EQ(members_of(own[0], rank), own[0].ranks());
+    }
+  });
+}
+
+TEST_P(Subgroups, CN016_AGroupShrinksByTheRanksThatAreLeftOut) {
+  on_ranks(4, [](ProcessGroup& group) {
+    ProcessGroup rest = group;
+    for (const int out : {1, 2, 0}) {  // by their rank in what is left: 1, 3, 0 of the job
+      std::vector<int> stay;
+      for (int rank = 0; rank < rest.size(); ++rank) {
+        if (rank != out) stay.push_back(rank);
+      }
+      const int expected = rest.size() - 1;
+      rest = rest.new_group(stay);
+      if (!rest) break;
+      EXPECT_EQ(rest.size(), expected);
+      const auto ones = torch::ones({1});
+      rest.all_reduce(ones).wait();
+      EXPECT_EQ(ones.item<float>(), static_cast<float>(expected));
+    }
+    EXPECT_EQ(static_cast<bool>(rest), group.rank() == 2);
+    group.barrier().wait();
   });
 }
 
@@ -118,7 +275,7 @@ TEST_P(Subgroups, OutsidersNeedNotWaitForMembers) {
   });
 }
 
-TEST_P(Subgroups, MonitoredBarrierPassesWhenAllCome) {
+TEST_P(Subgroups, CG013_MonitoredBarrierPassesWhenAllCome) {
   on_ranks(3, [](ProcessGroup& group) {
     for (int i = 0; i < 3; ++i) group.monitored_barrier(std::chrono::seconds(20));
     auto pair = group.new_group({2, 0});
@@ -126,7 +283,7 @@ TEST_P(Subgroups, MonitoredBarrierPassesWhenAllCome) {
   });
 }
 
-TEST_P(Subgroups, MonitoredBarrierNamesEveryRankThatDidNotCome) {
+TEST_P(Subgroups, CG013_MonitoredBarrierNamesEveryRankThatDidNotCome) {
   on_ranks(4, [](ProcessGroup& group) {
     group.barrier().wait();
     if (group.rank() == 0) {
@@ -143,7 +300,7 @@ TEST_P(Subgroups, MonitoredBarrierNamesEveryRankThatDidNotCome) {
   });
 }
 
-TEST_P(Subgroups, MonitoredBarrierWithoutRankZeroSaysSo) {
+TEST_P(Subgroups, CG013_MonitoredBarrierWithoutRankZeroSaysSo) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 1) {
       const auto error = error_of([&] { group.monitored_barrier(std::chrono::milliseconds(50)); });
@@ -151,6 +308,25 @@ TEST_P(Subgroups, MonitoredBarrierWithoutRankZeroSaysSo) {
       EXPECT_NE(error.text().find("rank 0 did not within 50 ms"), std::string::npos) << error.text();
     }
     group.barrier().wait();
+  });
+}
+
+TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
+  on_ranks(3, [](ProcessGroup& group) {
+    using std::chrono::milliseconds;
+    if (group.rank() == 0) {
+      group.store()->wait({"monitored/1/1", "monitored/1/2"});  // they have come
+      const auto error = error_of([&] { group.monitored_barrier(milliseconds(0)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("ranks 1, 2 did not come within 0 ms"), std::string::npos) << error.text();
+    } else {
+      const auto error = error_of([&] { group.monitored_barrier(std::chrono::seconds(20)); });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("rank " + std::to_string(group.rank()) + " came"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+    group.monitored_barrier(std::chrono::seconds(20));
+    group.new_group({group.rank()}).monitored_barrier(milliseconds(0));  // alone, all have come
   });
 }
 

@@ -193,7 +193,7 @@ TEST(Work, AnErrorThatNobodySawSurfacesOnTheGroup) {
   });
 }
 
-TEST(Abort, FreesABlockedRankAndTellsAllRanksTheReason) {
+TEST(Abort, CN013_FreesABlockedRankAndTellsAllRanksTheReason) {
   harness::run_ranks(As::Threads, 3, [](ProcessGroup& group) {
     auto all = group.new_group({0, 1, 2});
     harness::meet(group);
@@ -244,7 +244,7 @@ TEST(Abort, EndsWhatWaitsForAnotherRankToMakeAGroup) {
     harness::run_ranks(As::Threads, 3,
                        [](ProcessGroup& group) {
                          if (group.rank() == 2) {
-                           c10d::PrefixStore("group1/", group.store()).wait({"weft/here/0", "weft/here/1"});
+                           c10d::PrefixStore("group/0-2/1/", group.store()).wait({"weft/here/0", "weft/here/1"});
                            return group.abort("over");
                          }
                          const auto error = error_of([&] { group.new_group({0, 1, 2}); });
