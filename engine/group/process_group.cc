@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
 
 #include <weft/engine/group/arguments.h>
@@ -64,6 +65,17 @@ void check_flat(const std::string& operation, const at::Tensor& flat, const char
   if (flat.numel() == part.numel() * ranks) return;
   throw Error(Blame::Caller, operation + ": " + flat_name + " has " + std::to_string(flat.numel()) +
                                  " elements; it takes " + std::to_string(ranks) + " x " + std::to_string(part.numel()));
+}
+
+// What gathers takes complex tensors as their real views, on all ranks: one may be gathered into the other. What is no
+// plain tensor stays as it is, for the checks to refuse.
+at::Tensor as_real(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_complex() || tensor.layout() != at::kStrided || tensor.is_conj()) return tensor;
+  const at::AutoDispatchBelowADInplaceOrView bytes_only;
+  return at::view_as_real(tensor);
+}
+void as_real(Tensors& tensors) {
+  for (at::Tensor& tensor : tensors) tensor = as_real(tensor);
 }
 
 void sum_sparse(const ProcessGroup& group, at::Tensor& tensor, ReduceOp op) {
@@ -161,6 +173,8 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
+  input = as_real(input);
+  as_real(outputs);
   check_tensor(core(), "all_gather", "input", input);
   check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
   const auto to = slices_of(outputs);
@@ -175,6 +189,8 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
+  input = as_real(input);
+  output = as_real(output);
   check_tensor(core(), "all_gather_into", "input", input);
   check_tensor(core(), "all_gather_into", "output", output);
   check_same_kind("all_gather_into", "output", output, input);
@@ -191,6 +207,8 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
+  input = as_real(input);
+  as_real(outputs);
   check_tensor(core(), "gather", "input", input);
   core().check_rank(root, "gather: root");
   if (rank() == root) {
