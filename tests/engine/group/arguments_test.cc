@@ -22,6 +22,7 @@ at::Tensor ones(std::int64_t count = 2, at::ScalarType dtype = at::kFloat) { ret
 
 std::vector<Wrong> wrong_calls() {
   const at::Tensor row = torch::ones({2, 2}).t();
+  const at::Tensor column = torch::ones({2, 2}).select(1, 0);
   const at::Tensor sparse = torch::eye(2).to_sparse();
   return {
       {"undefined", [](auto& g) { g.all_reduce(at::Tensor()); }, "tensor is an undefined tensor"},
@@ -38,6 +39,18 @@ std::vector<Wrong> wrong_calls() {
       {"root negative", [](auto& g) { g.reduce(ones(), -1); }, "root -1 is not a rank of the group"},
       {"gather's root", [](auto& g) { g.gather({}, ones(), 7); }, "root 7"},
       {"scatter's root", [](auto& g) { g.scatter(ones(), {}, 7); }, "root 7"},
+      {"broadcast's root negative", [](auto& g) { g.broadcast(ones(), -1); }, "root -1 is not a rank of the group"},
+      {"reduce's root too high", [](auto& g) { g.reduce(ones(), 2); }, "root 2 is not a rank of the group"},
+      {"gather's root negative", [](auto& g) { g.gather({}, ones(), -1); }, "root -1"},
+      {"scatter's root negative", [](auto& g) { g.scatter(ones(), {}, -1); }, "root -1"},
+      {"no tensor to broadcast", [](auto& g) { g.broadcast(at::Tensor(), 0); }, "tensor is an undefined tensor"},
+      {"no tensor to reduce", [](auto& g) { g.reduce(at::Tensor(), 0); }, "tensor is an undefined tensor"},
+      {"a column to gather", [=](auto& g) { g.gather({}, column, 1); }, "is not contiguous; pass .contiguous()"},
+      {"a column to all_gather",
+       [=](auto& g) {
+         g.all_gather({ones(), ones()}, column);
+       },
+       "is not contiguous; pass .contiguous()"},
       {"no outputs", [](auto& g) { g.all_gather({}, ones()); }, "outputs holds 0 tensors; it takes one for each of the 2"},
       {"too many outputs",
        [](auto& g) {
@@ -67,6 +80,32 @@ std::vector<Wrong> wrong_calls() {
          g.gather({ones(), ones()}, ones(), 1);
        },
        "outputs must be empty"},
+      {"gather with too few outputs", [](auto& g) { g.gather({ones()}, ones(), 0); }, "outputs holds 1 tensors"},
+      {"gather's shapes",
+       [](auto& g) {
+         g.gather({ones(), ones(3)}, ones(), 0);
+       },
+       "outputs[1] has shape [3]; it must have [2]"},
+      {"gather's dtypes",
+       [](auto& g) {
+         g.gather({ones(), ones(2, at::kDouble)}, ones(), 0);
+       },
+       "dtype and device must agree"},
+      {"scatter with too many inputs",
+       [](auto& g) {
+         g.scatter(ones(), {ones(), ones(), ones()}, 0);
+       },
+       "inputs holds 3 tensors"},
+      {"scatter's dtypes",
+       [](auto& g) {
+         g.scatter(ones(), {ones(), ones(2, at::kInt)}, 0);
+       },
+       "dtype and device must agree"},
+      {"scatter's undefined part",
+       [](auto& g) {
+         g.scatter(ones(), {ones(), at::Tensor()}, 0);
+       },
+       "inputs[1] is an undefined tensor"},
       {"scatter without inputs", [](auto& g) { g.scatter(ones(), {}, 0); }, "inputs holds 0 tensors"},
       {"scatter with inputs off root",
        [](auto& g) {
@@ -90,6 +129,8 @@ std::vector<Wrong> wrong_calls() {
        },
        "dtype"},
       {"flat input", [](auto& g) { g.reduce_scatter_into(ones(), ones(5)); }, "input has 5 elements; it takes 2 x 2"},
+      {"flat input's dtype", [](auto& g) { g.reduce_scatter_into(ones(), ones(4, at::kInt)); },
+       "dtype and device must agree"},
       {"all_to_all of nothing", [](auto& g) { g.all_to_all({}, {}); }, "inputs is empty"},
       {"all_to_all's lists",
        [](auto& g) {
@@ -109,6 +150,7 @@ std::vector<Wrong> wrong_calls() {
       {"send to itself", [](auto& g) { g.send(ones(), 0); }, "rank 0 is this rank"},
       {"send to nobody", [](auto& g) { g.send(ones(), 2); }, "to 2 is not a rank"},
       {"send with a negative tag", [](auto& g) { g.send(ones(), 1, -1); }, "tag -1 is negative"},
+      {"send what is not contiguous", [=](auto& g) { g.send(row, 1); }, "not contiguous"},
       {"receive from itself", [](auto& g) { g.recv(ones(), 0); }, "rank 0 is this rank"},
       {"receive from nobody", [](auto& g) { g.recv(ones(), -2); }, "from -2 is not a rank"},
       {"receive with a negative tag", [](auto& g) { g.recv(ones(), 1, -5); }, "tag -5 is negative"},
@@ -124,6 +166,11 @@ std::vector<Wrong> wrong_calls() {
          g.new_group({0, 2});
        },
        "2 is not a rank"},
+      {"a negative rank",
+       [](auto& g) {
+         g.new_group({0, -1});
+       },
+       "-1 is not a rank"},
       {"global rank", [](auto& g) { g.global_rank(2); }, "2 is not a rank"},
       {"a wait on another device",
        [](auto& g) {
@@ -134,6 +181,7 @@ std::vector<Wrong> wrong_calls() {
   };
 }
 
+// CC-005 (dtypes that differ within one call), CC-013 and CN-016 (lists of ranks), CG-002, PP-005.
 TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
   harness::run_ranks(As::Threads, 2, [](ProcessGroup& group) {
     // Rank 1 takes part in none of them: what had been sent would be missing below.

@@ -14,15 +14,24 @@ using harness::As;
 using harness::error_of;
 using std::chrono::milliseconds;
 
-class Messages : public testing::TestWithParam<As> {
- protected:
-  static void on_ranks(int ranks, const harness::Body& body) { harness::run_ranks(GetParam(), ranks, body); }
+struct Setting {
+  As as;
+  const char* backend;
 };
 
-INSTANTIATE_TEST_SUITE_P(, Messages, testing::Values(As::Threads, As::Processes),
-                         [](const auto& as) { return harness::name(as.param); });
+class Messages : public testing::TestWithParam<Setting> {
+ protected:
+  static void on_ranks(int ranks, const harness::Body& body) {
+    harness::run_ranks(GetParam().as, ranks, body, {.backend = GetParam().backend});
+  }
+};
 
-TEST_P(Messages, EveryRankSendsToEveryOtherAtOnce) {
+INSTANTIATE_TEST_SUITE_P(, Messages,
+                         testing::Values(Setting{As::Threads, "gloo"}, Setting{As::Processes, "gloo"},
+                                         Setting{As::Threads, "tcp"}, Setting{As::Processes, "shm"}),
+                         [](const auto& of) { return of.param.backend + harness::name(of.param.as); });
+
+TEST_P(Messages, PP001_EveryRankSendsToEveryOtherAtOnce) {
   on_ranks(4, [](ProcessGroup& group) {
     std::vector<Work> works;
     std::vector<at::Tensor> received;
@@ -72,7 +81,7 @@ TEST_P(Messages, OfOneTagArriveInTheOrderTheyWereSent) {
   });
 }
 
-TEST_P(Messages, AReceiveFromAnySourceSaysWhoSent) {
+TEST_P(Messages, PP008_AReceiveFromAnySourceSaysWhoSent) {
   on_ranks(4, [](ProcessGroup& group) {
     if (group.rank() != 2) return group.send(torch::full({1}, group.rank(), at::kInt), 2, 5).wait();
     std::set<int> sources;
@@ -106,7 +115,7 @@ TEST_P(Messages, MixWithCollectivesInAnyOrder) {
   });
 }
 
-TEST_P(Messages, AWaitThatRanOutOfTimeMayBeRepeated) {
+TEST_P(Messages, PP002_AWaitThatRanOutOfTimeMayBeRepeated) {
   on_ranks(2, [](ProcessGroup& group) {
     if (group.rank() == 0) {
       const auto received = torch::zeros({1});
@@ -122,6 +131,99 @@ TEST_P(Messages, AWaitThatRanOutOfTimeMayBeRepeated) {
     } else {
       group.barrier().wait();
       group.send(torch::full({1}, 3.0), 0).wait();
+    }
+  });
+}
+
+// With Gloo of any size; where short ones go at once, of those that are longer.
+TEST_P(Messages, PP002_003_ASendThatNobodyReceivesYetIsNotDone) {
+  on_ranks(2, [](ProcessGroup& group) {
+    for (const std::int64_t count : {1, 1 << 20}) {
+      if (count == 1 && group.backend(c10::Device(c10::kCPU)) != "gloo") continue;
+      const auto tensor = torch::full({count}, group.rank() == 0 ? 3.0 : 0.0);
+      if (group.rank() == 0) {
+        Work work = group.send(tensor, 1);
+        for (int i = 0; i < 2; ++i) {
+          const auto error = error_of([&] { work.synchronize(milliseconds(1)); });
+          EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+          EXPECT_NE(error.text().find("send to rank 1"), std::string::npos) << error.text();
+        }
+        EXPECT_FALSE(work.query());
+        group.barrier().wait();  // only now the other receives
+        work.synchronize();
+        EXPECT_TRUE(work.query());
+      } else {
+        group.barrier().wait();
+        group.recv(tensor, 0).wait();
+        EXPECT_TRUE(torch::equal(tensor, torch::full({count}, 3.0)));
+      }
+    }
+  });
+}
+
+// Each rank in turn; what rank r sends has r + 1 elements, of value r.
+TEST_P(Messages, PP007_OneRankSendsToAllOthersWithAndWithoutHandlesAndTags) {
+  on_ranks(3, [](ProcessGroup& group) {
+    for (const int tag : {0, 9}) {
+      for (const bool at_once : {false, true}) {
+        for (int sender = 0; sender < 3; ++sender) {
+          const auto of_sender = torch::full({sender + 1, sender + 1}, sender, at::kInt);
+          std::vector<Work> works;
+          const auto begun = [&](Work work) { at_once ? works.push_back(work) : work.wait(); };
+          const auto tensor = group.rank() == sender ? of_sender : torch::full_like(of_sender, -1);
+          for (int to = 0; to < 3 && group.rank() == sender; ++to) {
+            if (to != sender) begun(group.send(tensor, to, tag));
+          }
+          if (group.rank() != sender) begun(group.recv(tensor, sender, tag));
+          for (Work& work : works) work.wait();
+          EXPECT_TRUE(torch::equal(tensor, of_sender)) << "from " << sender;
+        }
+      }
+    }
+  });
+}
+
+// Many at a time, as a batch: to and from every other rank, of sizes that differ; around a ring; between two ranks only.
+TEST_P(Messages, PP009_AtATimeHaveSizesOfTheirOwn) {
+  on_ranks(3, [](ProcessGroup& group) {
+    const int rank = group.rank();
+    const auto message = [](int from, int to) { return torch::full({1 + 3 * from + to}, 10 * from + to, at::kInt); };
+    const auto exchange = [&](const std::vector<int>& to, const std::vector<int>& from, int tag) {
+      std::vector<Work> works;
+      std::vector<at::Tensor> received;
+      for (const int peer : from) {
+        received.push_back(torch::zeros_like(message(peer, rank)));
+        works.push_back(group.recv(received.back(), peer, tag));
+      }
+      for (const int peer : to) works.push_back(group.send(message(rank, peer), peer, tag));
+      for (Work& work : works) work.wait();
+      for (std::size_t i = 0; i < from.size(); ++i) EXPECT_TRUE(torch::equal(received[i], message(from[i], rank)));
+    };
+    const int next = (rank + 1) % 3, before = (rank + 2) % 3;
+    for (const int tag : {0, 4}) {
+      exchange({next, before}, {next, before}, tag);
+      exchange({next}, {before}, tag);
+      if (rank != 0) exchange({3 - rank}, {3 - rank}, tag);
+    }
+  });
+}
+
+TEST_P(Messages, PP006_InASubgroupRanksAreTheGroups) {
+  on_ranks(4, [](ProcessGroup& group) {
+    auto some = group.new_group({3, 1, 0});
+    if (!some) return;
+    const int next = (some.rank() + 1) % 3, before = (some.rank() + 2) % 3;
+    const auto received = torch::zeros({1}, at::kInt);
+    Work receiving = some.recv(received, before);
+    Work sending = some.send(torch::full({1}, group.rank(), at::kInt), next);
+    receiving.wait();
+    sending.wait();
+    EXPECT_EQ(received.item<int>(), some.global_rank(before));
+    if (some.rank() == 0) return some.send(received, 2, 5).wait();
+    if (some.rank() == 2) {
+      Work any = some.recv(received, kAnySource, 5);
+      any.wait();
+      EXPECT_EQ(any.source_rank(), 0);
     }
   });
 }
