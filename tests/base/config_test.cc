@@ -16,21 +16,21 @@ Config from(const std::map<std::string, std::string>& variables) {
   });
 }
 
-TEST(Config, HasQuietDefaults) {
+TEST(Config, CC009_HasQuietDefaults) {
   const Config config = from({});
   EXPECT_EQ(config.log, LogLevel::Warn);
   EXPECT_EQ(config.debug, DebugLevel::Off);
   EXPECT_TRUE(config.socket_interfaces.empty());
 }
 
-TEST(Config, LevelsAreCaseInsensitive) {
+TEST(Config, CC009_LevelsAreCaseInsensitive) {
   EXPECT_EQ(from({{"WEFT_DEBUG", "DeTail"}}).debug, DebugLevel::Detail);
   EXPECT_EQ(from({{"WEFT_DEBUG", "info"}}).debug, DebugLevel::Info);
   EXPECT_EQ(from({{"WEFT_LOG", "OFF"}}).log, LogLevel::Off);
   EXPECT_EQ(from({{"WEFT_DEBUG", ""}}).debug, DebugLevel::Off);
 }
 
-TEST(Config, AnUnknownLevelIsACallerErrorThatListsTheLevels) {
+TEST(Config, CC009_AnUnknownLevelIsACallerErrorThatListsTheLevels) {
   try {
     from({{"WEFT_DEBUG", "verbose"}});
     FAIL() << "no error";

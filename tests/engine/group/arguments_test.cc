@@ -201,7 +201,7 @@ TEST(Arguments, WrongOnesAreTheCallersErrorBeforeAnythingIsSent) {
   });
 }
 
-TEST(Arguments, AnEmptyGroupRefusesEverything) {
+TEST(Arguments, CN014_AnEmptyGroupRefusesEverything) {
   ProcessGroup none;
   EXPECT_FALSE(none);
   for (const auto& call :
@@ -213,7 +213,7 @@ TEST(Arguments, AnEmptyGroupRefusesEverything) {
   }
 }
 
-TEST(Arguments, OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
+TEST(Arguments, CC009_OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
   const auto refused = [](ProcessGroupOptions options) {
     options.init_method = "tcp://127.0.0.1:1";
     options.rank = 0;
@@ -234,7 +234,7 @@ TEST(Arguments, OptionsThatDoNotFitAreRefusedBeforeAnybodyWaits) {
   expect(refused({.device = c10::Device("cuda:63")}), "but this process sees ");
 }
 
-TEST(Arguments, AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
+TEST(Arguments, CC009_AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
   harness::run_threads(1, [](int) {
     ProcessGroupOptions options;
     options.backend = "carrier-pigeon";
@@ -256,7 +256,7 @@ TEST(Backends, AreListedWithTheReasonWhereTheyCannotBeUsed) {
   EXPECT_TRUE(has_gloo);
 }
 
-TEST(Backends, AreNamedInAnyCaseAndWithBlanks) {
+TEST(Backends, CC009_AreNamedInAnyCaseAndWithBlanks) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {
                        EXPECT_EQ(group.backend(c10::Device(c10::kCPU)), "gloo");

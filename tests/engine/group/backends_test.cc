@@ -14,16 +14,16 @@ TEST(ParseBackends, LeavesTheChoiceOpenWhenNothingIsSaid) {
   EXPECT_FALSE(is_default_backend("gloo"));
 }
 
-TEST(ParseBackends, TakesOneNameForBothDevices) {
+TEST(ParseBackends, CC009_TakesOneNameForBothDevices) {
   EXPECT_EQ(parse_backends("mpi"), (Backends{{c10::kCPU, "mpi"}, {c10::kCUDA, "mpi"}}));
 }
 
-TEST(ParseBackends, TakesOneForEachDeviceInAnyCaseAndWithBlanks) {
+TEST(ParseBackends, CC009_TakesOneForEachDeviceInAnyCaseAndWithBlanks) {
   EXPECT_EQ(parse_backends("cpu:gloo,cuda:nccl"), (Backends{{c10::kCPU, "gloo"}, {c10::kCUDA, "nccl"}}));
   EXPECT_EQ(parse_backends(" CUDA : Nccl "), (Backends{{c10::kCUDA, "nccl"}}));
 }
 
-TEST(ParseBackends, RefusesWhatIsNoListOfDevicesAndBackends) {
+TEST(ParseBackends, CC009_RefusesWhatIsNoListOfDevicesAndBackends) {
   for (const char* text : {"cpu:gloo,", ",cpu:gloo", "cpu:", ":gloo", "cpu:gloo,cpu:tcp", "tpu:gloo", "gloo,nccl", ","}) {
     try {
       parse_backends(text);

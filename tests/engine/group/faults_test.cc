@@ -55,7 +55,7 @@ TEST(KilledRank, IsNamedByAPendingAllReduce) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
-TEST(KilledRank, IsNamedByTheFutureOfAnOperationAsByItsWait) {
+TEST(KilledRank, CN018_IsNamedByTheFutureOfAnOperationAsByItsWait) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) {
     Work work = group.all_reduce(torch::ones({1000}));
     auto future = work.future();
@@ -102,7 +102,7 @@ TEST(KilledRank, IsNamedByASendThatIsTooLargeForTheKernel) {
 }
 
 // Rank 0 hosts the store and hears first who dies; its own death must be as clear.
-TEST(KilledRank, MayBeTheOneThatHostsTheStore) {
+TEST(KilledRank, ST009_MayBeTheOneThatHostsTheStore) {
   with_a_killed_rank(3, 0, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
@@ -191,7 +191,7 @@ TEST(LeavingRank, ByAnExceptionIsNamed) {
   processes.expect_success();
 }
 
-TEST(StoppedRank, IsATimeoutOfPendingAndLaterOperations) {
+TEST(StoppedRank, CG014_CN018_IsATimeoutOfPendingAndLaterOperations) {
   Processes processes(3, [](int rank) {
     auto group = join(seconds(3));
     group.barrier().wait();
@@ -210,7 +210,7 @@ TEST(StoppedRank, IsATimeoutOfPendingAndLaterOperations) {
   processes.expect_success({1});
 }
 
-TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
+TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
   Processes processes(3, [](int rank) {
     auto group = join();
     group.barrier().wait();
@@ -229,7 +229,7 @@ TEST(StoppedRank, IsNamedByTheMonitoredBarrier) {
   processes.expect_success({2});
 }
 
-TEST(LateRank, OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
+TEST(LateRank, CC012_CN017_OfABarrierIsATimeoutNotEarlierThanTheGroupsTimeout) {
   Processes processes(2, [](int rank) {
     auto group = join(seconds(3));
     auto other = init_process_group({.init_method = "env://", .group_name = "control", .timeout = kForever});

@@ -9,6 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/types.h>
 
@@ -73,14 +74,20 @@ TEST(Env, JoinsByTheVariablesOfTheLauncher) {
   processes.expect_success();
 }
 
-TEST(Env, NamesEveryVariableThatIsMissing) {
+TEST(Env, CC014_NamesEveryVariableThatIsMissing) {
   expect_text(refused({}), Blame::Caller, "env:// needs RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT");
   expect_text(refused({}, {{"RANK", "0"}, {"MASTER_ADDR", "127.0.0.1"}}), Blame::Caller,
               "env:// needs WORLD_SIZE, MASTER_PORT");
+  const Variables all{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}};
+  for (const auto& [name, value] : all) {
+    Variables variables = all;
+    variables.erase(name);
+    expect_text(refused({}, variables), Blame::Caller, "env:// needs " + name + " in the environment");
+  }
   expect_text(refused({.rank = 0, .world_size = 1}), Blame::Caller, "env:// needs MASTER_ADDR, MASTER_PORT");
 }
 
-TEST(Env, TakesRankAndSizeFromTheOptionsOrTheUrlAsWell) {
+TEST(Env, CC014_TakesRankAndSizeFromTheOptionsOrTheUrlAsWell) {
   const Variables variables{{"RANK", "7"},
                             {"WORLD_SIZE", "9"},
                             {"MASTER_ADDR", "127.0.0.1"},
@@ -211,7 +218,7 @@ TEST(Tcp, GroupsOfDifferentNamesShareOneAddress) {
   processes.expect_success();
 }
 
-TEST(Tcp, OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
+TEST(Tcp, ST010_CN014_OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     const ProcessGroupOptions options{.init_method = address(port), .rank = rank, .world_size = 2, .timeout = seconds(30)};
@@ -224,7 +231,7 @@ TEST(Tcp, OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
   });
 }
 
-TEST(Tcp, APortThatIsTakenIsTheCallersErrorAndNamesIt) {
+TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
   const group::Socket taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto any = group::socket_address("0.0.0.0", 0);
   ASSERT_EQ(::bind(taken.get(), any.get(), any.length), 0);
@@ -233,14 +240,14 @@ TEST(Tcp, APortThatIsTakenIsTheCallersErrorAndNamesIt) {
   expect_text(refused({.init_method = address(port), .rank = 0, .world_size = 2}), Blame::Caller, address(port));
 }
 
-TEST(Tcp, AHostThatDoesNotComeIsATimeoutThatNamesIt) {
+TEST(Tcp, CN018_AHostThatDoesNotComeIsATimeoutThatNamesIt) {
   const int port = launch::free_port();
   expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
               "rank 1 cannot reach the store of rank 0 at " + address(port));
 }
 
 // A name that no name server need be asked for.
-TEST(Tcp, AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
+TEST(Tcp, ST014_AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
   const Error error = error_of([] { group::wait_for_name("two words", Deadline::never(), milliseconds(0)); });
   expect_text(error, Blame::Caller,
               "the host of rank 0, 'two words' (MASTER_ADDR, or in the address given), has no address");
@@ -250,16 +257,19 @@ TEST(Tcp, AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
   }
 }
 
-TEST(Tcp, RefusesAddressesThatAreIncomplete) {
+TEST(Tcp, ST014_RefusesAddressesThatAreIncomplete) {
   expect_text(refused({.init_method = "tcp://127.0.0.1", .rank = 0, .world_size = 1}), Blame::Caller,
               "needs a host and a port");
   expect_text(refused({.init_method = "tcp://:80", .rank = 0, .world_size = 1}), Blame::Caller, "needs a host and a port");
   expect_text(refused({.init_method = "tcp://127.0.0.1:80"}), Blame::Caller, "no rank for tcp://127.0.0.1:80");
   expect_text(refused({.init_method = "tcp://127.0.0.1:80", .rank = 0}), Blame::Caller, "no world size");
   expect_text(refused({.init_method = "ftp://127.0.0.1:80"}), Blame::Caller, "unknown scheme 'ftp'");
+  expect_text(refused({.init_method = "tcp://127.0.0.1:80?world_size=1"}), Blame::Caller, "no rank for tcp://127.0.0.1:80");
+  expect_text(refused({.init_method = "tcp://127.0.0.1:80?rank=0"}), Blame::Caller, "no world size");
+  expect_text(refused({.init_method = "tcp://127.0.0.1:80?rank=0&world_size=0"}), Blame::Caller, "the world size is 0");
 }
 
-TEST(Tcp, TheRanksThatDidNotComeAreNamed) {
+TEST(Tcp, ST011_TheRanksThatDidNotComeAreNamed) {
   const int port = launch::free_port();
   harness::run_threads(2, [&](int rank) {
     const auto error = error_of([&] {
@@ -334,7 +344,7 @@ TEST(File, ServesOneJobAfterTheOther) {
 }
 
 // Not what Gloo or the group holds: the stores alone, and they end at the same instant.
-TEST(File, IsRemovedHoweverTheLastRanksLeave) {
+TEST(File, ST006_IsRemovedHoweverTheLastRanksLeave) {
   const Folder folder;
   for (int job = 1; job <= 300; ++job) {
     std::barrier together(3);
@@ -348,7 +358,7 @@ TEST(File, IsRemovedHoweverTheLastRanksLeave) {
   }
 }
 
-TEST(File, StaysWhileARankHoldsItOrHasNotCome) {
+TEST(File, ST006_StaysWhileARankHoldsItOrHasNotCome) {
   const Folder folder;
   const auto come = [&](int rank) {
     return group::rendezvous({.init_method = folder.url(), .rank = rank, .world_size = 2}, environment({}),
@@ -365,11 +375,13 @@ TEST(File, StaysWhileARankHoldsItOrHasNotCome) {
   EXPECT_FALSE(fs::exists(folder.file()));
 }
 
-TEST(File, CC001_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
+TEST(File, CC001_ST012_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
   const Folder folder;
   auto group = init_process_group(
       {.init_method = folder.url(), .rank = 0, .world_size = 1, .timeout = std::chrono::milliseconds(300)});
   EXPECT_ANY_THROW(group.store()->get("missing"));
+  group.store()->set("there", std::string("yes"));
+  EXPECT_EQ(group.store()->get("there").size(), 3U) << "and goes on";
 }
 
 TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
@@ -389,11 +401,12 @@ TEST(File, WhatAKilledJobLeftBehindIsFoundOut) {
   expect_text(refused({.init_method = folder.url(), .rank = 1, .world_size = 2}), Blame::Caller, "rank 1 came twice");
 }
 
-TEST(File, RefusesWhatCannotBeWrittenOrIsIncomplete) {
+TEST(File, ST014_RefusesWhatCannotBeWrittenOrIsIncomplete) {
   expect_text(refused({.init_method = "file:///no/such/folder/job", .world_size = 2}), Blame::Caller,
               "the folder /no/such/folder/ cannot be written to");
   expect_text(refused({.init_method = "file:///tmp/weft-job"}), Blame::Caller, "no world size");
   expect_text(refused({.init_method = "file://", .world_size = 2}), Blame::Caller, "needs a path");
+  expect_text(refused({.init_method = "file://?rank=0&world_size=1"}), Blame::Caller, "needs a path");
   expect_text(refused({.init_method = "file:///tmp/weft-job", .rank = 2, .world_size = 2}), Blame::Caller,
               "outside a world of 2");
 }
@@ -420,6 +433,76 @@ TEST(GivenStore, OfAnyKindServes) {
                                      .store = c10::make_intrusive<c10d::FileStore>(folder.file(), 2),
                                      .timeout = seconds(30)});
     expect_whole(group, 2);
+  });
+}
+
+// Through any number of prefixes the group finds the store's connections: where a user blocks on his, it has its own.
+TEST(GivenStore, ST013_MayBePrefixedInSeveralLayers) {
+  const int port = launch::free_port();
+  harness::run_threads(2, [&](int rank) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port);
+    options.isServer = rank == 0;
+    options.numWorkers = 2;
+    options.timeout = seconds(20);
+    const auto base = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const auto inner = c10::make_intrusive<c10d::PrefixStore>("inner", base);
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("outer", inner);
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .timeout = seconds(30)});
+    std::thread user([&] {
+      if (rank == 1) group.store()->wait({"late"}, seconds(20));
+    });
+    expect_whole(group, 2);
+    group.monitored_barrier(seconds(20));
+    auto pair = group.new_group({0, 1});
+    expect_whole(pair, 2);
+    if (rank == 0) group.store()->set("late", std::string("now"));
+    user.join();
+    EXPECT_EQ(base->get("inner/outer/0//late").size(), 3U);
+    group.barrier().wait();
+  });
+}
+
+TEST(GivenStore, CN018_ARankZeroThatNeverComesIsNamed) {
+  for (const char* backend : {"gloo", "tcp"}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    harness::run_threads(2, [&](int thread) {
+      const Error error = error_of([&] {
+        init_process_group({.backend = backend,
+                            .rank = thread + 1,
+                            .world_size = 3,
+                            .store = store,
+                            .timeout = milliseconds(800),
+                            .device = c10::Device(c10::kCPU)});
+      });
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("rank 0 did not come within 800 ms"), std::string::npos) << error.text();
+    });
+  }
+}
+
+TEST(GivenStore, CN014_ServesAGroupAfterOneThatHasEndedOrBroken) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_threads(2, [&](int rank) {
+    const auto join = [&](const std::string& name) {
+      return init_process_group(
+          {.rank = rank, .world_size = 2, .store = store, .group_name = name, .timeout = seconds(30)});
+    };
+    auto group = join("first");
+    expect_whole(group, 2);
+    auto used = group.new_group({0, 1}), unused = group.new_group({0, 1}), own = group.new_group({0});
+    expect_whole(used, 2);
+    for (ProcessGroup* one : {&group, &own, &unused, &used}) *one = ProcessGroup();
+    expect_text(error_of([&] { group.barrier(); }), Blame::Caller, "this process group is empty");
+    group = join("second");
+    harness::meet(group);
+    if (rank == 0) group.abort("over");
+    EXPECT_EQ(error_of([&] { group.all_reduce(torch::ones({1})).wait(); }).blame(), Blame::Cancelled);
+    for (const char* name : {"third", "second"}) {
+      group = join(name);
+      expect_whole(group, 2);
+      group = ProcessGroup();
+    }
   });
 }
 

@@ -25,7 +25,7 @@ TEST(Url, TakesHostPortPathAndQueryApart) {
   EXPECT_FALSE(Url::parse("env://").port);
 }
 
-TEST(Url, RefusesWhatItCannotRead) {
+TEST(Url, ST014_RefusesWhatItCannotRead) {
   for (const char* text : {"", "host:80", "http://host", "tcp://host:x", "tcp://host:0", "tcp://host:65536", "tcp://[::1",
                            "tcp://[::1]x", "env://?rank", "env://?color=3"}) {
     try {
