@@ -179,6 +179,7 @@ TEST_P(Backward, DA015_016_017_ReferencesGetGradientsAtTheirOwner) {
       const at::Tensor y = agent.sync<&passes::add_held>(after(agent, steps), x, held);
       context.backward({(y * 2).sum()});
       EXPECT_TRUE(at::allclose(context.gradient(x), at::full({3}, 2.0, at::kDouble)));
+      EXPECT_EQ(context.gradients().size(), 1u);
       EXPECT_TRUE(at::allclose(agent.sync<&passes::gradient_here>(owner, held), at::full({3}, 2.0, at::kDouble)));
     }
   });
@@ -294,7 +295,9 @@ TEST_P(Backward, DA026_EachGradientHasItsOwnDtype) {
     AutogradContext context(agent);
     const auto a = at::rand({3}, at::kFloat).requires_grad_(), b = leaf({3});
     context.backward({agent.sync<&passes::add>(after(agent, 1), a, b).sum()});
+    EXPECT_TRUE(at::equal(context.gradient(a), at::ones({3}, at::kFloat)));
     EXPECT_EQ(context.gradient(a).scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(context.gradient(b), at::ones({3}, at::kDouble)));
     EXPECT_EQ(context.gradient(b).scalar_type(), at::kDouble);
   });
 }
@@ -308,11 +311,15 @@ TEST_P(Backward, DA027_028_FunctionsThatCallOn) {
       context.backward({called<&passes::chain>(way, agent, after(agent, 1), m).sum()});
       expect_gradients(context, m, local_gradients([&] { return passes::chain(m); }, m));
     }
+    const auto expected = local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]});
     for (const int third : {0, 2, 1}) {
-      AutogradContext context(agent);
-      context.backward({agent.sync<&passes::mixed>(after(agent, 1), m[0], m[1], after(agent, third).rank).sum()});
-      expect_gradients(context, {m[0], m[1]},
-                       local_gradients([&] { return m[0].matmul(m[1]) * m[0] + m[1]; }, {m[0], m[1]}));
+      for (const auto way : kWays) {
+        SCOPED_TRACE(name(way));
+        AutogradContext context(agent);
+        const int rank = after(agent, third).rank;
+        context.backward({called<&passes::mixed>(way, agent, after(agent, 1), m[0], m[1], rank).sum()});
+        expect_gradients(context, {m[0], m[1]}, expected);
+      }
     }
   });
 }
@@ -385,6 +392,16 @@ TEST_P(Backward, DA032_PassesOverARetainedGraphAddUp) {
     }
     // The graph has gone with the last.
     EXPECT_EQ(error_of([&] { context.backward({loss}); }).blame(), Blame::Caller);
+    context.release();
+    for (const auto way : kWays) {
+      SCOPED_TRACE(name(way));
+      AutogradContext direct(agent);
+      const at::Tensor product = called<&passes::mul>(way, agent, after(agent, 1), a, b).sum();
+      for (int i = 1; i <= 2; ++i) {
+        direct.backward({product}, {.retain_graph = true});
+        expect_gradients(direct, {a, b}, {b.detach() * i, a.detach() * i});
+      }
+    }
   });
 }
 

@@ -260,14 +260,22 @@ TEST_P(Recording, DA009_OnlyTensorsThatRequireGradAreRecordedInOrder) {
 
 TEST_P(Recording, DA012_AllWorkersThatWereCalledAreKnown) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    AutogradContext context(agent);
-    std::set<int> called;
-    for (const auto& worker : agent.workers()) {
-      if (worker == agent.self()) continue;
-      called.insert(worker.rank);
-      agent.sync<&recorded::number>(worker, 1);
+    for (const int what : {0, 1, 2}) {
+      SCOPED_TRACE(what);
+      AutogradContext context(agent);
+      const auto a = what == 1 ? leaf({2}) : at::ones({2});
+      std::set<int> called;
+      for (const auto& worker : agent.workers()) {
+        if (worker == agent.self()) continue;
+        called.insert(worker.rank);
+        if (what == 0) {
+          agent.sync<&recorded::number>(worker, 1);
+        } else {
+          agent.sync<&recorded::add>(worker, a, a);
+        }
+      }
+      EXPECT_EQ(context.shared()->workers(), called);
     }
-    EXPECT_EQ(context.shared()->workers(), called);
   });
 }
 

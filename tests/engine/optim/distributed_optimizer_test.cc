@@ -256,6 +256,7 @@ TEST_P(DistributedSteps, DO006_007_ErrorsOfAllOwnersArriveAsOne) {
     }
     EXPECT_NE(other.text().find("the constructor broke"), std::string::npos) << other.text();
     EXPECT_EQ(error.blame(), Blame::Remote);
+    EXPECT_EQ(other.blame(), Blame::Remote);
     EXPECT_EQ(error_of([&] { DistributedOptimizer<torch::optim::SGD>({}, torch::optim::SGDOptions(0.05)); }).blame(),
               Blame::Caller);
   });

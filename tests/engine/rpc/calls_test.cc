@@ -191,6 +191,12 @@ TEST_P(CallsAmongMany, RB001_002_WorkersKnowEachOtherByNameAndRank) {
       EXPECT_EQ(agent.worker("worker" + std::to_string(rank)), agent.worker(rank));
     }
     EXPECT_EQ(agent.worker(agent.self().rank), agent.self());
+    const auto unknown = error_of([&] { agent.worker("nobody"); });
+    EXPECT_EQ(unknown.blame(), Blame::Caller);
+    EXPECT_NE(unknown.text().find("'nobody' cannot be found"), std::string::npos) << unknown.text();
+    for (const int rank : {-1, expected}) {
+      EXPECT_EQ(error_of([&] { agent.worker(rank); }).blame(), Blame::Caller) << rank;
+    }
   });
 }
 
@@ -433,11 +439,23 @@ TEST_P(Calls, WhatNestsTooDeepIsRefusedWhereItIsSent) {
 
 TEST_P(Calls, RB022_ContinuationsRunOnceWithTheValue) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    auto call = agent.async<&calls::plus>(next_of(agent), 1, 2);
-    std::vector<Future<int>> more;
-    for (int i = 0; i < 10; ++i) more.push_back(call.then([i](int sum) { return sum + i; }));
-    for (int i = 0; i < 10; ++i) EXPECT_EQ(more[static_cast<std::size_t>(i)].get(), 3 + i);
-    EXPECT_EQ(call.get(), 3);
+    for (const bool waits_before : {false, true}) {
+      auto call = agent.async<&calls::plus>(next_of(agent), 1, 2);
+      if (waits_before) {
+        EXPECT_EQ(call.get(), 3);
+      }
+      std::atomic<int> runs{0};
+      std::vector<Future<int>> more;
+      for (int i = 0; i < 10; ++i) {
+        more.push_back(call.then([i, &runs](int sum) {
+          ++runs;
+          return sum + i;
+        }));
+      }
+      for (int i = 0; i < 10; ++i) EXPECT_EQ(more[static_cast<std::size_t>(i)].get(), 3 + i);
+      EXPECT_EQ(call.get(), 3);
+      EXPECT_EQ(runs, 10);
+    }
   });
 }
 
@@ -504,15 +522,23 @@ TEST_P(Calls, FromSeveralThreadsOfOneAgentDoNotMix) {
 INSTANTIATE_TEST_SUITE_P(Rpc, Calls, testing::ValuesIn(harness::settings()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, CallsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
 
-TEST(Agent, RB008_AWorldOfOneCallsItself) {
-  run_workers({As::Threads, "shm", 1}, [](rpc::Agent& agent) {
+class CallsOfOne : public Calls {};
+
+TEST_P(CallsOfOne, RB008_020_AWorldOfOneCallsItself) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.workers(), std::vector{agent.self()});
     EXPECT_EQ(agent.sync<&calls::plus>(0, 1, 2), 3);
     EXPECT_EQ(agent.async<&calls::plus>("worker0", 1, 2).get(), 3);
     EXPECT_EQ(agent.remote<&calls::plus>(agent.self(), 1, 2).to_here(), 3);
+    EXPECT_EQ(agent.sync<&calls::relay>(0, 3), 0);
     const auto sparse = at::eye(3).to_sparse();
     EXPECT_TRUE(at::equal(agent.sync<&calls::add>(0, sparse, sparse).to_dense(), at::eye(3) * 2));
+    EXPECT_TRUE(at::equal(agent.async<&calls::add>(0, sparse, sparse).get().to_dense(), at::eye(3) * 2));
+    EXPECT_TRUE(at::equal(agent.remote<&calls::add>(0, sparse, sparse).to_here().to_dense(), at::eye(3) * 2));
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Rpc, CallsOfOne, testing::ValuesIn(harness::settings({1})), harness::name_of);
 
 TEST(Agent, RB042_AsManyFunctionsRunAtOnceAsThereAreWorkerThreads) {
   calls::come = calls::running = calls::most = 0;

@@ -88,19 +88,24 @@ TEST_P(ErrorsAmongMany, RE001_ADestinationThatIsNotThereIsTheCallersError) {
 
 TEST_P(ErrorsAmongMany, RE002_003_WhatAFunctionThrowsReachesTheCallerWithItsLines) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    for (const auto& [name, to] : agent.workers()) {
-      try {
-        agent.sync<&wrong::throws>(to, "first\nsecond");
-        ADD_FAILURE() << "no error";
-      } catch (const rpc::RemoteError& error) {
-        if (to != agent.self().rank) {
-          EXPECT_EQ(error.worker(), name);
+    const std::string lines = "first\nsecond";
+    for (const auto& worker : agent.workers()) {
+      const auto expect_lines = [&](const auto& call) {
+        try {
+          call();
+          ADD_FAILURE() << "no error";
+        } catch (const rpc::RemoteError& error) {
+          EXPECT_EQ(error.worker(), worker.name);
           EXPECT_EQ(error.function(), "wrong::throws");
-          EXPECT_EQ(error.text(), "first\nsecond");
+          EXPECT_EQ(error.text(), lines);
+          EXPECT_EQ(error.blame(), Blame::Remote);
+          EXPECT_NE(std::string(error.what()).find(lines), std::string::npos);
         }
-        EXPECT_EQ(error.blame(), Blame::Remote);
-        EXPECT_NE(std::string(error.what()).find("first\nsecond"), std::string::npos);
-      }
+      };
+      expect_lines([&] { agent.sync<&wrong::throws>(worker, lines); });
+      expect_lines([&] { agent.async<&wrong::throws>(worker, lines).get(); });
+      const auto made = agent.remote<&wrong::throws>(worker, lines);
+      EXPECT_NE(error_of([&] { made.to_here(); }).text().find(lines), std::string::npos);
     }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::throws_odd>(next_of(agent)); }).blame(), Blame::Remote);
   });
@@ -259,6 +264,8 @@ TEST_P(Errors, RE016_OfDeferredRepliesReachTheCaller) {
       EXPECT_NE(error_of([&] { agent.async<&wrong::throws_early>(to).get(); }).text().find("early"), std::string::npos);
       EXPECT_NE(error_of([&] { agent.sync<&wrong::fails_late>(to); }).text().find("late"), std::string::npos);
       EXPECT_NE(error_of([&] { agent.async<&wrong::fails_late>(to).get(); }).text().find("late"), std::string::npos);
+      const auto late = agent.remote<&wrong::fails_late>(to);
+      EXPECT_NE(error_of([&] { late.to_here(); }).text().find("late"), std::string::npos);
     }
   });
 }
@@ -441,6 +448,13 @@ TEST_P(AgentFaults, RE023_DelayedCallsTimeOutOrCome) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, AgentFaults, testing::ValuesIn(harness::settings_of_faults()), harness::name_of);
+
+TEST(CallFaults, RF011_NothingGoesWrongUnlessAProgramSaysSo) {
+  const rpc::Options options;
+  EXPECT_TRUE(options.faults.fail_first.empty() && options.faults.drop.empty() && options.faults.delay.empty());
+  EXPECT_EQ(options.worker_threads, 16);
+  EXPECT_EQ(options.timeout, 60s);
+}
 
 TEST(CallFaults, RF012_DroppedCallsTimeOutRefusedOnesFailAtOnceAndNegativeDelaysAreRefused) {
   run_workers({As::Threads, "inproc", 2},

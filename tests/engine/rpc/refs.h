@@ -37,6 +37,12 @@ inline std::vector<RRef<int>> make_two_on(rpc::WorkerInfo third) {
   return {rpc::this_agent().remote<&number>(third, 1), rpc::this_agent().remote<&number>(third, 2)};
 }
 inline int fetched_from_third(rpc::WorkerInfo third) { return rpc::this_agent().remote<&number>(third, 7).to_here(); }
+inline at::Tensor add_on(rpc::WorkerInfo third, at::Tensor a, at::Tensor b) {
+  return rpc::this_agent().remote<&add>(third, a, b).to_here();
+}
+inline std::vector<RRef<at::Tensor>> add_twice_on(rpc::WorkerInfo third, at::Tensor a, at::Tensor b) {
+  return {rpc::this_agent().remote<&add>(third, a, b), rpc::this_agent().remote<&add>(third, b, b)};
+}
 inline int sum_of(std::vector<RRef<int>> all) {
   int sum = 0;
   for (const auto& one : all) sum += one.to_here();
@@ -98,6 +104,7 @@ struct Account {
   ~Account() { --living; }
   int add(int more) { return value += more; }
   int get() const { return value; }
+  void put(int other) { value = other; }
   void fail() { throw std::runtime_error("overdrawn"); }
   Future<int> add_later(int more) {
     return rpc::this_agent().async<&number>(rpc::this_call().caller, more).then([this](int got) { return value += got; });
@@ -106,6 +113,7 @@ struct Account {
   static int peek(const Account& account) { return account.value; }
   int value;
 };
+inline int add_to(RRef<Account> account, int more) { return account.local_value().add(more); }
 inline int accounts_living() { return living; }
 // References that stay where they were sent.
 struct Kept {

@@ -40,6 +40,10 @@ TEST_P(Refs, RR001_002_ResultsStayAndAreFetchedFromPeersAndOneself) {
     EXPECT_TRUE(mine.confirmed());
     EXPECT_TRUE(at::equal(mine.local_value(), one * 2));
     EXPECT_TRUE(at::equal(mine.to_here(), one * 2));
+    const auto sparse = at::eye(2).to_sparse();
+    EXPECT_TRUE(at::equal(agent.remote<&refs::add>(after(agent, 1), sparse, sparse).to_here().to_dense(), at::eye(2) * 2));
+    const auto my_sparse = agent.remote<&refs::add>(agent.self(), sparse, sparse);
+    EXPECT_TRUE(at::equal(my_sparse.local_value().to_dense(), at::eye(2) * 2));
     agent.remote<&refs::nothing>(after(agent, 1)).to_here();
   });
 }
@@ -255,6 +259,12 @@ TEST_P(Refs, RR008_017_LocalValuesPassInAllModes) {
       EXPECT_EQ(agent.async<&refs::fetch_sum>(to, a, b).get(), 90);
       EXPECT_EQ(agent.remote<&refs::fetch_sum>(to, a, b).to_here(), 90);
     }
+    const RRef sparse(agent, at::eye(2).to_sparse());
+    for (const auto& to : {after(agent, 1), agent.self()}) {
+      EXPECT_TRUE(at::equal(agent.sync<&refs::add_held>(to, sparse, sparse).to_dense(), at::eye(2) * 2));
+      EXPECT_TRUE(at::equal(agent.async<&refs::add_held>(to, sparse, sparse).get().to_dense(), at::eye(2) * 2));
+      EXPECT_TRUE(at::equal(agent.remote<&refs::add_held>(to, sparse, sparse).to_here().to_dense(), at::eye(2) * 2));
+    }
   });
 }
 
@@ -271,6 +281,26 @@ TEST_P(RefsAmongMany, RR009_010_012_ComeBackFromWorkersThatDoNotOwnThem) {
     const auto inner = outer.to_here();
     ASSERT_EQ(inner.size(), 2U);
     EXPECT_EQ(inner[0].to_here() + inner[1].to_here(), 3);
+  });
+}
+
+TEST_P(RefsAmongMany, RR009_010_011_OfSparseTensorsToo) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto sparse = at::eye(2).to_sparse();
+    const auto third = after(agent, 2);
+    const auto fetched = agent.remote<&refs::add_on>(after(agent, 1), third, sparse, sparse);
+    EXPECT_TRUE(at::equal(fetched.to_here().to_dense(), at::eye(2) * 2));
+    std::vector<RRef<std::vector<RRef<at::Tensor>>>> outer;
+    for (int i = 0; i < 20; ++i) {
+      outer.push_back(agent.remote<&refs::add_twice_on>(after(agent, 1), third, sparse * i, sparse));
+    }
+    for (int i = 0; i < 20; ++i) {
+      const auto inner = outer[static_cast<std::size_t>(i)].to_here();
+      ASSERT_EQ(inner.size(), 2U);
+      EXPECT_EQ(inner[0].owner(), third);
+      EXPECT_TRUE(at::equal(inner[0].to_here().to_dense(), at::eye(2) * (i + 1)));
+      EXPECT_TRUE(at::equal(inner[1].to_here().to_dense(), at::eye(2) * 2));
+    }
   });
 }
 
@@ -306,6 +336,19 @@ TEST_P(Refs, RR018_020_MethodsRunWhereTheValueLives) {
       EXPECT_EQ(account.sync<&refs::Account::peek>(), 25);
       EXPECT_EQ(account.sync<&refs::account_value>(100), 125);
       EXPECT_EQ(error_of([&] { account.sync<&refs::Account::fail>(); }).blame(), Blame::Remote);
+      account.sync<&refs::Account::put>(1);
+      EXPECT_EQ(account.sync<&refs::Account::get>(), 1);
+      account.async<&refs::Account::put>(2).get();
+      EXPECT_EQ(account.async<&refs::Account::get>().get(), 2);
+      account.remote<&refs::Account::put>(3).to_here();
+      EXPECT_EQ(account.remote<&refs::Account::get>().to_here(), 3);
+      EXPECT_EQ(account.async<&refs::Account::twice>(4).get(), 8);
+      EXPECT_EQ(account.remote<&refs::Account::peek>().to_here(), 3);
+      // By functions that are called where its owner is.
+      const auto other = agent.remote<refs::Account>(to, 10);
+      EXPECT_EQ(agent.sync<&refs::add_to>(other.owner(), other, 2), 12);
+      EXPECT_EQ(agent.async<&refs::add_to>(other.owner(), other, 5).get(), 17);
+      EXPECT_EQ(agent.remote<&refs::add_to>(other.owner(), other, 7).to_here(), 24);
     }
   });
 }
@@ -457,6 +500,21 @@ TEST_P(Refs, RR032_DoNotTravelOutsideOfCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Rpc, Refs, testing::ValuesIn(harness::settings()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, RefsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
+
+// Its type is known anyway.
+TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
+  run_one([](rpc::Agent& agent) {
+    const auto there = agent.remote<&refs::number>(1, 4);
+    const auto mine = agent.remote<&refs::number>(0, 4);
+    there.created().get();
+    const auto served = agent.sync<&refs::served_and_busy>(1).first;
+    for (int again = 0; again < 10; ++again) there.created().get();
+    EXPECT_EQ(agent.sync<&refs::served_and_busy>(1).first, served + 1) << "the question before this one";
+    const auto served_here = agent.debug_info().calls_served;
+    for (int again = 0; again < 10; ++again) mine.created().get();
+    EXPECT_EQ(agent.debug_info().calls_served, served_here);
+  });
+}
 
 TEST(RefLife, RS009_AfterShutdownAReferenceIsTheCallersError) {
   std::optional<RRef<int>> kept;

@@ -1,6 +1,7 @@
 // What programs build of calls with deferred replies: barriers, gathering, parameter servers. Rows RB-034 … 052 of the
 // behaviours.
 #include <array>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -159,6 +160,20 @@ TEST_P(Together, RB036_BarriersOfDisjointGroupsDoNotDisturbEachOther) {
   });
 }
 
+// One group, and all others alone, at the same time.
+TEST_P(Together, RB036_ABarrierOfSomeDoesNotWaitForTheOthers) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    std::vector<int> some;
+    for (const int rank : all_ranks(agent)) {
+      if (rank % 2 == 0) some.push_back(rank);
+    }
+    const bool is_alone = agent.self().rank % 2 == 1;
+    for (int round = 0; round < 5; ++round) {
+      together::barrier(agent, is_alone ? "alone" : "some", is_alone ? std::vector{agent.self().rank} : some);
+    }
+  });
+}
+
 TEST_P(Together, RB037_ThreeThreadsOfEachWorkerEnterOneBarrier) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int count = 3 * static_cast<int>(agent.workers().size());
@@ -249,9 +264,9 @@ TEST(TogetherInGroups, AFunctionThatWaitsForACollectiveHoldsUpNoOther) {
 class Sharing : public testing::TestWithParam<std::string> {};
 
 TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
-  const std::string file = "file://" + testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid());
+  const std::string file = testing::TempDir() + "/weft_sharing_" + std::to_string(::getpid());
   harness::Processes workers(2, [&](int rank) {
-    const std::string method = GetParam() == "file"  ? file
+    const std::string method = GetParam() == "file"  ? "file://" + file
                                : GetParam() == "tcp" ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
                                                      : "env://";
     const auto join = [&] {
@@ -268,6 +283,7 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
       EXPECT_EQ(agent.sync<&together::gather>(0, "a", 2, agent.self().name, 1).size(), 2U);
       group = {};
       EXPECT_EQ(agent.sync<&together::gather>(0, "b", 2, agent.self().name, 1).size(), 2U) << "the group has gone";
+      EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file") << "and the file stays while the agents live";
       // RB-052: a call that takes long is under way while another group is made.
       Future<together::Values> slow;
       if (rank == 0) slow = agent.async<&together::gather>(1, "slow", 2, "zero", 1);
@@ -280,6 +296,27 @@ TEST_P(Sharing, RB038_052_AGroupAndAgentsMeetAtOneAddressInEitherOrder) {
       later.barrier().wait();
       agent.shutdown({.timeout = 30s});
     }
+  });
+  workers.expect_success();
+}
+
+TEST_P(Sharing, RB038_TheAgentsMayBeThereFirstAndTheGroupGoFirst) {
+  const std::string file = testing::TempDir() + "/weft_sharing_agents_" + std::to_string(::getpid());
+  harness::Processes workers(2, [&](int rank) {
+    const std::string method = GetParam() == "file"  ? "file://" + file
+                               : GetParam() == "tcp" ? std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT")
+                                                     : "env://";
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .init_method = method});
+    for (const std::string name : {"first", "second"}) {
+      ProcessGroup group =
+          init_process_group({.backend = "tcp", .init_method = method, .rank = rank, .world_size = 2, .group_name = name});
+      group.barrier().wait();
+      EXPECT_EQ(agent.sync<&together::gather>(0, name, 2, agent.self().name, 1).size(), 2U);
+      group = {};
+      EXPECT_EQ(std::filesystem::exists(file), GetParam() == "file");
+      EXPECT_EQ(agent.sync<&together::gather>(1, name + " has gone", 2, agent.self().name, 1).size(), 2U);
+    }
+    agent.shutdown({.timeout = 30s});
   });
   workers.expect_success();
 }

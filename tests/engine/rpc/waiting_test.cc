@@ -169,6 +169,7 @@ TEST_P(Waiting, RB029_030_032_DeferredRepliesInAllModes) {
       EXPECT_EQ(agent.async<&waiting::added_twenty_times>(to, 1).get(), 61);
       EXPECT_EQ(agent.remote<&waiting::added_twenty_times>(to, 1).to_here(), 61);
       EXPECT_EQ(agent.sync<&waiting::calls_back_deferred>(to, agent.self(), 1), 62);
+      EXPECT_EQ(agent.async<&waiting::calls_back_deferred>(to, agent.self(), 1).get(), 62);
       EXPECT_EQ(agent.remote<&waiting::calls_back_deferred>(to, agent.self(), 1).to_here(), 62);
       EXPECT_EQ(agent.sync<&waiting::plus_by_promise>(to, after(agent, 2), 1, 2), 103);
       EXPECT_EQ(agent.remote<&waiting::plus_by_promise>(to, after(agent, 2), 1, 2).to_here(), 103);
@@ -180,11 +181,16 @@ TEST_P(Waiting, RB031_DeferredRepliesOfMethodsInAllModes) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     for (const auto& to : {after(agent, 1), agent.self()}) {
       EXPECT_EQ(agent.sync<&waiting::Multiplier::four_times>(to, 3), 12);
+      EXPECT_EQ(agent.async<&waiting::Multiplier::four_times>(to, 3).get(), 12);
+      EXPECT_EQ(agent.remote<&waiting::Multiplier::four_times>(to, 3).to_here(), 12);
       const auto three = agent.remote<waiting::Multiplier>(to, 3);
       EXPECT_EQ(three.sync<&waiting::Multiplier::times>(5), 15);
       EXPECT_EQ(three.async<&waiting::Multiplier::times>(5).get(), 15);
       EXPECT_EQ(three.remote<&waiting::Multiplier::times>(5).to_here(), 15);
       EXPECT_EQ(three.sync<&waiting::Multiplier::four_times>(5), 20);
+      EXPECT_EQ(three.async<&waiting::Multiplier::four_times>(5).get(), 20);
+      EXPECT_EQ(three.remote<&waiting::Multiplier::four_times>(5).to_here(), 20);
+      EXPECT_EQ(three.sync<&waiting::Multiplier::of>(5), 15);
       EXPECT_EQ(three.async<&waiting::Multiplier::of>(5).get(), 15);
       EXPECT_EQ(three.remote<&waiting::Multiplier::of>(5).to_here(), 15);
     }
@@ -248,6 +254,7 @@ TEST(WaitingLimits, RE011_WaitAllThrowsTheTimeoutOfACall) {
     const auto error =
         error_of([&] { rpc::wait_all([&] { agent.async<&waiting::after_release>(rpc::to(1).timeout(20ms), 1); }); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_EQ(rpc::wait_all([] {}), 0U) << "it is forgotten";
   });
 }
 
