@@ -17,6 +17,7 @@ struct Config {
   LogLevel log = LogLevel::Warn;               // WEFT_LOG
   DebugLevel debug = DebugLevel::Off;          // WEFT_DEBUG
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
+  int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
   std::vector<std::string> ib_devices;         // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"
   std::optional<int> ib_gid_index;             // WEFT_IB_GID_INDEX
   std::optional<int> ib_service_level;         // WEFT_IB_SL

@@ -51,7 +51,8 @@ class ByteStream {
   virtual std::size_t write(std::span<const Bytes> pieces) noexcept = 0;
 
   // What has come and lies in memory of the stream, contiguous, at least `wanted` bytes of it if so many have come and the
-  // stream can hold them (see window()); empty when nothing has come. Valid until the next call that reads.
+  // stream can show them in one piece (see window(); over several sockets there are bytes that lie apart); empty when
+  // nothing has come. Valid until the next call that reads.
   virtual Bytes peek(std::size_t wanted) noexcept = 0;
   // Lets go of what peek() showed.
   virtual void consume(std::size_t bytes) noexcept = 0;

@@ -66,6 +66,20 @@ TEST(Config, ANumberThatIsNoneOrOutOfItsRangeIsACallerErrorThatSaysTheRange) {
   }
 }
 
+TEST(Config, ALaneOverTcpHasOneSocketOrUpToSixteen) {
+  EXPECT_EQ(from({}).tcp_sockets, 1);
+  EXPECT_EQ(from({{"WEFT_TCP_SOCKETS", "16"}}).tcp_sockets, 16);
+  for (const char* text : {"0", "17", "four"}) {
+    try {
+      from({{"WEFT_TCP_SOCKETS", text}});
+      FAIL() << "no error for '" << text << "'";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), testing::HasSubstr("it takes a number from 1 to 16"));
+    }
+  }
+}
+
 TEST(Config, HowMemoryOfGpusIsRegisteredIsOneOfFourWords) {
   EXPECT_EQ(from({}).gpu_direct, GpuDirect::Auto);
   EXPECT_EQ(from({{"WEFT_GPUDIRECT", "PeerMem"}}).gpu_direct, GpuDirect::PeerMemory);

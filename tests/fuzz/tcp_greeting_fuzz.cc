@@ -9,6 +9,7 @@
 
 #include <weft/base/error.h>
 #include <weft/transport/tcp/greeting.h>
+#include <weft/transport/tcp/settings.h>
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t bytes) {
   using weft::transport::tcp::Greeting;
@@ -32,9 +33,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     progress = greeting.receive(ends[0]);
     if (progress != Greeting::Progress::Lost) weft::broken("the end is not noticed");
   } else if (progress == Greeting::Progress::Whole) {
-    const auto identity = greeting.identity();
+    const auto part = greeting.part();
+    if (part.count < 1 || part.count > weft::transport::tcp::kMaxSockets || part.index >= part.count) {
+      weft::broken("a socket of a lane that cannot be");
+    }
     // A greeting says nothing that encoding it again would not say.
-    if (!std::ranges::equal(Greeting::encode(identity), std::as_bytes(std::span(data + 1, Greeting::kBytes)))) {
+    if (!std::ranges::equal(Greeting::encode(greeting.identity(), part),
+                            std::as_bytes(std::span(data + 1, Greeting::kBytes)))) {
       weft::broken("a greeting changes when it is read");
     }
     char rest[256];

@@ -5,6 +5,7 @@
 
 #include <netinet/in.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <system_error>
 
@@ -44,20 +45,20 @@ Dial::Dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadl
       done_(std::move(done)),
       pause_(settings.first_pause) {}
 
-std::shared_ptr<Dial> Dial::begin(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                                  bool refusal_ends, const Settings& settings, Done done) {
-  const std::shared_ptr<Dial> dial(new Dial(loop, address, deadline, refusal_ends, settings, std::move(done)));
-  loop->post([dial] { dial->begin_round(); });
-  return dial;
+std::shared_ptr<Dial> Dial::make(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
+                                 bool refusal_ends, const Settings& settings, Done done) {
+  return std::shared_ptr<Dial>(new Dial(loop, address, deadline, refusal_ends, settings, std::move(done)));
+}
+
+void Dial::begin() {
+  if (const auto loop = loop_.lock()) loop->post([self = shared_from_this()] { self->begin_round(); });
 }
 
 void Dial::cancel() noexcept {
   if (const auto loop = loop_.lock()) {
     loop->post([self = shared_from_this()] {
       self->done_ = nullptr;
-      self->watch_.reset();
-      self->timer_.reset();
-      self->socket_.reset();
+      self->start_over();
     });
   }
 }
@@ -118,62 +119,86 @@ void Dial::resolved(const std::vector<SocketAddress>& found, const std::string& 
   try_next();
 }
 
-void Dial::try_next() {
-  watch_.reset();
+void Dial::start_over() {
   timer_.reset();
-  socket_.reset();
+  calls_.clear();
+  answered_ = 0;
+}
+
+void Dial::try_next() {
+  start_over();
   if (next_ == candidates_.size() || deadline_.passed()) return end_round();
-  const SocketAddress& address = candidates_[next_];
   const auto loop = loop_.lock();
   if (!loop) return;
-  socket_ = make_socket(address.family());
-  if (!socket_) return attempt_failed(blame_of(errno), std::strerror(errno), errno);
-  if (::connect(socket_.get(), address.get(), address.length) != 0 && errno != EINPROGRESS) {
-    return attempt_failed(blame_of(errno), std::strerror(errno), errno);
+  if (settings_.sockets > 1 && ::getrandom(&lane_, sizeof lane_, 0) != sizeof lane_) {
+    return attempt_failed(Blame::Busy, std::strerror(errno), errno);
   }
-  greeting_ = Greeting();
+  while (calls_.size() < settings_.sockets) {
+    Socket socket = connect(candidates_[next_]);
+    if (!socket) return attempt_failed(blame_of(errno), std::strerror(errno), errno);
+    calls_.push_back({std::move(socket)});
+  }
   const auto self = shared_from_this();
   timer_ = loop->at(Deadline::sooner(deadline_, Deadline::in(settings_.attempt)),
                     [self] { self->attempt_failed(Blame::Timeout, "no answer", ETIMEDOUT); });
   try {
-    watch_ = loop->watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->connected(); });
+    for (std::size_t i = 0; i < calls_.size(); ++i) {
+      calls_[i].watch = loop->watch(calls_[i].socket.get(), EPOLLOUT, [self, i](std::uint32_t) { self->connected(i); });
+    }
   } catch (const Error& error) {
     attempt_failed(Blame::Busy, error.text(), error.native_code());
   }
 }
 
-void Dial::connected() {
-  watch_.reset();
+// Empty, with errno, where that fails at once.
+Socket Dial::connect(const SocketAddress& address) {
+  Socket socket = make_socket(address.family());
+  if (!socket || ::connect(socket.get(), address.get(), address.length) == 0 || errno == EINPROGRESS) return socket;
+  const int number = errno;
+  socket.reset();
+  errno = number;
+  return socket;
+}
+
+void Dial::connected(std::size_t index) {
+  Call& call = calls_[index];
+  call.watch.reset();
   int number = 0;
   socklen_t bytes = sizeof number;
-  ::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
+  ::getsockopt(call.socket.get(), SOL_SOCKET, SO_ERROR, &number, &bytes);
   // Where nobody listens at a port that the kernel also takes local ports from, a socket may get to itself.
-  if (number == 0 && local_end(socket_) == remote_end(socket_)) number = ECONNREFUSED;
+  if (number == 0 && local_end(call.socket) == remote_end(call.socket)) number = ECONNREFUSED;
   if (number != 0) return attempt_failed(blame_of(number), std::strerror(number), number);
-  if (!send_whole(socket_, Greeting::encode(address_.identity))) {
+  const Part part{lane_, static_cast<std::uint16_t>(index), static_cast<std::uint16_t>(calls_.size())};
+  if (!send_whole(call.socket, Greeting::encode(address_.identity, part))) {
     return attempt_failed(Blame::PeerLost, std::strerror(errno), errno);
   }
   const auto loop = loop_.lock();
   if (!loop) return;
   try {
-    watch_ = loop->watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->read_greeting(); });
+    call.watch = loop->watch(call.socket.get(), EPOLLIN,
+                             [self = shared_from_this(), index](std::uint32_t) { self->read_greeting(index); });
   } catch (const Error& error) {
     attempt_failed(Blame::Busy, error.text(), error.native_code());
   }
 }
 
-void Dial::read_greeting() {
-  const auto progress = greeting_.receive(socket_.get());
+void Dial::read_greeting(std::size_t index) {
+  Call& call = calls_[index];
+  const auto progress = call.greeting.receive(call.socket.get());
   if (progress == Greeting::Progress::Wants) return;
   // What closes without a word may be a listener that goes or is short of descriptors; a stranger stays one.
-  if (progress == Greeting::Progress::Lost) return attempt_failed(Blame::PeerLost, greeting_.failure(), ECONNRESET);
-  if (progress == Greeting::Progress::Foreign) return attempt_failed(Blame::PeerLost, greeting_.failure(), 0);
-  if (address_.identity.given() && greeting_.identity() != address_.identity) {
+  if (progress == Greeting::Progress::Lost) return attempt_failed(Blame::PeerLost, call.greeting.failure(), ECONNRESET);
+  if (progress == Greeting::Progress::Foreign) return attempt_failed(Blame::PeerLost, call.greeting.failure(), 0);
+  if (address_.identity.given() && call.greeting.identity() != address_.identity) {
     return attempt_failed(Blame::PeerLost, "another listener has this port now", 0);
   }
-  watch_.reset();
-  timer_.reset();
-  finish(Made{std::move(socket_), candidates_[next_].text()});
+  call.watch.reset();
+  if (++answered_ < calls_.size()) return;
+  Made made{{}, candidates_[next_].text()};
+  for (Call& each : calls_) made.sockets.push_back(std::move(each.socket));
+  start_over();
+  finish(std::move(made));
 }
 
 void Dial::attempt_failed(Blame blame, const std::string& why, int number) {

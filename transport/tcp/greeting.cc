@@ -5,15 +5,17 @@
 #include <sys/socket.h>
 
 #include <weft/transport/tcp/greeting.h>
+#include <weft/transport/tcp/settings.h>
 
 namespace weft::transport::tcp {
 
 namespace {
 
-// Eight letters, the version, the machine (32 bits each), the listener (64 bits); little-endian.
+// docs/wire.md, "The sockets of a lane over tcp".
 constexpr char kLetters[] = "weft/tcp";
 constexpr std::size_t kLettersBytes = 8;
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
+constexpr std::size_t kVersionEnd = 12;
 
 template <class T>
 void put(std::byte* to, T value) {
@@ -23,18 +25,26 @@ void put(std::byte* to, T value) {
 template <class T>
 T take(const std::byte* from) {
   T value = 0;
-  for (std::size_t i = 0; i < sizeof value; ++i) value |= static_cast<T>(from[i]) << (8 * i);
+  for (std::size_t i = 0; i < sizeof value; ++i) value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
   return value;
 }
 
 }  // namespace
 
-Greeting::Bytes Greeting::encode(const Identity& identity) {
+std::string Part::text() const {
+  if (count == 1) return {};
+  return ", socket " + std::to_string(index + 1) + " of " + std::to_string(count);
+}
+
+Greeting::Bytes Greeting::encode(const Identity& identity, const Part& part) {
   Bytes bytes{};
   std::memcpy(bytes.data(), kLetters, kLettersBytes);
   put(bytes.data() + 8, kVersion);
   put(bytes.data() + 12, identity.machine);
   put(bytes.data() + 16, identity.listener);
+  put(bytes.data() + 24, part.lane);
+  put(bytes.data() + 32, part.index);
+  put(bytes.data() + 34, part.count);
   return bytes;
 }
 
@@ -49,19 +59,34 @@ Greeting::Progress Greeting::receive(int socket) {
     }
     count_ += static_cast<std::size_t>(got);
     // At once, also where it is short: a stranger that then waits for an answer is not waited for.
-    if (std::memcmp(bytes_.data(), kLetters, std::min(count_, kLettersBytes)) != 0) {
-      failure_ = "something else than Weft is there";
-      return Progress::Foreign;
-    }
+    failure_ = why_foreign();
+    if (!failure_.empty()) return Progress::Foreign;
   }
+  return Progress::Whole;
+}
+
+std::string Greeting::why_foreign() const {
+  if (std::memcmp(bytes_.data(), kLetters, std::min(count_, kLettersBytes)) != 0)
+    return "something else than Weft is there";
+  if (count_ < kVersionEnd) return {};
   const auto version = take<std::uint32_t>(bytes_.data() + 8);
-  if (version == kVersion) return Progress::Whole;
-  failure_ = "it speaks version " + std::to_string(version) + " of the greeting, this side " + std::to_string(kVersion);
-  return Progress::Foreign;
+  if (version != kVersion) {
+    return "it speaks version " + std::to_string(version) + " of the greeting, this side " + std::to_string(kVersion);
+  }
+  if (count_ < kBytes) return {};
+  const Part said = part();
+  if (said.count >= 1 && said.count <= kMaxSockets && said.index < said.count) return {};
+  return "it is socket " + std::to_string(said.index) + " of a lane of " + std::to_string(said.count) +
+         " sockets; there are 1 to " + std::to_string(kMaxSockets) + ", counted from 0";
 }
 
 Identity Greeting::identity() const {
   return {take<std::uint32_t>(bytes_.data() + 12), take<std::uint64_t>(bytes_.data() + 16)};
+}
+
+Part Greeting::part() const {
+  return {take<std::uint64_t>(bytes_.data() + 24), take<std::uint16_t>(bytes_.data() + 32),
+          take<std::uint16_t>(bytes_.data() + 34)};
 }
 
 }  // namespace weft::transport::tcp

@@ -1,4 +1,4 @@
-// The times of the tcp backend. Tests shorten them; nothing else changes them.
+// The times of the tcp backend, which tests shorten and nothing else changes, and how many sockets its lanes have.
 //
 // When a peer is gone: killed, its kernel says so at once. When its machine went down or a cable was cut, nothing says so;
 // an idle connection then ends after `idle + probes * probe_pause` (30 s), one with bytes on their way after 1 to 1.5 times
@@ -7,12 +7,16 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 
 #include <weft/transport/stream_connection.h>
 
 namespace weft::transport::tcp {
 
+constexpr std::size_t kMaxSockets = 16;
+
 struct Settings {
+  std::size_t sockets = 1;                       // of a lane that is connected from here (StripedStream); up to kMaxSockets
   std::chrono::seconds idle{15};                 // before the kernel asks whether the peer is still there
   std::chrono::seconds probe_pause{5};           // between two such questions
   int probes = 3;                                // unanswered ones until the connection ends

@@ -3,13 +3,14 @@
 
 #include <net/if.h>
 
+#include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/transport/mesh/mesh.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/stream_connection.h>
+#include <weft/transport/tcp/striped_stream.h>
 #include <weft/transport/tcp/tcp.h>
 #include <weft/transport/tcp/tcp_listener.h>
-#include <weft/transport/tcp/tcp_stream.h>
 
 namespace weft::transport::tcp {
 
@@ -21,7 +22,7 @@ Capabilities capabilities_of_sockets() {
   return capabilities;
 }
 
-std::shared_ptr<Connection> connection_over(std::unique_ptr<TcpStream> stream, std::shared_ptr<EventLoop> loop,
+std::shared_ptr<Connection> connection_over(std::unique_ptr<ByteStream> stream, std::shared_ptr<EventLoop> loop,
                                             const Settings& settings) {
   return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop), settings.linger);
 }
@@ -42,6 +43,13 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
 }
 
 }  // namespace
+
+Tcp::Tcp(const Settings& settings) : settings_(settings) {
+  if (settings.sockets < 1 || settings.sockets > kMaxSockets) {
+    throw Error(Blame::Caller, "tcp: a lane has 1 to " + std::to_string(kMaxSockets) + " sockets, and not " +
+                                   std::to_string(settings.sockets));
+  }
+}
 
 std::shared_ptr<Communicator> Tcp::join(const JoinOptions& options) { return mesh::join(*this, options); }
 
@@ -66,7 +74,7 @@ std::optional<std::string> Tcp::why_unreachable(const std::string& text) const {
 std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted) throw Error(Blame::Caller, "tcp listen: a loop and `accepted` must be given");
   const auto accept = [weak = std::weak_ptr(options.loop), accepted = options.accepted,
-                       settings = settings_](std::unique_ptr<TcpStream> stream) {
+                       settings = settings_](std::unique_ptr<ByteStream> stream) {
     const auto loop = weak.lock();
     if (!loop) return;
     std::shared_ptr<Connection> connection;
@@ -82,16 +90,17 @@ std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
 
 std::shared_ptr<Connection> Tcp::connect(const std::string& address, const ConnectOptions& options) {
   if (!options.loop) throw Error(Blame::Caller, "tcp connect to " + address + ": a loop must be given");
-  auto stream =
-      std::make_unique<TcpStream>(options.loop, Address::parse(address), options.deadline, settings_, options.has_listened);
-  return connection_over(std::move(stream), options.loop, settings_);
+  auto sockets = TcpStream::dial(options.loop, Address::parse(address), options.deadline, settings_, options.has_listened);
+  return connection_over(as_one(std::move(sockets)), options.loop, settings_);
 }
 
 Result<std::shared_ptr<Transport>> open() {
   if (!make_socket(AF_INET) && !make_socket(AF_INET6)) {
     return system_error(Blame::Unsupported, "no TCP sockets, of neither IPv4 nor IPv6", errno);
   }
-  return std::shared_ptr<Transport>(std::make_shared<Tcp>());
+  Settings settings;
+  settings.sockets = static_cast<std::size_t>(config().tcp_sockets);
+  return std::shared_ptr<Transport>(std::make_shared<Tcp>(settings));
 }
 
 }  // namespace weft::transport::tcp

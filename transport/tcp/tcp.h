@@ -8,7 +8,8 @@ namespace weft::transport::tcp {
 
 class Tcp final : public Transport, private Connector {
  public:
-  explicit Tcp(const Settings& settings = {}) : settings_(settings) {}
+  // Throws Caller where Settings::sockets is out of its range.
+  explicit Tcp(const Settings& settings = {});
 
   std::string_view name() const override { return "tcp"; }
   Connector* connector() override { return this; }

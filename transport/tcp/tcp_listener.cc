@@ -9,6 +9,8 @@
 
 #include <weft/base/log.h>
 #include <weft/transport/tcp/greeting.h>
+#include <weft/transport/tcp/socket.h>
+#include <weft/transport/tcp/striped_stream.h>
 #include <weft/transport/tcp/tcp_listener.h>
 
 namespace weft::transport::tcp {
@@ -16,10 +18,17 @@ namespace weft::transport::tcp {
 namespace {
 
 constexpr int kBacklog = 4096;         // the kernel's own limit is often lower
-constexpr std::size_t kGuests = 1024;  // that have not greeted yet
+constexpr std::size_t kGuests = 1024;  // that have not greeted yet, or whose lane is not complete
 constexpr int kTakenInOneTurn = 64;
 
 bool is_shortage(int number) { return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM; }
+
+// Nothing was sent on it before, so there is room.
+bool answer(const Socket& socket, const Identity& identity) {
+  const auto bytes = Greeting::encode(identity);
+  return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(bytes.size());
+}
 
 Identity fresh_identity() {
   std::random_device random;
@@ -51,6 +60,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
     Greeting greeting;
     EventLoop::Registration watch;
     EventLoop::Registration timer;
+    bool greeted = false;  // its lane is not complete
   };
 
   void watch(std::size_t door);
@@ -58,7 +68,9 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   void pause(std::size_t door, int number);
   void receive(Socket socket);
   void greet(std::uint64_t key);
-  void let_in(Guest guest);
+  void welcome(std::uint64_t key);
+  void put_out(std::uint64_t key, const std::string& why);
+  void let_in(std::vector<Guest> guests);
 
   const std::weak_ptr<EventLoop> loop_;  // whose tables own this
   const Settings settings_;
@@ -160,28 +172,62 @@ void TcpListener::Entrance::receive(Socket socket) {
 void TcpListener::Entrance::greet(std::uint64_t key) {
   const auto found = guests_.find(key);
   if (found == guests_.end()) return;
-  const auto progress = found->second.greeting.receive(found->second.socket.get());
+  Guest& guest = found->second;
+  if (guest.greeted) return put_out(key, "it went, or said more before it was answered");
+  const auto progress = guest.greeting.receive(guest.socket.get());
   if (progress == Greeting::Progress::Wants) return;
-  Guest guest = std::move(found->second);
-  guests_.erase(found);
-  guest.watch.reset();
-  guest.timer.reset();
-  if (progress == Greeting::Progress::Whole && !closed_) return let_in(std::move(guest));
-  log::debug("tcp: put out " + remote_end(guest.socket).text() + ": " + guest.greeting.failure());
+  if (progress != Greeting::Progress::Whole || closed_) return put_out(key, guest.greeting.failure());
+  const Identity meant = guest.greeting.identity();
+  if (!meant.given() || meant == identity_) return welcome(key);
+  answer(guest.socket, {});
+  put_out(key, "it means another listener");
 }
 
-void TcpListener::Entrance::let_in(Guest guest) {
+void TcpListener::Entrance::put_out(std::uint64_t key, const std::string& why) {
+  const auto found = guests_.find(key);
+  log::debug("tcp: put out " + remote_end(found->second.socket).text() + ": " + why);
+  guests_.erase(found);
+}
+
+// Sees whether the lane is complete. Guests are few enough to look through.
+void TcpListener::Entrance::welcome(std::uint64_t key) {
+  const Part part = guests_[key].greeting.part();
+  std::vector<std::uint64_t> lane(part.count, 0);  // keys, by index
+  lane[part.index] = key;
+  std::size_t here = 1;
+  for (const auto& [other, guest] : guests_) {
+    if (here == part.count) break;
+    const Part known = guest.greeting.part();
+    if (!guest.greeted || known.lane != part.lane) continue;
+    if (known.count != part.count || lane[known.index] != 0) {
+      return put_out(key, "its lane has another number of sockets, or has that one");
+    }
+    lane[known.index] = other;
+    ++here;
+  }
+  guests_[key].greeted = true;
+  if (here < part.count) return;
+  std::vector<Guest> guests;
+  for (const std::uint64_t one : lane) {
+    guests.push_back(std::move(guests_[one]));
+    guests.back().watch.reset();
+    guests.back().timer.reset();
+    guests_.erase(one);
+  }
+  let_in(std::move(guests));
+}
+
+// All at once: who waits for an answer on each of its sockets has a lane or none.
+void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
   const auto loop = loop_.lock();
   if (!loop) return;
-  const Identity meant = guest.greeting.identity();
-  const bool welcome = !meant.given() || meant == identity_;
-  const auto answer = Greeting::encode(welcome ? identity_ : Identity{});
-  // Nothing was sent on it before, so there is room.
-  const auto sent = ::send(guest.socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  const std::string peer = remote_end(guest.socket).text();
-  if (sent != static_cast<ssize_t>(answer.size())) return;
-  if (!welcome) return log::debug("tcp: refused " + peer + ", which means another listener");
-  accepted_(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_));
+  std::vector<std::unique_ptr<TcpStream>> sockets;
+  for (Guest& guest : guests) {
+    if (!answer(guest.socket, identity_)) return;
+    const std::string peer = remote_end(guest.socket).text();
+    sockets.push_back(std::make_unique<TcpStream>(loop, std::move(guest.socket), peer, settings_, guest.greeting.part()));
+  }
+  accepted_(as_one(std::move(sockets)));
 }
 
 TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::string& interface_address,

@@ -27,14 +27,14 @@ constexpr std::size_t kPieces = 64;        // of one system call
 // What the stream and its handlers on the loop share. Three threads at most: the writer's, the reader's and the loop's.
 class TcpStream::Core : public std::enable_shared_from_this<Core> {
  public:
-  Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings)
-      : loop_(loop), settings_(settings), peer_(std::move(peer)), silence_(settings.silence) {}
+  Core(const std::shared_ptr<EventLoop>& loop, std::string peer, const Settings& settings, const Part& part)
+      : loop_(loop), settings_(settings), which_(part.text()), peer_(std::move(peer)), silence_(settings.silence) {}
 
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  void dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline, bool refusal_ends);
+  void await(const std::shared_ptr<Dial>& dial);
   void connected(Socket socket, const std::string& peer);
   void failed(const Error& error);
   void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable);
@@ -47,6 +47,10 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   std::size_t read(std::span<std::byte> to) noexcept;
   std::optional<Error> end() const noexcept;
   std::optional<Error> write_end() const noexcept;
+  void rest() noexcept;
+  void read_through() noexcept { hung_up_ = true; }
+  void write_on() noexcept;
+  std::optional<Error> cut() noexcept;
   std::string peer() const;
 
  private:
@@ -70,6 +74,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
 
   const std::weak_ptr<EventLoop> loop_;
   const Settings settings_;
+  const std::string which_;  // of the lane's sockets, for messages
 
   mutable std::mutex mutex_;  // of what follows, which changes a few times in a connection's life
   std::string peer_;
@@ -109,19 +114,9 @@ TcpStream::Core::~Core() {
   }
 }
 
-void TcpStream::Core::dial(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                           bool refusal_ends) {
+void TcpStream::Core::await(const std::shared_ptr<Dial>& dial) {
   std::lock_guard lock(mutex_);
-  dial_ = Dial::begin(loop, address, deadline, refusal_ends, settings_, [weak = weak_from_this()](Result<Dial::Made> made) {
-    const auto self = weak.lock();
-    if (!self) return;
-    try {
-      Dial::Made whole = std::move(made).value();
-      self->connected(std::move(whole.socket), whole.peer);
-    } catch (const Error& error) {
-      self->failed(error);
-    }
-  });
+  dial_ = dial;
 }
 
 void TcpStream::Core::connected(Socket socket, const std::string& peer) {
@@ -247,10 +242,14 @@ TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
     if (got == room.size()) ahead_ = std::min(ahead_ * 2, kWindow);  // small messages, after all
     buffer_.filled(got);
   }
-  if (buffer_.empty() && idle_.exchange(false)) buffer_.release();
+  rest();
   if (buffer_.has_memory()) look_after();
   if (closed_ && buffer_.content().size() < std::max<std::size_t>(wanted, 1)) ended_ = true;
   return buffer_.content();
+}
+
+void TcpStream::Core::rest() noexcept {
+  if (buffer_.empty() && idle_.exchange(false)) buffer_.release();
 }
 
 void TcpStream::Core::consume(std::size_t bytes) noexcept {
@@ -292,7 +291,7 @@ void TcpStream::Core::break_off(int number) noexcept {
 }
 
 Error TcpStream::Core::reason(int number) const {
-  const std::string connection = "the connection to " + peer_ + " (tcp)";
+  const std::string connection = "the connection to " + peer_ + " (tcp" + which_ + ")";
   switch (number) {
     case 0:
     case EPIPE: return Error(Blame::PeerLost, connection + " was closed by the peer, or its process has ended", number);
@@ -319,6 +318,26 @@ std::optional<Error> TcpStream::Core::write_end() const noexcept {
   std::lock_guard lock(mutex_);
   if (number != 0) return reason(number);
   return socket_ ? std::nullopt : end_;  // where the peer has only said that it writes no more, it may still read
+}
+
+void TcpStream::Core::write_on() noexcept {
+  short_ = true;
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  loop->post([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self && self->short_.exchange(false)) self->call(&Handlers::writable);
+  });
+}
+
+std::optional<Error> TcpStream::Core::cut() noexcept {
+  if (hung_up_ && broken_ == 0 && descriptor_ >= 0) {
+    int number = 0;
+    socklen_t bytes = sizeof number;
+    if (::getsockopt(descriptor_, SOL_SOCKET, SO_ERROR, &number, &bytes) == 0 && number != 0) break_off(number);
+  }
+  // In good health this takes no lock.
+  return broken_ != 0 || (ended_ && descriptor_ < 0) ? write_end() : std::nullopt;
 }
 
 std::string TcpStream::Core::peer() const {
@@ -370,15 +389,36 @@ void TcpStream::Core::stop() noexcept {
 }
 
 TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer,
-                     const Settings& settings)
-    : core_(std::make_shared<Core>(loop, peer, settings)) {
+                     const Settings& settings, const Part& part)
+    : core_(std::make_shared<Core>(loop, peer, settings, part)) {
   core_->connected(std::move(socket), peer);
 }
 
-TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, const Address& address, Deadline deadline,
-                     const Settings& settings, bool refusal_ends)
-    : core_(std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings)) {
-  core_->dial(loop, address, deadline, refusal_ends);
+std::vector<std::unique_ptr<TcpStream>> TcpStream::dial(const std::shared_ptr<EventLoop>& loop, const Address& address,
+                                                        Deadline deadline, const Settings& settings, bool refusal_ends) {
+  std::vector<std::unique_ptr<TcpStream>> streams;
+  std::vector<std::weak_ptr<Core>> waiting;
+  for (std::size_t i = 0; i < settings.sockets; ++i) {
+    const Part part{0, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(settings.sockets)};
+    const auto core = std::make_shared<Core>(loop, Address{address.hosts, {}}.text(), settings, part);
+    streams.push_back(std::unique_ptr<TcpStream>(new TcpStream(core)));
+    waiting.push_back(core);
+  }
+  const auto done = [waiting](Result<Dial::Made> made) {
+    for (std::size_t i = 0; i < waiting.size(); ++i) {
+      const auto core = waiting[i].lock();
+      if (!core) continue;
+      try {
+        core->connected(std::move(made.value().sockets[i]), made.value().peer);
+      } catch (const Error& error) {
+        core->failed(error);
+      }
+    }
+  };
+  const auto call = Dial::make(loop, address, deadline, refusal_ends, settings, done);
+  for (const auto& stream : streams) stream->core_->await(call);
+  call->begin();
+  return streams;
 }
 
 TcpStream::~TcpStream() { core_->stop(); }
@@ -395,5 +435,9 @@ std::size_t TcpStream::window() const { return kWindow; }
 std::optional<Error> TcpStream::end() const noexcept { return core_->end(); }
 std::optional<Error> TcpStream::write_end() const noexcept { return core_->write_end(); }
 void TcpStream::finish_writing() noexcept { core_->finish_writing(); }
+void TcpStream::rest() noexcept { core_->rest(); }
+void TcpStream::read_through() noexcept { core_->read_through(); }
+void TcpStream::write_on() noexcept { core_->write_on(); }
+std::optional<Error> TcpStream::cut() noexcept { return core_->cut(); }
 
 }  // namespace weft::transport::tcp

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <span>
@@ -5,6 +6,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,7 +52,7 @@ void End::Core::write() {
 
 void End::Core::read() {
   std::lock_guard lock(mutex);
-  if (held) return;
+  if (held || end) return;
   // By turns as headers and payloads are read.
   for (bool peeks = true;; peeks = !peeks) {
     if (peeks) {
@@ -144,7 +146,7 @@ Error End::wait_end() {
 Lobby::Lobby(std::shared_ptr<EventLoop> loop, const std::string& interface_address, const Settings& settings)
     : loop_(std::move(loop)), core_(std::make_shared<Core>()) {
   listener_ =
-      std::make_unique<TcpListener>(loop_, interface_address, settings, [core = core_](std::unique_ptr<TcpStream> stream) {
+      std::make_unique<TcpListener>(loop_, interface_address, settings, [core = core_](std::unique_ptr<ByteStream> stream) {
         std::lock_guard lock(core->mutex);
         core->streams.push_back(std::move(stream));
       });
@@ -159,7 +161,7 @@ std::size_t Lobby::waiting() const {
   return core_->streams.size();
 }
 
-std::unique_ptr<TcpStream> Lobby::take() {
+std::unique_ptr<ByteStream> Lobby::take() {
   wait_until(
       *loop_, [this] { return waiting() > 0; }, "somebody connects");
   std::lock_guard lock(core_->mutex);
@@ -168,9 +170,17 @@ std::unique_ptr<TcpStream> Lobby::take() {
   return first;
 }
 
-std::unique_ptr<TcpStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address, Deadline deadline,
-                                const Settings& settings) {
-  return std::make_unique<TcpStream>(loop, Address::parse(address), deadline, settings);
+std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address, Deadline deadline,
+                                 const Settings& settings, bool refusal_ends) {
+  return as_one(TcpStream::dial(loop, Address::parse(address), deadline, settings, refusal_ends));
+}
+
+bool may_have_descriptors(std::size_t count) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= count) return true;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, count);
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= count;
 }
 
 std::pair<Socket, Socket> socket_pair() {

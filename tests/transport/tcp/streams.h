@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <weft/transport/tcp/striped_stream.h>
 #include <weft/transport/tcp/tcp_listener.h>
 
 namespace weft::transport::tcp {
@@ -73,26 +74,28 @@ class Lobby {
   std::string address() const { return listener_->address(); }
   // The port of its first address.
   int port() const;
-  std::unique_ptr<TcpStream> take();
+  std::unique_ptr<ByteStream> take();
   std::size_t waiting() const;
   void close() { listener_.reset(); }
 
  private:
   struct Core {
     mutable std::mutex mutex;
-    std::deque<std::unique_ptr<TcpStream>> streams;
+    std::deque<std::unique_ptr<ByteStream>> streams;
   };
   std::shared_ptr<EventLoop> loop_;
   std::shared_ptr<Core> core_;
   std::unique_ptr<TcpListener> listener_;
 };
 
-std::unique_ptr<TcpStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address,
-                                Deadline deadline = patience(), const Settings& settings = {});
+std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const std::string& address,
+                                 Deadline deadline = patience(), const Settings& settings = {}, bool refusal_ends = false);
 
 // Two connected descriptors: Unix sockets, or TCP over the loopback.
 std::pair<Socket, Socket> socket_pair();
 std::pair<Socket, Socket> tcp_pair();
+// Lifts the limit on descriptors up to so many; false where this process may not have them.
+bool may_have_descriptors(std::size_t count);
 // Connected to the port of 127.0.0.1, blocking.
 Socket raw_connect(int port);
 // Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is refused.

@@ -9,7 +9,6 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -139,8 +138,8 @@ TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
 TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
   const auto loop = make_loop();
   const Socket nobody = reserved_port();
-  const auto address = Address::parse(local(local_end(nobody).port()));
-  End a(loop, std::make_unique<TcpStream>(loop, address, Deadline::never(), Settings(), /*refusal_ends=*/true));
+  const std::string address = local(local_end(nobody).port());
+  End a(loop, dial(loop, address, Deadline::never(), Settings(), /*refusal_ends=*/true));
   const Error error = a.wait_end();
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
@@ -276,11 +275,7 @@ TEST(TcpConnect, MayBeginOnALoopThatEndsAtOnce) {
 }
 
 TEST(TcpConnect, AThousandAtOnce) {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 4096);
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur < 2200) GTEST_SKIP() << "this process may have " << limit.rlim_cur << " descriptors; 2200 are needed";
+  if (!may_have_descriptors(2200)) GTEST_SKIP() << "this process may not have 2200 descriptors";
   constexpr std::size_t kConnections = 1000;
   const auto here = make_loop("here");
   const auto there = make_loop("there");

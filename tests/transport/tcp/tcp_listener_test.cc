@@ -86,8 +86,9 @@ TEST(TcpListener, StrangersDoNotGetThrough) {
   { const Socket scanner = raw_connect(lobby.port()); }
   const std::string random = pattern(1 << 16, 5);
   const auto half = Greeting::encode({});
+  const std::string known(reinterpret_cast<const char*>(half.data()), 8);
   for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), std::string("\0", 1), random,
-                                   std::string(reinterpret_cast<const char*>(half.data()), 12) + random}) {
+                                   known + random, known + std::string("\1\0\0\0", 4)}) {
     const Socket stranger = raw_connect(lobby.port());
     ::send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     EXPECT_TRUE(put_out(stranger)) << bytes.substr(0, 40);
@@ -160,7 +161,7 @@ TEST(TcpListener, MayEndInsideItsOwnHandler) {
   const auto loop = make_loop();
   std::unique_ptr<TcpListener> listener;
   std::promise<void> ended;
-  listener = std::make_unique<TcpListener>(loop, "", Settings{}, [&](std::unique_ptr<TcpStream>) {
+  listener = std::make_unique<TcpListener>(loop, "", Settings{}, [&](std::unique_ptr<ByteStream>) {
     listener.reset();
     ended.set_value();
   });

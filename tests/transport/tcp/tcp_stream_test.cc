@@ -146,7 +146,7 @@ TEST(TcpStream, WritingGoesOnAfterThePeerHasFinished) {
   End b(loop, over(loop, std::move(other)));
   a.finish_writing();
   b.wait_end();
-  EXPECT_FALSE(static_cast<TcpStream&>(b.stream()).write_end());
+  EXPECT_FALSE(b.stream().write_end());
   const std::string bytes = pattern(1 << 20);
   b.send(bytes);
   EXPECT_TRUE(a.take(bytes.size()) == bytes);
