@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <cctype>
-
 #include <weft/tests/conformance/connection/lanes.h>
 
 namespace weft::conformance {
@@ -16,11 +13,6 @@ TEST_P(UnusableBackend, IsReported) { GTEST_SKIP() << GetParam().first << ": " <
 INSTANTIATE_TEST_SUITE_P(Transport, UnusableBackend, testing::ValuesIn(unusable_backends()),
                          [](const auto& one) { return one.param.first; });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(UnusableBackend);
-
-TEST(Connections, AtLeastInprocIsTested) {
-  const auto names = connecting_backends();
-  EXPECT_NE(std::find(names.begin(), names.end(), "inproc"), names.end());
-}
 
 }  // namespace
 }  // namespace weft::conformance

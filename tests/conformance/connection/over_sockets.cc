@@ -1,0 +1,22 @@
+// Lanes over tcp that have several sockets each (WEFT_TCP_SOCKETS).
+#include <weft/tests/conformance/connection/lanes.h>
+#include <weft/transport/tcp/tcp.h>
+
+namespace weft::conformance {
+
+std::shared_ptr<transport::Transport> open_for_claims(const std::string&) {
+  transport::tcp::Settings settings;
+  settings.sockets = 3;
+  return std::make_shared<transport::tcp::Tcp>(settings);
+}
+
+std::string name_for_claims(const std::string& backend) { return backend; }
+
+ClaimsMemory memory_for_claims(transport::Transport&, std::size_t bytes) {
+  const auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+  return {slice_of(*memory), memory};
+}
+
+void forget_for_claims(transport::Transport&) {}
+
+}  // namespace weft::conformance

@@ -1,0 +1,11 @@
+#include <gmock/gmock.h>
+
+#include <weft/tests/conformance/connection/lanes.h>
+
+namespace weft::conformance {
+namespace {
+
+TEST(Connections, AtLeastInprocIsTested) { EXPECT_THAT(connecting_backends(), testing::Contains("inproc")); }
+
+}  // namespace
+}  // namespace weft::conformance
