@@ -116,40 +116,41 @@ TEST_P(WorkOf, TheLastHandleOfAGroupMayGoInAContinuation) {
 
 // What stands behind it waits in line, what stands before it does not, and the calling thread goes on.
 TEST_P(WorkOf, ABroadcastMayBeginLaterThanItIsIssued) {
-  harness::run_ranks(As::Threads, 2,
-                     [](ProcessGroup& group) {
-                       const bool is_root = group.rank() == 0;
-                       const auto before = torch::ones({3}), data = torch::zeros({3}), behind = torch::ones({3});
-                       const auto flag = std::make_shared<HostFlag>();
-                       Work first = group.all_reduce(before);
-                       Work later = group::Core::of(group).broadcast(data, 0, is_root ? Fence(flag) : Fence());
-                       Work last = group.all_reduce(behind);
-                       first.wait();
-                       EXPECT_FALSE(later.query());
-                       EXPECT_FALSE(last.query());
-                       group.store()->add("first", 1);
-                       if (is_root) {
-                         EXPECT_TRUE(harness::comes_true([&] { return group.store()->add("first", 0) == 2; }));
-                         data.fill_(7);
-                         flag->raise();
-                       }
-                       last.wait();
-                       EXPECT_TRUE(later.query());
-                       EXPECT_EQ(data[0].item<float>(), 7);
-                     },
-                     options());
+  harness::run_ranks(
+      As::Threads, 2,
+      [](ProcessGroup& group) {
+        const bool is_root = group.rank() == 0;
+        const auto before = torch::ones({3}), data = torch::zeros({3}), behind = torch::ones({3});
+        const auto flag = std::make_shared<HostFlag>();
+        Work first = group.all_reduce(before);
+        Work later = group::Core::of(group).broadcast(data, 0, is_root ? Fence(flag) : Fence());
+        Work last = group.all_reduce(behind);
+        first.wait();
+        EXPECT_FALSE(later.query());
+        EXPECT_FALSE(last.query());
+        group.store()->add("first", 1);
+        if (is_root) {
+          EXPECT_TRUE(harness::comes_true([&] { return group.store()->add("first", 0) == 2; }));
+          data.fill_(7);
+          flag->raise();
+        }
+        last.wait();
+        EXPECT_TRUE(later.query());
+        EXPECT_EQ(data[0].item<float>(), 7);
+      },
+      options());
 }
 
 TEST_P(WorkOf, AbortEndsABroadcastThatHasNotBegun) {
-  harness::run_ranks(As::Threads, 2,
-                     [](ProcessGroup& group) {
-                       const auto never = std::make_shared<HostFlag>();
-                       Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0,
-                                                                     group.rank() == 0 ? Fence(never) : Fence());
-                       if (group.rank() == 0) group.abort("no values");
-                       EXPECT_EQ(error_of([&] { later.wait(); }).blame(), Blame::Cancelled);
-                     },
-                     options());
+  harness::run_ranks(
+      As::Threads, 2,
+      [](ProcessGroup& group) {
+        const auto never = std::make_shared<HostFlag>();
+        Work later = group::Core::of(group).broadcast(torch::zeros({3}), 0, group.rank() == 0 ? Fence(never) : Fence());
+        if (group.rank() == 0) group.abort("no values");
+        EXPECT_EQ(error_of([&] { later.wait(); }).blame(), Blame::Cancelled);
+      },
+      options());
 }
 
 TEST(Work, ThrowsItsErrorAtEveryWait) {
