@@ -14,7 +14,7 @@ namespace {
 
 const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
 
-// The other ranks wait for values that do not come. Of the group's own errors they learn by themselves, and better.
+// Of the group's own errors the other ranks learn by themselves, and better.
 void end_group(ProcessGroup& group, const char* what, const std::exception_ptr& why) {
   if (group.size() == 1) return;
   try {
@@ -36,7 +36,6 @@ struct Step {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   std::vector<at::Tensor> parameters;
   at::Tensor copy;  // to be filled, where the parameters lie apart
-  ProcessGroup group;
   std::shared_ptr<HostFlag> flag;
   std::shared_ptr<Failure> failure;
 
@@ -51,7 +50,7 @@ struct Step {
       if (copy.defined()) flatten_into(copy, parameters);
       if (flag) flag->raise();
     } catch (...) {
-      if (failure->set(std::current_exception())) end_group(group, what, std::current_exception());
+      failure->set(what, std::current_exception());
       throw;
     }
   }
@@ -75,6 +74,26 @@ Future<void> on_thread_of(ProcessGroup& group, const Future<void>& averages, Ste
 }
 
 }  // namespace
+
+void Failure::set(const char* what, const std::exception_ptr& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (why_) return;
+    why_ = why;
+  }
+  end_group(group_, what, why);
+  told_.raise();
+}
+
+void Failure::rethrow() const {
+  static_cast<void>(told_.synchronize(Deadline::never()));
+  std::rethrow_exception(why());
+}
+
+std::exception_ptr Failure::why() const {
+  std::lock_guard lock(mutex_);
+  return why_;
+}
 
 void ShardedOptimizer::overlap_with(Replica& ddp) {
   if (join_scope_ != nullptr || ddp.join_scope_ != nullptr) {
@@ -125,6 +144,7 @@ ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
   }
   Pass pass;
   pass.last = Future<void>::ready();
+  pass.failure = std::make_shared<Failure>(zero_.group_);
   pass.missing.resize(zero_.shards_.size());
   pass.needs.resize(zero_.shards_.size());
   pass.begun.resize(zero_.shards_.size());
@@ -183,7 +203,7 @@ void ShardedOptimizer::Overlap::step(std::size_t index) {
     zero_.prepare_step(shard);
     const bool on_host = shard.parameters.front().is_cpu();
     if (on_host && one.flat.defined()) one.flag = std::make_shared<HostFlag>();
-    Step run{shard.optimizer, shard.parameters, std::move(copy), zero_.group_, one.flag, pass.failure};
+    Step run{shard.optimizer, shard.parameters, std::move(copy), one.flag, pass.failure};
     if (on_host) {
       one.ready = pass.last = on_thread_of(zero_.group_, when_all(pass.last, one.ready), std::move(run));
     } else {
@@ -213,15 +233,15 @@ void ShardedOptimizer::Overlap::send(const Stepped& one) {
 
 void ShardedOptimizer::Overlap::fail(const std::exception_ptr& why) {
   if (!pass_) std::rethrow_exception(why);
-  if (pass_->failure->set(why)) end_group(zero_.group_, kNoAverages, why);
-  std::rethrow_exception(pass_->failure->why());
+  pass_->failure->set(kNoAverages, why);
+  pass_->failure->rethrow();
 }
 
 std::vector<bool> ShardedOptimizer::Overlap::complete() {
   if (!pass_) return {};
   const Pass pass = std::move(*pass_);
   pass_.reset();
-  std::exception_ptr first = pass.failure->why();
+  std::exception_ptr first;
   const auto end = [&](const Future<void>& future) {
     try {
       future.get();
@@ -233,6 +253,7 @@ std::vector<bool> ShardedOptimizer::Overlap::complete() {
     if (one.shard->optimizer) end(one.ready);
   }
   for (const Future<void>& arrival : pass.arrivals) end(arrival);
+  if (pass.failure->why()) pass.failure->rethrow();
   if (first) std::rethrow_exception(first);
   if (!pass.all_came) {
     throw Error(

@@ -23,21 +23,19 @@ constexpr const char* kStepThrew = "ZeroRedundancyOptimizer: the step there thre
 // What went wrong first. Usable from every thread.
 class Failure {
  public:
-  // Whether it is the first: then it is to end the group, so that the other ranks do not wait.
-  bool set(const std::exception_ptr& why) {
-    std::lock_guard lock(mutex_);
-    if (why_) return false;
-    why_ = why;
-    return true;
-  }
-  std::exception_ptr why() const {
-    std::lock_guard lock(mutex_);
-    return why_;
-  }
+  explicit Failure(ProcessGroup group) : group_(std::move(group)) {}
+  // Ends the group, if it is the first: the other ranks wait for values that do not come. `what` happened here, they are
+  // told.
+  void set(const char* what, const std::exception_ptr& why);
+  // The first, once the others have been told.
+  [[noreturn]] void rethrow() const;
+  std::exception_ptr why() const;
 
  private:
+  ProcessGroup group_;
   mutable std::mutex mutex_;
   std::exception_ptr why_;
+  HostFlag told_;
 };
 
 // Called by the backward of the model under the reducer's lock, and by the optimizer's own calls outside of a backward.
@@ -72,7 +70,7 @@ struct ShardedOptimizer::Overlap final : BucketFollower {
     std::size_t sent = 0;  // of those
     Future<void> last;     // host memory: the step before
     std::vector<Future<void>> arrivals;
-    std::shared_ptr<Failure> failure = std::make_shared<Failure>();  // shared with steps under way
+    std::shared_ptr<Failure> failure;  // shared with steps under way
   };
   Pass begin();
   void step(std::size_t shard);
