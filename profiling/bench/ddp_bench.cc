@@ -1,5 +1,6 @@
 // How much of a data-parallel step is communication that compute does not hide, and how long a job takes to its first step:
-// Weft's DistributedDataParallel against Python's on the same torch, and both against no communication at all.
+// Weft's DistributedDataParallel against Python's on the same torch, and both against no communication at all. And with the
+// optimizer's state divided among the ranks, whose steps and sendings overlap with backward or do not.
 //
 // Two ranks, each pinned to a core of its own, one compute thread each. A worker process runs one setting: start-up,
 // warm-up, then timed steps. Workers of all settings take turns, several rounds, so that a noisy machine is noisy for all.
@@ -57,16 +58,25 @@ int work(const std::string& setting, const Model& model) {
 
   weft::ProcessGroup group = weft::init_process_group({.backend = std::getenv("WEFT_BENCH_BACKEND")});
   auto net = make_net(model);
-  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   std::optional<weft::DistributedDataParallel<torch::nn::SequentialImpl>> ddp;
-  if (setting == "weft") ddp.emplace(net, group);
+  if (setting != "alone") ddp.emplace(net, group);
+  const auto options = torch::optim::SGDOptions(0.01).momentum(0.9);
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (setting == "zero" || setting == "overlap") {
+    auto zero = std::make_unique<weft::ZeroRedundancyOptimizer<torch::optim::SGD>>(
+        net->parameters(), group, options, weft::ZeroOptions{.parameters_as_bucket_view = true});
+    if (setting == "overlap") zero->overlap_with(*ddp);
+    optimizer = std::move(zero);
+  } else {
+    optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), options);
+  }
   const auto inputs = torch::randn({model.batch, model.widths.front()});
   const auto labels = torch::randint(10, {model.batch});
   const auto step = [&] {
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     const auto output = ddp ? ddp->forward(inputs) : net->forward(inputs);
     torch::nn::functional::cross_entropy(output, labels).backward();
-    optimizer.step();
+    optimizer->step();
   };
   step();
   const double first = now();
@@ -122,6 +132,8 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
   std::vector<Setting> settings;
   settings.push_back({"weft gloo", {self, "--worker", "weft", model.name}, "gloo", "weft alone"});
   settings.push_back({"weft shm", {self, "--worker", "weft", model.name}, "shm", "weft alone"});
+  settings.push_back({"weft zero shm", {self, "--worker", "zero", model.name}, "shm", "weft alone"});
+  settings.push_back({"weft zero shm overlap", {self, "--worker", "overlap", model.name}, "shm", "weft alone"});
   settings.push_back({"weft alone", {self, "--worker", "alone", model.name}, "gloo", ""});
   if (python != nullptr) {
     const std::string script = DDP_PYTHON;
