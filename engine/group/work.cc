@@ -147,9 +147,13 @@ Future<void> Work::future() {
   for (const Op& op : state_->ops) {
     Promise<void> promise(state_->core->options.job->continuations);
     ends.push_back(promise.future());
-    op.on_ended([promise, op, state = state_] {
+    op.on_ended([promise, op, state = state_]() mutable {
       const auto error = op.error();
-      if (!error) return promise.set();
+      if (!error) {
+        // Who waits may drop the last handle of the group, which leaves it, at once; no handle is to be left here then.
+        state.reset();
+        return promise.set();
+      }
       state->core->explain_later(*error, [promise, state](const Error& why) { promise.set_error(state->told(why)); });
     });
   }

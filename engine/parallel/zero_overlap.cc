@@ -15,17 +15,17 @@ namespace {
 const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
 
 // Of the group's own errors the other ranks learn by themselves, and better.
-void end_group(ProcessGroup& group, const char* what, const std::exception_ptr& why) {
-  if (group.size() == 1) return;
+void end_group(group::Core& group, const char* what, const std::exception_ptr& why) {
   try {
     std::rethrow_exception(why);
   } catch (const Error& error) {
     const Blame blame = error.blame();
     const bool is_groups = blame == Blame::PeerLost || blame == Blame::Timeout || blame == Blame::Cancelled;
-    if (is_groups) return group::Core::of(group).fail(error);
-    group.abort(what + error.text());
+    is_groups ? group.fail(error) : group.abort(what + error.text());
   } catch (const std::exception& error) {
     group.abort(what + tensor::text_of(error));
+  } catch (...) {
+    group.abort(std::string(what) + "an exception that says nothing");
   }
 }
 
@@ -81,7 +81,7 @@ void Failure::set(const char* what, const std::exception_ptr& why) {
     if (why_) return;
     why_ = why;
   }
-  end_group(group_, what, why);
+  if (const auto group = group_.lock(); group && group->options.size > 1) end_group(*group, what, why);
   told_.raise();
 }
 
@@ -144,7 +144,7 @@ ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
   }
   Pass pass;
   pass.last = Future<void>::ready();
-  pass.failure = std::make_shared<Failure>(zero_.group_);
+  pass.failure = std::make_shared<Failure>(group::Core::of(zero_.group_).weak_from_this());
   pass.missing.resize(zero_.shards_.size());
   pass.needs.resize(zero_.shards_.size());
   pass.begun.resize(zero_.shards_.size());

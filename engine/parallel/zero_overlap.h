@@ -23,7 +23,7 @@ constexpr const char* kStepThrew = "ZeroRedundancyOptimizer: the step there thre
 // What went wrong first. Usable from every thread.
 class Failure {
  public:
-  explicit Failure(ProcessGroup group) : group_(std::move(group)) {}
+  explicit Failure(std::weak_ptr<group::Core> group) : group_(std::move(group)) {}
   // Ends the group, if it is the first: the other ranks wait for values that do not come. `what` happened here, they are
   // told.
   void set(const char* what, const std::exception_ptr& why);
@@ -32,7 +32,7 @@ class Failure {
   std::exception_ptr why() const;
 
  private:
-  ProcessGroup group_;
+  const std::weak_ptr<group::Core> group_;  // a step under way does not keep a rank from leaving
   mutable std::mutex mutex_;
   std::exception_ptr why_;
   HostFlag told_;
