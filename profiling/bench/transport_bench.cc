@@ -56,6 +56,9 @@ std::vector<Setting> settings_of(const std::string& wire, const std::string& nam
     if (name != "stream") settings.push_back({"floor: copies in turn", {self, "--floor", "copies in turn", name}, 1});
     return settings;
   }
+  if (wire == "tcp" && name == "stream") {
+    settings.push_back({"weft x4", {"env", "WEFT_TCP_SOCKETS=4", self, "--worker", wire, name}});
+  }
   if (!tensorpipe.empty()) settings.push_back({"TensorPipe", {tensorpipe, is_shm ? "shm" : "uv", name}});
   if (name != "blocked") {
     // These two poll whoever waits. UCX's own program sends what nobody writes.
