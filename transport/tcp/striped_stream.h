@@ -3,7 +3,7 @@
 //
 // The stream is cut into chunks of kChunk bytes; chunk k travels on socket k modulo their number. So both ends know where
 // each byte is without a word about it: no byte is added, nothing is put in order again, and what is above finds a stream
-// like any other. Messages that fit into what is left of a chunk take one socket, longer ones take all.
+// like any other. A message that fits into what is left of a chunk takes one socket.
 //
 // Reading and writing go from chunk to chunk and wait for the socket whose turn it is. The others are busy meanwhile with
 // the chunks that they have been given, if they have room for one: so a chunk is about what the buffers at both ends of a

@@ -249,7 +249,7 @@ TcpStream::Bytes TcpStream::Core::peek(std::size_t wanted) noexcept {
 }
 
 void TcpStream::Core::rest() noexcept {
-  if (buffer_.empty() && idle_.exchange(false)) buffer_.release();
+  if (idle_ && buffer_.empty() && idle_.exchange(false)) buffer_.release();
 }
 
 void TcpStream::Core::consume(std::size_t bytes) noexcept {

@@ -7,12 +7,15 @@
 #include <future>
 #include <set>
 
+#include <malloc.h>
+
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <weft/base/config.h>
+#include <weft/tests/harness/sanitized.h>
 #include <weft/tests/transport/tcp/cable.h>
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/tcp.h>
@@ -34,11 +37,12 @@ Settings sockets(std::size_t count) {
   return settings;
 }
 
-std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std::vector<Socket> sockets) {
+std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std::vector<Socket> sockets,
+                                    const Settings& settings = {}) {
   std::vector<std::unique_ptr<TcpStream>> streams;
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     const Part part{7, static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(sockets.size())};
-    streams.push_back(std::make_unique<TcpStream>(loop, std::move(sockets[i]), "the other", Settings(), part));
+    streams.push_back(std::make_unique<TcpStream>(loop, std::move(sockets[i]), "the other", settings, part));
   }
   return as_one(std::move(streams));
 }
@@ -201,6 +205,28 @@ TEST(StripedStream, ASlowReaderGetsEveryByte) {
     taken += part.size();
     b.hold(true);
   }
+}
+
+// Of each socket, also of those whose turn it is not.
+TEST(StripedStream, AnIdleStreamGivesItsMemoryBackAndGoesOn) {
+  Settings settings;
+  settings.silence = milliseconds(2000);  // looked at four times meanwhile
+  auto ends = pairs(kMaxSockets);
+  const auto loop = make_loop();
+  End a(loop, striped(loop, std::move(ends[0]), settings));
+  End b(loop, striped(loop, std::move(ends[1]), settings));
+  const std::string bytes = pattern(kMaxSockets * kChunk + kChunk / 2);
+  a.send(bytes, 1000);
+  EXPECT_TRUE(b.take(bytes.size()) == bytes);
+  if (!harness::kSanitized) {
+    const std::size_t held = ::mallinfo2().uordblks;
+    wait_until(
+        *loop, [&] { return ::mallinfo2().uordblks + (kMaxSockets - 2) * b.stream().window() < held; },
+        "memory is given back");
+  }
+  a.send(bytes, 1000);
+  EXPECT_TRUE(b.take(bytes.size()) == bytes);
+  EXPECT_FALSE(a.ended());
 }
 
 TEST(StripedStream, OneCallTakesABoundedNumberOfBytesAndTheNextComesByItself) {
