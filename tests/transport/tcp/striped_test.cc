@@ -119,9 +119,9 @@ TEST(StripedStream, LengthsAroundTheEndsOfChunksArriveWhole) {
 }
 
 TEST(StripedStream, ChunksTakeTheSocketsInTurn) {
-  const HalfLane lane(3);
+  HalfLane lane(3);
   const std::string bytes = pattern(4 * kChunk + 10);
-  const_cast<End&>(lane.near).send(bytes);
+  lane.near.send(bytes);
   EXPECT_TRUE(lane.hear(0, kChunk) == bytes.substr(0, kChunk));
   EXPECT_TRUE(lane.hear(1, kChunk) == bytes.substr(kChunk, kChunk));
   EXPECT_TRUE(lane.hear(2, kChunk) == bytes.substr(2 * kChunk, kChunk));
@@ -177,7 +177,6 @@ TEST(StripedStream, PeekShowsNothingBeyondAChunkAndReadGoesOn) {
 TEST(StripedStream, WhatCameBeforeItsTurnIsFound) {
   HalfLane lane(3);
   const std::string bytes = pattern(4 * kChunk);
-  std::promise<void> told;
   lane.say(2, bytes.substr(2 * kChunk, kChunk));
   lane.say(1, bytes.substr(kChunk, kChunk));
   wait_until(
