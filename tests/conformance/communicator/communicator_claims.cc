@@ -59,7 +59,7 @@ TEST_P(CommunicatorClaims, KnowsItsPlace) {
   });
 }
 
-TEST_P(CommunicatorClaims, BroadcastGivesAllTheRootsBytes) {
+TEST_P(CommunicatorClaims, CN002_BroadcastGivesAllTheRootsBytes) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const std::size_t count : kCounts) {
@@ -73,7 +73,7 @@ TEST_P(CommunicatorClaims, BroadcastGivesAllTheRootsBytes) {
   });
 }
 
-TEST_P(CommunicatorClaims, AllReduceDoesWhatItSaysItCan) {
+TEST_P(CommunicatorClaims, CN001_AllReduceDoesWhatItSaysItCan) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const ReduceOp op : kOps) {
@@ -110,7 +110,7 @@ TEST_P(CommunicatorClaims, AllReduceIsBitwiseEqualOnAllRanks) {
   });
 }
 
-TEST_P(CommunicatorClaims, ReduceChangesTheRootsBytesOnly) {
+TEST_P(CommunicatorClaims, CN002_ReduceChangesTheRootsBytesOnly) {
   run([](Rank& rank) {
     for (const Dtype dtype : {Dtype::Float32, Dtype::Int64, Dtype::BFloat16, Dtype::ComplexFloat64}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
@@ -128,7 +128,7 @@ TEST_P(CommunicatorClaims, ReduceChangesTheRootsBytesOnly) {
   });
 }
 
-TEST_P(CommunicatorClaims, AllGatherOrdersByRankInOnePieceAndInMany) {
+TEST_P(CommunicatorClaims, CN003_AllGatherOrdersByRankInOnePieceAndInMany) {
   run([](Rank& rank) {
     for (const Dtype dtype : kDtypes) {
       for (const std::size_t count : kCounts) {
@@ -155,7 +155,7 @@ TEST_P(CommunicatorClaims, AllGatherOrdersByRankInOnePieceAndInMany) {
   });
 }
 
-TEST_P(CommunicatorClaims, GatherAndScatterWorkForEveryRoot) {
+TEST_P(CommunicatorClaims, CN004_GatherAndScatterWorkForEveryRoot) {
   run([](Rank& rank) {
     for (const Dtype dtype : {Dtype::Float32, Dtype::Bool, Dtype::ComplexFloat64, Dtype::Int16}) {
       for (const std::size_t count : kCounts) {
@@ -180,7 +180,7 @@ TEST_P(CommunicatorClaims, GatherAndScatterWorkForEveryRoot) {
   });
 }
 
-TEST_P(CommunicatorClaims, ReduceScatterGivesEachRankItsPart) {
+TEST_P(CommunicatorClaims, CN004_ReduceScatterGivesEachRankItsPart) {
   run([](Rank& rank) {
     for (const Dtype dtype : {Dtype::Float32, Dtype::BFloat16, Dtype::Int32, Dtype::ComplexFloat32}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min}) {
@@ -215,7 +215,7 @@ TEST_P(CommunicatorClaims, ReduceScatterGivesEachRankItsPart) {
 }
 
 // A number of elements for which a library once averaged wrongly on one rank.
-TEST_P(CommunicatorClaims, TheAverageOfManyBFloat16IsRight) {
+TEST_P(CommunicatorClaims, CN005_TheAverageOfManyBFloat16IsRight) {
   run([](Rank& rank) {
     constexpr std::size_t kCount = 8193;
     const Numbers whole(rank, Dtype::BFloat16, kCount * static_cast<std::size_t>(rank.size), rank.rank);
@@ -294,7 +294,7 @@ TEST_P(CommunicatorClaims, MessagesOfAPairArriveInTheirOrder) {
   });
 }
 
-TEST_P(CommunicatorClaims, EveryRankCanSendToEveryOtherAtOnce) {
+TEST_P(CommunicatorClaims, PP001_PP004_EveryRankCanSendToEveryOtherAtOnce) {
   run([](Rank& rank) {
     PointToPoint* const messages = rank.communicator->point_to_point();
     if (messages == nullptr) return;
@@ -374,7 +374,7 @@ TEST_P(CommunicatorClaims, AnyReceiverIsToldTheSourceOrRefused) {
   });
 }
 
-TEST_P(CommunicatorClaims, ManyOperationsInFlightKeepApart) {
+TEST_P(CommunicatorClaims, CN004_ManyOperationsInFlightKeepApart) {
   run([](Rank& rank) {
     constexpr int kOperations = 120;
     std::vector<Numbers> data;
@@ -396,7 +396,7 @@ TEST_P(CommunicatorClaims, ManyOperationsInFlightKeepApart) {
   });
 }
 
-TEST_P(CommunicatorClaims, OperationsMayComeFromSeveralThreadsInTurn) {
+TEST_P(CommunicatorClaims, CN010_OperationsMayComeFromSeveralThreadsInTurn) {
   run([](Rank& rank) {
     for (int i = 0; i < 5; ++i) {
       Numbers data(rank, Dtype::Float32, 8, rank.rank);
@@ -408,7 +408,7 @@ TEST_P(CommunicatorClaims, OperationsMayComeFromSeveralThreadsInTurn) {
   });
 }
 
-TEST_P(CommunicatorClaims, ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDone) {
+TEST_P(CommunicatorClaims, CN006_ABarrierPassesWhenAllHaveComeAndEarlierWorkIsDone) {
   run([](Rank& rank) {
     Numbers data(rank, Dtype::Float32, 1000, rank.rank);
     // The last rank comes when the others have been seen waiting.
@@ -439,6 +439,72 @@ TEST_P(CommunicatorClaims, NothingIsReadBeforeItIsReady) {
     expect_done(op, "all_reduce");
     expect_near(data.read(), reduced(Dtype::Float32, ReduceOp::Sum, 100, rank.size), 0,
                 "what was written before it was ready");
+  });
+}
+
+TEST_P(CommunicatorClaims, CN022_NoCollectiveReadsBeforeItIsReady) {
+  run([](Rank& rank) {
+    constexpr Dtype kType = Dtype::Float32;
+    constexpr std::size_t kCount = 20;
+    const auto ranks = static_cast<std::size_t>(rank.size);
+    Communicator& all = *rank.communicator;
+    struct Call {
+      const char* name;
+      std::function<Op(const Numbers& from, const Numbers& to, const Fence& ready)> begin;
+      bool in_place;
+      std::vector<double> expected;
+    };
+    // Of what every rank has its own part of, the part of this one; and what every rank has for it.
+    const auto own_part = [&](const std::vector<double>& whole) {
+      const auto first = whole.begin() + static_cast<std::ptrdiff_t>(kCount) * rank.rank;
+      return std::vector<double>(first, first + static_cast<std::ptrdiff_t>(kCount));
+    };
+    std::vector<double> gathered, swapped;
+    for (int other = 0; other < rank.size; ++other) {
+      const auto theirs = start_of(kType, kCount * ranks, other);
+      gathered.insert(gathered.end(), theirs.begin(), theirs.end());
+      const auto part = own_part(theirs);
+      swapped.insert(swapped.end(), part.begin(), part.end());
+    }
+    const int root = rank.size - 1;
+    const auto sums = reduced(kType, ReduceOp::Sum, kCount * ranks, rank.size);
+    const Call calls[] = {
+        {"broadcast",
+         [&](auto& from, auto&, auto& ready) { return all.broadcast(from.elements(), root, from.pin(), ready); }, true,
+         start_of(kType, kCount * ranks, root)},
+        {"reduce",
+         [&](auto& from, auto&, auto& ready) {
+           return all.reduce(from.elements(), root, ReduceOp::Sum, from.pin(), ready);
+         },
+         true, rank.rank == root ? sums : start_of(kType, kCount * ranks, rank.rank)},
+        {"all_gather",
+         [&](auto& from, auto& to, auto& ready) {
+           return all.all_gather(cut(to.slice(), rank.size), from.elements(), to.pin(), ready);
+         },
+         false, gathered},
+        {"reduce_scatter",
+         [&](auto& from, auto& to, auto& ready) {
+           return all.reduce_scatter(to.elements(), cut(from.slice(), rank.size), ReduceOp::Sum, to.pin(), ready);
+         },
+         false, own_part(sums)},
+        {"all_to_all",
+         [&](auto& from, auto& to, auto& ready) {
+           return all.all_to_all(cut(to.slice(), rank.size), cut(from.slice(), rank.size), kType, to.pin(), ready);
+         },
+         false, swapped},
+    };
+    for (const Call& call : calls) {
+      Numbers from(rank, kType, kCount * ranks);
+      Numbers to(rank, kType, call.in_place ? 0 : call.expected.size());
+      const Gate gate = rank.gate();
+      const Op op = call.begin(from, to, gate.fence);
+      meet(rank, call.name);  // all have issued it, and no rank may have read its zeros
+      EXPECT_FALSE(op.done().query()) << call.name;
+      from.fill([&](std::size_t i) { return number_of(kType, rank.rank, i); });
+      gate.open();
+      expect_done(op, call.name);
+      expect_near((call.in_place ? from : to).read(), call.expected, 0, call.name);
+    }
   });
 }
 
@@ -475,7 +541,7 @@ TEST_P(CommunicatorClaims, ThePinIsLetGoWhenTheOperationIsDone) {
   });
 }
 
-TEST_P(CommunicatorClaims, AbortFailsWhatIsPendingAndWhatComes) {
+TEST_P(CommunicatorClaims, CN013_AbortFailsWhatIsPendingAndWhatComes) {
   run([](Rank& rank) {
     if (rank.rank != 0) return hear(rank, "aborted");  // never enters the operation
     Numbers data(rank, Dtype::Float32, 10, rank.rank);
@@ -500,7 +566,7 @@ TEST_P(CommunicatorClaims, AbortFailsWhatIsPendingAndWhatComes) {
   });
 }
 
-TEST_P(CommunicatorClaims, AMissingRankFailsTheOperationAtItsDeadline) {
+TEST_P(CommunicatorClaims, CN017_AMissingRankFailsTheOperationAtItsDeadline) {
   const auto timeout = GetParam()->short_timeout();
   run(timeout, [timeout](Rank& rank) {
     if (rank.size < 2) return;

@@ -91,7 +91,7 @@ class CudaGroup : public testing::Test {
   std::unique_ptr<FakeTorchCuda> torch_;
 };
 
-TEST_F(CudaGroup, OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotTheHost) {
+TEST_F(CudaGroup, CN022_OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotTheHost) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
     drain(rank, devices(rank));
@@ -111,6 +111,58 @@ TEST_F(CudaGroup, OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotT
     EXPECT_EQ(byte_of(copy), 3);
     EXPECT_TRUE(work.query());
     EXPECT_FALSE(work.error());
+  });
+}
+
+// On streams of the user's own, behind what these have still to do; what reads the results does so on them, after the wait.
+TEST_F(CudaGroup, CG016_CN022_OperationsOfSideStreamsKeepTheirOrderForEveryRoot) {
+  run([&](Rank& rank) {
+    rank.group.all_reduce(bytes(rank, 8)).wait();  // connects
+    drain(rank, devices(rank));
+    rank.group.barrier().wait();
+    const c10::StreamGuard side(torch_->new_stream(rank.rank));
+    for (int root = 0; root < kRanks; ++root) {
+      const bool is_root = rank.rank == root;
+      const auto both = [&] { return std::vector<at::Tensor>{bytes(rank, 8), bytes(rank, 8)}; };
+      const at::Tensor copied = bytes(rank, 8), all = bytes(rank, 8), reduced = bytes(rank, 8), mine = bytes(rank, 8),
+                       flat = bytes(rank, 16), part = bytes(rank, 8);
+      const auto gathered = both(), parts = both();
+      fake_->hold(stream(rank));
+      fill(rank, copied, 10 * root + rank.rank + 1);
+      for (const at::Tensor& tensor : {all, reduced, mine, parts[0]}) fill(rank, tensor, rank.rank + 1);
+      fill(rank, parts[1], rank.rank + 5);
+      std::vector<Work> works{rank.group.broadcast(copied, root),     rank.group.all_reduce(all),
+                              rank.group.reduce(reduced, root),       rank.group.all_gather(gathered, mine),
+                              rank.group.all_gather_into(flat, mine), rank.group.reduce_scatter(part, parts)};
+      for (Work& work : works) work.wait();
+      std::vector<at::Tensor> copies;
+      for (const at::Tensor& tensor : {copied, all, reduced, gathered[0], gathered[1], flat, part}) {
+        copies.push_back(copy_of(rank, tensor));
+      }
+      for (const Work& work : works) EXPECT_FALSE(work.query());
+      fake_->release(stream(rank));
+      drain(rank, devices(rank));
+      std::vector<int> found;
+      for (const at::Tensor& copy : copies) found.push_back(byte_of(copy));
+      const int expected[] = {11 * root + 1, 3, is_root ? 3 : rank.rank + 1, 1, 2, 1, rank.rank == 0 ? 3 : 11};
+      EXPECT_THAT(found, testing::ElementsAreArray(expected)) << "root " << root;
+    }
+  });
+}
+
+TEST_F(CudaGroup, CN010_OperationsThatNobodyWaitsForKeepNothing) {
+  run([&](Rank& rank) {
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> watched;
+    for (int i = 0; i < 200; ++i) {
+      const at::Tensor tensor = bytes(rank, 4096);
+      watched.emplace_back(tensor.storage().getWeakStorageImpl());
+      static_cast<void>(rank.group.all_reduce(tensor));
+    }
+    rank.group.barrier().wait();
+    const auto all_gone = [&] {
+      return std::all_of(watched.begin(), watched.end(), [](const auto& one) { return one.expired(); });
+    };
+    EXPECT_TRUE(harness::comes_true(all_gone));
   });
 }
 
@@ -148,6 +200,7 @@ TEST_F(CudaGroup, WhatAStreamDoesForAnAllReduceAndItsWaitForItAreSpansOfTheTimel
 [[maybe_unused]] const bool tool_is_attached = (harness::attach_nvtx_tool(), true);  // before anything is traced
 
 TEST_F(CudaGroup, AToolSeesTheDeviceOfAnOperation) {
+  harness::take_nvtx_recording();  // of the tests before
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).synchronize();
     rank.group.barrier().synchronize();
@@ -236,7 +289,7 @@ TEST_F(CudaGroup, BarrierHoldsTheHost) {
   });
 }
 
-TEST_F(CudaGroup, SendAndRecvTravelBetweenGpus) {
+TEST_F(CudaGroup, PP004_SendAndRecvTravelBetweenGpus) {
   run([&](Rank& rank) {
     const at::Tensor tensor = bytes(rank, 16);
     if (rank.rank == 0) {

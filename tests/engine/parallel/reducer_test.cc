@@ -6,6 +6,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
 #include <weft/tests/harness/ranks.h>
@@ -90,6 +91,41 @@ TEST(Overlap, BucketsAreLaunchedInTheirOrderEvenWhenALaterOneIsFullFirst) {
       order.clear();
       ddp((pass + group.rank()) % 2 == 0).sum().backward();
       EXPECT_THAT(order, ElementsAre(0, 1));
+    }
+  });
+}
+
+// DD-003 (which bucket takes what is bucket_test's)
+TEST(Unused, AdamStepsOfAModelThatIsUsedInPartAtFirst) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
+    for (const std::size_t bucket_bytes : {std::size_t{1}, std::size_t{25} << 20}) {
+      const auto train = [](const auto& model, const auto& forward) {
+        torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          forward(random({4, 6}, 7 + static_cast<std::uint64_t>(step)), step > 0).pow(2).sum().backward();
+          EXPECT_EQ(model->spare->weight.grad().defined(), step > 0) << step;
+          EXPECT_GT(model->used->weight.grad().abs().sum().template item<double>(), 0) << step;
+          optimizer.step();
+        }
+      };
+      struct NetImpl : torch::nn::Module {
+        NetImpl()
+            : used(register_module("used", torch::nn::Linear(6, 3))),
+              spare(register_module("spare", torch::nn::Linear(6, 3))) {
+          to(torch::kDouble);
+        }
+        torch::Tensor forward(torch::Tensor x, bool uses_all) { return uses_all ? used(x) + spare(x) : used(x); }
+        torch::nn::Linear used, spare;
+      };
+      auto plain = std::make_shared<NetImpl>(), net = std::make_shared<NetImpl>();
+      fill(plain);
+      fill(net);
+      train(plain, [&](const at::Tensor& x, bool uses_all) { return plain->forward(x, uses_all); });
+      DistributedDataParallel<NetImpl> ddp(
+          net, group, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes, .find_unused_parameters = true});
+      train(net, [&](const at::Tensor& x, bool uses_all) { return ddp(x, uses_all); });
+      EXPECT_LT(difference(net->parameters(), plain->parameters()), 1e-12);
     }
   });
 }

@@ -23,7 +23,7 @@ const Member& somebody() {
 
 std::unique_ptr<FlightRecorder> made() { return std::make_unique<FlightRecorder>(); }
 
-TEST(FlightRecorder, KeepsWhatAnOperationWasAbout) {
+TEST(FlightRecorder, CN023_KeepsWhatAnOperationWasAbout) {
   const auto recorder = made();
   const std::array<std::int64_t, 5> shape{2, 3, 4, 5, 6};
   const auto ticket = recorder->begin(somebody(), Kind::Send, {"send", 7, 1, 42, 128, "float32", shape, "Max"}, 1000);
@@ -73,7 +73,7 @@ TEST(FlightRecorder, ASourceThatBecomesKnownIsKept) {
   EXPECT_EQ(records[0].tag, 5);
 }
 
-TEST(FlightRecorder, HoldsTheLastOperations) {
+TEST(FlightRecorder, CN023_HoldsTheLastOperations) {
   const auto recorder = made();
   for (std::uint64_t i = 1; i <= 2 * kRecords; ++i) {
     EXPECT_TRUE(recorder->end(recorder->begin(somebody(), Kind::Call, {.name = "f", .sequence = i}, 1), 2, nullptr, -1, 0));
@@ -270,7 +270,7 @@ TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
-TEST_F(Dump, IsWrittenOnSigusr1) {
+TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   const pid_t child = staying([&] {
     dump_to(folder_);
     static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = "hangs"}));

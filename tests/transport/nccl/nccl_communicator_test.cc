@@ -99,7 +99,33 @@ class NcclTest : public cuda::ThreadedCuda {
   cuda::FlagPool flags{*device};
 };
 
-TEST_F(NcclTest, JoiningFailsInTimeWhenARankDoesNotCome) {
+// NCCL refuses two ranks on one GPU ("Duplicate GPU detected") so.
+TEST_F(NcclTest, CN011_WhatNcclRefusesWhenItStartsIsTheCallersErrorWithItsWords) {
+  nccl.fail(&Library::comm_init_rank_config, ncclInvalidUsage);
+  const Error error = cuda::error_from([&] { join_one(0, 1); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_EQ(error.native_code(), ncclInvalidUsage);
+  EXPECT_THAT(error.text(), HasSubstr("said by the fake NCCL"));
+  EXPECT_EQ(nccl.alive(), 0);
+}
+
+TEST_F(NcclTest, CN010_OperationsThatNobodyWaitsForLetGoOfTheirMemory) {
+  auto ranks = join(2);
+  std::vector<std::weak_ptr<cuda::DeviceMemory>> watched;
+  for (int i = 0; i < 200; ++i) {
+    for (const auto& rank : ranks) {
+      const auto memory = number(1);
+      watched.emplace_back(memory);
+      static_cast<void>(rank->all_reduce(floats(*memory), ReduceOp::Sum, memory, Fence()));
+    }
+  }
+  const auto all_gone = [&] {
+    return std::all_of(watched.begin(), watched.end(), [](const auto& one) { return one.expired(); });
+  };
+  EXPECT_TRUE(loop->drive(all_gone, soon()));
+}
+
+TEST_F(NcclTest, CN013_CN018_JoiningFailsInTimeWhenARankDoesNotCome) {
   timeout = std::chrono::milliseconds(50);
   const Error error = cuda::error_from([&] { join_one(0, 2); });
   EXPECT_EQ(error.blame(), Blame::Timeout);
@@ -115,7 +141,7 @@ TEST_F(NcclTest, JoiningFailsOnAllRanksWithWhatRankZeroCouldNotDo) {
   EXPECT_THAT(other.text(), HasSubstr("rank 0 could not start NCCL"));
 }
 
-TEST_F(NcclTest, JoiningWithoutAGpuIsRefusedByName) {
+TEST_F(NcclTest, CN011_JoiningWithoutAGpuIsRefusedByName) {
   Nccl transport([&] { return nccl.library(); });
   JoinOptions made = options(0, 1);
   made.cuda = nullptr;
@@ -124,7 +150,7 @@ TEST_F(NcclTest, JoiningWithoutAGpuIsRefusedByName) {
   EXPECT_THAT(error.text(), HasSubstr("no GPU was given"));
 }
 
-TEST_F(NcclTest, TheLibraryIsOpenedAtTheFirstJoin) {
+TEST_F(NcclTest, CN015_TheLibraryIsOpenedAtTheFirstJoin) {
   int opened = 0;
   Nccl transport([&]() -> Result<std::shared_ptr<const Library>> {
     ++opened;
@@ -137,7 +163,7 @@ TEST_F(NcclTest, TheLibraryIsOpenedAtTheFirstJoin) {
   EXPECT_EQ(opened, 1);
 }
 
-TEST_F(NcclTest, AnOperationIsEnqueuedWithoutMakingTheHostWait) {
+TEST_F(NcclTest, CN022_AnOperationIsEnqueuedWithoutMakingTheHostWait) {
   auto ranks = join(2);
   const auto a = number(1), b = number(2);
   const int blocks = fake.host_blocks();
@@ -273,7 +299,7 @@ TEST_F(NcclTest, AStreamCanWaitForAnOperationThatIsStillInLine) {
   EXPECT_TRUE(second.done().synchronize(soon()));
 }
 
-TEST_F(NcclTest, AnOperationThatAPeerDoesNotEnterFailsAtItsDeadlineAndItsFencePasses) {
+TEST_F(NcclTest, CN017_CN019_AnOperationThatAPeerDoesNotEnterFailsAtItsDeadlineAndItsFencePasses) {
   timeout = std::chrono::milliseconds(500);
   auto ranks = join(2);
   const auto a = number(1);
@@ -302,7 +328,7 @@ TEST_F(NcclTest, TheDeadlineCountsFromWhenTheOperationIsReady) {
   EXPECT_FALSE(op.error());
 }
 
-TEST_F(NcclTest, AnAsynchronousErrorFailsWhatIsUnderWay) {
+TEST_F(NcclTest, CN019_AnAsynchronousErrorFailsWhatIsUnderWay) {
   auto ranks = join(2);
   const auto a = number(1);
   const Op op = ranks[0]->all_reduce(floats(*a), ReduceOp::Sum, a, Fence());
@@ -322,7 +348,7 @@ TEST_F(NcclTest, ACallThatNcclRefusesFailsTheOperationAndAllLaterOnes) {
   EXPECT_TRUE(ranks[0]->barrier(Fence()).error());
 }
 
-TEST_F(NcclTest, AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo) {
+TEST_F(NcclTest, CN013_AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo) {
   auto ranks = join(2);
   auto a = number(1);
   const std::weak_ptr<cuda::DeviceMemory> watched = a;
@@ -341,7 +367,7 @@ TEST_F(NcclTest, AbortPassesTheFencesAndKeepsThePinsUntilTheDeviceHasLetGo) {
   EXPECT_TRUE(loop->drive([&] { return watched.expired(); }, soon()));
 }
 
-TEST_F(NcclTest, AbortFreesAnOperationThatIsStillConnecting) {
+TEST_F(NcclTest, CN013_AbortFreesAnOperationThatIsStillConnecting) {
   auto ranks = join(2);
   nccl.hold(0);
   const auto a = number(1);
@@ -389,7 +415,7 @@ TEST_F(NcclTest, AnEndedLoopFailsWhatIsUnderWayAndStopsTheDevice) {
   EXPECT_EQ(error_of(op).blame(), Blame::Cancelled);
 }
 
-TEST_F(NcclTest, WhatNcclLacksIsRefusedByName) {
+TEST_F(NcclTest, CN001_CN002_WhatNcclLacksIsRefusedByName) {
   auto ranks = join(2);
   const auto a = number(1);
   const Elements data = floats(*a);
