@@ -81,7 +81,7 @@ TEST(EventLoop, TimersRunInOrderOfTheirDeadlines) {
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
 }
 
-TEST(EventLoop, ADestroyedTimerDoesNotRunAndReleasesItsTask) {
+TEST(EventLoop, ST015_ADestroyedTimerDoesNotRunAndReleasesItsTask) {
   EventLoop loop("test");
   auto owned = std::make_shared<int>(0);
   const std::weak_ptr<int> watch = owned;
@@ -399,7 +399,7 @@ TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
   EXPECT_FALSE(later);
 }
 
-TEST(EventLoop, AnEndedLoopLetsGoOfWhatItWatched) {
+TEST(EventLoop, ST015_AnEndedLoopLetsGoOfWhatItWatched) {
   struct Owner {
     EventLoop::Registration registration;
   };

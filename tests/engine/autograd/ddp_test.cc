@@ -416,7 +416,7 @@ TEST_P(DdpInContexts, AnOptimizerThatStepsInBackwardIsRefused) {
 }
 
 // The average gradient is zero: one trainer's words are the other's, negated.
-TEST_P(DdpInContexts, DR001_002_003_AMasterDrivesTrainersOfAHybridModel) {
+TEST_P(DdpInContexts, DR001_DR002_DR003_AMasterDrivesTrainersOfAHybridModel) {
   constexpr int kTrainers = 4, kRemote = 4, kMaster = 5;
   hybrid::train(GetParam(), 6, 6, [&](rpc::Agent& agent, ProcessGroup& all) {
     const int rank = agent.self().rank;

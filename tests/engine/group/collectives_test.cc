@@ -371,6 +371,29 @@ TEST_P(Collectives, CG001_EmptyTensorsAreLegalEverywhere) {
 }
 
 // A thousand of each kind at a time, the roots in turn. Rank r's number in call c is 3 c + r.
+TEST_P(Collectives, TakeTensorsWithoutDimensions) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto number = [&](double of = 0) { return torch::full({}, of); };
+    const double mine = group.rank() + 1;
+    const auto sum = number(mine), first = number(mine);
+    group.all_reduce(sum).wait();
+    group.broadcast(first, 0).wait();
+    std::vector<at::Tensor> all{number(), number()}, crossed{number(), number()};
+    group.all_gather(all, number(mine)).wait();
+    const auto flat = torch::zeros({2}), part = number();
+    group.all_gather_into(flat, number(mine)).wait();
+    group.reduce_scatter_into(part, flat).wait();
+    group.all_to_all(crossed, {number(10 * mine), number(10 * mine + 1)}).wait();
+    EXPECT_EQ(sum.item<float>(), 3);
+    EXPECT_EQ(first.item<float>(), 1);
+    EXPECT_EQ(all[1].item<float>(), 2);
+    EXPECT_TRUE(same(flat, torch::tensor({1.F, 2.F})));
+    EXPECT_EQ(part.item<float>(), 2 * static_cast<float>(mine));
+    EXPECT_EQ(crossed[1].item<float>(), static_cast<float>(20 + group.rank()));
+    EXPECT_TRUE(sum.dim() == 0 && all[1].dim() == 0);
+  });
+}
+
 TEST_P(Collectives, CG003_AThousandCallsInFlightEachGetTheirOwnResult) {
   on_ranks(3, [](ProcessGroup& group) {
     constexpr int kCalls = harness::kSanitized ? 100 : 1000;

@@ -208,6 +208,26 @@ TEST_P(Messages, PP009_AtATimeHaveSizesOfTheirOwn) {
   });
 }
 
+TEST_P(Messages, MayHaveNoElements) {
+  on_ranks(2, [](ProcessGroup& group) {
+    const auto none = torch::empty({0, 3});
+    for (const int tag : {0, 2}) {
+      if (group.rank() == 0) {
+        group.send(none, 1, tag).wait();
+      } else {
+        Work work = group.recv(none, tag == 0 ? 0 : kAnySource, tag);
+        work.wait();
+        EXPECT_EQ(work.source_rank(), 0);
+      }
+    }
+    const auto word = torch::full({}, 4.0);  // and no dimensions
+    if (group.rank() == 0) return group.send(word, 1).wait();
+    const auto received = torch::zeros({});
+    group.recv(received, 0).wait();
+    EXPECT_EQ(received.item<float>(), 4);
+  });
+}
+
 TEST_P(Messages, PP006_InASubgroupRanksAreTheGroups) {
   on_ranks(4, [](ProcessGroup& group) {
     auto some = group.new_group({3, 1, 0});

@@ -126,6 +126,7 @@ TEST(Ddp, TakesAHolderOrASharedPointerAndForwardsAnySignature) {
   });
 }
 
+// DD-024: the source is rank 0, and nothing can be left out.
 TEST(Ddp, CopiesRankZerosParametersAndBuffers) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
     struct NetImpl : torch::nn::Module {

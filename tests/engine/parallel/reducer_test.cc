@@ -515,6 +515,22 @@ TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
 }
 
 // DD-025
+TEST(Failures, CN013_AnAbortFreesABackwardThatWaitsForAnotherRank) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net;
+    DistributedDataParallel ddp(net, group);
+    harness::meet(group);
+    if (group.rank() == 1) {  // never comes to the backward
+      group.store()->wait({"begun"}, harness::kLimit);
+      group.abort("enough");
+      return;
+    }
+    const auto loss = ddp(random({4, 6}, 3)).pow(2).sum();
+    net->third->bias.register_hook([&](const torch::Tensor&) { group.store()->set("begun", std::string("yes")); });
+    EXPECT_EQ(blame_of([&] { loss.backward(); }), Blame::Cancelled);
+  });
+}
+
 TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
   std::latch begun(2);
   std::latch tried(2);  // who leaves earlier is lost to the other
