@@ -504,7 +504,7 @@ TEST(StripedLane, SocketsMayComeInAnyOrderAndAreAnsweredTogether) {
   EXPECT_TRUE(answered(first));
   EXPECT_TRUE(answered(second));
   EXPECT_TRUE(answered(third));
-  End(loop, lobby.take());
+  lobby.take();
   End lane(loop, lobby.take());
   const std::string bytes = pattern(kChunk + 1);
   ASSERT_EQ(::send(second.get(), bytes.data() + kChunk, 1, 0), 1);
@@ -527,7 +527,7 @@ TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
   const Socket second = greet(lobby, {1, 1, 2});
   EXPECT_TRUE(answered(first));
   EXPECT_TRUE(answered(second));
-  End(loop, lobby.take());
+  lobby.take();
   End lane(loop, lobby.take());
   ASSERT_EQ(::send(first.get(), "hello", 5, 0), 5);
   EXPECT_EQ(lane.take(5), "hello");
