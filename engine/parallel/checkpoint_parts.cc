@@ -9,11 +9,12 @@
 #include <ATen/core/List.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <weft/base/log.h>
 #include <weft/engine/parallel/checkpoint_file.h>
 #include <weft/engine/parallel/checkpoint_parts.h>
 #include <weft/engine/parallel/zero.h>
@@ -134,12 +135,21 @@ c10::IValue value_of(const detail::Variable& variable) {
   return std::visit([](const auto& some) { return c10::IValue(some); }, *value);
 }
 
+// LBFGS keeps a list of the last iteration's, which the next fills anew, and which libtorch cannot write.
+void drop_scratch(Optimizer& optimizer) {
+  for (const auto& [parameter, state] : optimizer.state()) {
+    auto* const lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(state.get());
+    if (lbfgs != nullptr) lbfgs->al(std::nullopt);
+  }
+}
+
 void save_part(OutputArchive& archive, const Part& part) {
   const auto& content = Contents::of(part);
   OutputArchive inner(archive.compilation_unit());
   if (const auto* const module = std::get_if<torch::nn::Module*>(&content)) {
     save_module(inner, **module);
   } else if (const auto* const optimizer = std::get_if<Optimizer*>(&content)) {
+    drop_scratch(**optimizer);
     (*optimizer)->save(inner);
     inner.write(kParameters, c10::IValue(c10::List<std::string>(parameters_of(**optimizer))));
   } else if (const auto* const list = std::get_if<std::vector<at::Tensor>*>(&content)) {
@@ -163,6 +173,9 @@ Commit stage_copy(const std::string& what, const at::Tensor& target, const at::T
   if (form_of(target) != form_of(value)) differs(what, form_of(value), form_of(target));
   if (target.layout() == at::kStrided && at::has_internal_overlap(target) == at::MemOverlap::Yes) {
     throw Error(Blame::Caller, what + " is expanded here: its elements share memory, which nothing can be written to");
+  }
+  if (target.is_inference() && !c10::InferenceMode::is_enabled()) {
+    throw Error(Blame::Caller, what + " was made in inference mode: only there can it be written to");
   }
   return [target, value] {
     const c10::AutoGradMode no_grad(false);
@@ -243,7 +256,8 @@ void load_whole(Optimizer& optimizer, InputArchive& archive) {
   optimizer.state().clear();
   const auto failure = error_of([&] { optimizer.load(archive); });
   if (!failure) return;
-  log::debug("loading an optimizer: " + failure->text());
+  // As libtorch's classes say that an option of theirs is missing.
+  if (failure->text().find("INTERNAL ASSERT FAILED") == std::string::npos) throw *failure;
   throw Error(Blame::Caller, "the options or the state in the file are those of another class of optimizer");
 }
 

@@ -19,6 +19,9 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
@@ -786,6 +789,89 @@ TEST_F(CheckpointParts, OfAnOptimizerAreItsWholeState) {
     steps(net, adagrad, 2, 4);
     steps(other, *again, 2, 4);
     EXPECT_EQ(difference(net->parameters(), other->parameters()), 0);
+  });
+}
+
+template <class Optimizer, class Options>
+void expect_to_go_on(ProcessGroup& group, const std::string& file, const Options& options) {
+  const auto train = [](Mlp net, Optimizer& optimizer, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      const auto loss = [&] {
+        optimizer.zero_grad();
+        auto value = net->forward(random({4, 6}, static_cast<std::uint64_t>(step))).pow(2).sum();
+        value.backward();
+        return value;
+      };
+      loss();
+      optimizer.step(loss);
+    }
+  };
+  Mlp net;
+  fill(net);
+  Optimizer optimizer(net->parameters(), options);
+  train(net, optimizer, 0, 3);
+  checkpoint::save(file, group, {{"model", net}, {"optimizer", optimizer}});
+  Mlp other;
+  Optimizer again(other->parameters(), options);
+  checkpoint::load(file, group, {{"model", other}, {"optimizer", again}});
+  train(net, optimizer, 3, 6);
+  train(other, again, 3, 6);
+  EXPECT_EQ(difference(net->parameters(), other->parameters()), 0) << typeid(Optimizer).name();
+}
+
+TEST_F(CheckpointParts, MayBeAnyOptimizer) {
+  on_one_rank([&](ProcessGroup group) {
+    using namespace torch::optim;
+    expect_to_go_on<SGD>(group, file_, SGDOptions(0.01).momentum(0.9).nesterov(true));
+    expect_to_go_on<Adam>(group, file_, AdamOptions(0.01).amsgrad(true));
+    expect_to_go_on<AdamW>(group, file_, AdamWOptions(0.01));
+    expect_to_go_on<Adagrad>(group, file_, AdagradOptions(0.05));
+    expect_to_go_on<RMSprop>(group, file_, RMSpropOptions(0.01).momentum(0.9).centered(true));
+    expect_to_go_on<LBFGS>(group, file_, LBFGSOptions(0.1).max_iter(3));
+    expect_to_go_on<FusedSGD>(group, file_, SGDOptions(0.01).momentum(0.9));
+    expect_to_go_on<FusedAdamW>(group, file_, AdamWOptions(0.01));
+  });
+}
+
+TEST_F(CheckpointParts, MayBeTensorsOfAnyKind) {
+  on_one_rank([&](ProcessGroup group) {
+    const auto base = torch::arange(24, torch::kFloat).view({2, 3, 2, 2});
+    std::vector<torch::Tensor> tensors = {base.to(torch::MemoryFormat::ChannelsLast),
+                                          base.transpose(0, 1),
+                                          torch::ones({}),
+                                          torch::empty({0, 3}),
+                                          torch::ones({1}).expand({3, 4}),
+                                          base[1]};
+    for (const auto type : {torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong, torch::kBool,
+                            torch::kHalf, torch::kBFloat16, torch::kDouble, torch::kComplexFloat, torch::kComplexDouble}) {
+      tensors.push_back(base.to(type));
+    }
+    tensors.push_back(torch::complex(base, base + 1).conj());
+    tensors.push_back(torch::imag(tensors.back()));  // a lazy negation
+    tensors.push_back(torch::ones({3}).to_sparse());
+    checkpoint::save(file_, group, {{"tensors", tensors}});
+    std::vector<torch::Tensor> loaded;
+    checkpoint::load(file_, group, {{"tensors", loaded}});
+    const auto expect_same = [&] {
+      ASSERT_EQ(loaded.size(), tensors.size());
+      for (std::size_t i = 0; i < loaded.size(); ++i) {
+        EXPECT_EQ(loaded[i].scalar_type(), tensors[i].scalar_type()) << i;
+        EXPECT_TRUE(torch::equal(loaded[i].to_dense(), tensors[i].to_dense())) << i;
+      }
+    };
+    expect_same();
+    for (auto& tensor : loaded) tensor = torch::zeros(tensor.sizes(), tensor.options());
+    checkpoint::load(file_, group, {{"tensors", loaded}});
+    expect_same();
+    {
+      const c10::InferenceMode inference;
+      loaded[2] = torch::zeros({});
+    }
+    EXPECT_THAT(refused(group, Blame::Caller,
+                        [&] {
+                          checkpoint::load(file_, group, {{"tensors", loaded}});
+                        }),
+                HasSubstr("tensor 2 was made in inference mode"));
   });
 }
 
