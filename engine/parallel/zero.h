@@ -70,8 +70,9 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   //
   // Nothing is stepped before step() where DdpOptions::find_unused_parameters is set, as it is known only at the end which
   // parameters no rank has used; the same goes for the first backward of a static graph, and for shards with sparse
-  // gradients, with frozen parameters alone, or with one that a static graph leaves out on all ranks. Host memory: the
-  // steps run on a thread of the group, one after the other.
+  // gradients, with frozen parameters alone, or with one that a static graph leaves out on all ranks. A shard waits for the
+  // gradient that comes last: of a small model, one shard on each rank, ZeroOptions::shard_bytes makes more. Host memory:
+  // the steps run on a thread of the group, one after the other.
   //
   // What a step throws on its owner aborts the group, and comes from this rank's backward or step(); from the others'
   // comes Cancelled, as with step(). So does what ends a rank's backward instead of averages. Throws Caller where `ddp`

@@ -64,7 +64,7 @@ int work(const std::string& setting, const Model& model) {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (setting == "zero" || setting == "overlap") {
     auto zero = std::make_unique<weft::ZeroRedundancyOptimizer<torch::optim::SGD>>(
-        net->parameters(), group, options, weft::ZeroOptions{.parameters_as_bucket_view = true});
+        net->parameters(), group, options, weft::ZeroOptions{.shard_bytes = 1 << 20, .parameters_as_bucket_view = true});
     if (setting == "overlap") zero->overlap_with(*ddp);
     optimizer = std::move(zero);
   } else {
