@@ -461,7 +461,10 @@ Op GlooCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
   return message("recv from " + source, /*is_recv=*/true, std::move(pin), std::move(ready),
                  [data, from, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
-                   return from == kAnySource ? group.recvAnysource(tensors, tag) : group.recv(tensors, from, tag);
+                   if (from != kAnySource) return group.recv(tensors, from, tag);
+                   // Gloo refuses one of no bytes from any rank; one that has room for more takes it.
+                   if (data.slice.bytes == 0) tensors[0] = at::empty({1}, at::TensorOptions(at::kByte));
+                   return group.recvAnysource(tensors, tag);
                  });
 }
 

@@ -158,6 +158,14 @@ TEST_P(Collectives, CG009_ReduceChangesTheRootsTensorOnly) {
         const double value = group.rank() == root ? expected : group.rank() + 1.0;
         EXPECT_TRUE(same(tensor, torch::full({4}, value))) << "root " << root << ", " << name(op);
       }
+      for (const auto& [op, expected] :
+           std::map<ReduceOp, int>{{ReduceOp::BitAnd, 8}, {ReduceOp::BitOr, 15}, {ReduceOp::BitXor, 15}}) {
+        const int own = 8 | 1 << group.rank();
+        const auto tensor = torch::full({4}, own, at::kInt);
+        group.reduce(tensor, root, op).wait();
+        const int value = group.rank() == root ? expected : own;
+        EXPECT_TRUE(same(tensor, torch::full({4}, value, at::kInt))) << "root " << root << ", " << name(op);
+      }
     }
   });
 }
