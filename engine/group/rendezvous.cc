@@ -15,6 +15,7 @@
 #include <weft/engine/group/job_file.h>
 #include <weft/engine/group/launched.h>
 #include <weft/engine/group/multicast.h>
+#include <weft/engine/group/pause.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/group/url.h>
@@ -105,6 +106,12 @@ struct TcpAddress {
   int port = 0;
 };
 
+// In a store that a rank 0 of Weft's hosts: that it says which of the lives at this address it has begun.
+constexpr const char* kHosted = "weft/hosted";
+std::string begun(std::int64_t life) { return "weft/begun/" + std::to_string(life); }
+// How often somebody has come to the store.
+std::string lives(const std::string& who) { return "weft/lives/" + who; }
+
 c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline) {
   const std::string where = at(address.host, address.port);
   try {
@@ -117,6 +124,27 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   } catch (const std::exception& error) {
     throw Error(deadline.passed() ? Blame::Timeout : Blame::PeerLost,
                 "the store of rank 0 at " + where + " did not answer: " + tensor::text_of(error));
+  }
+}
+
+// Who comes again at once may find the store of the life that has just ended, whose host is about to close it: c10d's
+// clients are then told nothing, or that the connection was closed. So each rank looks until rank 0 has come again too.
+c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
+                                                        Deadline deadline) {
+  for (Pause pause;; pause.wait(deadline)) {
+    try {
+      const auto store = join_store(address, rank, deadline);
+      if (!store->check({kHosted})) return store;  // by Python, or only just
+      const auto named = under_name(store, group_name);
+      if (named->check({begun(named->add(lives(std::to_string(rank)), 0) + 1)})) return store;
+    } catch (const std::exception& error) {
+      log::debug("the store at " + at(address.host, address.port) + " has ended: " + tensor::text_of(error));
+      if (deadline.passed()) throw;
+    }
+    if (deadline.passed()) {
+      throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +
+                                      at(address.host, address.port) + ", where the store of an earlier group is");
+    }
   }
 }
 
@@ -140,7 +168,9 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCP
 // Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
 c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline) {
   try {
-    return open_store(address.host, server_options(address.port, deadline));
+    const auto store = open_store(address.host, server_options(address.port, deadline));
+    store->set(kHosted, std::vector<std::uint8_t>{1});
+    return store;
   } catch (const std::exception& error) {
     const std::string text = tensor::text_of(error);
     if (shared && text.find("EADDRINUSE") != std::string::npos) {
@@ -154,15 +184,20 @@ c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool share
   }
 }
 
-Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, bool shared, const Environment& environment,
-                    Deadline deadline) {
+Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::string& group_name,
+                    const Environment& environment, Deadline deadline, bool open) {
   Rendezvous result;
   result.rank = require_rank(wanted, at(address.host, address.port));
   result.world_size = require_world_size(wanted, at(address.host, address.port));
   check_range(result.rank, result.world_size);
   wait_for_name(address.host, deadline);
-  const bool hosts = result.rank == 0 && !agent_hosts(environment);
-  result.store = hosts ? host_store(address, shared, deadline) : join_store(address, result.rank, deadline);
+  const bool by_agent = agent_hosts(environment);
+  if (result.rank == 0 && !by_agent) {
+    result.store = host_store(address, /*shared=*/!group_name.empty(), deadline);
+  } else {
+    result.store = by_agent || open ? join_store(address, result.rank, deadline)
+                                    : join_store_of_this_life(address, result.rank, group_name, deadline);
+  }
   result.local_address = local_address_towards(address.host, address.port);
   return result;
 }
@@ -214,8 +249,8 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
   return result;
 }
 
-Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const Environment& environment,
-                    Deadline deadline) {
+Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const Environment& environment, Deadline deadline,
+                    bool open) {
   const char* address = environment("MASTER_ADDR");
   const char* port = environment("MASTER_PORT");
   std::string missing;
@@ -238,13 +273,14 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
   check_range(*wanted.rank, *wanted.world_size);
   if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline);
   const int number = to_number("MASTER_PORT", port, /*least=*/1, kMaxPort);
-  return join_tcp({address, number}, wanted, /*shared=*/!group_name.empty(), environment, deadline);
+  return join_tcp({address, number}, wanted, group_name, environment, deadline, open);
 }
 
 // A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
 // counts its own lives in the store, so all ranks count alike; the first has no prefix, as in Python's torch.distributed.
 c10::intrusive_ptr<c10d::Store> next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::string& who) {
-  const auto life = store->add("weft/lives/" + who, 1);
+  const auto life = store->add(lives(who), 1);
+  if (who == "0") store->set(begun(life), "1");  // for join_store_of_this_life()
   if (life <= 1) return store;
   return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(life), store);
 }
@@ -355,19 +391,26 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   if (url.scheme == "file") {
     result = join_file(url, wanted, options.group_name, deadline, open);
   } else if (url.scheme == "env") {
-    result = join_env(wanted, options.group_name, environment, deadline);
+    result = join_env(wanted, options.group_name, environment, deadline, open);
   } else if (url.scheme == "tcp") {
     if (url.host.empty() || !url.port) {
       throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");
     }
-    result = is_multicast(url.host) ? join_multicast(url, wanted, options.group_name, deadline)
-                                    : join_tcp({url.host, *url.port}, wanted, shared, environment, deadline);
+    result = is_multicast(url.host)
+                 ? join_multicast(url, wanted, options.group_name, deadline)
+                 : join_tcp({url.host, *url.port}, wanted, options.group_name, environment, deadline, open);
   }
   if (url.scheme != "file") {
     // A store that is given stays as it is; others get what Python's init_process_group puts before its keys, so that
     // Python ranks and C++ ranks meet.
     if (!options.store || shared) result.store = under_name(result.store, options.group_name);
-    if (!open) result.store = next_life(result.store, std::to_string(result.rank));
+    try {
+      if (!open) result.store = next_life(result.store, std::to_string(result.rank));
+    } catch (const std::exception& error) {
+      throw Error(Blame::PeerLost, "rank " + std::to_string(result.rank) +
+                                       " was not counted by the job's store; the process that hosts it may have ended: " +
+                                       tensor::text_of(error));
+    }
   }
   result.local_rank = local_rank(environment).value_or(0);
   return result;

@@ -231,6 +231,24 @@ TEST(Tcp, ST010_CN014_OneAddressServesOneGroupAfterTheOtherAndSeveralAtATime) {
   });
 }
 
+// Rank 0's store goes with each life: who is faster must not take the last one for the next one's.
+TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
+  const int port = launch::free_port();
+  Processes processes(4, [=](int rank) {
+    for (int life = 1; life <= 8; ++life) {
+      const bool is_other = life % 3 == 0;
+      auto group = init_process_group({.backend = "tcp",
+                                       .init_method = address(port),
+                                       .rank = rank,
+                                       .world_size = 4,
+                                       .group_name = is_other ? "other" : "",
+                                       .timeout = seconds(30)});
+      expect_whole(group, 4, life);
+    }
+  });
+  processes.expect_success();
+}
+
 TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
   const group::Socket taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto any = group::socket_address("0.0.0.0", 0);

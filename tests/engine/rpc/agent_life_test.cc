@@ -45,6 +45,17 @@ TEST(AgentLife, RB039_AnAgentCanBeMadeAgain) {
   }
 }
 
+TEST(AgentLife, RB039_AtTheAddressOfTheOneBeforeAsWell) {
+  harness::Processes workers(4, [](int rank) {
+    for (int life = 0; life < 5; ++life) {
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 4, .timeout = 30s});
+      EXPECT_EQ(agent.sync<&lives::number>((rank + 1) % 4, life), life);
+      agent.shutdown({.timeout = 30s});
+    }
+  });
+  workers.expect_success();
+}
+
 TEST(AgentLifeDeathTest, AnAgentOfStaticStorageMayLiveUntilTheProcessEnds) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(lives::exit_with_an_agent(), testing::ExitedWithCode(0), "");
