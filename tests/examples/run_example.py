@@ -212,7 +212,7 @@ def ddp_rpc():
     expect(progress == ["1", "2"], "no progress was shown", str(progress))
 
 
-def reinforcement_learning():
+def reinforcement_learning():  # RB-051 of the behaviours
     output = run(3)
     found = re.search(r"solved: mean reward ([0-9.]+) after", output)
     expect(found and float(found.group(1)) >= 150, "the pole was not balanced", output)

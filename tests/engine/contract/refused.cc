@@ -28,6 +28,8 @@ int points(const double* number);
 using Texts = std::map<int, std::vector<std::string_view>>;
 int views_in_a_container(Texts texts);
 int awaits(Future<std::int8_t> value);
+int awaits_too(Future<std::int16_t> value);
+int awaits_as_well(Future<std::int64_t> value);
 std::string_view gives_a_view();
 const char* gives_a_pointer();
 std::vector<std::span<int>> gives_spans();
@@ -63,6 +65,7 @@ struct Pointing {
   WEFT_FIELDS(numbers)  // refused: what travels cannot hold a view or a pointer
 };
 
+// RE-004, RE-035: before anything is sent; what a foreign program sends is in rpc/errors_test.cc.
 void calls(rpc::Agent& agent, const Future<int>& later) {
   agent.sync<&plus>(1, 1, 2, 3);                        // refused: the function takes another number of arguments
   agent.async<&plus>(1, 1);                             // refused: the function takes another number of arguments
@@ -88,7 +91,10 @@ void parameters(rpc::Agent& agent) {
   agent.async<&refers>(1, at::IntArrayRef());      // refused: cannot take a view or a pointer, nor a container of them
   agent.async<&points>(1, nullptr);                // refused: cannot take a view or a pointer, nor a container of them
   agent.async<&views_in_a_container>(1, Texts());  // refused: nor a container of them
-  agent.async<&awaits>(1, Future<std::int8_t>());  // refused: a Future cannot be sent
+  // RE-015, in all modes. What returns a Future answers later; another result is one at once (RE-017).
+  agent.async<&awaits>(1, Future<std::int8_t>());            // refused: a Future cannot be sent
+  agent.sync<&awaits_too>(1, Future<std::int16_t>());        // refused: a Future cannot be sent
+  agent.remote<&awaits_as_well>(1, Future<std::int64_t>());  // refused: a Future cannot be sent
 }
 
 void results(rpc::Agent& agent) {
@@ -106,12 +112,15 @@ void values(std::span<const std::byte> bytes) {
   decode<std::pair<int, std::string_view>>(bytes);  // refused: what travels cannot hold a view or a pointer
 }
 
+// RR-021 in all modes.
 void references(rpc::Agent& agent, const RRef<Counter>& counter) {
   counter.sync<&Counter::add>();          // refused: the method takes another number of arguments
   counter.async<&Counter::add>(1, 2);     // refused: the method takes another number of arguments
   counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the method
   counter.sync<&Counter::changes>(std::vector<int>());  // refused: cannot take a non-const lvalue reference
   counter.sync<&Counter::none>();                       // refused: is not a member of
+  counter.async<&Counter::none_later>();                // refused: is not a member of
+  counter.remote<&Counter::none_there>();               // refused: is not a member of
   agent.remote<Counter>(1, std::vector<int>());         // refused: M has no constructor that takes these arguments
 }
 

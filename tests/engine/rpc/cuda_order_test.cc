@@ -1,5 +1,5 @@
-// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and what goes wrong. Rows CU-023, 025, 037,
-// 039, 040 of the behaviours; those that compute are in cuda_gpu_test.cc.
+// Tensors of GPUs in remote calls, over the fake driver: the order of streams, and what goes wrong. Rows CU-023, 025, 026,
+// 037, 039, 040 of the behaviours; those that compute are in cuda_gpu_test.cc.
 #include <thread>
 
 #include <weft/tests/engine/rpc/cuda_workers.h>
@@ -122,7 +122,7 @@ TEST_P(CudaRpc, CU039_AnObjectThatCannotTravelIsUsedWithItsTensorThroughItsRefer
   });
 }
 
-TEST_P(CudaRpc, AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
+TEST_P(CudaRpc, CU026_AValueThatStaysThereIsFetchedBehindTheWorkThatMakesIt) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     c10::Stream own = torch_cuda->new_stream(0);
     slow = &own;
@@ -162,6 +162,7 @@ TEST_P(CudaRpc, ACopyGoesToTheGpuOfAThirdWorkerByItsOwnersMapBehindTheWorkThatMa
       16, 3);
 }
 
+// CU-014 is not as in PyTorch: a map to oneself moves nothing (docs/rpc.md).
 TEST_P(CudaRpc, CallsToOneselfRunOnTheCallersStreams) {
   run({{gpu(0), gpu(0)}}, [](rpc::Agent& agent) {
     const c10::Stream side = torch_cuda->new_stream(0);

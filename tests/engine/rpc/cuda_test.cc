@@ -62,6 +62,10 @@ TEST_P(CudaRpc, CU013_015_TwoGpusStraightAndCrossed) {
         EXPECT_TRUE(is_all(both[static_cast<std::size_t>(index)], 1 + index));
         EXPECT_EQ(agent.sync<&look_at>("worker1", made(gpu(index), 64, 5), 5).device, there(index).str());
       }
+      const auto [one, other, were_one] = agent.sync<&pass_both>("worker1", made(gpu(0), 64, 1), made(gpu(1), 64, 2));
+      EXPECT_EQ(one.device(), gpu(0));
+      EXPECT_EQ(other.device(), gpu(1));
+      EXPECT_TRUE(is_all(one, 1) && is_all(other, 2) && !were_one);
     });
   }
 }

@@ -73,7 +73,7 @@ TEST(DeviceMaps, CU007_ListsOfDevicesHaveAllThatMapsName) {
   EXPECT_TRUE(says(together({}, {gpu(2)}), {"list cuda:2", "2 GPUs"}));
 }
 
-TEST(DeviceMaps, AMapToOneselfMovesNothing) {
+TEST(DeviceMaps, CU014_AMapToOneselfMovesNothing) {
   check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(0)}}}}, {});
   EXPECT_TRUE(says(error_of([] { check_device_maps("worker0", {{"worker0", {{gpu(0), gpu(1)}}}}, {}); }), {"oneself"}));
 }
@@ -148,6 +148,32 @@ TEST(DeviceMapsOfWorkers, CU002_AGpuBeyondThoseThatThereAreFailsTheJoining) {
   });
   EXPECT_NE(texts[0].find("maps cuda:100 to cuda:0, and worker1 has"), std::string::npos) << texts[0];
   EXPECT_EQ(texts[0], texts[1]);
+}
+
+// With a device of each, so that it is the map's shape that is refused, with and without a GPU.
+TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
+  const std::vector<std::pair<Pairs, std::string>> wrong{{{{kHost, gpu(100)}}, "maps cpu to cuda:100, and worker1 has"},
+                                                         {{{kHost, gpu(0)}, {gpu(0), gpu(0)}}, "one to one"},
+                                                         {{{gpu(0), gpu(0)}, {gpu(0), kHost}}, "one to one"},
+                                                         {{{c10::Device(c10::kCUDA, -1), kHost}}, "negative"},
+                                                         {{{kHost, c10::Device(c10::kCUDA, -1)}}, "negative"}};
+  for (const auto& [pairs, text] : wrong) {
+    // Alone: one that is refused before it joins leaves nobody waiting.
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const bool needs_both = text.starts_with("maps");
+    harness::run_threads(needs_both ? 2 : 1, [&, &pairs = pairs, &text = text](int rank) {
+      Options options{.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}};
+      if (rank == 0) options.device_maps = {{"worker1", pairs}};
+      EXPECT_TRUE(says(error_of([&] { init("worker" + std::to_string(rank), options); }), {text}));
+    });
+    // Nothing is left of it.
+    harness::run_threads(2, [&](int rank) {
+      Agent agent =
+          init("worker" + std::to_string(rank), {.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}});
+      EXPECT_TRUE(at::equal(agent.sync<&doubled>(1 - rank, at::ones({3})), at::full({3}, 2.0)));
+      agent.shutdown({.timeout = std::chrono::seconds(30)});
+    });
+  }
 }
 
 TEST(DeviceMapsOfWorkers, CU008_AMapFromHostToHostIsFineWithoutAGpu) {
