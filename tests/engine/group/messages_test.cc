@@ -136,7 +136,7 @@ TEST_P(Messages, PP002_AWaitThatRanOutOfTimeMayBeRepeated) {
 }
 
 // With Gloo of any size; where short ones go at once, of those that are longer.
-TEST_P(Messages, PP002_003_ASendThatNobodyReceivesYetIsNotDone) {
+TEST_P(Messages, PP002_PP003_ASendThatNobodyReceivesYetIsNotDone) {
   on_ranks(2, [](ProcessGroup& group) {
     for (const std::int64_t count : {1, 1 << 20}) {
       if (count == 1 && group.backend(c10::Device(c10::kCPU)) != "gloo") continue;
