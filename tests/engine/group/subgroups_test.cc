@@ -153,7 +153,7 @@ TEST_P(Subgroups, NamesTellGroupsOfOtherMembersApart) {
 TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
   on_ranks(2, [](ProcessGroup& group) {
     const c10::Device cpu(c10::kCPU);
-    auto made = group.new_group({0, 1}, {.backend = "tcp", .timeout = std::chrono::milliseconds(250)});
+    auto made = group.new_group({0, 1}, {.backend = "tcp", .timeout = std::chrono::seconds(2)});
     auto half = made.split(0, 0);
     EXPECT_EQ(made.backend(cpu), "tcp");
     EXPECT_EQ(half.backend(cpu), "tcp") << "as its parent";
@@ -164,7 +164,7 @@ TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
       if (group.rank() == 0) {
         const auto error = error_of([&] { one->recv(torch::ones({1}), 1).wait(); });
         EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-        EXPECT_NE(error.text().find("250 ms"), std::string::npos) << error.text();
+        EXPECT_NE(error.text().find("2 s"), std::string::npos) << error.text();
       }
     }
     group.barrier().wait();
@@ -173,7 +173,7 @@ TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
 
 TEST_P(Subgroups, CC012_ABarrierThatOnlyOneEntersFailsAfterTheGroupsOwnTimeout) {
   on_ranks(3, [](ProcessGroup& group) {
-    constexpr auto kTimeout = std::chrono::milliseconds(400);
+    constexpr auto kTimeout = std::chrono::seconds(2);
     auto pair = group.new_group({0, 2}, {.timeout = kTimeout});
     if (group.rank() == 0) {
       const auto begin = std::chrono::steady_clock::now();

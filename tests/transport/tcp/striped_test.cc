@@ -373,7 +373,7 @@ TEST(StripedLane, ARefusalIsTheReasonOfAll) {
   const auto loop = make_loop();
   const Socket nobody = reserved_port();
   const std::string address = "127.0.0.1:" + std::to_string(local_end(nobody).port());
-  End a(loop, dial(loop, address, Deadline::in(milliseconds(50)), sockets(4)));
+  End a(loop, dial(loop, address, Deadline::in(milliseconds(500)), sockets(4)));
   a.send("never sent");
   const Error error = a.wait_end();
   EXPECT_EQ(error.native_code(), ECONNREFUSED);
