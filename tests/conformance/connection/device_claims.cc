@@ -45,7 +45,10 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
                                                     arrival.header.size());
                          kept->sizes.assign(arrival.sizes.begin(), arrival.sizes.end());
                        },
-                       [](const Error&) {}});
+                       [kept = arrived](const Error&) {
+                         std::lock_guard lock(kept->mutex);
+                         kept->has_ended = true;
+                       }});
   }
   void TearDown() override {
     lane = {};
@@ -79,6 +82,7 @@ class DeviceClaims : public testing::TestWithParam<Setting> {
     std::mutex mutex;
     std::vector<std::string> headers;
     std::vector<std::uint64_t> sizes;
+    bool has_ended = false;
   };
   std::shared_ptr<StagedTransport> transport;
   Rank bench;
@@ -343,6 +347,13 @@ TEST_P(DeviceClaims, APeerThatGoesInTheMiddleFailsBothSidesAndPassesTheirFences)
   const Fence behind = cuda::record(stream);
   lane.near->close(Error(Blame::Cancelled, "that was all"));
   EXPECT_EQ(failure_of(sent).blame(), Blame::Cancelled);
+  if (GetParam().way == Way::ByName) {  // where the bytes can be had until this end hears of it
+    const auto has_heard = [this] {
+      std::lock_guard lock(arrived->mutex);
+      return arrived->has_ended;
+    };
+    EXPECT_TRUE(lane.far_loop->drive(has_heard, patience()));
+  }
   gate.open();
   EXPECT_EQ(failure_of(accepted).blame(), Blame::PeerLost);
   EXPECT_TRUE(behind.synchronize(patience())) << "a stream hangs on a failed operation";
