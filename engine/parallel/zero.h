@@ -62,11 +62,11 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   // is under way and steps the rest, with the same result as without this. Called by all ranks, at the same place, outside
   // of a backward; for as long as both live. `ddp` may have a comm hook.
   //
-  // So parameters change during backward. step() follows every such backward, before the next forward. Options (a learning
-  // rate) are those at the time of backward, and gradients are stepped as they are averaged: nothing can change them
-  // between backward and step (clipping by a global norm, unscaling), and no step can be left out. A graph that is used
-  // once more fails by autograd's check of versions, as it does where backward still needs a parameter's value after its
-  // gradient (through parameter.detach()).
+  // So parameters change during backward. step() follows every such backward, before the next forward and before this
+  // object ends: what is under way then goes on. Options (a learning rate) are those at the time of backward, and gradients
+  // are stepped as they are averaged: nothing can change them between backward and step (clipping by a global norm,
+  // unscaling), and no step can be left out. A graph that is used once more fails by autograd's check of versions, as it
+  // does where backward still needs a parameter's value after its gradient (through parameter.detach()).
   //
   // Nothing is stepped before step() where DdpOptions::find_unused_parameters is set, as it is known only at the end which
   // parameters no rank has used; the same goes for the first backward of a static graph, and for shards with sparse
