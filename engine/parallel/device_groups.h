@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
