@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
@@ -11,55 +11,75 @@ namespace weft::detail {
 
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+Limit object(const char* kind) { return {kind, std::int64_t{4} << 30, "send its tensors by the group's own calls"}; }
 
 at::TensorOptions bytes_of(const ProcessGroup& group) {
   return at::TensorOptions(at::kByte).device(group::Core::of(group).host_values_device());
 }
 
+at::Tensor number(std::int64_t value, const at::TensorOptions& where) {
+  return at::full({1}, value, where.dtype(at::kLong));
+}
+
 at::Tensor size_of(const Bytes& mine, const ProcessGroup& group) {
-  return at::full({1}, static_cast<std::int64_t>(mine.size()), bytes_of(group).dtype(at::kLong));
+  return number(static_cast<std::int64_t>(mine.size()), bytes_of(group));
 }
 
 // What ranks said, before room is made for it.
-std::vector<std::int64_t> checked(const at::Tensor& sizes, const char* what) {
+std::vector<std::int64_t> checked(const at::Tensor& sizes, const Limit& limit) {
   const at::Tensor here = sizes.to(at::kCPU);
   const auto* data = here.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> result(data, data + here.numel());
   for (const std::int64_t size : result) {
-    if (size >= 0 && size <= kMostBytes) continue;
-    throw Error(Blame::Caller, std::string(what) + ": a value of " + std::to_string(size) + " bytes; it may have " +
-                                   std::to_string(kMostBytes) + "; send its tensors by the group's own calls");
+    if (size >= 0 && size <= limit.most) continue;
+    throw Error(Blame::Caller, std::string(limit.kind) + " of " + std::to_string(size) + " bytes; it may have " +
+                                   std::to_string(limit.most) + "; " + limit.instead);
   }
   return result;
 }
 
-std::vector<std::int64_t> sizes_of_all(const Bytes& mine, ProcessGroup& group, const char* what) {
-  const at::Tensor size = size_of(mine, group);
+std::vector<std::int64_t> sizes_of_all(const at::Tensor& mine, ProcessGroup& group, const Limit& limit) {
+  const at::Tensor size = number(mine.numel(), mine.options());
   const at::Tensor sizes = at::empty({group.size()}, size.options());
   group.all_gather_into(sizes, size).wait();
-  return checked(sizes, what);
+  return checked(sizes, limit);
 }
 
-// With room behind them up to `length`.
-at::Tensor to_tensor(const Bytes& mine, std::int64_t length, const ProcessGroup& group) {
-  const at::Tensor whole = at::empty({length}, at::kByte);
-  std::copy(mine.begin(), mine.end(), static_cast<std::byte*>(whole.mutable_data_ptr()));
-  return whole.to(bytes_of(group).device());
+at::Tensor to_tensor(const Bytes& mine, const ProcessGroup& group) {
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
+  std::copy(mine.begin(), mine.end(), static_cast<std::byte*>(bytes.mutable_data_ptr()));
+  return bytes.to(bytes_of(group).device());
 }
 
-Bytes to_bytes(const at::Tensor& tensor, std::int64_t length) {
+// With room behind them.
+at::Tensor padded(const at::Tensor& bytes, std::int64_t length) {
+  if (bytes.numel() == length) return bytes;
+  at::Tensor whole = at::zeros({length}, bytes.options());
+  whole.narrow(0, 0, bytes.numel()).copy_(bytes);
+  return whole;
+}
+
+Bytes to_bytes(const at::Tensor& tensor) {
   const at::Tensor here = tensor.to(at::kCPU);
   const auto* data = static_cast<const std::byte*>(here.const_data_ptr());
-  return {data, data + length};
+  return {data, data + here.numel()};
 }
 
-std::vector<Bytes> to_bytes(const at::Tensor& rows, const std::vector<std::int64_t>& lengths) {
-  std::vector<Bytes> result;
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    result.push_back(to_bytes(rows[static_cast<std::int64_t>(i)], lengths[i]));
-  }
+// Each without the room behind it.
+std::vector<at::Tensor> trimmed(const at::Tensor& rows, const std::vector<std::int64_t>& lengths) {
+  std::vector<at::Tensor> result = rows.unbind();
+  for (std::size_t i = 0; i < result.size(); ++i) result[i] = result[i].narrow(0, 0, lengths[i]);
   return result;
+}
+
+std::vector<Bytes> to_bytes(const std::vector<at::Tensor>& tensors) {
+  std::vector<Bytes> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(to_bytes(tensor));
+  return result;
+}
+
+std::int64_t longest_of(const std::vector<std::int64_t>& lengths) {
+  return *std::max_element(lengths.begin(), lengths.end());
 }
 
 }  // namespace
@@ -67,28 +87,35 @@ std::vector<Bytes> to_bytes(const at::Tensor& rows, const std::vector<std::int64
 Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   const at::Tensor size = size_of(mine, group);
   group.broadcast(size, root).wait();
-  const std::int64_t length = checked(size, "broadcast_object").front();
-  const at::Tensor bytes = group.rank() == root ? to_tensor(mine, length, group) : at::empty({length}, bytes_of(group));
+  const std::int64_t length = checked(size, object("broadcast_object: a value")).front();
+  const at::Tensor bytes = group.rank() == root ? to_tensor(mine, group) : at::empty({length}, bytes_of(group));
   group.broadcast(bytes, root).wait();
-  return to_bytes(bytes, length);
+  return to_bytes(bytes);
+}
+
+std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit) {
+  const auto lengths = sizes_of_all(mine, group, limit);
+  const std::int64_t longest = longest_of(lengths);
+  const at::Tensor all = at::empty({group.size(), longest}, mine.options());
+  if (longest > 0) group.all_gather_into(all, padded(mine, longest)).wait();
+  return trimmed(all, lengths);
 }
 
 std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group) {
-  const auto lengths = sizes_of_all(mine, group, "all_gather_object");
-  const std::int64_t most = *std::max_element(lengths.begin(), lengths.end());
-  const at::Tensor all = at::empty({group.size(), most}, bytes_of(group));
-  group.all_gather_into(all, to_tensor(mine, most, group)).wait();
-  return to_bytes(all, lengths);
+  return to_bytes(all_gather_ragged(to_tensor(mine, group), group, object("all_gather_object: a value")));
+}
+
+std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit) {
+  const auto lengths = sizes_of_all(mine, group, limit);
+  const std::int64_t longest = longest_of(lengths);
+  const at::Tensor all = at::empty({group.rank() == root ? group.size() : 0, longest}, mine.options());
+  group.gather(all.unbind(), padded(mine, longest), root).wait();
+  return trimmed(all, lengths);
 }
 
 std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   group::Core::of(group).check_rank(root, "gather_object: root");
-  const auto lengths = sizes_of_all(mine, group, "gather_object");
-  const std::int64_t most = *std::max_element(lengths.begin(), lengths.end());
-  const bool here = group.rank() == root;
-  const at::Tensor all = at::empty({here ? group.size() : 0, most}, bytes_of(group));
-  group.gather(all.unbind(), to_tensor(mine, most, group), root).wait();
-  return to_bytes(all, here ? lengths : std::vector<std::int64_t>());
+  return to_bytes(gather_ragged(to_tensor(mine, group), root, group, object("gather_object: a value")));
 }
 
 Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& group) {
@@ -104,21 +131,20 @@ Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& gro
     sizes[static_cast<std::int64_t>(i)] = static_cast<std::int64_t>(parts[i].size());
   }
   group.broadcast(sizes, root).wait();
-  const auto lengths = checked(sizes, "scatter_object");
-  const std::int64_t most = *std::max_element(lengths.begin(), lengths.end());
-  std::vector<at::Tensor> padded;
-  for (const Bytes& part : parts) padded.push_back(to_tensor(part, most, group));
-  const at::Tensor own = at::empty({most}, bytes_of(group));
-  group.scatter(own, padded, root).wait();
-  return to_bytes(own, lengths[static_cast<std::size_t>(group.rank())]);
+  const auto lengths = checked(sizes, object("scatter_object: a value"));
+  const std::int64_t longest = longest_of(lengths);
+  std::vector<at::Tensor> given;
+  for (const Bytes& part : parts) given.push_back(padded(to_tensor(part, group), longest));
+  const at::Tensor own = at::empty({longest}, bytes_of(group));
+  group.scatter(own, given, root).wait();
+  return to_bytes(own.narrow(0, 0, lengths[static_cast<std::size_t>(group.rank())]));
 }
 
 void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag) {
-  const auto length = static_cast<std::int64_t>(mine.size());
   const at::Tensor size = size_of(mine, group);
-  checked(size, "send_object");
+  checked(size, object("send_object: a value"));
   Work announced = group.send(size, to, tag);
-  Work sent = group.send(to_tensor(mine, length, group), to, tag);
+  Work sent = group.send(to_tensor(mine, group), to, tag);
   announced.wait();
   sent.wait();
 }
@@ -128,10 +154,10 @@ Bytes recv_bytes(int& from, ProcessGroup& group, int tag) {
   Work announced = group.recv(size, from, tag);
   announced.wait();
   if (from == kAnySource) from = announced.source_rank();
-  const std::int64_t length = checked(size, "recv_object").front();
+  const std::int64_t length = checked(size, object("recv_object: a value")).front();
   const at::Tensor bytes = at::empty({length}, bytes_of(group));
   group.recv(bytes, from, tag).wait();
-  return to_bytes(bytes, length);
+  return to_bytes(bytes);
 }
 
 }  // namespace weft::detail

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <cstdint>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/group/process_group.h>
@@ -21,6 +23,19 @@ namespace weft {
 namespace detail {
 
 using Bytes = std::vector<std::byte>;
+
+// How much one rank may bring, in the words of an error: "KIND of N bytes; it may have MOST; INSTEAD".
+struct Limit {
+  const char* kind;
+  std::int64_t most;
+  const char* instead;
+};
+
+// Of rank r at [r], what it has brought: kByte, of any length. `mine` lies on a device of the group, on the same kind
+// everywhere. All ranks throw Caller where one brings more than the limit.
+std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit);
+// The same on root; empty on the others.
+std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit);
 
 Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group);
 std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group);

@@ -15,10 +15,10 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
+#include <weft/engine/group/agree.h>
 #include <weft/engine/parallel/checkpoint_file.h>
 #include <weft/engine/parallel/checkpoint_parts.h>
 #include <weft/engine/parallel/zero.h>
-#include <weft/engine/tensor/tensor.h>
 
 namespace weft::checkpoint {
 
@@ -29,6 +29,7 @@ struct Contents {
 
 namespace {
 
+using group::error_of;
 using parallel::ShardedOptimizer;
 using torch::optim::Optimizer;
 using torch::serialize::InputArchive;
@@ -385,18 +386,6 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
 }
 
 }  // namespace
-
-std::optional<Error> error_of(const std::function<void()>& call) {
-  try {
-    call();
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    const std::string text = tensor::text_of(error);  // libtorch's go on for lines
-    return Error(Blame::Caller, text.substr(0, text.find('\n')));
-  }
-}
 
 std::int64_t check_names(const std::vector<Part>& parts) {
   std::set<std::string> names;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,9 +19,6 @@ class ShardedOptimizer;
 }
 
 namespace weft::checkpoint {
-
-// What it throws, libtorch's errors without what they say after the first line.
-std::optional<Error> error_of(const std::function<void()>& call);
 
 // Throws Caller for names that cannot be. Returns a number that is the same for the same names and kinds of parts.
 std::int64_t check_names(const std::vector<Part>& parts);

@@ -1,15 +1,12 @@
 #include <algorithm>
 #include <sstream>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/objects.h>
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/model_state.h>
 #include <weft/engine/parallel/partition.h>
@@ -275,33 +272,19 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   group::Core& core = group::Core::of(group_);
   core.check_rank(to, "consolidate_state_dict");
   auto whole = whole_with_local_state();
-  const c10::Device device = core.barrier_device();
-  const at::Tensor mine = bytes_of(*whole);
-  const at::Tensor count = at::full({1}, mine.numel(), at::TensorOptions(at::kLong).device(device));
-  at::Tensor counts = at::empty({group_.size()}, count.options());
-  group_.all_gather_into(counts, count).wait();
-  counts = counts.to(at::kCPU);
-
   // Names and numbers besides tensors; an optimizer with more state than this has none of libtorch's.
-  std::size_t most_expected = 64u << 20;
-  for (const std::size_t bytes : loads_) most_expected += 64 * bytes;
-  const std::int64_t most = counts.max().item<std::int64_t>();
-  if (counts.min().item<std::int64_t>() < 0 || most > static_cast<std::int64_t>(most_expected)) {
-    throw Error(Blame::Remote, "consolidate_state_dict: a rank announced a state of " + std::to_string(most) + " bytes");
-  }
-  const at::Tensor padded = at::zeros({most}, at::TensorOptions(at::kByte).device(device));
-  padded.narrow(0, 0, mine.numel()).copy_(mine);
-  std::vector<at::Tensor> gathered;
-  for (int rank = 0; rank < group_.size() && group_.rank() == to; ++rank) gathered.push_back(at::empty_like(padded));
-  group_.gather(gathered, padded, to).wait();
+  std::int64_t most_expected = 64 << 20;
+  for (const std::size_t bytes : loads_) most_expected += 64 * static_cast<std::int64_t>(bytes);
+  const auto gathered = detail::gather_ragged(
+      bytes_of(*whole).to(core.barrier_device()), to, group_,
+      {"consolidate_state_dict: a rank's state", most_expected, "all ranks must wrap the same optimizer"});
   if (group_.rank() != to) return all_.reset();
 
   const c10::Device state_device = shards_.empty() ? c10::Device(c10::kCPU) : shards_.front().parameters.front().device();
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (rank == to) continue;
     const auto other = make_(param_groups_);
-    const at::Tensor bytes = gathered[static_cast<std::size_t>(rank)].to(at::kCPU);
-    load_bytes(*other, bytes.narrow(0, 0, counts[rank].item<std::int64_t>()), state_device, rank);
+    load_bytes(*other, gathered[static_cast<std::size_t>(rank)].to(at::kCPU), state_device, rank);
     for (const Shard& shard : shards_) {
       if (shard.owner != rank) continue;
       for (const at::Tensor& parameter : shard.parameters) move_state(*other, parameter, *whole);

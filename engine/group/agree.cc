@@ -1,0 +1,50 @@
+#include <ATen/ops/from_blob.h>
+
+#include <weft/engine/group/agree.h>
+#include <weft/engine/group/core.h>
+#include <weft/engine/group/objects.h>
+
+namespace weft::group {
+
+namespace {
+
+constexpr std::int64_t kMostText = 16 << 10;
+
+// One byte of blame, and the text.
+std::string in_bytes(const Error& error) {
+  return static_cast<char>(error.blame()) + error.text().substr(0, kMostText - 1);
+}
+
+Error from_bytes(const at::Tensor& tensor) {
+  const at::Tensor here = tensor.to(at::kCPU);
+  const std::string bytes(static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
+  const int blame = static_cast<unsigned char>(bytes.front());
+  return {blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame), bytes.substr(1)};
+}
+
+}  // namespace
+
+std::optional<Error> error_of(const std::function<void()>& call) {
+  try {
+    call();
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::Caller);
+    return Error(error.blame(), error.text().substr(0, error.text().find('\n')));
+  }
+}
+
+void agree(ProcessGroup& group, const std::optional<Error>& failure) {
+  std::string mine = failure ? in_bytes(*failure) : std::string();
+  const at::Tensor bytes =
+      at::from_blob(mine.data(), {static_cast<std::int64_t>(mine.size())}, at::TensorOptions(at::kByte));
+  const auto all = detail::all_gather_ragged(bytes.to(Core::of(group).host_values_device()), group,
+                                             {"the text of an error", kMostText, "that rank runs another program"});
+  for (const at::Tensor& said : all) {
+    if (said.numel() > 0) throw from_bytes(said);
+  }
+}
+
+}  // namespace weft::group

@@ -1,0 +1,18 @@
+// Together or not at all: what went wrong on one rank is thrown on all. Internal.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include <weft/base/error.h>
+#include <weft/engine/group/process_group.h>
+
+namespace weft::group {
+
+// What it throws, libtorch's errors without what they say after the first line.
+std::optional<Error> error_of(const std::function<void()>& call);
+
+// Collective. Returns on all ranks where none brings a failure; else throws, on all, that of the first rank which does.
+void agree(ProcessGroup& group, const std::optional<Error>& failure);
+
+}  // namespace weft::group
