@@ -92,6 +92,8 @@ void EventLoop::post(Task task) {
   inner_->mailbox->post(std::move(task));
 }
 
+void EventLoop::post_soon(Task task) { inner_->mailbox->post(std::move(task), /*ends_rest=*/false); }
+
 EventLoop::Registration EventLoop::at(Deadline deadline, Task task) {
   auto entry = std::make_shared<Entry>();
   entry->mailbox = inner_->mailbox;

@@ -59,6 +59,9 @@ class EventLoop {
 
   // Runs the task in a later turn; tasks of one thread keep their order.
   void post(Task task);
+  // The same for what pollers would find, if they looked: where a caller has driven the loop within the last 500 µs, its
+  // own thread leaves that to the next one until they have passed.
+  void post_soon(Task task);
   // Runs the task once, at the deadline or soon after.
   Registration at(Deadline deadline, Task task);
   // Calls the handler with the epoll events that came (EPOLLIN, …; errors and hang-ups are always reported),

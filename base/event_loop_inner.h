@@ -36,7 +36,7 @@ struct EventLoop::Mailbox {
   // With the mutex held. Returns whether somebody must be woken; the flag is cleared because one wake-up is enough.
   bool take_sleeping() { return std::exchange(sleeping, false); }
 
-  void post(Task task) {
+  void post(Task task, bool ends_rest = true) {
     bool must_wake = false;
     {
       std::lock_guard lock(mutex);
@@ -44,7 +44,8 @@ struct EventLoop::Mailbox {
       posted.push_back(std::move(task));
       has_posted.store(true, std::memory_order_release);
       must_wake = take_sleeping();
-      if (resting && !attended) rested.notify_one();
+      is_urgent |= ends_rest;
+      if (resting && is_urgent && !attended) rested.notify_one();
     }
     if (must_wake) wake();
   }
@@ -70,8 +71,9 @@ struct EventLoop::Mailbox {
   std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
   bool resting = false;            // it has
   std::vector<Task> posted;
-  bool sleeping = false;  // somebody is, or is about to be, inside epoll
-  bool recalled = false;  // whoever turns should look again before it sleeps
+  bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
+  bool sleeping = false;   // somebody is, or is about to be, inside epoll
+  bool recalled = false;   // whoever turns should look again before it sleeps
   bool closed = false;
 };
 
@@ -127,6 +129,7 @@ struct EventLoop::Inner {
   enum class Turner { Waits, Leaves, Serves };  // a caller that goes on turning, one that goes, and the loop's thread
   std::chrono::nanoseconds time_to_wait(Deadline limit, bool progressed, Turner who);
   bool would_hold_up_a_client(Turner who);
+  void give_way();
   void sleep(std::chrono::nanoseconds wait) const;
 
   std::mutex turns_mutex;  // of who may turn
@@ -148,6 +151,7 @@ struct EventLoop::Inner {
   std::thread::id client;               // as last seen
   int client_cpu = -1;
   Deadline::Clock::time_point client_until;
+  Deadline::Clock::time_point crowded_until;  // other threads want the processor
   int turns_since_look = 0;
   int turns_since_clock = 0;
 };

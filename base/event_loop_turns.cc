@@ -21,6 +21,8 @@ using std::chrono::nanoseconds;
 
 constexpr auto kSpin = std::chrono::microseconds(100);       // after progress, with pollers or with a caller that waits
 constexpr auto kShareAfter = std::chrono::microseconds(15);  // of that: from then on a caller leaves others the processor
+constexpr auto kTaken = std::chrono::microseconds(2);        // the processor, by another thread: it is not back sooner
+constexpr auto kCrowded = std::chrono::milliseconds(10);     // after that: a caller leaves it at once
 // Between looks, with pollers that cannot be parked: a quarter of the time in which there was nothing, within these.
 constexpr auto kShortestPollPause = std::chrono::microseconds(20);
 constexpr auto kLongestPollPause = std::chrono::microseconds(100);
@@ -86,7 +88,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
 void EventLoop::Inner::hand_over() {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
-    if (!mailbox->posted.empty()) mailbox->rested.notify_one();
+    if (mailbox->is_urgent) mailbox->rested.notify_one();
     return;
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, Turner::Leaves);
@@ -206,6 +208,7 @@ bool EventLoop::Inner::run_posted() {
   {
     std::lock_guard lock(mailbox->mutex);
     tasks.swap(mailbox->posted);
+    mailbox->is_urgent = false;
   }
   for (Task& task : tasks) {
     task();
@@ -268,7 +271,7 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
     if (!spins || idle >= kSpin) return false;
     // Where there are more threads than processors, one of them may be what a caller waits for. Who serves goes on: those
     // that it would make room for are its own agent's, and wait for what it brings.
-    if (who == Turner::Waits && idle >= kShareAfter) sched_yield();
+    if (who == Turner::Waits && (idle >= kShareAfter || now < crowded_until)) give_way();
     return true;
   };
   if (spins_on()) return nanoseconds(0);
@@ -299,6 +302,14 @@ nanoseconds EventLoop::Inner::time_to_wait(Deadline limit, bool progressed, Turn
   turns_since_clock = kTurnsPerClock;
   if (until == Clock::time_point::max()) return nanoseconds::max();
   return std::max(nanoseconds(0), nanoseconds(until - now));
+}
+
+// To any thread that is ready. One that takes the processor will not be the last, as with more ranks than processors.
+void EventLoop::Inner::give_way() {
+  const auto before = Clock::now();
+  sched_yield();
+  look_at_clock();
+  if (now - before >= kTaken) crowded_until = now + kCrowded;
 }
 
 // epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.

@@ -25,12 +25,14 @@ void copy_out(Inbox::Bytes from, std::span<const Slice> to) {
 
 }  // namespace
 
-Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again)
+Inbox::Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again,
+             Soon soon)
     : stream_(stream),
       limits_(limits),
       who_(std::move(who)),
       loop_(std::move(loop)),
       again_(std::move(again)),
+      soon_(std::move(soon)),
       unit_(stream.unit()),
       whole_(std::min(stream.shown_whole(), kShort)) {}
 
@@ -58,8 +60,14 @@ Op Inbox::accept(std::span<const Slice> destinations, Pin pin, Fence ready) noex
   if (auto wrong = why_refused(destinations)) return Op::failed(std::move(*wrong));  // and the message waits on
   const bool must_resume = !in_handler_;  // else the loop looks as soon as the handler returns
   const Op op = take(destinations, std::move(pin), std::move(ready));
+  const bool is_whole = offer_.load(std::memory_order_relaxed) == Offer::Copied;
   lock.unlock();
-  if (must_resume) again_(Fence());
+  if (!must_resume) return op;
+  if (is_whole) {
+    soon_();  // what comes behind it is not waited for yet, and a thread that wakes for each message takes processors
+  } else {
+    again_(Fence());
+  }
   return op;
 }
 

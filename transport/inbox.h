@@ -24,8 +24,11 @@ class Inbox {
   using Arrived = std::function<void(const Arrival&)>;
   // Has pump() called on the loop, in a later turn, once the fence has passed.
   using Again = std::function<void(const Fence&)>;
+  // The same, as EventLoop::post_soon says.
+  using Soon = std::function<void()>;
 
-  Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again);
+  Inbox(ByteStream& stream, const Capabilities& limits, std::string who, std::weak_ptr<EventLoop> loop, Again again,
+        Soon soon);
 
   Op accept(std::span<const Slice> destinations, Pin pin, Fence ready) noexcept;
   // See Connection::Handlers::in_place. Before the first pump() that has `arrived`.
@@ -70,6 +73,7 @@ class Inbox {
   const std::string who_;
   const std::weak_ptr<EventLoop> loop_;
   const Again again_;
+  const Soon soon_;
   const std::size_t unit_;  // of the stream
   std::size_t whole_;       // bytes of a message that is shown when all of it is there
 

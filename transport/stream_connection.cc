@@ -24,8 +24,9 @@ class StreamConnection final : public Connection, private OneSided, public std::
         stream_(std::move(stream)),
         outbox_(*stream_, capabilities_, who(), transport_, loop,
                 [this](const Fence& fence) { again(fence, &StreamConnection::write); }),
-        inbox_(*stream_, capabilities_, who(), loop,
-               [this](const Fence& fence) { again(fence, &StreamConnection::read); }) {}
+        inbox_(
+            *stream_, capabilities_, who(), loop, [this](const Fence& fence) { again(fence, &StreamConnection::read); },
+            [this] { soon(); }) {}
   ~StreamConnection() override;
 
   // Apart from the constructor: the stream's functions need somebody who owns this.
@@ -62,6 +63,7 @@ class StreamConnection final : public Connection, private OneSided, public std::
   // A call of this, as long as somebody else owns it.
   static std::function<void()> calling(std::weak_ptr<StreamConnection> weak, Turn turn);
   void again(const Fence& fence, Turn turn);
+  void soon();
   // All that follows: on the loop.
   void read();
   void write();
@@ -112,6 +114,10 @@ StreamConnection::~StreamConnection() {
 
 void StreamConnection::again(const Fence& fence, Turn turn) {
   if (auto* const here = loop()) here->when(fence, calling(weak_from_this(), turn));
+}
+
+void StreamConnection::soon() {
+  if (auto* const here = loop()) here->post_soon(calling(weak_from_this(), &StreamConnection::read));
 }
 
 void StreamConnection::receive(Handlers handlers) {

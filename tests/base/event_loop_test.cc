@@ -267,6 +267,33 @@ TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
   EXPECT_EQ(total, kThreads * kRounds);
 }
 
+// Its thread leaves it to callers, where there are some, and still comes for it.
+TEST(EventLoop, WhatIsPostedSoonRunsWithACallerAndWithout) {
+  EventLoop loop("test");
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(loop.drive([] { return true; }));
+    std::atomic<bool> has_run{false};
+    loop.post_soon([&] { has_run = true; });
+    ASSERT_TRUE(loop.drive([&] { return has_run.load(); }, patience()));
+  }
+  std::promise<void> reached;
+  loop.post_soon([&] { reached.set_value(); });
+  EXPECT_EQ(reached.get_future().wait_until(patience().point()), std::future_status::ready);
+}
+
+TEST(EventLoop, PostedTasksKeepTheirOrderWhicheverIsPostedSoon) {
+  EventLoop loop("test");
+  std::vector<int> order;
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(loop.drive([] { return true; }));
+    loop.post_soon([&order, i] { order.push_back(2 * i); });
+    loop.post([&order, i] { order.push_back(2 * i + 1); });
+  }
+  flush(loop);
+  ASSERT_EQ(order.size(), 200u);
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
 TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
   EventLoop loop("test");
   EXPECT_TRUE(loop.drive([] { return true; }));

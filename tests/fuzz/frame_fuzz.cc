@@ -68,7 +68,8 @@ Outcome run(ByteStream::Bytes input) {
   const Capabilities limits = small_limits();
   Given stream(input.subspan(1), at_most, first % 2 == 0 ? 1 : 64);
   bool again = false;
-  Inbox inbox(stream, limits, "stranger", {}, [&](const Fence&) { again = true; });
+  Inbox inbox(
+      stream, limits, "stranger", {}, [&](const Fence&) { again = true; }, [&] { again = true; });
   std::vector<std::byte> memory(static_cast<std::size_t>(limits.max_message));
   const Inbox::Arrived arrived = [&](const Arrival& arrival) {
     ++outcome.messages;
