@@ -2,7 +2,6 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -55,14 +54,13 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters,
 Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options)
     : parameters_(std::move(parameters)),
       groups_(std::move(groups)),
-      group_(groups_.own()),
       options_(options),
-      divisor_(group_.size()) {
+      divisor_(group().size()),
+      usage_(parameters_.size()),
+      static_graph_(options.static_graph, parameters_.size()) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
   left_out_.resize(parameters_.size());
-  static_counts_.resize(parameters_.size());
-  used_ = at::zeros({static_cast<std::int64_t>(parameters_.size())}, at::TensorOptions(at::kInt));
   // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
@@ -78,7 +76,6 @@ void Reducer::attach() {
       return outputs;
     };
     hook_keys_.push_back(accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post)));
-    by_accumulator_[accumulator.get()] = i;
     accumulators_.push_back(std::move(accumulator));
   }
 }
@@ -123,18 +120,18 @@ void Reducer::set_divisor(int ranks) {
 }
 
 void Reducer::prepare_forward() {
-  trace::step(group_.rank());
+  trace::step(group().rank());
   std::lock_guard lock(mutex_);
   drop_failed_pass();
   require_in_step();
   refuse_capture();
-  if (passing_) group::Core::of(group_).throw_if_broken();  // that is why it did not end
+  if (passing_) group::Core::of(group()).throw_if_broken();  // that is why it did not end
   // What was to be called at its end still waits where an exception ended it.
   if (passing_ && (finish_queued_ || !failure_.empty())) {
     expecting_ = false;
     throw failed_pass();
   }
-  if (passing_ && options_.static_graph && counted_) {
+  if (passing_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
   }
@@ -145,7 +142,7 @@ void Reducer::prepare_forward() {
             ". If the outputs need not depend on every parameter, set DdpOptions::find_unused_parameters; all outputs "
             "of the forward must take part in the loss");
   }
-  finish_rebuild();
+  take_over_order();
 }
 
 void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
@@ -159,7 +156,7 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
   unused_ = unreachable_from(outputs);
 }
 
-bool Reducer::finds_unused() const { return options_.find_unused_parameters && !(options_.static_graph && counted_); }
+bool Reducer::finds_unused() const { return options_.find_unused_parameters && !static_graph_.is_counted(); }
 
 void Reducer::on_backward_start() {
   const c10::AutoGradMode no_grad(false);
@@ -174,7 +171,7 @@ void Reducer::on_backward_start() {
   }
   begin_pass();
   queue_finish();
-  if (options_.static_graph && !counted_) return;
+  if (static_graph_.counts()) return;
   mark_unused();
 }
 
@@ -212,7 +209,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
-  if (is_defined) used_[static_cast<std::int64_t>(parameter)] = 1;
+  if (is_defined) usage_.note(parameter);
   if (!expecting_) {
     if (!left_out_[parameter] || !std::exchange(outputs_again_, false)) return;
     throw Error(Blame::Caller, "a second backward of one forward brings a gradient for " + names_of({parameter}) +
@@ -221,14 +218,14 @@ void Reducer::on_gradient(std::size_t parameter) {
   }
   begin_pass();
   if (finds_unused()) queue_finish();  // which closes what the loss leaves out
-  if (!rebuilt_ && rebuilds()) arrival_.push_back(parameter);
-  if (options_.static_graph) {
-    if (!counted_) {
-      ++static_counts_[parameter];
-      return queue_finish();
-    }
+  if (order_.is_open() && rebuilds()) order_.note(parameter);
+  if (static_graph_.counts()) {
+    static_graph_.count(parameter);
+    return queue_finish();
+  }
+  if (static_graph_) {
     check_static_graph(parameter);
-    if (remaining_[parameter] > 0) return;
+    if (static_graph_.misses(parameter)) return;
   }
   mark_unused();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
@@ -253,12 +250,9 @@ void Reducer::begin_pass() {
   next_bucket_ = 0;
   std::fill(ready_.begin(), ready_.end(), false);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
-  if (options_.static_graph && counted_) {
-    remaining_ = static_counts_;
-    unused_.clear();
-    for (std::size_t i = 0; i < remaining_.size(); ++i) {
-      if (remaining_[i] == 0) unused_.push_back(i);
-    }
+  if (static_graph_.is_counted()) {
+    static_graph_.begin_pass();
+    unused_ = static_graph_.unused();
   }
 }
 
@@ -279,10 +273,10 @@ void Reducer::drop_failed_pass() {
     bucket.sparse_gradient = at::Tensor();
     bucket.streams.clear();
   }
-  usage_work_ = {};
+  usage_.take_work();
   std::fill(kept_.begin(), kept_.end(), at::Tensor());
-  used_.zero_();
-  if (!counted_) std::fill(static_counts_.begin(), static_counts_.end(), 0);
+  usage_.forget();
+  static_graph_.drop_pass();
 }
 
 // From here on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
@@ -293,7 +287,7 @@ void Reducer::note_failure(std::string why) {
 
 // Nobody knows what the other ranks have sent and received meanwhile.
 Error Reducer::failed_pass() const {
-  return {Blame::Caller, "the last backward failed on rank " + std::to_string(group_.rank()) +
+  return {Blame::Caller, "the last backward failed on rank " + std::to_string(group().rank()) +
                              (failure_.empty() ? ": an exception ended it before its gradients were averaged"
                                                : ", and its gradients are not averaged: " + failure_) +
                              "; make a new DistributedDataParallel in place of this one on all ranks, with a new group "
@@ -302,7 +296,7 @@ Error Reducer::failed_pass() const {
 
 void Reducer::require_in_step() const {
   if (!out_of_step_) return;
-  throw Error(Blame::Caller, "a distributed backward has failed on rank " + std::to_string(group_.rank()) +
+  throw Error(Blame::Caller, "a distributed backward has failed on rank " + std::to_string(group().rank()) +
                                  " when some of its gradients had been sent to the other ranks, which are not in step with "
                                  "this one any more; make a new group and a new DistributedDataParallel on all of them");
 }
@@ -310,9 +304,9 @@ void Reducer::require_in_step() const {
 // A CUDA graph repeats what streams did; these steps do something on the host as well.
 void Reducer::refuse_capture() const {
   const bool builds = rebuilds() && !stats_.rebuilt;
-  if ((!builds && !counts_usage() && follower_ == nullptr) || !group_.device().is_cuda()) return;
-  group::Core::of(group_).options.job->devices->refuse_capture(
-      group_.device(), "this step of DistributedDataParallel",
+  if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
+  group::Core::of(group()).options.job->devices->refuse_capture(
+      group().device(), "this step of DistributedDataParallel",
       follower_ != nullptr ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
       : builds             ? "the buckets are built anew behind the first one; run two steps before the capture"
                            : "which parameters are used is counted on the host; capture without find_unused_parameters");
@@ -326,12 +320,11 @@ void Reducer::wait(Work work, const c10::Device& device) const {
 }
 
 void Reducer::check_static_graph(std::size_t parameter) {
-  if (static_counts_[parameter] == 0 || --remaining_[parameter] < 0) {
-    throw Error(Blame::Caller, "static_graph: this pass brings a gradient for " + names_of({parameter}) +
-                                   (static_counts_[parameter] == 0 ? ", which the first pass did not use"
-                                                                   : " more often than the first pass did") +
-                                   "; the graph changed, switch static_graph off");
-  }
+  if (static_graph_.take(parameter)) return;
+  throw Error(Blame::Caller, "static_graph: this pass brings a gradient for " + names_of({parameter}) +
+                                 (static_graph_.uses(parameter) ? " more often than the first pass did"
+                                                                : ", which the first pass did not use") +
+                                 "; the graph changed, switch static_graph off");
 }
 
 void Reducer::mark_unused() {
@@ -357,7 +350,7 @@ void Reducer::mark_ready(std::size_t parameter) {
   Bucket& bucket = buckets_[place.bucket];
   note_stream(bucket, parameters_[parameter].tensor.device());
   {
-    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(), .rank = group_.rank()});
+    const trace::Range range(traced::gradient, {.bytes = parameters_[parameter].tensor.nbytes(), .rank = group().rank()});
     fill_slot(bucket, place.slot, parameter);
     if (const auto arrow = trace::Arrow::leave(); arrow.id() != 0) bucket.arrows.push_back(arrow);
   }
@@ -427,14 +420,14 @@ void Reducer::launch_ready_buckets() {
     follower_->fail(std::current_exception());
   }
   if (next_bucket_ < buckets_.size()) return;
-  if (counts_usage()) usage_work_ = reduce_usage();
+  if (counts_usage()) usage_.share(groups_.own());
   queue_finish();
 }
 
 void Reducer::launch(std::size_t index) {
   Bucket& bucket = buckets_[index];
   const trace::Range range(traced::bucket,
-                           {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group_.rank()});
+                           {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
   for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
@@ -458,15 +451,8 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
   }
 }
 
-c10::Device Reducer::usage_device() const { return group::Core::of(group_).host_values_device(); }
-
 // A static graph is counted once; else every pass may use other parameters.
-bool Reducer::counts_usage() const { return options_.static_graph ? static_pass_ == 0 : options_.find_unused_parameters; }
-
-Work Reducer::reduce_usage() {
-  usage_sum_ = used_.to(usage_device(), used_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  return group_.all_reduce(usage_sum_);
-}
+bool Reducer::counts_usage() const { return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters; }
 
 // The callback belongs to the graph task that runs at this moment; it is called when that ends well. Where outputs could be
 // hooked that is the user's own backward; else the first gradient asks for it, which may be inside a re-entrant one.
@@ -489,34 +475,31 @@ void Reducer::finish() {
   std::lock_guard lock(mutex_);
   finish_queued_ = false;
   if (!passing_) return;
-  const bool is_first_static = options_.static_graph && !counted_;
+  const bool is_first_static = static_graph_.counts();
   if (!is_first_static && next_bucket_ < buckets_.size()) {
     if (!finds_unused()) {
       // Another backward of this forward's outputs brings the rest. Where nothing has come (the parameters were frozen
       // meanwhile) none need follow.
       const bool any_came = next_bucket_ > 0 || std::find(ready_.begin(), ready_.end(), true) != ready_.end();
-      if (!any_came && !options_.static_graph) passing_ = false;
+      if (!any_came && !static_graph_) passing_ = false;
       return;
     }
     leave_out_what_is_missing();
   }
   if (is_first_static) {
     // Everything was put off: now it is known what this graph brings.
-    unused_.clear();
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (static_counts_[i] == 0) unused_.push_back(i);
-    }
+    unused_ = static_graph_.unused();
     unused_marked_ = false;
     mark_unused();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (!ready_[i]) mark_ready(i);
     }
   }
-  const trace::Range range(traced::gradients, {.rank = group_.rank()});
+  const trace::Range range(traced::gradients, {.rank = group().rank()});
   const auto start = std::chrono::steady_clock::now();
   try {
     for (Bucket& bucket : buckets_) collect(bucket);
-    wait(std::exchange(usage_work_, {}), usage_device());
+    wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
     note_failure(first_line_of(std::current_exception()));
     if (follower_ != nullptr) follower_->fail(std::current_exception());
@@ -525,12 +508,11 @@ void Reducer::finish() {
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;
   restore_unused();
-  if (!rebuilt_ && rebuilds()) start_rebuild();
-  if (options_.static_graph) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) left_out_[i] = static_counts_[i] == 0;
+  if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
+  if (static_graph_) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) left_out_[i] = !static_graph_.uses(i);
   }
-  static_pass_ = 1;
-  counted_ = true;
+  static_graph_.end_pass();
   expecting_ = false;
   passing_ = false;
   ++stats_.passes;
@@ -549,11 +531,8 @@ void Reducer::leave_out_what_is_missing() {
 
 // Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.
 void Reducer::restore_unused() {
-  // Once: with a static graph every later pass asks again, which may be captured.
-  if (!unused_.empty() && usage_sum_.defined()) usage_sum_ = usage_sum_.to(at::kCPU);
   for (const std::size_t parameter : unused_) {
-    const auto i = static_cast<std::int64_t>(parameter);
-    const bool used_elsewhere = usage_sum_.defined() && usage_sum_[i].item<int>() > 0;
+    const bool used_elsewhere = usage_.is_shared() && usage_.is_anywhere(parameter);
     at::Tensor kept = std::exchange(kept_[parameter], {});
     at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
     if (used_elsewhere) continue;
@@ -564,13 +543,13 @@ void Reducer::restore_unused() {
     }
   }
   unused_.clear();
-  used_.zero_();
+  usage_.forget();
 }
 
 std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool came = options_.static_graph && counted_ ? remaining_[i] <= 0 : ready_[i];
+    const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
     if (!came) missing.push_back(i);
   }
   return missing;
@@ -583,7 +562,7 @@ std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const 
     text += (i == 0 ? "" : ", ") + std::to_string(parameters[i]) + " (" + parameters_[parameters[i]].name + ")";
   }
   if (parameters.size() > kShown) text += " and " + std::to_string(parameters.size() - kShown) + " more";
-  return text + " on rank " + std::to_string(group_.rank());
+  return text + " on rank " + std::to_string(group().rank());
 }
 
 std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>& outputs) const {

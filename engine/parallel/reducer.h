@@ -14,7 +14,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
 #include <torch/csrc/autograd/function.h>
@@ -25,6 +24,7 @@
 #include <weft/engine/parallel/ddp_options.h>
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
+#include <weft/engine/parallel/reducer_state.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
@@ -83,7 +83,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   DdpStats stats() const;
   const std::vector<ReducerParameter>& parameters() const { return parameters_; }
-  const ProcessGroup& group() const { return group_; }
+  const ProcessGroup& group() const { return groups_.own(); }
 
  private:
   struct Bucket {
@@ -109,8 +109,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options);
   void attach();
   void build_buckets(const std::vector<std::size_t>& order);
-  void start_rebuild();
-  void finish_rebuild();
+  void take_over_order();
 
   static at::Tensor& gradient_of(const at::Tensor& parameter);
   bool gradients_are_views() const;
@@ -126,9 +125,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch(std::size_t index);
   void launch_sparse(Bucket& bucket);
   void follow(std::size_t index);
-  bool is_used_anywhere(std::size_t parameter) const;
+  bool is_used_anywhere(std::size_t parameter);
   bool counts_usage() const;
-  bool rebuilds() const { return options_.static_graph || !options_.find_unused_parameters; }
+  bool rebuilds() const { return static_graph_ || !options_.find_unused_parameters; }
   void drop_failed_pass();
   void note_failure(std::string why);
   Error failed_pass() const;
@@ -136,8 +135,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_in_step() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
-  Work reduce_usage();
-  c10::Device usage_device() const;
   void queue_finish();
   void at_end_of_backward(void (*call)(Reducer&));
   void finish();
@@ -152,15 +149,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_static_graph(std::size_t parameter);
 
   const std::vector<ReducerParameter> parameters_;
-  DeviceGroups groups_;  // of the buckets
-  ProcessGroup group_;   // of everything else
+  DeviceGroups groups_;  // of the buckets; its own one of everything else
   const DdpOptions options_;
   int divisor_;
 
   mutable std::mutex mutex_;  // of all below
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::vector<std::uintptr_t> hook_keys_;
-  std::unordered_map<torch::autograd::Node*, std::size_t> by_accumulator_;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
   CommHook hook_;
@@ -179,19 +174,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> left_out_;       // counted as unused by the last pass, although the forward used them
   bool outputs_again_ = false;       // a backward runs in which the outputs of a forward take part that has had its pass
   std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
-  at::Tensor used_;                  // int32: whether this rank used each parameter since the last synchronisation
-  at::Tensor usage_sum_;             // over the ranks
-  Work usage_work_;
-
-  std::vector<std::size_t> arrival_;  // parameters in the order in which their gradients came, first pass
-  bool rebuilt_ = false;
-  at::Tensor rebuild_order_;
-  Work rebuild_work_;
-
-  int static_pass_ = 0;   // 0: counting, 1: the group has counted
-  bool counted_ = false;  // and this rank, whose later passes must agree; it may have mirrored the first
-  std::vector<int> static_counts_;
-  std::vector<int> remaining_;
+  Usage usage_;
+  StaticGraph static_graph_;
+  ArrivalOrder order_;
 
   DdpStats stats_;
 };

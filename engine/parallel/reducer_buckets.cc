@@ -47,32 +47,12 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
 }
 
 // Rank 0's order of arrival, sent off at the end of the first pass and taken at the next forward.
-void Reducer::start_rebuild() {
-  std::vector<std::int64_t> order;
-  std::vector<bool> named(parameters_.size());
-  const auto add = [&](std::size_t parameter) {
-    if (!named[parameter]) order.push_back(static_cast<std::int64_t>(parameter));
-    named[parameter] = true;
-  };
-  for (const std::size_t parameter : arrival_) add(parameter);
-  for (std::size_t i = parameters_.size(); i-- > 0;) add(i);
-  arrival_.clear();
-  rebuild_order_ = at::empty({static_cast<std::int64_t>(order.size())}, at::TensorOptions(at::kLong));
-  std::copy(order.begin(), order.end(), rebuild_order_.data_ptr<std::int64_t>());
-  rebuild_order_ = rebuild_order_.to(usage_device());
-  rebuild_work_ = group_.broadcast(rebuild_order_, 0);
-  rebuilt_ = true;
-}
-
-void Reducer::finish_rebuild() {
-  if (!rebuild_order_.defined()) return;
+void Reducer::take_over_order() {
+  if (!order_.is_due()) return;
   const auto start = std::chrono::steady_clock::now();
-  rebuild_work_.wait();
+  const auto order = order_.take();
   stats_.wait += std::chrono::steady_clock::now() - start;
-  const at::Tensor order = rebuild_order_.to(at::kCPU);
-  rebuild_order_ = at::Tensor();
-  const auto* data = order.data_ptr<std::int64_t>();
-  build_buckets({data, data + order.numel()});
+  build_buckets(order);
   stats_.rebuilt = true;
 }
 
@@ -149,9 +129,9 @@ void Reducer::follow(std::size_t index) {
 }
 
 // With a static graph, once it has been counted; else every one that takes part is.
-bool Reducer::is_used_anywhere(std::size_t parameter) const {
+bool Reducer::is_used_anywhere(std::size_t parameter) {
   const bool used_here = std::find(unused_.begin(), unused_.end(), parameter) == unused_.end();
-  return used_here || usage_sum_[static_cast<std::int64_t>(parameter)].item<int>() > 0;
+  return used_here || usage_.is_anywhere(parameter);
 }
 
 void Reducer::launch_sparse(Bucket& bucket) {
@@ -196,13 +176,13 @@ void Reducer::collect_sparse(Bucket& bucket) {
 void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  finish_rebuild();
+  take_over_order();
   next_bucket_ = 0;
-  used_.zero_();
+  usage_.forget();
   unused_.clear();
   // Which parameters the others use, their counts say, where they count. The rest have no gradient, as on a rank that
   // zeroes its gradients before each step.
-  if (counts_usage() || usage_sum_.defined()) {
+  if (counts_usage() || usage_.is_shared()) {
     std::fill(kept_.begin(), kept_.end(), at::Tensor());
     for (std::size_t i = 0; i < parameters_.size(); ++i) unused_.push_back(i);
   }
@@ -211,12 +191,12 @@ void Reducer::mirror_pass() {
     bucket.sparse_gradient = at::Tensor();
     launch(next_bucket_++);
   }
-  if (counts_usage()) usage_work_ = reduce_usage();
+  if (counts_usage()) usage_.share(groups_.own());
   for (Bucket& bucket : buckets_) collect(bucket);
-  std::exchange(usage_work_, {}).wait();
+  usage_.take_work().wait();
   restore_unused();
-  static_pass_ = 1;
-  if (!rebuilt_ && rebuilds()) start_rebuild();
+  static_graph_.mirror_pass();
+  if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
 }
 
 }  // namespace weft::parallel
