@@ -83,9 +83,10 @@ class Arguments(DevTest):
 
     def started(self, *words):
         """What ./dev WORDS replaces itself with, where every program is built."""
-        with mock.patch.object(self.dev, "build"), mock.patch.object(self.dev, "program", lambda options, name: Path(name)):
+        with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "program", lambda options, name: Path(name)):
             with mock.patch("os.execv") as started, mock.patch.object(sys, "argv", ["dev", *words]):
                 self.dev.main()
+        self.built = built.call_args.args[1]
         return started.call_args.args[1]
 
     def test_options_behind_a_program_are_the_programs(self):
@@ -95,6 +96,12 @@ class Arguments(DevTest):
                          ["weft-run", "--nproc-per-node", "2", "digits", "--help"])
         self.assertEqual(self.started("train", "--epochs", "1", "--nproc-per-node", "3", "--cuda", "off"),
                          ["weft-run", "--no-prefix", "--nproc-per-node", "3", "digits", "--epochs", "1"])
+
+    def test_a_run_with_a_timeline_builds_what_reads_it(self):
+        for environment, wanted in (({}, ["digits", "weft-run"]), ({"WEFT_TIMELINE": "run.json"}, ["digits", "weft-run", "weft-timeline"])):
+            with mock.patch.dict(os.environ, environment, clear=True):
+                self.started("train")
+            self.assertEqual(self.built, wanted)
 
 
 class Setup(DevTest):
