@@ -11,6 +11,7 @@
 
 #include <weft/cuda/poll.h>
 #include <weft/transport/cuda_ipc/page.h>
+#include <weft/transport/shared_memory.h>
 
 namespace weft::transport::cuda_ipc {
 
@@ -19,27 +20,19 @@ namespace {
 constexpr std::size_t kSpacing = 64;  // a cache line
 constexpr std::size_t kWords = kMaxGpus * kSlots;
 constexpr std::size_t kPageBytes = (kWords + 2) * kSpacing;  // behind the words: closed, and the key
-// Nobody can make it shorter under those who have mapped it.
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-void* map(int descriptor) {
-  void* const memory = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+void* map(const Descriptor& descriptor) {
+  void* const memory = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
 }  // namespace
 
 std::shared_ptr<Page> Page::make() {
-  const int descriptor = ::memfd_create("weft-cuda-ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (descriptor < 0) throw system_error(Blame::Busy, "cuda_ipc: no memory to share", errno);
-  void* memory = nullptr;
-  if (::ftruncate(descriptor, kPageBytes) == 0 && ::fcntl(descriptor, F_ADD_SEALS, kSeals) == 0) memory = map(descriptor);
-  if (memory == nullptr) {
-    const int number = errno;
-    ::close(descriptor);
-    throw system_error(Blame::Busy, "cuda_ipc: no memory to share", number);
-  }
-  const auto page = std::shared_ptr<Page>(new Page(descriptor, memory));
+  Descriptor descriptor = make_shared_memory(kPageBytes, "cuda_ipc");
+  void* const memory = map(descriptor);
+  if (memory == nullptr) throw system_error(Blame::Busy, "cuda_ipc: cannot map memory that processes share", errno);
+  const auto page = std::shared_ptr<Page>(new Page(std::move(descriptor), memory));
   std::random_device random;
   page->key() = std::uint64_t{random()} << 32 | random();
   return page;
@@ -47,33 +40,27 @@ std::shared_ptr<Page> Page::make() {
 
 std::shared_ptr<Page> Page::open(std::uint64_t process, const PageName& name) {
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(name.descriptor);
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);  // whatever it may be by now
+  Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));  // whatever it may be by now
   const auto refuse = [&](const std::string& why, Blame blame = Blame::PeerLost) {
-    if (descriptor >= 0) ::close(descriptor);
     throw Error(blame, "cuda_ipc: the page of process " + std::to_string(process) + " " + why);
   };
-  if (descriptor < 0) {
+  if (!descriptor) {
     const bool may_not = errno == EACCES || errno == EPERM;
     refuse("cannot be opened: " + system_error(Blame::PeerLost, path, errno).text(),
            may_not ? Blame::Unsupported : Blame::PeerLost);
   }
   struct stat about {};
-  const int seals = ::fcntl(descriptor, F_GET_SEALS);
-  if (::fstat(descriptor, &about) != 0 || about.st_size != static_cast<off_t>(kPageBytes) || seals != kSeals ||
-      about.st_uid != ::geteuid()) {
+  if (!is_shared_memory(descriptor, kPageBytes) || ::fstat(descriptor.get(), &about) != 0 || about.st_uid != ::geteuid()) {
     refuse("is not one that Weft has made for this user");
   }
   void* const memory = map(descriptor);
   if (memory == nullptr) refuse("cannot be mapped");
-  const auto page = std::shared_ptr<Page>(new Page(descriptor, memory));
-  if (page->key() == name.key) return page;
-  throw Error(Blame::PeerLost, "cuda_ipc: the page of process " + std::to_string(process) + " is gone");
+  const auto page = std::shared_ptr<Page>(new Page(std::move(descriptor), memory));
+  if (page->key() != name.key) refuse("is gone");
+  return page;
 }
 
-Page::~Page() {
-  ::munmap(memory_, kPageBytes);
-  ::close(descriptor_);
-}
+Page::~Page() { ::munmap(memory_, kPageBytes); }
 
 std::atomic<std::uint32_t>& Page::word(std::size_t gpu, std::size_t slot) const {
   return *reinterpret_cast<std::atomic<std::uint32_t>*>(memory_ + (gpu * kSlots + slot) * kSpacing);
@@ -85,18 +72,14 @@ std::uint64_t& Page::key() const { return *reinterpret_cast<std::uint64_t*>(memo
 
 Process::Process(std::uint64_t number)
     : number_(number), descriptor_(static_cast<int>(::syscall(SYS_pidfd_open, number, 0))) {
-  if (descriptor_ >= 0 || errno == ESRCH) return;
+  if (descriptor_ || errno == ESRCH) return;
   const bool may_not = errno == ENOSYS || errno == EPERM || errno == EACCES;
   throw system_error(may_not ? Blame::Unsupported : Blame::Busy, "cuda_ipc: cannot watch the peer's process", errno);
 }
 
-Process::~Process() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 bool Process::has_ended() const noexcept {
-  if (descriptor_ < 0) return true;  // it had ended before
-  pollfd ask{descriptor_, POLLIN, 0};
+  if (!descriptor_) return true;  // it had ended before
+  pollfd ask{descriptor_.get(), POLLIN, 0};
   return ::poll(&ask, 1, 0) == 1;
 }
 

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/fence.h>
 #include <weft/transport/cuda_ipc/wire.h>
 
@@ -24,14 +26,15 @@ class Page {
   Page& operator=(const Page&) = delete;
 
   // How others open it.
-  PageName name() const { return {static_cast<std::uint32_t>(descriptor_), key()}; }
+  PageName name() const { return {static_cast<std::uint32_t>(descriptor_.get()), key()}; }
   std::atomic<std::uint32_t>& word(std::size_t gpu, std::size_t slot) const;
   std::atomic<std::uint32_t>& closed() const;
 
  private:
   std::uint64_t& key() const;
-  Page(int descriptor, void* memory) : descriptor_(descriptor), memory_(static_cast<std::byte*>(memory)) {}
-  int descriptor_;
+  Page(Descriptor descriptor, void* memory)
+      : descriptor_(std::move(descriptor)), memory_(static_cast<std::byte*>(memory)) {}
+  const Descriptor descriptor_;
   std::byte* memory_;
 };
 
@@ -40,15 +43,12 @@ class Process {
  public:
   // Throws Busy, and Unsupported on a system without pidfd_open.
   explicit Process(std::uint64_t number);
-  ~Process();
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
   bool has_ended() const noexcept;
   std::uint64_t number() const { return number_; }
 
  private:
   const std::uint64_t number_;
-  int descriptor_ = -1;
+  const Descriptor descriptor_;
 };
 
 // Passes when a word of our page has reached the value: nobody reads the message's payloads any more. Or nobody can: the

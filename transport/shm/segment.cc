@@ -4,11 +4,10 @@
 #include <new>
 #include <span>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <weft/base/error.h>
+#include <weft/transport/shared_memory.h>
 #include <weft/transport/shm/segment.h>
 #include <weft/transport/unix_socket.h>
 
@@ -22,35 +21,23 @@ struct Segment::Control {
 namespace {
 
 constexpr std::size_t kControlBytes = 4096;
-constexpr std::size_t kSegmentBytes = kControlBytes + 2 * kRingBytes;
-constexpr std::size_t kMappedBytes = kControlBytes + 4 * kRingBytes;  // each ring twice
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '1'};
+// Behind the rings: they begin at pages then, whose size is up to 64 KiB (Linux on ARM).
+constexpr std::size_t kSegmentBytes = 2 * kRingBytes + kControlBytes;
+constexpr std::size_t kControlAt = 4 * kRingBytes;  // where they are mapped, each ring twice
+constexpr std::size_t kMappedBytes = kControlAt + kControlBytes;
+constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '2'};
 
 }  // namespace
 
 Segment Segment::make() {
   static_assert(sizeof(Control) <= kControlBytes);
-  Descriptor memory(memfd_create("weft-shm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory) throw system_error(Blame::Busy, "shm: cannot make a shared segment", errno);
-  // Now, not at the first touch: that would be a SIGBUS.
-  if (const int failed = posix_fallocate(memory.get(), 0, kSegmentBytes); failed != 0) {
-    throw system_error(Blame::Busy,
-                       "shm: no memory for a segment of " + std::to_string(kSegmentBytes >> 10) +
-                           " KiB (in a container: see the size of /dev/shm and the memory limit)",
-                       failed);
-  }
-  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) throw system_error(Blame::Busy, "shm: cannot seal a segment", errno);
-  Segment segment(std::move(memory), Side::Maker);
-  new (segment.base_) Control{};
+  Segment segment(make_shared_memory(kSegmentBytes, "shm"), Side::Maker);
+  new (segment.base_ + kControlAt) Control{};
   return segment;
 }
 
 Segment Segment::take(Descriptor memory) {
-  struct stat about {};
-  const int seals = fcntl(memory.get(), F_GET_SEALS);
-  if (fstat(memory.get(), &about) != 0 || about.st_size != static_cast<off_t>(kSegmentBytes) || seals < 0 ||
-      (seals & kSeals) != kSeals) {
+  if (!is_shared_memory(memory, kSegmentBytes)) {
     throw Error(Blame::PeerLost, "shm: the peer passed a descriptor that is no sealed segment of this version of Weft");
   }
   return {std::move(memory), Side::Taker};
@@ -84,10 +71,8 @@ Segment::Segment(Descriptor memory, Side side) : memory_(std::move(memory)), sid
     munmap(base_, kMappedBytes);
     throw system_error(Blame::Busy, "shm: cannot map a segment", number);
   };
-  map(0, 0, kControlBytes);
-  for (std::size_t half = 0; half < 4; ++half) {
-    map(kControlBytes + half * kRingBytes, kControlBytes + half / 2 * kRingBytes, kRingBytes);
-  }
+  for (std::size_t half = 0; half < 4; ++half) map(half * kRingBytes, half / 2 * kRingBytes, kRingBytes);
+  map(kControlAt, 2 * kRingBytes, kControlBytes);
 }
 
 Segment::Segment(Segment&& other) noexcept
@@ -97,11 +82,9 @@ Segment::~Segment() {
   if (base_ != nullptr) munmap(base_, kMappedBytes);
 }
 
-Segment::Control& Segment::control() const { return *std::launder(reinterpret_cast<Control*>(base_)); }
+Segment::Control& Segment::control() const { return *std::launder(reinterpret_cast<Control*>(base_ + kControlAt)); }
 
-std::byte* Segment::ring(int direction) const {
-  return base_ + kControlBytes + static_cast<std::size_t>(direction) * 2 * kRingBytes;
-}
+std::byte* Segment::ring(int direction) const { return base_ + static_cast<std::size_t>(direction) * 2 * kRingBytes; }
 
 RingWriter Segment::writer() const {
   const int direction = side_ == Side::Maker ? 0 : 1;

@@ -83,7 +83,7 @@ TEST(ShmRing, GoesBothWaysAtOnce) {
 
 TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
   Pair pair;
-  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(), 0);
+  void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pair.made.memory().get(), 2 * kRingBytes);
   ASSERT_NE(memory, MAP_FAILED);
   auto* control = static_cast<RingControl*>(memory);
   control->head.store(kRingBytes * 5);
@@ -93,6 +93,22 @@ TEST(ShmRing, OfAWriterThatLiesIsBrokenAndShowsNothing) {
   EXPECT_EQ(pair.writer.room(), 0u);
   EXPECT_TRUE(pair.writer.broken());
   munmap(memory, 4096);
+}
+
+// Pages have 4, 16 or 64 KiB, and what begins in the middle of one cannot be mapped.
+TEST(ShmSegment, HasItsRingsAtMultiplesOfTheLargestPage) {
+  Pair pair;
+  pair.write("there");
+  RingWriter back = pair.taken.writer();
+  const std::string answer = "and back";
+  const Bytes piece = bytes_of(answer);
+  back.write({&piece, 1});
+  std::array<std::byte, 8> first{}, second{};
+  ASSERT_EQ(pread(pair.made.memory().get(), first.data(), first.size(), 0), 8);
+  ASSERT_EQ(pread(pair.made.memory().get(), second.data(), second.size(), kRingBytes), 8);
+  EXPECT_EQ(text_of(Bytes(first).first(5)), "there");
+  EXPECT_EQ(text_of(second), "and back");
+  EXPECT_EQ(kRingBytes % (64 << 10), 0u);
 }
 
 TEST(ShmSegment, RefusesADescriptorThatIsNoSealedSegment) {

@@ -1,0 +1,52 @@
+#include <algorithm>
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <weft/base/error.h>
+#include <weft/transport/shared_memory.h>
+
+namespace weft::transport {
+
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr std::size_t kStep = 64 << 10;
+
+}  // namespace
+
+Descriptor make_shared_memory(std::size_t bytes, const std::string& who) {
+  Descriptor memory(::memfd_create(("weft-" + who).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory) throw system_error(Blame::Busy, who + ": cannot make memory that processes share", errno);
+  // Now, not at the first touch: that would be a SIGBUS. In steps, because before Linux 6.14 any signal ends the call,
+  // which has done nothing then; a profiler's come every millisecond.
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t step = std::min(kStep, bytes - done);
+    const int failed = ::posix_fallocate(memory.get(), static_cast<off_t>(done), static_cast<off_t>(step));
+    if (failed == 0) {
+      done += step;
+    } else if (failed != EINTR) {
+      throw system_error(Blame::Busy,
+                         who + ": no memory for " + std::to_string((bytes + 1023) >> 10) +
+                             " KiB that processes share (see the memory limit of the container, and ulimit -f; /dev/shm is "
+                             "not used)",
+                         failed);
+    }
+  }
+  if (::fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw system_error(Blame::Busy, who + ": cannot seal memory that processes share", errno);
+  }
+  return memory;
+}
+
+// The kernel may have added seals of its own (vm.memfd_noexec).
+bool is_shared_memory(const Descriptor& memory, std::size_t bytes) {
+  struct stat about {};
+  const int seals = ::fcntl(memory.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & kSeals) == kSeals && ::fstat(memory.get(), &about) == 0 &&
+         about.st_size == static_cast<off_t>(bytes);
+}
+
+}  // namespace weft::transport
