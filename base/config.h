@@ -1,5 +1,6 @@
-// What the environment sets, read once. The table is docs/environment.md; nothing else in Weft calls getenv for itself,
-// except the rendezvous, whose variables (RANK, MASTER_ADDR, …) are arguments of one call.
+// What the environment sets by variables of Weft's own, read once. The table is docs/environment.md. Elsewhere only what
+// belongs to others is read: the rendezvous' variables (RANK, MASTER_ADDR, …), TMPDIR, those of mpirun; and weft-run asks
+// whether its workers have been given some of these.
 #pragma once
 
 #include <functional>

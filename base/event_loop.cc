@@ -2,7 +2,7 @@
 #include <utility>
 
 #include <pthread.h>
-#include <sys/epoll.h>
+#include <system_error>
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
@@ -31,23 +31,30 @@ void EventLoop::Registration::reset() noexcept {
   const auto entry = entry_.lock();
   entry_.reset();
   if (!entry || !entry->live.exchange(false)) return;
-  if (entry->descriptor >= 0) epoll_ctl(entry->epoll, EPOLL_CTL_DEL, entry->descriptor, nullptr);
+  if (entry->descriptor >= 0) epoll_ctl(entry->mailbox->epoll.get(), EPOLL_CTL_DEL, entry->descriptor, nullptr);
   entry->mailbox->discard();
 }
 
-EventLoop::Inner::Inner(std::string given_name)
-    : name(std::move(given_name)), epoll(epoll_create1(EPOLL_CLOEXEC)), mailbox(std::make_shared<Mailbox>()) {
+EventLoop::Inner::Inner(std::string given_name) : name(std::move(given_name)) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWakeupKey;
-  if (epoll < 0 || mailbox->wakeup < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, mailbox->wakeup, &event) != 0) {
+  if (!mailbox->epoll || !mailbox->wakeup ||
+      epoll_ctl(mailbox->epoll.get(), EPOLL_CTL_ADD, mailbox->wakeup.get(), &event) != 0) {
     throw system_error(Blame::Busy, "event loop '" + name + "'", errno);
   }
 }
 
 EventLoop::EventLoop(const std::string& name, Thread thread) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
   if (thread == Thread::Given) return;
-  thread_ = std::thread([inner = inner_] { inner->serve([] { return false; }); });
+  try {
+    thread_ = std::thread([inner = inner_] { inner->serve([] { return false; }); });
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy,
+                       "event loop '" + inner_->name +
+                           "' gets no thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
+                       error.code().value());
+  }
   pthread_setname_np(thread_.native_handle(), inner_->name.c_str());
 }
 
@@ -113,7 +120,6 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
   auto entry = std::make_shared<Entry>();
   entry->mailbox = inner_->mailbox;
   entry->handler = std::move(handler);
-  entry->epoll = inner_->epoll;
   entry->descriptor = descriptor;
   std::uint64_t key = 0;
   {
@@ -124,7 +130,7 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
   epoll_event event{};
   event.events = events;
   event.data.u64 = key;
-  if (epoll_ctl(inner_->epoll, EPOLL_CTL_ADD, descriptor, &event) != 0) {
+  if (epoll_ctl(inner_->mailbox->epoll.get(), EPOLL_CTL_ADD, descriptor, &event) != 0) {
     const int number = errno;
     std::lock_guard lock(inner_->mailbox->mutex);
     inner_->descriptors.erase(key);

@@ -49,7 +49,7 @@ class EventLoop {
     Given,  // threads that are given to it, by serve(); without one nothing happens
   };
 
-  // The name shows in debuggers and profilers (15 characters of it).
+  // The name shows in debuggers and profilers (15 characters of it). Throws Busy: no descriptors, no thread.
   explicit EventLoop(const std::string& name, Thread thread = Thread::Own);
   // Stops the thread and waits for the turn that runs, unless it is called from inside it. Work that has not run is
   // dropped.
@@ -69,9 +69,9 @@ class EventLoop {
   Registration watch(int descriptor, std::uint32_t events, std::function<void(std::uint32_t)> handler);
   // Calls the function in every turn while it lives; it returns whether it found something to do. A loop with pollers spins
   // for 100 µs after there was something to do, but not on a processor where a thread that has called it lately may
-  // compute. Then it asks `park` of each, which arranges that a watched descriptor
-  // becomes readable when something comes, and returns whether nothing has come until then; and sleeps. A poller without
-  // `park` is looked at every 20 to 100 µs instead.
+  // compute. Then it asks `park` of each, which arranges that a watched descriptor becomes readable when something comes,
+  // and returns whether nothing has come until then; and sleeps. A poller without `park` is looked at every 20 to 100 µs
+  // instead.
   Registration poll(std::function<bool()> poller, std::function<bool()> park = {});
   // Runs the task on the loop once the fence has passed.
   void when(const Fence& fence, Task task);

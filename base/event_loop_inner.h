@@ -12,20 +12,19 @@
 #include <vector>
 
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/event_loop.h>
 
 namespace weft {
 
 struct EventLoop::Mailbox {
-  Mailbox() : wakeup(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-  ~Mailbox() { ::close(wakeup); }
-
   void wake() const noexcept {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wakeup, &one, sizeof one);  // full means already woken
+    [[maybe_unused]] const auto written = ::write(wakeup.get(), &one, sizeof one);  // full means already woken
   }
 
   void note_client() noexcept {
@@ -61,7 +60,8 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
-  const int wakeup;
+  const Descriptor epoll{epoll_create1(EPOLL_CLOEXEC)};  // here, as registrations may outlive the loop
+  const Descriptor wakeup{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::atomic<bool> garbage{false};     // an entry died and is still in a table
   std::atomic<bool> has_posted{false};  // what a turn asks before it takes the mutex
   std::atomic<bool> attended{false};    // a caller turns, and will see what is posted
@@ -84,7 +84,6 @@ struct EventLoop::Entry {
   std::function<void(std::uint32_t)> handler;  // descriptors
   std::function<bool()> poller;                // pollers
   std::function<bool()> park;                  // pollers, where it can be
-  int epoll = -1;
   int descriptor = -1;
 };
 
@@ -92,7 +91,6 @@ struct EventLoop::Inner {
   static constexpr std::uint64_t kWakeupKey = 0;  // of the mailbox among the descriptors
 
   explicit Inner(std::string given_name);
-  ~Inner() { ::close(epoll); }
   Inner(const Inner&) = delete;
   Inner& operator=(const Inner&) = delete;
 
@@ -106,8 +104,7 @@ struct EventLoop::Inner {
   using Pollers = std::vector<std::shared_ptr<Entry>>;
 
   const std::string name;
-  const int epoll;
-  const std::shared_ptr<Mailbox> mailbox;  // its mutex guards the tables below as well
+  const std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();  // its mutex guards the tables below as well
   std::multimap<Deadline::Clock::time_point, std::shared_ptr<Entry>> timers;
   std::atomic<Deadline::Clock::time_point> next_timer{Deadline::Clock::time_point::max()};
   std::shared_ptr<const Pollers> pollers = std::make_shared<const Pollers>();  // replaced as a whole

@@ -5,7 +5,6 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <weft/base/error.h>
@@ -36,6 +35,7 @@ constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long a
 const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 
 }  // namespace
+
 bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline) {
   if (inside()) {
     throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
@@ -315,7 +315,7 @@ void EventLoop::Inner::give_way() {
 // epoll_wait counts in milliseconds; polling the epoll descriptor itself counts in nanoseconds.
 void EventLoop::Inner::sleep(nanoseconds wait) const {
   if (wait.count() == 0) return;
-  pollfd self{epoll, POLLIN, 0};
+  pollfd self{mailbox->epoll.get(), POLLIN, 0};
   const timespec limit{static_cast<time_t>(wait.count() / 1'000'000'000), static_cast<long>(wait.count() % 1'000'000'000)};
   std::optional<NoTimerSlack> exact;
   if (wait < kShortSleep) exact.emplace();
@@ -325,14 +325,14 @@ void EventLoop::Inner::sleep(nanoseconds wait) const {
 bool EventLoop::Inner::run_descriptors() {
   turns_since_look = 0;
   epoll_event events[64];
-  const int count = epoll_wait(epoll, events, 64, 0);
+  const int count = epoll_wait(mailbox->epoll.get(), events, 64, 0);
   bool progressed = false;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t key = events[i].data.u64;  // the structure is packed: no reference into it
     if (key == kWakeupKey) {
       if (standing_by) continue;  // it is for the thread that sleeps, which must find it there
       std::uint64_t ignored = 0;
-      [[maybe_unused]] const auto got = ::read(mailbox->wakeup, &ignored, sizeof ignored);
+      [[maybe_unused]] const auto got = ::read(mailbox->wakeup.get(), &ignored, sizeof ignored);
       continue;
     }
     std::shared_ptr<Entry> entry;

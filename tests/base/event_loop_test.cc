@@ -1,11 +1,16 @@
 #include <atomic>
+#include <cerrno>
 #include <future>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <weft/base/error.h>
@@ -411,6 +416,49 @@ TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
     ASSERT_EQ(taken.get_future().wait_for(seconds(60)), std::future_status::ready);
     flush(loop);
   }
+}
+
+TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {
+  const int lowest = dup(STDERR_FILENO);  // of those that are free
+  ASSERT_EQ(close(lowest), 0);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  rlimit one = limit;
+  one.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  setrlimit(RLIMIT_NOFILE, &one);
+  std::optional<Error> refused;
+  try {
+    EventLoop loop("test");
+  } catch (const Error& error) {
+    refused = error;
+  }
+  const int next = dup(STDERR_FILENO);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(next, lowest) << "the loop that was not made has kept it";
+  close(next);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->blame(), Blame::Busy);
+  EXPECT_EQ(refused->native_code(), EMFILE);
+}
+
+TEST(EventLoop, ThatGetsNoThreadIsRefusedWithBusy) {
+  pthread_attr_t before, huge;  // stacks as large as the address space
+  pthread_getattr_default_np(&before);
+  pthread_attr_init(&huge);
+  pthread_attr_setstacksize(&huge, std::size_t{1} << 47);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  std::optional<Error> refused;
+  try {
+    EventLoop loop("test");
+  } catch (const Error& error) {
+    refused = error;
+  }
+  pthread_setattr_default_np(&before);
+  pthread_attr_destroy(&before);
+  pthread_attr_destroy(&huge);
+  if (!refused) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  EXPECT_EQ(refused->blame(), Blame::Busy);
+  EXPECT_NE(refused->text().find("'test' gets no thread"), std::string::npos) << refused->text();
 }
 
 TEST(EventLoop, MayBeDestroyedInsideItsOwnTurn) {
