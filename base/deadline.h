@@ -16,9 +16,14 @@ class Deadline {
 
   static Deadline never() { return Deadline(Clock::time_point::max()); }
   static Deadline at(Clock::time_point point) { return Deadline(point); }
-  static Deadline in(std::chrono::nanoseconds duration) {
+  // never() for what is longer than a clock can tell: milliseconds::max() is what people write for "no limit".
+  template <class Rep, class Period>
+  static Deadline in(std::chrono::duration<Rep, Period> duration) {
+    using Duration = std::chrono::duration<Rep, Period>;
     const auto now = Clock::now();
-    return Deadline(duration > Clock::time_point::max() - now ? Clock::time_point::max() : now + duration);
+    // Compared in the duration's own unit: milliseconds::max() is no number of nanoseconds.
+    if (duration >= std::chrono::floor<Duration>(Clock::time_point::max() - now)) return never();
+    return Deadline(now + std::chrono::duration_cast<Clock::duration>(duration));
   }
 
   bool is_never() const { return point_ == Clock::time_point::max(); }
