@@ -6,7 +6,6 @@
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -15,6 +14,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/tests/harness/no_more_threads.h>
 
 namespace weft {
 namespace {
@@ -442,21 +442,17 @@ TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {
 }
 
 TEST(EventLoop, ThatGetsNoThreadIsRefusedWithBusy) {
-  pthread_attr_t before, huge;  // stacks as large as the address space
-  pthread_getattr_default_np(&before);
-  pthread_attr_init(&huge);
-  pthread_attr_setstacksize(&huge, std::size_t{1} << 47);
-  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
   std::optional<Error> refused;
-  try {
-    EventLoop loop("test");
-  } catch (const Error& error) {
-    refused = error;
+  {
+    const harness::NoMoreThreads no_more;
+    if (!harness::NoMoreThreads::works()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
+    try {
+      EventLoop loop("test");
+    } catch (const Error& error) {
+      refused = error;
+    }
   }
-  pthread_setattr_default_np(&before);
-  pthread_attr_destroy(&before);
-  pthread_attr_destroy(&huge);
-  if (!refused) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  ASSERT_TRUE(refused);
   EXPECT_EQ(refused->blame(), Blame::Busy);
   EXPECT_NE(refused->text().find("'test' gets no thread"), std::string::npos) << refused->text();
 }

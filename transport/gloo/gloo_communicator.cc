@@ -3,6 +3,8 @@
 #include <map>
 #include <thread>
 
+#include <system_error>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -211,7 +213,9 @@ struct GlooCommunicator::Pending {
   }
 
   void fail(std::uint64_t key, const std::string& operation, const std::string& text) {
-    const Error error = failure(operation, text);
+    fail(key, failure(operation, text));
+  }
+  void fail(std::uint64_t key, const Error& error) {
     if (auto completion = take(key)) completion->fail(error);
   }
 };
@@ -276,9 +280,14 @@ GlooCommunicator::~GlooCommunicator() {
   if (busy) abort(Error(Blame::Cancelled, "the group was destroyed"));
   const auto store = group_->store;
   const auto ended = std::make_shared<HostFlag>();
-  auto destroy = [group = std::move(group_), waiters = std::move(waiters_), ended]() mutable {
-    waiters.reset();  // first: its threads may still use the group
-    group.reset();
+  // Never freed where nobody may wait for Gloo.
+  struct Rest {
+    std::shared_ptr<Group> group;
+    std::shared_ptr<Waiters> waiters;
+  };
+  const auto destroy = [rest = new Rest{std::move(group_), std::move(waiters_)}, ended] {
+    rest->waiters.reset();  // first: its threads may still use the group
+    delete rest;
     ended->raise();
   };
   const bool may_wait = !on_backend_thread && !loop_->inside();
@@ -286,7 +295,13 @@ GlooCommunicator::~GlooCommunicator() {
     destroy();
     return;
   }
-  std::thread(std::move(destroy)).detach();
+  try {
+    std::thread(destroy).detach();
+  } catch (const std::system_error& error) {
+    log::error("no thread to end Gloo's " + pending_->context + " (" + error.what() + "); " +
+               (may_wait ? "this one waits for it" : "its threads and connections stay until the process ends"));
+    if (may_wait) destroy();
+  }
   // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then waits out the group's
   // time limit, and is left to do so.
   if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
@@ -417,24 +432,29 @@ Op GlooCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const 
     std::vector<Slice> parts;
     at::Tensor tensor;
     bool is_copy = false;
+    std::int64_t total = 0;
     std::vector<std::int64_t> counts;
+    void take_memory() {
+      if (is_copy) tensor = at::empty({total}, at::TensorOptions(at::kByte));
+    }
   };
   const auto flatten = [](std::span<const Slice> slices) {
     Flat flat;
     flat.parts.assign(slices.begin(), slices.end());
-    std::int64_t total = 0;
     for (const Slice& slice : slices) {
       flat.counts.push_back(static_cast<std::int64_t>(slice.bytes));
-      total += flat.counts.back();
+      flat.total += flat.counts.back();
     }
     const auto whole = joined(slices);
     flat.is_copy = !whole;
-    flat.tensor = whole ? bytes(*whole) : at::empty({total}, at::TensorOptions(at::kByte));
+    if (whole) flat.tensor = bytes(*whole);
     return std::make_shared<Flat>(std::move(flat));
   };
   const auto from = flatten(inputs);
   const auto to = flatten(outputs);
   const auto start = [from, to](c10d::ProcessGroupGloo& group) {
+    from->take_memory();
+    to->take_memory();
     if (from->is_copy) copy_parts(static_cast<std::byte*>(from->tensor.data_ptr()), from->parts);
     return group.alltoall_base(to->tensor, from->tensor, to->counts, from->counts);
   };
@@ -527,6 +547,8 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
           pending->fail(key, name, text_of(error));
         }
       });
+    } catch (const Error& error) {
+      pending->fail(key, error.within(name + " " + pending->context));
     } catch (const std::exception& error) {
       pending->fail(key, name, text_of(error));
     }
@@ -546,7 +568,14 @@ void GlooCommunicator::abort(const Error& why) noexcept {
     for (auto& [key, work] : pending_->waited) work->abort();
   }
   for (auto& [key, completion] : completions) completion.fail(why);
-  waiters_->run([group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); });
+  const auto break_off = [group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); };
+  try {
+    waiters_->run(break_off);
+  } catch (const Error& error) {
+    log::error("aborting " + pending_->context + ": " + error.text() + "; the calling thread breaks its connections");
+    const WithoutSigpipe quiet;
+    break_off();
+  }
 }
 
 }  // namespace weft::transport::gloo

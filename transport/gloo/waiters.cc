@@ -4,6 +4,9 @@
 #include <thread>
 #include <vector>
 
+#include <system_error>
+
+#include <weft/base/error.h>
 #include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/waiters.h>
 
@@ -55,10 +58,14 @@ Waiters::~Waiters() {
 }
 
 void Waiters::run(Task task) {
-  {
+  try {
     std::lock_guard lock(state_->mutex);
+    if (state_->tasks.size() >= state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
     state_->tasks.push_back(std::move(task));
-    if (state_->tasks.size() > state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy,
+                       "no thread to wait for Gloo; allow this user, or the container, more of them (ulimit -u, pids.max)",
+                       error.code().value());
   }
   state_->changed.notify_one();
 }

@@ -17,7 +17,7 @@ class Waiters {
   Waiters(const Waiters&) = delete;
   Waiters& operator=(const Waiters&) = delete;
 
-  // Runs the task, which may block, on a thread of its own. Thread-safe.
+  // Runs the task, which may block, on a thread of its own. Thread-safe. Throws Busy where none can be had.
   void run(Task task);
 
  private:

@@ -5,12 +5,11 @@
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <pthread.h>
-#include <system_error>
 
 #include <weft/base/log.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/crew.h>
+#include <weft/tests/harness/no_more_threads.h>
 
 namespace weft::rpc {
 namespace {
@@ -197,37 +196,6 @@ TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
   crew->stop();
 }
 
-// While it lives, no thread can be made: the stacks are as large as the address space.
-class NoMoreThreads {
- public:
-  NoMoreThreads() {
-    pthread_getattr_default_np(&before_);
-    pthread_attr_t huge;
-    pthread_attr_init(&huge);
-    pthread_attr_setstacksize(&huge, std::size_t{1} << 47);
-    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
-    pthread_attr_destroy(&huge);
-  }
-  ~NoMoreThreads() {
-    pthread_setattr_default_np(&before_);
-    pthread_attr_destroy(&before_);
-  }
-  NoMoreThreads(const NoMoreThreads&) = delete;
-  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
-
- private:
-  pthread_attr_t before_;
-};
-
-bool can_make_threads() {
-  try {
-    std::thread([] {}).join();
-    return true;
-  } catch (const std::system_error&) {
-    return false;
-  }
-}
-
 TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -237,8 +205,9 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   const Promise<void> gate(crew);
   {
     const log::Capture capture([](LogLevel, std::string_view) {});
-    const NoMoreThreads no_more;
-    if (can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+    const harness::NoMoreThreads no_more;
+    if (!harness::NoMoreThreads::works())
+      GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
     // There are a few threads at most, and each call takes one.
     for (int calls = 1; calls <= 16 && refused.empty(); ++calls) {
       crew->run_call(Task([&] {
