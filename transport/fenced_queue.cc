@@ -16,6 +16,7 @@ void FencedQueue::drain() {
   for (;;) {
     Task start;
     std::deque<Waiting> dropped;
+    std::shared_ptr<EventLoop> loop;  // goes without the mutex, as the others: it may be the last share
     {
       std::lock_guard lock(mutex_);
       if (waiting_.empty()) {
@@ -24,7 +25,7 @@ void FencedQueue::drain() {
       }
       if (!waiting_.front().ready.query()) {
         // draining_ stays set: the line moves on when this fence passes.
-        if (const auto loop = loop_.lock()) {
+        if (loop = loop_.lock(); loop) {
           loop->when(waiting_.front().ready, [self = shared_from_this()] { self->drain(); });
         } else {
           dropped.swap(waiting_);
