@@ -32,15 +32,22 @@ Descriptor unix_socket(const std::string& who) {
   return socket;
 }
 
+// One that no other process has at present. Containers may share the folder, and have processes of the same numbers.
+std::string fresh_path() {
+  static std::atomic<unsigned> count{0};
+  struct stat processes {};
+  ::stat("/proc/self/ns/pid", &processes);
+  const char* folder = std::getenv("TMPDIR");
+  return std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" + std::to_string(processes.st_ino) +
+         "-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+}
+
 }  // namespace
 
 ListeningSocket listen_for_this_user(const std::string& who) {
-  static std::atomic<unsigned> count{0};
   Descriptor socket = unix_socket(who);
   ::fchmod(socket.get(), 0600);  // the mode that the name gets
-  const char* folder = std::getenv("TMPDIR");
-  const std::string path = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/weft-" +
-                           std::to_string(::getpid()) + "-" + std::to_string(count++);
+  const std::string path = fresh_path();
   const sockaddr_un name = name_of(path, who);
   ::unlink(path.c_str());  // of a process of that number that was killed right here
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
@@ -69,7 +76,14 @@ std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::s
   const sockaddr_un name = name_of(path, who);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0) return socket;
   if (errno == EAGAIN || errno == EINTR) return std::nullopt;
-  throw system_error(Blame::PeerLost, who + ": process " + std::to_string(process) + " does not listen any more", errno);
+  const bool may_not = errno == EACCES || errno == EPERM;
+  throw system_error(
+      Blame::PeerLost,
+      who + ": process " + std::to_string(process) +
+          (may_not ? " lets this one not look into its /proc: it runs as another user, has capabilities that "
+                     "this one lacks, or is not dumpable; start both alike, or choose tcp"
+                   : " does not listen any more"),
+      errno);
 }
 
 pid_t check_peer(const Descriptor& socket, const std::string& who) {

@@ -11,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -304,6 +306,39 @@ TEST(ShmSocket, AProcessOfAnotherUserIsTurnedAway) {
   EXPECT_TRUE(is_said());
 }
 
+// What keeps a process from another's /proc: their users, their capabilities, and that one is not dumpable.
+TEST(ShmSocket, OfAProcessThatCannotBeReachedSaysWhyAndNotThatItIsGone) {
+  const ListeningSocket listening = listen_for_this_user("shm");
+  int numbers[2];
+  ASSERT_EQ(pipe2(numbers, O_CLOEXEC), 0);
+  const Descriptor from(numbers[0]);
+  Descriptor to(numbers[1]);
+  const pid_t owner = getpid();
+  ASSERT_EQ(::prctl(PR_SET_DUMPABLE, 0), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Who is no other user is kept out by what prctl says of the owner.
+    if (::geteuid() == 0 && (::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(1);
+    std::string said = "it connected";
+    try {
+      while (!connect_to(owner, listening.name.get(), "shm")) {
+      }
+    } catch (const Error& error) {
+      said = error.text();
+    }
+    ::_exit(::write(to.get(), said.data(), said.size()) > 0 ? 0 : 1);
+  }
+  to = Descriptor();
+  std::string said(1000, ' ');
+  const ssize_t count = ::read(from.get(), said.data(), said.size());
+  ::prctl(PR_SET_DUMPABLE, 1);
+  ASSERT_GE(child, 0);
+  waitpid(child, nullptr, 0);
+  ASSERT_GT(count, 0);
+  said.resize(static_cast<std::size_t>(count));
+  EXPECT_NE(said.find("not dumpable"), std::string::npos) << said;
+}
+
 // The name that a listener's socket has for a moment stays where its process was killed in that moment.
 TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
   const harness::Folder folder;
@@ -312,9 +347,10 @@ TEST(ShmSocket, WhatAKilledProcessOfTheSameNumberLeftIsTakenAway) {
     return std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator());
   };
   constexpr int kLeft = 20;
-  for (int i = 0; i < kLeft; ++i) {
-    std::ofstream(folder.path() + "/weft-" + std::to_string(::getpid()) + "-" + std::to_string(i));
-  }
+  struct stat processes {};
+  ASSERT_EQ(::stat("/proc/self/ns/pid", &processes), 0);
+  const std::string beginning = folder.path() + "/weft-" + std::to_string(processes.st_ino) + "-";
+  for (int i = 0; i < kLeft; ++i) std::ofstream(beginning + std::to_string(::getpid()) + "-" + std::to_string(i));
   ASSERT_EQ(left(), kLeft);
   for (int i = 0; i < kLeft; ++i) listen_for_this_user("shm");
   ::unsetenv("TMPDIR");
