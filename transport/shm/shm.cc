@@ -1,5 +1,6 @@
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include <sys/epoll.h>
 
@@ -56,6 +57,7 @@ class ShmListener final : public Listener {
     std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
     ListeningSocket listening;
     bool closed = false;
+    bool is_short_of_something = false;    // and has said so
     EventLoop::Registration registration;  // of accepting, or of the rest from it
     std::map<int, Handshake> handshakes;
   };
@@ -76,7 +78,7 @@ void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
 
 // Who knocks stays readable, so that looking at once again would spin.
 void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why) {
-  log::warn(why.what());
+  if (!std::exchange(self->is_short_of_something, true)) log::warn(why.text() + "; tries again");
   self->registration = loop.at(Deadline::in(kPause), [self] { watch(self); });
 }
 
@@ -103,6 +105,7 @@ void ShmListener::Inner::accept(const std::shared_ptr<Inner>& self) {
       self->handshakes.erase(key);
       throw;
     }
+    self->is_short_of_something = false;
   } catch (const Error& error) {
     if (error.blame() == Blame::Busy) return rest(self, *loop, error);
     log::warn(error.what());

@@ -8,6 +8,7 @@
 #include <future>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -230,6 +231,39 @@ TEST(ShmStream, WithoutMemoryForItsSegmentConnectingIsRefusedWithBusyAndLaterItW
   Descriptor accepted;
   while (!accepted) accepted = accept_from(listening.socket, "shm");
   EXPECT_FALSE(connecting.end());
+}
+
+TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) {
+  std::atomic<int> warnings{0};
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Warn && text.find("cannot accept a connection") != std::string_view::npos) ++warnings;
+  });
+  const auto transport = open().value();
+  const auto loop = std::make_shared<EventLoop>("test");
+  std::atomic<int> accepted{0};
+  const auto listener = transport->connector()->listen(
+      {.loop = loop, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection>) { ++accepted; }});
+  const Address address = Address::parse(listener->address());
+  const auto near_loop = std::make_shared<EventLoop>("near");
+  std::shared_ptr<Connection> connection;
+  std::optional<EventLoop::Registration> later;
+  std::atomic<bool> has_tried{false};
+  {
+    // None is left, but for the one that connects.
+    std::vector<Descriptor> filler;
+    filler.emplace_back(dup(STDERR_FILENO));
+    const Limit limit(RLIMIT_NOFILE, static_cast<rlim_t>(filler.back().get()) + 8);
+    while (filler.back()) filler.emplace_back(dup(STDERR_FILENO));
+    filler.erase(filler.begin());
+    const auto socket = connect_to(address.process, address.descriptor, "shm");
+    ASSERT_TRUE(socket);
+    ASSERT_TRUE(loop->drive([&] { return warnings > 0 || accepted > 0; }, patience()));
+    later = loop->at(Deadline::in(std::chrono::milliseconds(220)), [&] { has_tried = true; });  // some more times
+    ASSERT_TRUE(loop->drive([&] { return has_tried.load(); }, patience()));
+  }
+  connection = transport->connector()->connect(listener->address(), {.loop = near_loop, .deadline = patience()});
+  ASSERT_TRUE(loop->drive([&] { return accepted > 0; }, patience()));
+  EXPECT_EQ(warnings, 1);
 }
 
 TEST(ShmAddress, ThatIsNoneIsACallerError) {
