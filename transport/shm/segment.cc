@@ -43,9 +43,8 @@ Segment Segment::take(Descriptor memory) {
   return {std::move(memory), Side::Taker};
 }
 
-void Segment::pass_to(const Descriptor& socket) const {
-  if (pass(socket, std::as_bytes(std::span(kHello)), memory_, "shm")) return;
-  throw system_error(Blame::PeerLost, "shm: cannot pass a segment", errno);
+bool Segment::pass_to(const Descriptor& socket) const {
+  return pass(socket, std::as_bytes(std::span(kHello)), memory_, "shm");
 }
 
 std::optional<Segment> Segment::take_from(const Descriptor& socket) {

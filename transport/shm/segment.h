@@ -27,8 +27,8 @@ class Segment {
   static Segment make();
   // Takes the other side's. Throws PeerLost where it is not such a segment.
   static Segment take(Descriptor memory);
-  // Through a socket (transport/unix_socket.h), which is empty. Throws PeerLost.
-  void pass_to(const Descriptor& socket) const;
+  // Through a socket (transport/unix_socket.h). False where that cannot be now. Throws PeerLost.
+  bool pass_to(const Descriptor& socket) const;
   // What was passed so; std::nullopt when it has not come. Throws Busy, and PeerLost where something else came, or the end.
   static std::optional<Segment> take_from(const Descriptor& socket);
 

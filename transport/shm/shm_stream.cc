@@ -14,7 +14,9 @@ namespace weft::transport::shm {
 
 namespace {
 
-constexpr auto kRetry = std::chrono::milliseconds(1);  // of connecting, while the listener's queue is full
+// Of connecting, while the listener's queue is full; of passing the segment, while too many descriptors of this user are on
+// their way, as where many ranks of a host start at once.
+constexpr auto kRetry = std::chrono::milliseconds(1);
 
 // What is left of the pieces behind the first `skip` bytes.
 std::vector<ByteStream::Bytes> behind(std::span<const ByteStream::Bytes> pieces, std::size_t skip) {
@@ -112,18 +114,22 @@ void ShmStream::start(EventLoop& loop, std::function<void()> readable, std::func
 void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address,
                                 Deadline deadline) {
   try {
-    auto connected = connect_to(address.process, address.descriptor, "shm");
-    if (connected) {
+    if (auto connected = self->socket ? std::nullopt : connect_to(address.process, address.descriptor, "shm")) {
       if (check_peer(*connected, "shm") != address.process) {
         throw Error(Blame::PeerLost, "shm: process " + std::to_string(address.process) + " is another one by now");
       }
       self->socket = std::move(*connected);
-      self->token_socket = self->socket.get();
-      watch_socket(self, loop);
-      self->segment.pass_to(self->socket);
-      return;
     }
-    if (deadline.passed()) throw Error(Blame::Timeout, "shm: " + self->peer + " accepts no connection");
+    if (self->socket && self->segment.pass_to(self->socket)) {
+      self->token_socket = self->socket.get();
+      return watch_socket(self, loop);
+    }
+    if (deadline.passed()) {
+      throw Error(Blame::Timeout, "shm: " + self->peer +
+                                      (self->socket ? " cannot be passed a segment, too many descriptors are on their way; "
+                                                      "raise ulimit -n"
+                                                    : " accepts no connection"));
+    }
     self->retry = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
       std::lock_guard lock(self->mutex);
       if (!self->stopped) connect(self, loop, address, deadline);
