@@ -72,6 +72,15 @@ std::optional<std::string> why_stranger(Bytes seen) {
   return std::nullopt;
 }
 
+std::string text_of(Bytes words) {
+  std::string text;
+  for (const std::byte byte : words) {
+    const auto letter = std::to_integer<unsigned char>(byte);
+    text += letter < ' ' || letter == 0x7f ? ' ' : static_cast<char>(letter);
+  }
+  return text;
+}
+
 Head decode_head(Bytes bytes) { return {get<std::uint32_t>(&bytes[0]), get<std::uint32_t>(&bytes[4])}; }
 
 std::optional<std::string> why_refused(const Head& head, const Capabilities& limits) {

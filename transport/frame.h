@@ -29,6 +29,9 @@ std::array<std::byte, kPreambleBytes> preamble();
 // Nothing where they may be: fewer bytes are checked as far as they go.
 std::optional<std::string> why_stranger(Bytes seen);
 
+// Words of a peer's, which end up in logs: one line, whatever it wrote.
+std::string text_of(Bytes words);
+
 // What every frame begins with. Behind it: the table of sizes, then the header, then the payloads.
 struct Head {
   std::uint32_t header_bytes = 0;

@@ -180,8 +180,7 @@ Inbox::Step Inbox::read_front(const Arrived* arrived) {
   if (seen.size() < front_bytes) seen = front(front_bytes);
   if (seen.empty()) return Step::NeedBytes;
   if (head.is_goodbye()) {
-    const Bytes reason = seen.subspan(frame::kHeadBytes, head.header_bytes);
-    return lose("the peer closed it: " + std::string(reinterpret_cast<const char*>(reason.data()), reason.size()));
+    return lose("the peer closed it: " + frame::text_of(seen.subspan(frame::kHeadBytes, head.header_bytes)));
   }
   const Bytes table = seen.subspan(frame::kHeadBytes, head.payloads * frame::kSizeBytes);
   const auto total = frame::decode_sizes(table, limits_, sizes_);

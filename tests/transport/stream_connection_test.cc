@@ -513,6 +513,17 @@ TEST(StreamConnection, GoodbyeFollowsWhatWasSentThoughThereWasNoRoomForIt) {
   EXPECT_NE(mail_b.wait_closed().text().find("that was all"), std::string::npos);
 }
 
+TEST(StreamConnection, TheReasonThatAPeerGivesIsOneLineOfTheLog) {
+  Ends ends;
+  Mailbox mail_a(*ends.a, ends.loop_a);
+  Mailbox mail_b(*ends.b, ends.loop_b);
+  ends.a->send(bytes_of("both have said who they are"), {}, nullptr, {});
+  mail_b.next();
+  ends.a->close(Error(Blame::Cancelled, "enough\nweft 12:00:00.000 E rank 0 | forged \x1b[2J, na\xc3\xafve"));
+  EXPECT_NE(mail_b.wait_closed().text().find("enough weft 12:00:00.000 E rank 0 | forged  [2J, na\xc3\xafve"),
+            std::string::npos);
+}
+
 TEST(StreamConnection, EndsWhatIsPendingWhenItsLoopGoesWithTheLastReference) {
   Op stuck;
   Op accepted;

@@ -1,6 +1,7 @@
 #include <bit>
 #include <cstring>
 
+#include <weft/transport/frame.h>
 #include <weft/transport/mesh/wire.h>
 
 namespace weft::transport::mesh {
@@ -34,15 +35,6 @@ struct HeaderLayout {
 static_assert(sizeof(HeaderLayout) == kHeaderBytes);
 
 Error refused(const std::string& what) { return {Blame::PeerLost, "a message that makes no sense: " + what}; }
-
-std::string text_of(Bytes bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) {
-    const auto letter = static_cast<char>(byte);
-    text += letter >= ' ' || letter < 0 ? letter : ' ';  // it ends up in logs: one line
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -140,7 +132,7 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   }
   if (type == Type::Failure) {
     if (rest.size() > kMaxText) return refused("a reason of " + std::to_string(rest.size()) + " bytes");
-    message.text = text_of(rest);
+    message.text = frame::text_of(rest);
   } else if (!rest.empty()) {
     return refused("a header of " + std::to_string(header.size()) + " bytes");
   }
