@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <thread>
 
 #include <weft/base/log.h>
@@ -30,24 +31,37 @@ constexpr auto kBetweenLooks = std::chrono::microseconds(50);
 
 constexpr std::size_t kBarrierBytes = sizeof(std::int32_t);
 
+// What rank 0 says to the others begins so.
+enum class Said : std::uint8_t { Failure = 0, Id = 1 };
+
+Bootstrap::Bytes say(Said what, std::span<const std::byte> bytes) {
+  Bootstrap::Bytes value(1 + bytes.size());
+  value[0] = static_cast<std::byte>(what);
+  std::copy(bytes.begin(), bytes.end(), value.begin() + 1);
+  return value;
+}
+
 // Rank 0 makes the id by which the others find it, or says why it cannot.
 ncclUniqueId meet(const JoinOptions& options, const Library& library, Deadline deadline) {
   constexpr const char* kKey = "nccl_id";
   ncclUniqueId id{};
   if (options.rank == 0) {
     const ncclResult_t made = library.get_unique_id(&id);
-    const Error error = error_of(library, made, "ncclGetUniqueId");
-    const auto* const bytes = reinterpret_cast<const std::byte*>(made == ncclSuccess ? id.internal : error.what());
-    options.store->set(kKey, {bytes, bytes + (made == ncclSuccess ? sizeof id : std::strlen(error.what()))});
-    if (made != ncclSuccess) throw error;
+    if (made != ncclSuccess) {
+      const Error error = error_of(library, made, "ncclGetUniqueId");
+      options.store->set(kKey, say(Said::Failure, std::as_bytes(std::span(error.text()))));
+      throw error;
+    }
+    options.store->set(kKey, say(Said::Id, std::as_bytes(std::span(id.internal))));
     return id;
   }
   const auto value = options.store->get(kKey, deadline);
-  if (value.size() != sizeof id) {
-    const std::string text(reinterpret_cast<const char*>(value.data()), value.size());
+  const auto rest = std::span(value).subspan(std::min<std::size_t>(value.size(), 1));
+  if (value.empty() || value.front() != static_cast<std::byte>(Said::Id) || rest.size() != sizeof id) {
+    const std::string text(reinterpret_cast<const char*>(rest.data()), rest.size());
     throw Error(Blame::PeerLost, "rank 0 could not start NCCL: " + text);
   }
-  std::memcpy(&id, value.data(), sizeof id);
+  std::memcpy(&id, rest.data(), sizeof id);
   return id;
 }
 

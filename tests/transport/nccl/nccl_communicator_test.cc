@@ -141,6 +141,18 @@ TEST_F(NcclTest, JoiningFailsOnAllRanksWithWhatRankZeroCouldNotDo) {
   EXPECT_THAT(other.text(), HasSubstr("rank 0 could not start NCCL"));
 }
 
+TEST_F(NcclTest, WhatRankZeroCouldNotDoIsNoIdThoughItIsAsLong) {
+  const std::string text(sizeof(ncclUniqueId) - 1, 'x');
+  std::vector<std::byte> said{std::byte{0}};  // words follow
+  for (const char letter : text) said.push_back(static_cast<std::byte>(letter));
+  ASSERT_EQ(said.size(), sizeof(ncclUniqueId));
+  store->set("nccl_id", said);
+  timeout = std::chrono::milliseconds(200);
+  const Error error = cuda::error_from([&] { join_one(1, 2); });
+  EXPECT_EQ(error.blame(), Blame::PeerLost);
+  EXPECT_THAT(error.text(), HasSubstr("rank 0 could not start NCCL: " + text));
+}
+
 TEST_F(NcclTest, CN011_JoiningWithoutAGpuIsRefusedByName) {
   Nccl transport([&] { return nccl.library(); });
   JoinOptions made = options(0, 1);
