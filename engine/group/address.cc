@@ -110,7 +110,7 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
 
 void wait_for_name(const std::string& host, Deadline deadline, milliseconds patience) {
   const Deadline end = Deadline::sooner(deadline, Deadline::in(patience));
-  Pause pause;
+  auto pause = Pause::between_connections();
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
@@ -123,7 +123,7 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
 }
 
 std::string wait_for_listener(const std::string& host, int port, Deadline deadline) {
-  Pause pause;
+  auto pause = Pause::between_connections();
   for (;;) {
     std::string failure;
     int number = 0;

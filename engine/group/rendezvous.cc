@@ -112,6 +112,9 @@ std::string begun(std::int64_t life) { return "weft/begun/" + std::to_string(lif
 // How often somebody has come to the store.
 std::string lives(const std::string& who) { return "weft/lives/" + who; }
 
+// Who has waited that long at one store looks whether there is another by now.
+constexpr std::chrono::milliseconds kLongestAtAStore = std::chrono::seconds(10);
+
 c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline) {
   const std::string where = at(address.host, address.port);
   try {
@@ -128,18 +131,23 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
 }
 
 // Who comes again at once may find the store of the life that has just ended, whose host is about to close it: c10d's
-// clients are then told nothing, or that the connection was closed. So each rank looks until rank 0 has come again too.
+// clients are then told nothing, or that the connection was closed. So each rank waits until rank 0 has come again too.
 c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
                                                         Deadline deadline) {
-  for (Pause pause;; pause.wait(deadline)) {
+  for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
     try {
       const auto store = join_store(address, rank, deadline);
       if (!store->check({kHosted})) return store;  // by Python, or only just
       const auto named = under_name(store, group_name);
-      if (named->check({begun(named->add(lives(std::to_string(rank)), 0) + 1)})) return store;
-    } catch (const std::exception& error) {
-      log::debug("the store at " + at(address.host, address.port) + " has ended: " + tensor::text_of(error));
+      const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
+      // The store itself tells: a thousand ranks that connect again and again would keep rank 0 from coming. A host that
+      // was cut off closes nothing, though.
+      named->wait({mine}, std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLongestAtAStore));
+      return store;
+    } catch (const Error&) {
       if (deadline.passed()) throw;
+    } catch (const std::exception& error) {
+      log::debug("the store at " + at(address.host, address.port) + " is an earlier group's: " + tensor::text_of(error));
     }
     if (deadline.passed()) {
       throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +

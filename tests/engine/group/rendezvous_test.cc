@@ -1,7 +1,9 @@
 #include <barrier>
 #include <filesystem>
+#include <fstream>
 #include <latch>
 #include <mutex>
+#include <sstream>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -247,6 +249,32 @@ TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
     }
   });
   processes.expect_success();
+}
+
+// By clients of this machine; those that are closed stay in the kernel's list for a while.
+int connections_to(int port) {
+  std::ifstream table("/proc/net/tcp");
+  std::string line;
+  std::getline(table, line);  // the columns' names
+  int found = 0;
+  while (std::getline(table, line)) {
+    std::string number, from, to;
+    std::istringstream(line) >> number >> from >> to;
+    found += std::stoi(to.substr(to.find(':') + 1), nullptr, 16) == port;
+  }
+  return found;
+}
+
+// A thousand ranks may be waiting for it.
+TEST(Tcp, WhoComesAgainBeforeRankZeroWaitsOverOneConnection) {
+  const int port = launch::free_port();
+  const auto options = [&](int rank) {
+    return ProcessGroupOptions{.init_method = address(port), .rank = rank, .world_size = 2};
+  };
+  const auto host = group::rendezvous(options(0), environment({}), Deadline::in(seconds(30)));
+  group::rendezvous(options(1), environment({}), Deadline::in(seconds(30)));
+  expect_text(refused(options(1)), Blame::Timeout, "rank 1 waits for rank 0 at " + address(port));
+  EXPECT_LE(connections_to(port), 10);
 }
 
 TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
