@@ -300,18 +300,23 @@ void References::release_here(Id id) {
 void References::let_go(std::shared_ptr<Owned> value) {
   if (!value || value->ends_at_once() || !core_.loop()->inside()) return;
   struct Ending {
-    References* references;
-    std::shared_ptr<rpc::AgentCore> core;
-    std::shared_ptr<Owned> value;
+    Ending(References* of, std::shared_ptr<rpc::AgentCore> kept, std::shared_ptr<Owned> last)
+        : references(of), core(std::move(kept)), value(std::move(last)) {
+      ++references->ending_;
+    }
+    Ending(const Ending&) = delete;
+    Ending& operator=(const Ending&) = delete;
     ~Ending() {
       value.reset();
       --references->ending_;
     }
+    References* references;
+    std::shared_ptr<rpc::AgentCore> core;
+    std::shared_ptr<Owned> value;
   };
   const auto core = core_.weak_from_this().lock();
   if (!core) return;
-  ++ending_;
-  core->crew()->run(Task([ending = std::make_shared<Ending>(Ending{this, core, std::move(value)})] {}));
+  core->crew()->run(Task([ending = std::make_shared<Ending>(this, core, std::move(value))] {}));
 }
 
 void References::remove_fork(Id id, ForkId fork, int holder) {

@@ -41,6 +41,17 @@ TEST(RefCounters, ValuesGoWithTheirLastReference) {
   });
 }
 
+// A destructor is the user's, and may take its time.
+TEST(RefCounters, AValueCountsUntilItHasEnded) {
+  run_one([](rpc::Agent& agent) {
+    agent.remote<refs::EndsBehind>(1, "end").created().get();
+    refs::number_behind(0, "end asked");
+    expect_counters(agent, 1, {1, 0, 0});
+    refs::open_gate("end");
+    expect_counters(agent, 1, {0, 0, 0});
+  });
+}
+
 TEST(RefCounters, CopiesCountWithTheirOwnersAndEndAtZero) {
   run_one([](rpc::Agent& agent) {
     {

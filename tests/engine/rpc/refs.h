@@ -113,6 +113,17 @@ struct Account {
   static int peek(const Account& account) { return account.value; }
   int value;
 };
+// Ends when somebody says so.
+struct EndsBehind {
+  explicit EndsBehind(std::string name) : gate(std::move(name)) {}
+  EndsBehind(const EndsBehind&) = delete;
+  EndsBehind& operator=(const EndsBehind&) = delete;
+  ~EndsBehind() {
+    open_gate(gate + " asked");
+    number_behind(0, gate);
+  }
+  std::string gate;
+};
 inline int add_to(RRef<Account> account, int more) { return account.local_value().add(more); }
 inline int accounts_living() { return living; }
 // References that stay where they were sent.
