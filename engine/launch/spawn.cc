@@ -9,9 +9,11 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/descriptor.h>
 #include <weft/base/error.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/spawn.h>
@@ -31,7 +33,9 @@ Error decode(const std::string& report) {
   return {static_cast<Blame>(std::atoi(report.c_str())), report.substr(space + 1)};
 }
 
-[[noreturn]] void run_rank(int rank, int ranks, int port, int report, const std::function<void(int, int)>& function) {
+// Throws nothing: this process must not go on in the parent's code, and end its siblings on the way.
+[[noreturn]] void run_rank(int rank, int ranks, int port, int report,
+                           const std::function<void(int, int)>& function) noexcept {
   const auto set = [](const char* name, int value) { setenv(name, std::to_string(value).c_str(), 1); };
   set("RANK", rank);
   set("LOCAL_RANK", rank);
@@ -41,17 +45,24 @@ Error decode(const std::string& report) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
+  const auto fail = [&](const Error& error) {
+    const std::string text = encode(error).substr(0, kMaxReport);
+    [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
+    code = 1;
+  };
   // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
   // parent's, and whoever asked for it here would wait for threads that were not forked.
-  std::thread([&] {
-    try {
-      function(rank, ranks);
-    } catch (...) {
-      const std::string text = encode(to_error(std::current_exception(), Blame::Remote)).substr(0, kMaxReport);
-      [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
-      code = 1;
-    }
-  }).join();
+  try {
+    std::thread([&] {
+      try {
+        function(rank, ranks);
+      } catch (...) {
+        fail(to_error(std::current_exception(), Blame::Remote));
+      }
+    }).join();
+  } catch (const std::system_error& error) {
+    fail(system_error(Blame::Busy, "spawn: starting its thread", error.code().value()));
+  }
   std::fflush(nullptr);
   trace::timeline::finish();
   // Not exit(): the parent's static objects are not this process's to destroy.
@@ -71,7 +82,7 @@ std::string read_all(int descriptor) {
 
 struct Rank {
   int rank = 0;
-  int report = -1;  // reading end
+  Descriptor report;  // reading end
 };
 
 struct Failure {
@@ -80,7 +91,7 @@ struct Failure {
 };
 
 Failure failure_of(const Rank& child, int status) {
-  const std::string text = read_all(child.report);
+  const std::string text = read_all(child.report.get());
   const std::string who = "rank " + std::to_string(child.rank);
   if (!text.empty()) {
     const Error error = decode(text);
@@ -126,28 +137,26 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
     launch::Children children;
     for (int rank = 0; rank < ranks; ++rank) {
       int ends[2];
-      // What the function starts inherits neither end, and what it forks holds up nobody: the rank has ended when its
-      // report is read.
-      if (::pipe2(ends, O_CLOEXEC) != 0 || ::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
-        throw system_error(Blame::Busy, "spawn: pipe", errno);
-      }
+      // What the function starts inherits neither end, and nobody waits at either: the rank has ended when its report is
+      // read, whatever it has forked, and writes as much of it as the pipe takes.
+      if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
+      Descriptor reading(ends[0]);
+      const Descriptor writing(ends[1]);
       const pid_t parent = ::getpid();
       const pid_t process = ::fork();
       if (process < 0) throw system_error(Blame::Busy, "spawn: fork", errno);
       if (process == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
         if (::getppid() != parent) ::_exit(1);
-        ::close(ends[0]);
-        for (const auto& [other, child] : by_process) ::close(child.report);
-        run_rank(rank, ranks, port, ends[1], function);
+        reading = {};
+        by_process.clear();  // the other ranks' ends
+        run_rank(rank, ranks, port, writing.get(), function);
       }
-      ::close(ends[1]);
       children.add(process);
-      by_process[process] = {rank, ends[0]};
+      by_process[process] = {rank, std::move(reading)};
     }
     failure = first_failure(children, by_process);
   }  // ends the others
-  for (const auto& [process, child] : by_process) ::close(child.report);
   if (failure) throw failure->error;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,6 +107,28 @@ TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
                      }),
                Error);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
+// A child must not go on as a second parent, which would end the other ranks.
+TEST(Spawn, ARankThatCanStartNoThreadHasFailed) {
+  pthread_attr_t usual, huge;
+  ASSERT_EQ(::pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(::pthread_attr_setstacksize(&huge, std::size_t{1} << 50), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+  const pid_t parent = ::getpid();
+  Error error(Blame::Remote, "none");
+  try {
+    spawn(2, [](int, int) {});
+  } catch (const Error& caught) {
+    error = caught;
+  } catch (...) {
+  }
+  if (::getpid() != parent) ::_exit(1);
+  ::pthread_setattr_default_np(&usual);
+  EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+  EXPECT_NE(error.text().find(": spawn: starting its thread: "), std::string::npos) << error.text();
+  expect_no_children();
 }
 
 TEST(Spawn, WhereChildrenAreIgnoredSaysWhatToDo) {
