@@ -1,4 +1,4 @@
-// While it lives, no thread can be made: the stacks are as large as the address space.
+// For tests of what happens where no thread can be started.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 namespace weft::harness {
 
+// While it lives, no thread can be made: the stacks are as large as the address space.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -27,18 +28,18 @@ class NoMoreThreads {
   NoMoreThreads(const NoMoreThreads&) = delete;
   NoMoreThreads& operator=(const NoMoreThreads&) = delete;
 
-  // False on a system, or with a sanitizer, that makes threads with stacks of any size: a reason to skip.
-  static bool works() {
-    try {
-      std::thread([] {}).join();
-      return false;
-    } catch (const std::system_error&) {
-      return true;
-    }
-  }
-
  private:
   pthread_attr_t before_;
 };
+
+// Some systems and sanitizers make threads with stacks of any size.
+inline bool can_make_threads() {
+  try {
+    std::thread([] {}).join();
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
 
 }  // namespace weft::harness
