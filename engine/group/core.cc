@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <thread>
 
+#include <system_error>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/log.h>
@@ -135,7 +137,8 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
     const std::shared_ptr<Core> handle(stay, stay->core.get());
     handle->handle_ = handle;
     return ProcessGroup(handle);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = to_error(std::current_exception(), Blame::Busy);
     switch (error.blame()) {
       case Blame::PeerLost:   // meet() tells its own findings
       case Blame::Cancelled:  // of which all are told
@@ -289,7 +292,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     joining_ = attempt;
   }
   bootstrap->set(here_key(options.rank), to_bytes(options.backend));
-  std::thread([attempt, transport = carrier.transport, join = transport::JoinOptions(join)]() mutable {
+  auto work = [attempt, transport = carrier.transport, join = transport::JoinOptions(join)]() mutable {
     try {
       attempt->made = transport->join(join);
     } catch (...) {
@@ -299,7 +302,12 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     join = {};
     transport.reset();
     attempt->raise();
-  }).detach();
+  };
+  try {
+    std::thread(std::move(work)).detach();
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy, "joining " + place() + ": starting a thread", error.code().value());
+  }
   const Deadline deadline = Deadline::in(options.timeout);
   if (!options.job->connected) {
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);

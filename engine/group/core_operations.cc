@@ -81,22 +81,22 @@ Work Core::issue(Operation operation, const Call& call) {
   auto traced = trace::Operation::begin(member_, trace::Kind::Collective, shown);
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
+    const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
+    const bool skip = operation.may_skip && !operation.tensors.empty() &&
+                      std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
+    if (!skip) {
+      if (operation.prepare) operation.prepare();
+      const Fence ready =
+          operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
+      state->is_captured = tensor::CudaDevices::is_captured(ready);
+      call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
+    }
   } catch (...) {
-    const Error disagreement = to_error(std::current_exception(), Blame::PeerLost);
-    traced.fail(disagreement);
-    trace::dump_after(place(), disagreement);
-    ledger_->complete_collective(number);
+    const Error why = to_error(std::current_exception(), Blame::PeerLost);
+    traced.fail(why);
+    trace::dump_after(place(), why);
+    ledger_->complete_collective(number);  // or leaving waits for it
     throw;
-  }
-  const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
-  const bool skip = operation.may_skip && !operation.tensors.empty() &&
-                    std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
-  if (!skip) {
-    if (operation.prepare) operation.prepare();
-    const Fence ready =
-        operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
-    state->is_captured = tensor::CudaDevices::is_captured(ready);
-    call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
   }
   if (operation.on_all) {  // which all ranks have made by now, or none
     std::vector<std::shared_ptr<transport::Communicator>> others;
@@ -156,20 +156,22 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   need(messages != nullptr, "has no send and recv");
   need(tag == 0 || messages->has_tags(), "has no tags; leave the tag 0");
   need(peer != transport::kAnySource || messages->has_any_source(), "needs to know the source; name the rank");
+  const Fence ready = options.job->devices->ready(tensor.device());
+  auto pin = tensor::pin(tensor);
   if (is_send) {
     ledger_->begin_send(peer);
   } else {
     ledger_->begin_recv(peer);
   }
+  // From here on nothing throws: leaving waits for what has begun.
   const bool from_any = peer == transport::kAnySource;
   auto shown =
       about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), tensor.device(), {&tensor, 1});
   shown.peer = peer;
   shown.tag = tag;
   auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
-  const Fence ready = options.job->devices->ready(tensor.device());
   state->is_captured = tensor::CudaDevices::is_captured(ready);
-  const Op op = call(*messages, tensor::pin(tensor), ready);
+  const Op op = call(*messages, std::move(pin), ready);
   state->ops.push_back(op);
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   if (is_send) unfinished_.push_back({name, op});

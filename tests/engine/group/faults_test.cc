@@ -1,5 +1,6 @@
 // What happens to the others when a rank is killed or stopped.
 #include <csignal>
+#include <optional>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <torch/types.h>
 
 #include <weft/group.h>
+#include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -187,6 +189,45 @@ TEST(LeavingRank, ByAnExceptionIsNamed) {
     const auto error = error_of([&] { group.all_reduce(torch::ones({1})).wait(); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     EXPECT_NE(error.text().find("rank 1 is lost: it left the group by an exception"), std::string::npos) << error.text();
+  });
+  processes.expect_success();
+}
+
+// Where no thread is to be had, not even for joining.
+TEST(LeavingRank, ThatCannotJoinASubgroupIsNamed) {
+  {
+    const harness::NoMoreThreads no_more;
+    if (harness::can_make_threads())
+      GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  }
+  Processes processes(2, [](int rank) {
+    auto group = join();
+    harness::meet(group);
+    std::optional<harness::NoMoreThreads> no_more;
+    if (rank == 1) no_more.emplace();
+    const auto error = error_of([&] { group.new_group({0, 1}); });
+    EXPECT_EQ(error.blame(), rank == 1 ? Blame::Busy : Blame::PeerLost) << error.what();
+    EXPECT_NE(error.text().find("starting a thread"), std::string::npos) << error.text();
+  });
+  processes.expect_success();
+}
+
+// As where a tensor is refused that it would have copied first. The ranks agree, and go on.
+TEST(LeavingRank, WaitsForNoCollectiveThatCouldNotBegin) {
+  Processes processes(2, [](int rank) {
+    auto group = join();
+    const auto overlapping = torch::ones({4});
+    const auto own = overlapping.narrow(0, 0, 2 + rank);
+    const auto other = torch::ones({3 - rank});
+    const std::vector<at::Tensor> parts = rank == 0 ? std::vector{own, other} : std::vector{other, own};
+    EXPECT_THROW(group.reduce_scatter(overlapping.narrow(0, 1, 2 + rank), parts), c10::Error);
+    const auto sum = torch::ones({1});
+    group.all_reduce(sum).wait();
+    EXPECT_EQ(sum.item<float>(), 2);
+    const auto store = group.store();
+    if (rank == 0) return store->wait({"left"});
+    { const auto ends = std::move(group); }
+    store->set("left", std::vector<std::uint8_t>());
   });
   processes.expect_success();
 }
