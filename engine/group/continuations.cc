@@ -1,6 +1,7 @@
 #include <utility>
 
 #include <pthread.h>
+#include <system_error>
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
@@ -50,7 +51,10 @@ void Continuations::run(Task task) {
   if (!stopping_) {
     tasks_.push_back(std::move(task));
     call_another();
-    return;
+    if (!threads_.empty()) return;
+    // No thread is to be had. What blocks in the task is refused where it would wait for this thread (drive()).
+    task = std::move(tasks_.back());
+    tasks_.pop_back();
   }
   lock.unlock();
   task();
@@ -62,10 +66,8 @@ void Continuations::call_another() {
   if (static_cast<int>(threads_.size()) - blocked_ >= kAtOnce) return;
   try {
     threads_.emplace_back([self = shared_from_this()] { self->work(); });
-  } catch (const std::exception& error) {
-    // Those that there are come to it.
-    if (threads_.empty()) throw;
-    log::warn(std::string("no thread more for continuations: ") + error.what());
+  } catch (const std::system_error& error) {
+    log::error(std::string("no thread more for what follows operations (Work::future()): ") + error.what());
   }
 }
 

@@ -22,7 +22,7 @@ class Continuations final : public weft::detail::Home, public std::enable_shared
   void block(const std::function<void()>& wait) override;
   void recall() noexcept override {}
   bool inside() const override;
-  // After stop() at once, on this thread.
+  // After stop(), and where no thread is to be had, at once on this thread.
   void run(Task task) override;
 
   // Ends the threads when all tasks have run. Waits for them, but on one of them, and with `waits` false.

@@ -63,7 +63,11 @@ Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
 std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<EventLoop> loop) {
   std::shared_ptr<Crew> crew(new Crew(std::move(name), threads, std::move(loop)));
   std::unique_lock lock(crew->mutex_);
-  crew->call_another(lock);
+  try {
+    crew->call_another(lock);
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy, "agent '" + crew->name_ + "': starting a thread", error.code().value());
+  }
   return crew;
 }
 
@@ -109,6 +113,7 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
       std::thread thread([self = shared_from_this()] { self->work(); });
       threads_.emplace(thread.get_id(), std::move(thread));
     } catch (const std::system_error& error) {
+      if (threads_.empty()) throw;  // of make()
       log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
       if (threads() == blocked_) {
         refuse_calls(lock, "all its " + std::to_string(blocked_) +

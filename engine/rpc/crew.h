@@ -30,7 +30,8 @@ constexpr int kMostBlocked = 4096;  // threads of one agent
 
 class Crew final : public weft::detail::Home, public std::enable_shared_from_this<Crew> {
  public:
-  // Up to `threads` threads run tasks at a time. The loop was made for given threads (EventLoop::Thread::Given).
+  // Up to `threads` threads run tasks at a time. The loop was made for given threads (EventLoop::Thread::Given). Throws
+  // Busy where not even the first can be started.
   static std::shared_ptr<Crew> make(std::string name, int threads, std::shared_ptr<EventLoop> loop);
 
   bool drive(const std::function<bool()>& done, Deadline deadline) override;

@@ -196,6 +196,17 @@ TEST(Crew, CallsThatWaitAreRefusedWhenTheLastThreadThatMayBlockDoes) {
   crew->stop();
 }
 
+TEST(Crew, IsNotMadeWithoutAThread) {
+  const harness::NoMoreThreads no_more;
+  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  try {
+    Crew::make("crew", 2, loop());
+    ADD_FAILURE() << "nobody would ever turn its loop";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+  }
+}
+
 TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   std::mutex mutex;
   std::condition_variable changed;
