@@ -24,10 +24,9 @@ namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(10);
 constexpr auto kRest = std::chrono::milliseconds(100);
-constexpr std::size_t kMaxStrangers = 64;     // connected, and no Hello yet; above the ranks that may come
-constexpr std::size_t kMaxUnsent = 4u << 20;  // a peer that does not read for so long is gone
+constexpr std::size_t kMaxStrangers = 64;  // connected, and no Hello yet; above the ranks that may come
 
-// A peer that vanishes without a word (cable, power) is noticed after about 15 s.
+// A peer that vanishes without a word (cable, power) is noticed after about 15 s, and so is one that reads nothing.
 void keep_alive(int socket) {
   const auto set = [socket](int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); };
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -418,7 +417,7 @@ void Membership::State::flush(Peer& peer) {
     const auto count = ::send(peer.socket, peer.unsent.data(), peer.unsent.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      if (errno != EAGAIN || peer.unsent.size() > kMaxUnsent) return;  // its end shows when it is read
+      if (errno != EAGAIN) return;  // its end shows when it is read
       peer.patience = loop->at(Deadline::in(std::chrono::milliseconds(5)), [weak = weak_from_this(), &peer] {
         if (const auto self = weak.lock()) self->flush(peer);
       });
