@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -105,7 +106,12 @@ void Output::keep(std::string_view bytes) {
 void Output::write_all(std::string_view text) {
   if (log_.is_instead) return;
   while (!text.empty()) {
-    const auto count = ::write(to_, text.data(), text.size());
+    auto count = ::write(to_, text.data(), text.size());
+    if (count < 0 && errno == EAGAIN) {  // whoever has it open as well, a shell or a build's agent, may have made it so
+      pollfd place{to_, POLLOUT, 0};
+      count = ::poll(&place, 1, -1);
+      if (count > 0) continue;
+    }
     if (count < 0 && errno == EINTR) return;  // the job is being ended, and its reader may read no more
     if (count < 0 && failure_ == 0) failure_ = errno;
     if (count <= 0) return;

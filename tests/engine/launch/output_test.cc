@@ -1,4 +1,5 @@
 #include <string>
+#include <thread>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -97,6 +98,30 @@ TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
   text += rank.after(half + "\nnext");
   text += rank.at_the_end();
   EXPECT_EQ(text, "[rank 3] " + half + half + "\n[rank 3] next\n");
+}
+
+// As some who start programs leave a pipe or a terminal that they share with them.
+TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
+  const Pipe in, out;
+  ::fcntl(out.write, F_SETPIPE_SZ, 4096);
+  ::fcntl(out.write, F_SETFL, O_NONBLOCK);
+  const std::string text(50'000, 'x');
+  std::string read;
+  std::thread reader([&] {
+    char buffer[1000];
+    for (ssize_t count = 0; (count = ::read(out.read, buffer, sizeof buffer)) > 0;)
+      read.append(buffer, static_cast<std::size_t>(count));
+  });
+  EXPECT_EQ(::write(in.write, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  ::close(in.write);
+  Output output(3, in.read, out.write, /*prefix=*/false);
+  while (output.forward()) {
+  }
+  ::close(out.write);
+  reader.join();
+  ::close(out.read);
+  EXPECT_EQ(output.failure(), 0);
+  EXPECT_EQ(read, text);
 }
 
 }  // namespace
