@@ -11,7 +11,7 @@ if [ $# -eq 0 ]; then
   exit 2
 fi
 # The first node hosts the store; the port depends on the job, so that two jobs of one node do not meet.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export MASTER_ADDR=${nodes%%$'\n'*} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 ulimit -l unlimited 2>/dev/null || echo "memlock is limited to $(ulimit -l) KiB; RDMA may need more" >&2
 exec srun --kill-on-bad-exit=1 "$@"
