@@ -3,6 +3,7 @@
 // you, in the open.
 //
 //   weft-run --nproc-per-node 2 sync_sgd
+#include <algorithm>
 #include <cstdio>
 
 #include <torch/torch.h>
@@ -43,7 +44,7 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
   const std::vector<double> fractions(static_cast<std::size_t>(group.size()), 1.0 / group.size());
   const weft::DataPartitioner partitioner(static_cast<std::size_t>(images.count()), fractions, /*seed=*/1234);
   const auto mine = torch::tensor(partitioner.use(group.rank()));
-  const std::int64_t batch_size = 128 / group.size();
+  const std::int64_t batch_size = std::max(1, 128 / group.size());
 
   Net net;
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
