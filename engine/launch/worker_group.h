@@ -27,7 +27,7 @@ class WorkerGroup {
 
   struct Failure {
     int code = 0;                 // as shells count: 128 + the signal's number
-    std::string why;              // "rank 3 failed first: exit code 3 (pid 4711)"
+    std::string why;              // "rank 3 failed first: exit code 3"
     bool is_consequence = false;  // of what happened to ranks of other machines, by the words of all that failed here
   };
 

@@ -1,4 +1,4 @@
-// Between at::Tensor and the layers below: dtypes, slices and pins. The only place that asks libtorch for a current stream.
+// Between at::Tensor and the layers below: dtypes, slices and pins.
 #pragma once
 
 #include <vector>
