@@ -58,7 +58,7 @@ bool is_own_end(int socket) {
 
 // One attempt: a connected socket, or -1 and the reason in `number`.
 int try_connect(const addrinfo& address, milliseconds patience, int& number) {
-  Socket socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+  Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
   number = socket.get() < 0 ? errno : 0;
   if (number != 0) return -1;
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0 && errno != EINPROGRESS) {
@@ -89,10 +89,6 @@ int connect_once(const std::string& host, int port, Deadline deadline, std::stri
 }
 
 }  // namespace
-
-Socket::~Socket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
 
 int connect_to(const std::string& host, int port, Deadline deadline) {
   Pause pause;
@@ -127,7 +123,7 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
   for (;;) {
     std::string failure;
     int number = 0;
-    const Socket socket(connect_once(host, port, deadline, failure, number));
+    const Descriptor socket(connect_once(host, port, deadline, failure, number));
     SocketAddress there;
     there.length = sizeof there.storage;
     if (socket.get() >= 0) {
@@ -180,8 +176,8 @@ bool is_ipv4_only(const std::string& host) {
   return all;
 }
 
-Socket open_listener(int family, int port) {
-  Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor open_listener(int family, int port) {
+  Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const SocketAddress any = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", port);
   const int yes = 1;  // connections of an earlier job may linger there
   if (socket.get() < 0 || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
@@ -206,7 +202,7 @@ std::string own_address_of(const std::string& host) {
   std::string ignored;
   const Addresses addresses = resolve(host, 0, SOCK_STREAM, ignored);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (socket.get() >= 0 && ::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0) {
       return numeric(address->ai_addr, address->ai_addrlen);
     }
@@ -229,7 +225,7 @@ std::string local_address_towards(const std::string& host, int port) {
   std::string ignored;
   const Addresses addresses = resolve(host, port, SOCK_DGRAM, ignored);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    const Socket socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const Descriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (socket.get() < 0 || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) != 0) continue;  // sends nothing
     sockaddr_storage local{};
     socklen_t length = sizeof local;

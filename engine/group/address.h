@@ -2,27 +2,13 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include <sys/socket.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/descriptor.h>
 
 namespace weft::group {
-
-// Owns a socket.
-class Socket {
- public:
-  explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
-  ~Socket();
-  Socket(Socket&& other) noexcept : descriptor_(other.release()) {}
-  Socket& operator=(Socket&&) = delete;
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_;
-};
 
 // Blocks until the host has an address: in a cluster the name of rank 0's machine may appear after the ranks have begun.
 // Says at once in the log that it waits. Throws Caller when the name has none by the deadline, or for so long as
@@ -30,9 +16,8 @@ class Socket {
 void wait_for_name(const std::string& host, Deadline deadline,
                    std::chrono::milliseconds patience = std::chrono::minutes(1));
 
-// Blocks until something accepts TCP connections there, looking every few milliseconds; returns the numeric address that
-// does. Throws Timeout naming the address and the last failure; Caller when the host's name cannot be resolved by the
-// deadline.
+// Blocks until something accepts TCP connections there, looking often at first; returns the numeric address that does.
+// Throws Timeout naming the address and the last failure; Caller when the host's name cannot be resolved by the deadline.
 std::string wait_for_listener(const std::string& host, int port, Deadline deadline);
 
 // The local address that packets to the host leave from; "" if there is no route.
@@ -74,7 +59,7 @@ class BriskLookups {
 // Whether the host has addresses of IPv4 and no others.
 bool is_ipv4_only(const std::string& host);
 // A socket that listens on all interfaces, of one family; port 0: any that is free. Throws Caller.
-Socket open_listener(int family, int port);
+Descriptor open_listener(int family, int port);
 // Whether one of the host's addresses is this machine's.
 bool is_this_machine(const std::string& host);
 // The port that a socket is bound to.

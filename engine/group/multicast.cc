@@ -60,9 +60,9 @@ SocketAddress group_address(const std::string& group, int port, const Interface&
 }
 
 // A socket that hears the group and sends to it, on one interface.
-Socket join_group(const SocketAddress& group, const Interface& interface) {
+Descriptor join_group(const SocketAddress& group, const Interface& interface) {
   const int family = group.storage.ss_family;
-  Socket socket(::socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Descriptor socket(::socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   bool done = socket.get() >= 0;
   const auto set = [&](int level, int name, const auto& value) {
     done = done && setsockopt(socket.get(), level, name, &value, sizeof value) == 0;
@@ -190,7 +190,7 @@ class Discovery {
   }
 
   const SocketAddress group_;
-  Socket socket_;
+  Descriptor socket_;
   Roster roster_;
   Clock::time_point last_;
   std::atomic<bool> over_{false};
@@ -211,7 +211,7 @@ Meeting meet_by_multicast(const std::string& address, int port, const std::strin
     const int family = address.find(':') == std::string::npos ? AF_INET : AF_INET6;
     const Interface interface = choose_interface(address, port, family);
     log::debug("meeting at " + where + " over interface " + interface.name + " (" + interface.address + ")");
-    Socket listener = open_listener(family, 0);
+    Descriptor listener = open_listener(family, 0);
     const Announcement self{AnnouncementKind::Here, random_nonce(), world_size, rank, port_of(listener.get()), 0, group};
     const auto discovery = std::make_shared<Discovery>(group_address(address, port, interface), interface, self);
     if (!discovery->wait(deadline)) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");

@@ -20,7 +20,7 @@ struct Meeting {
   bool hosts = false;
   std::string host;  // where the store is
   int port = 0;
-  Socket listener;            // of the host: bound to that port and listening
+  Descriptor listener;        // of the host: bound to that port and listening
   std::string local_address;  // of this process, as the others reach it
   // The others may still need this process's announcements: released once all of them have come to the store.
   std::shared_ptr<const void> announcing;

@@ -162,7 +162,7 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCPStoreOptions options) {
   if (is_ipv4_only(host)) {
     try {
-      Socket socket = open_listener(AF_INET, options.port);
+      Descriptor socket = open_listener(AF_INET, options.port);
       options.port = static_cast<std::uint16_t>(port_of(socket.get()));
       options.masterListenFd = socket.release();  // the store closes it
     } catch (const Error& error) {

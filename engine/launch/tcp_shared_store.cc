@@ -82,7 +82,7 @@ class TcpSharedStore final : public SharedStore {
 c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   try {
     // One family where the host has one: c10d looks up a name for each address that connects, see group/rendezvous.cc.
-    group::Socket socket =
+    Descriptor socket =
         group::open_listener(group::is_ipv4_only(options.endpoint_host) ? AF_INET : AF_INET6, options.endpoint_port);
     c10d::TCPStoreOptions made;
     made.port = static_cast<std::uint16_t>(options.endpoint_port);

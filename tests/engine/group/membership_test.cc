@@ -45,7 +45,7 @@ class Member {
   }
 
  private:
-  const Socket socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const Descriptor socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   FrameReader reader_{2};
 };
 

@@ -278,7 +278,7 @@ TEST(Tcp, WhoComesAgainBeforeRankZeroWaitsOverOneConnection) {
 }
 
 TEST(Tcp, ST010_APortThatIsTakenIsTheCallersErrorAndNamesIt) {
-  const group::Socket taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Descriptor taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto any = group::socket_address("0.0.0.0", 0);
   ASSERT_EQ(::bind(taken.get(), any.get(), any.length), 0);
   ASSERT_EQ(::listen(taken.get(), 1), 0);
