@@ -33,6 +33,7 @@ constexpr int kPort = 18'600;     // perftest's, and the next ones
 struct Child {
   pid_t process;
   ~Child() {
+    if (process <= 0) return;  // kill() would take it for many
     ::kill(process, SIGKILL);
     ::waitpid(process, nullptr, 0);
   }
@@ -41,7 +42,7 @@ struct Child {
 Deadline patience() { return Deadline::in(std::chrono::seconds(120)); }
 
 // The other end: sends back what is small, and answers what is large with a small message when it has come whole.
-[[noreturn]] void answer(int address_to) {
+[[noreturn]] void answer(int address_to) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto verbs = transport::open("verbs");
   const auto loop = std::make_shared<EventLoop>("far");

@@ -1,9 +1,11 @@
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,10 +67,15 @@ WorkerOutput run_workers(const std::vector<std::string>& command, int ranks,
   launch::Children children;
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t process = fork();
-    if (process != 0) {
+    if (process < 0) {
+      std::perror("bench: fork");
+      std::exit(2);
+    }
+    if (process > 0) {
       children.add(process);
       continue;
     }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // where one fails, the bench ends, and the others with it
     close(pair[rank == 0 ? 1 : 0]);
     dup2(rank == 0 ? ends[1] : STDERR_FILENO, STDOUT_FILENO);
     const auto set = [](const std::string& name, const std::string& value) { setenv(name.c_str(), value.c_str(), 1); };
