@@ -147,13 +147,20 @@ void Reducer::prepare_forward() {
 
 void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
   std::lock_guard lock(mutex_);
+  const bool joins_another = expecting_ && !passing_;
   expecting_ = true;
   outputs_again_ = outputs.empty();  // what is not shown may be part of any backward
-  unused_.clear();
+  const std::vector<std::size_t> unused_before = std::exchange(unused_, {});
   // A forward that shows no tensors, as it returns void or a type that does not say what it holds: then what has not come
   // at the end of the backward is unused.
   if (!finds_unused() || outputs.empty()) return;
   unused_ = unreachable_from(outputs);
+  if (!joins_another) return;
+  // The losses of several forwards may be added up for one backward: unused is what none of them uses. Where the other
+  // one's outputs were thrown away, what only they used counts as unused at the end.
+  std::erase_if(unused_, [&](std::size_t parameter) {
+    return std::find(unused_before.begin(), unused_before.end(), parameter) == unused_before.end();
+  });
 }
 
 bool Reducer::finds_unused() const { return options_.find_unused_parameters && !static_graph_.is_counted(); }

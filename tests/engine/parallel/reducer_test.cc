@@ -309,6 +309,33 @@ TEST(Unused, APatternThatChangesEachPassAndOnEachRankIsAveraged) {
   });
 }
 
+// Two forwards that use different parameters, and one backward of both losses.
+TEST(Unused, ForwardsOfOneBackwardUseWhatAnyOfThemUses) {
+  for (const std::size_t bucket_bytes : {std::size_t{1}, std::size_t{25} << 20}) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      auto net = std::make_shared<PickyImpl>();
+      DistributedDataParallel<PickyImpl> ddp(
+          net, group, {.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes, .find_unused_parameters = true});
+      for (int pass = 0; pass < 3; ++pass) {
+        net->zero_grad();
+        const auto first = ddp(std::vector<bool>{true, false, false}, 1.0);
+        const auto second = ddp(std::vector<bool>{false, true, false}, 2.0);
+        (first + second).sum().backward();
+        EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 1.0);
+        EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 2.0);
+        EXPECT_FALSE(net->weights[2].grad().defined());
+      }
+      // One whose outputs nobody wants holds up nothing, and counts nothing.
+      net->zero_grad();
+      ddp(std::vector<bool>{true, true, true}, 1.0);
+      ddp(std::vector<bool>{false, true, group.rank() == 0}, 4.0).sum().backward();
+      EXPECT_FALSE(net->weights[0].grad().defined());
+      EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 4.0);
+      EXPECT_EQ(net->weights[2].grad()[0].item<double>(), 2.0);
+    });
+  }
+}
+
 TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     auto net = std::make_shared<PickyImpl>();
