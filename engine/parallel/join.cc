@@ -14,9 +14,19 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
       options_(options),
       group_(joinables_.front()->join_group()),
       active_(group_.size()) {
-  for (Joinable* joinable : joinables_) {
-    if (joinable->join_scope_ != nullptr) throw Error(Blame::Caller, "join: this object is inside another join already");
-    joinable->check_join();
+  for (auto place = joinables_.begin(); place != joinables_.end(); ++place) {
+    Joinable& joinable = **place;
+    if (joinable.join_scope_ != nullptr) throw Error(Blame::Caller, "join: this object is inside another join already");
+    if (std::find(joinables_.begin(), place, &joinable) != place) {
+      throw Error(Blame::Caller, "join: one object is given twice; name each once, where it first communicates in a step");
+    }
+    // A rank runs out for all of them at once, and the ranks that go on are told apart by their numbers.
+    if (joinable.join_group().ranks() != group_.ranks()) {
+      throw Error(Blame::Caller,
+                  "join: the objects' groups have different members; make them with groups of the same ranks in the same "
+                  "order");
+    }
+    joinable.check_join();
   }
   for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
 }

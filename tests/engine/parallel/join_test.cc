@@ -14,6 +14,8 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 struct ScalarImpl : torch::nn::Module {
   ScalarImpl() : weight(register_parameter("weight", torch::ones({1}, torch::kDouble))) {}
   torch::Tensor forward(double x) { return weight * x; }
@@ -234,6 +236,32 @@ TEST(Join, OneObjectInTwoScopesIsACallerError) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
     EXPECT_THROW(join(ddp, [&] { join(ddp, [] {}); }), Error);
+  });
+}
+
+TEST(Join, ObjectsOfDifferentGroupsAndOneThatIsGivenTwiceAreCallerErrors) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    const auto refused = [](std::vector<Joinable*> joinables) -> std::string {
+      try {
+        join(std::move(joinables), [] {});
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        return error.what();
+      }
+      return "not refused";
+    };
+    ProcessGroup same = group.new_group({0, 1});
+    ProcessGroup reversed = group.new_group({1, 0});
+    Mlp net, of_same, of_reversed;
+    DistributedDataParallel ddp(net, group);
+    DistributedDataParallel same_ddp(of_same, same);
+    DistributedDataParallel reversed_ddp(of_reversed, reversed);
+    EXPECT_THAT(refused({&ddp, &reversed_ddp}), HasSubstr("groups of the same ranks in the same order"));
+    EXPECT_THAT(refused({&ddp, &same_ddp, &ddp}), HasSubstr("given twice"));
+    join({&ddp, &same_ddp}, [&] {
+      if (group.rank() == 0)
+        (ddp(torch::ones({1, 6}, torch::kDouble)) + same_ddp(torch::ones({1, 6}, torch::kDouble))).sum().backward();
+    });
   });
 }
 
