@@ -11,8 +11,9 @@
 // The module may lie on the host, on the rank's GPU, and on further GPUs of the rank's own, in the same way on all ranks:
 // for each further GPU the constructor makes a group of the same ranks, whose buckets travel beside the others'.
 //
-// All ranks run the same number of forward and backward passes (weft::join where they cannot). The object is used by one
-// thread at a time; it is moved, not copied, and outlives the backward of its last forward.
+// All ranks run the same number of forward and backward passes (weft::join where they cannot). Parameters keep their type
+// and device: module->to() comes before. The object is used by one thread at a time; it is moved, not copied, and outlives
+// the backward of its last forward.
 #pragma once
 
 #include <memory>
@@ -95,7 +96,7 @@ class DistributedDataParallel final : public parallel::Replica {
   DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group, DdpOptions options = {})
       : Replica(module, std::move(group), options), module_(std::move(module)) {}
   DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group, DdpOptions options = {})
-      : DistributedDataParallel(module.ptr(), std::move(group), options) {}
+      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group), options) {}
 
   // The module's forward, whatever its signature.
   template <class... Arguments>

@@ -119,9 +119,22 @@ void Reducer::set_divisor(int ranks) {
   divisor_ = ranks;
 }
 
+// A parameter's type and device are those of its accumulator, to which the hook belongs: with others it gets a new one.
+void Reducer::require_same_parameters() const {
+  std::vector<std::size_t> changed;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (torch::autograd::impl::try_get_grad_accumulator(parameters_[i].tensor) != accumulators_[i]) changed.push_back(i);
+  }
+  if (changed.empty()) return;
+  throw Error(Blame::Caller, "the type or the device of " + names_of(changed) +
+                                 " is not that with which DistributedDataParallel was made, and gradients would not be "
+                                 "averaged; call module->to(…) first, then make the DistributedDataParallel");
+}
+
 void Reducer::prepare_forward() {
   trace::step(group().rank());
   std::lock_guard lock(mutex_);
+  require_same_parameters();
   drop_failed_pass();
   require_in_step();
   refuse_capture();

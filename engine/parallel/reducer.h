@@ -64,7 +64,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Before every forward with gradients, also one whose backward will not synchronise.
   void begin_forward();
   // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first synchronised backward.
-  // Throws Caller when the last backward left gradients out, naming their parameters.
+  // Throws Caller when the last backward left gradients out, or module->to() came meanwhile, naming the parameters.
   void prepare_forward();
   // After that forward; `outputs` are what it returned.
   void prepare_backward(const std::vector<at::Tensor>& outputs);
@@ -133,6 +133,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
+  void require_same_parameters() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
   void queue_finish();

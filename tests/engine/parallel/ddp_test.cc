@@ -221,6 +221,38 @@ TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
 }
 
 // DD-017
+TEST(Ddp, AnEmptyModuleIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
+    const auto refused = [&](const auto& module) {
+      EXPECT_THAT([&] { DistributedDataParallel ddp(module, group); },
+                  ::testing::ThrowsMessage<Error>(HasSubstr("the module is empty")));
+    };
+    refused(torch::nn::Linear(nullptr));
+    refused(std::shared_ptr<torch::nn::LinearImpl>());
+  });
+}
+
+// Its parameters have other accumulators then, without the hooks that see their gradients.
+TEST(Ddp, AModuleThatGetsAnotherTypeAfterwardsIsACallerErrorThatNamesItsParameters) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel ddp(net, group);
+    ddp(torch::ones({1, 2})).sum().backward();
+    net->bias.requires_grad_(false).requires_grad_(true);
+    net->to(torch::kFloat);  // which it has
+    ddp(torch::ones({1, 2})).sum().backward();
+    net->to(torch::kDouble);
+    EXPECT_THAT(
+        [&] {
+          ddp(torch::ones({1, 2}, torch::kDouble));
+        },
+        ::testing::ThrowsMessage<Error>(AllOf(HasSubstr("parameters 0 (weight), 1 (bias) on rank"),
+                                              HasSubstr("then make the DistributedDataParallel"))));
+    const torch::NoGradGuard no_grad;
+    ddp(torch::ones({1, 2}, torch::kDouble));
+  });
+}
+
 TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
