@@ -9,6 +9,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/sparse_compressed_tensor.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Layout.h>
 
@@ -59,10 +60,16 @@ constexpr std::uint64_t kMaxRecorded = 1 << 20;
 
 constexpr at::Layout kCompressed[] = {at::kSparseCsr, at::kSparseCsc, at::kSparseBsr, at::kSparseBsc};
 
-[[noreturn]] void refuse(const at::Tensor& tensor, const char* what) {
+[[noreturn]] void refuse(const at::Tensor& tensor, const char* what, const char* instead) {
   throw Error(Blame::Caller, "a tensor " + std::string(what) + " cannot be sent (" +
                                  std::string(c10::toString(tensor.scalar_type())) + ", device " + tensor.device().str() +
-                                 ")");
+                                 "); " + instead);
+}
+
+// With what libtorch leaves to whoever reads it: a conjugation, a negation, zeros that have no memory.
+at::Tensor computed(const at::Tensor& given) {
+  at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
+  return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
 }
 
 [[noreturn]] void foreign(const std::string& what) {
@@ -180,11 +187,11 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Undefined));
     return;
   }
-  const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
-  if (tensor.is_meta()) refuse(tensor, "without data (meta)");
-  if (tensor.is_nested()) refuse(tensor, "of nested layout");
+  const at::Tensor tensor = computed(given);
+  if (tensor.is_meta()) refuse(tensor, "without data (meta)", "make it on a device that has data");
+  if (tensor.is_nested()) refuse(tensor, "of nested layout", "send its parts, tensor.unbind()");
   if (tensor.layout() == at::kStrided) {
-    if (!tensor.has_storage()) refuse(tensor, "without a storage");
+    if (!tensor.has_storage()) refuse(tensor, "without a storage", "send a copy, tensor.clone()");
     packer.pack_array(7);
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Dense));
     pack_requires_grad(packer, given);
@@ -199,7 +206,7 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     pack(packer, tensor._values());
   } else {
     const auto found = std::find(std::begin(kCompressed), std::end(kCompressed), tensor.layout());
-    if (found == std::end(kCompressed)) refuse(tensor, "of this layout");
+    if (found == std::end(kCompressed)) refuse(tensor, "of this layout", "send tensor.to_dense()");
     const bool rows = *found == at::kSparseCsr || *found == at::kSparseBsr;
     packer.pack_array(7);
     packer.pack_uint8(static_cast<std::uint8_t>(Form::Compressed));
@@ -231,7 +238,11 @@ void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     const auto element = tensor.element_size();
     begin = static_cast<std::uint64_t>(tensor.storage_offset()) * element;
-    pack_storage(packer, tensor.storage(), begin, begin + *extent(tensor.sizes(), tensor.strides()) * element);
+    const std::uint64_t end = begin + *extent(tensor.sizes(), tensor.strides()) * element;
+    if (end > tensor.storage().nbytes() || tensor.storage().data() == nullptr) {
+      refuse(tensor, "whose storage has been resized or freed", "send it before that");
+    }
+    pack_storage(packer, tensor.storage(), begin, end);
   } else if (!tensor.device().is_cpu()) {
     pack_storage(packer, tensor.storage(), 0, 0);  // says which device
   } else {

@@ -391,6 +391,23 @@ TEST(Codec, RefusesWhatCannotTravelByName) {
     EXPECT_NE(std::string(error.what()).find("QInt8"), std::string::npos) << error.what();
   }
   EXPECT_THROW(encode(at::empty({2}, at::TensorOptions().device(at::kMeta))), Error);
+  const auto freed = at::ones({4});
+  freed.storage().set_nbytes(8);  // as who frees a parameter between its uses does
+  try {
+    encode(freed);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(std::string(error.what()).find("resized or freed"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(decode<at::Tensor>(encode(freed.slice(0, 0, 2))).numel(), 2) << "what is left of it travels";
+}
+
+// libtorch gives them for gradients that are known to be zero: they have no memory until somebody computes with them.
+TEST(Codec, ZerosWithoutMemoryTravelAsZeros) {
+  const auto zeros = at::_efficientzerotensor({2, 3}, at::kDouble);
+  const auto kept = decode<at::Tensor>(encode(zeros));
+  EXPECT_TRUE(at::equal(kept, at::zeros({2, 3}, at::kDouble)));
 }
 
 TEST(Codec, MoreContainersInOneAnotherThanAReceiverTakesAreRefusedByTheSender) {
