@@ -232,7 +232,7 @@ template <class Body>
 Future<typename Body::Result> call(const std::shared_ptr<AgentCore>& core, const Going& going,
                                    typename Body::Arguments arguments) {
   using Arguments = typename Body::Arguments;
-  const Function& function = detail::Called<Body>::entered;
+  const Function& function = detail::shown(detail::Called<Body>::entered, arguments);
   if (!detail::CoreCalls::is_self(*core, going.to.rank)) {
     return detail::call_there<typename Body::Result>(*core, function, going, {&arguments, &detail::pack_as<Arguments>});
   }
@@ -245,7 +245,7 @@ template <class Body>
 std::shared_ptr<rref::Handle> create(const std::shared_ptr<AgentCore>& core, Going going,
                                      typename Body::Arguments arguments) {
   using Arguments = typename Body::Arguments;
-  const Function& function = detail::Created<Body>::entered;
+  const Function& function = detail::shown(detail::Created<Body>::entered, arguments);
   going.kind = MessageKind::Create;
   if (!detail::CoreCalls::is_self(*core, going.to.rank))
     return detail::create_there(core, function, going, {&arguments, &detail::pack_as<Arguments>});

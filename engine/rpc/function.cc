@@ -25,6 +25,46 @@ Table& table() {
   return *the_table;
 }
 
+constexpr std::size_t kMostNames = 1000;  // peers give names as well
+constexpr std::size_t kLongestName = 127;
+
+// Calls by name, as people are shown them. Traces keep the texts.
+struct Names {
+  std::mutex mutex;
+  std::map<std::pair<const Function*, std::string>, Function, std::less<>> shown;
+};
+
+Names& names() {
+  static auto* const the_names = new Names;
+  return *the_names;
+}
+
+bool runs_by_name(const Function& function) {
+  constexpr std::string_view kAll[] = {"run_operator", "run_operator_for_list", "run_script<", "run_method<"};
+  constexpr std::string_view kOurs = "weft::rpc::";
+  const std::string_view name = function.name;
+  if (!name.starts_with(kOurs)) return false;
+  return std::any_of(std::begin(kAll), std::end(kAll), [own = name.substr(kOurs.size())](std::string_view one) {
+    return one.back() == '<' ? own.starts_with(one) : own == one;
+  });
+}
+
+bool is_name(std::string_view text) {
+  const auto is_part = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ':';
+  };
+  return !text.empty() && text.size() <= kLongestName && std::all_of(text.begin(), text.end(), is_part);
+}
+
+// Ends at the first text.
+struct FirstText : msgpack::null_visitor {
+  std::string_view text;
+  bool visit_str(const char* begin, std::uint32_t size) {
+    text = {begin, size};
+    return false;
+  }
+};
+
 std::string demangled(const char* mangled) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
@@ -116,6 +156,27 @@ std::vector<const Function*> named(std::uint64_t name) {
     found.push_back(&it->second);
   }
   return found;
+}
+
+const Function& shown_as(const Function& function, std::string_view text) {
+  if (!runs_by_name(function) || !is_name(text)) return function;
+  Names& all = names();
+  std::lock_guard lock(all.mutex);
+  const std::pair key(&function, std::string(text));
+  if (const auto found = all.shown.find(key); found != all.shown.end()) return found->second;
+  if (all.shown.size() >= kMostNames) return function;
+  Function as_shown = function;
+  as_shown.name = text;
+  as_shown.signature = "by " + function.name + ", " + function.signature;
+  return all.shown.emplace(key, std::move(as_shown)).first->second;
+}
+
+const Function& shown_as(const Function& function, std::span<const std::byte> body) {
+  if (!runs_by_name(function)) return function;
+  constexpr std::size_t kBefore = 64;  // of what stands before the name
+  FirstText first;
+  msgpack::parse(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kBefore + kLongestName), first);
+  return shown_as(function, first.text);
 }
 
 std::string name_in(const std::type_info& tag) {

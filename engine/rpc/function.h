@@ -53,6 +53,11 @@ const Function& enter(Function function);
 const Function* find(const Identity& id);
 // Those of the same name: what a mismatch is explained with.
 std::vector<const Function*> named(std::uint64_t name);
+// As errors, logs and traces show it: run_script() and the like, which run what their first text names, as that; all others
+// as themselves, and where the text is no name, or the process has shown a thousand. Lives as long as the process.
+const Function& shown_as(const Function& function, std::string_view text);
+// The same of a call that came: the text is in the message's body.
+const Function& shown_as(const Function& function, std::span<const std::byte> body);
 
 // "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters are left out.
 std::string name_in(const std::type_info& tag);
@@ -185,6 +190,24 @@ Tuple unpack_tuple(const msgpack::object& object, std::index_sequence<i...>) {
 template <class Tuple>
 Tuple unpack_tuple(const msgpack::object& object) {
   return unpack_tuple<Tuple>(object, std::make_index_sequence<std::tuple_size_v<Tuple>>());
+}
+
+// Where in a tuple the first text is; its size where there is none.
+template <class... A>
+constexpr std::size_t first_text(std::type_identity<std::tuple<A...>>) {
+  std::size_t place = 0;
+  static_cast<void>((... || (std::is_same_v<A, std::string> || (++place, false))));
+  return place;
+}
+
+template <class Tuple>
+const Function& shown(const Function& function, const Tuple& arguments) {
+  constexpr std::size_t place = first_text(std::type_identity<Tuple>());
+  if constexpr (place < std::tuple_size_v<Tuple>) {
+    return shown_as(function, std::get<place>(arguments));
+  } else {
+    return function;
+  }
 }
 
 template <class Tuple>

@@ -378,6 +378,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     return fail(head.call, answer_to(head), Failure::Unread,
                 Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
+  function = &shown_as(*function, message.body);
   {
     const trace::About shown{
         .name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank, .bytes = bytes_of(message)};

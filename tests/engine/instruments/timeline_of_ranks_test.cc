@@ -346,7 +346,7 @@ TEST_F(TimelineOfRanks, RB055_CallsCarryTheirFunctionAndBothEndsOfEveryModeThrea
   };
   std::map<std::tuple<std::string, int, int>, Ends> seen;  // function, from, to
   const auto is_ours = [](const Drawn& span) {
-    return span.name.find("twice") != std::string::npos || span.name.find("run_operator") != std::string::npos;
+    return span.name.find("twice") != std::string::npos || span.name.find("aten::") != std::string::npos;
   };
   for (const Drawn& call : spans("call")) {
     if (is_ours(call)) ++seen[{call.name, call.rank, call.peer}].calls;

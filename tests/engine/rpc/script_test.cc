@@ -2,6 +2,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <regex>
 #include <sstream>
 #include <thread>
 
@@ -347,6 +348,37 @@ TEST_P(Script, WhatItRaisesArrivesWithItsTrace) {
       expect_in("raise ValueError", text);
     }
     EXPECT_TRUE(at::equal(agent.sync_script("math.cube", to, one), one)) << "the callee goes on";
+  });
+}
+
+// Not as the function that runs it: in errors of both ends' making, and in what both ends record.
+TEST_P(Script, IsShownByItsName) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto one = at::ones({1});
+    for (const auto& to : {harness::after(agent, 1), agent.self()}) {
+      const auto function_of = [](const auto& call) -> std::string {
+        try {
+          call();
+        } catch (const rpc::RemoteError& error) {
+          return error.function();
+        }
+        return "";
+      };
+      EXPECT_EQ(function_of([&] { agent.sync_script("math.raises", to, one); }), "math.raises");
+      EXPECT_EQ(function_of([&] { agent.sync_script<void>("net.nothing_such", to); }), "net.nothing_such");
+      EXPECT_EQ(function_of([&] { agent.sync_op("aten::add", to, one, at::ones({2, 3, 4}).to_sparse()); }), "aten::add");
+      const auto made = text_of([&] { agent.remote_script("math.raises", to, one).to_here(); });
+      expect_in("math.raises on " + to.name + " threw", made);
+      const auto net = agent.remote<&scripts::make_net>(to, 5.0);
+      EXPECT_EQ(function_of([&] { net.sync<&rpc::run_method<at::Tensor>>("absent", rpc::ScriptArguments()); }), "absent");
+      // What is no name is not shown as one.
+      EXPECT_NE(function_of([&] { agent.sync_script<void>("a name\nof lines", to); }).find("run_script"),
+                std::string::npos);
+    }
+    const auto dump = agent.dump();
+    for (const auto* name : {"math.raises", "aten::add", "absent"}) {
+      EXPECT_TRUE(std::regex_search(dump, std::regex("\\{[^{}]*\"served\"[^{}]*\"" + std::string(name) + "\""))) << name;
+    }
   });
 }
 
