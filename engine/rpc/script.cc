@@ -169,7 +169,11 @@ torch::jit::Stack checked(const Callable& called, const std::string& name, const
     for (const auto& argument : arguments.positional) stack.push_back(to_ivalue(argument, type_of(stack.size())));
     torch::jit::Kwargs keywords;
     for (const auto& [keyword, argument] : arguments.keywords) {
-      keywords.emplace(keyword, to_ivalue(argument, type_of(schema.argumentIndexWithName(keyword))));
+      const auto place = schema.argumentIndexWithName(keyword);
+      if (place && static_cast<std::size_t>(*place) < stack.size()) {
+        throw Error(Blame::Caller, "'" + keyword + "' is given by its place and by its name");
+      }
+      keywords.emplace(keyword, to_ivalue(argument, type_of(place)));
     }
     schema.checkAndNormalizeInputs(stack, keywords);
     return stack;
