@@ -70,6 +70,7 @@ struct EventLoop::Mailbox {
   std::mutex mutex;
   std::condition_variable rested;  // the loop's thread has given way to callers and may be needed
   bool resting = false;            // it has
+  bool rests_long = false;         // and is to be told when the last of them goes
   std::vector<Task> posted;
   bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
   bool sleeping = false;   // somebody is, or is about to be, inside epoll

@@ -25,10 +25,11 @@ constexpr auto kCrowded = std::chrono::milliseconds(10);     // after that: a ca
 // Between looks, with pollers that cannot be parked: a quarter of the time in which there was nothing, within these.
 constexpr auto kShortestPollPause = std::chrono::microseconds(20);
 constexpr auto kLongestPollPause = std::chrono::microseconds(100);
-constexpr auto kShortSleep = std::chrono::milliseconds(1);  // less is to end when it should
-constexpr auto kGiveWay = std::chrono::microseconds(500);   // how long the loop's thread leaves the turns to callers
-constexpr auto kComputes = std::chrono::milliseconds(10);   // a client, where it was seen
-constexpr int kTurnsPerLook = 64;                           // at the descriptors, while pollers are spun on
+constexpr auto kShortSleep = std::chrono::milliseconds(1);    // less is to end when it should
+constexpr auto kGiveWay = std::chrono::microseconds(500);     // how long the loop's thread leaves the turns to callers
+constexpr auto kLongestRest = std::chrono::milliseconds(50);  // while a caller stays
+constexpr auto kComputes = std::chrono::milliseconds(10);     // a client, where it was seen
+constexpr int kTurnsPerLook = 64;                             // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 
 // Spinning keeps whoever is waited for from running where there is one processor only.
@@ -88,7 +89,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
 void EventLoop::Inner::hand_over() {
   if (!standing_by) {
     std::lock_guard lock(mailbox->mutex);
-    if (mailbox->is_urgent) mailbox->rested.notify_one();
+    if (mailbox->is_urgent || mailbox->rests_long) mailbox->rested.notify_one();
     return;
   }
   const auto wait = time_to_wait(Deadline::never(), /*progressed=*/false, Turner::Leaves);
@@ -129,13 +130,17 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
 }
 
 // Who serves has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
-// each other would cost both a wake-up. Posted work ends the rest where nobody else does it.
+// each other would cost both a wake-up. Posted work ends the rest where nobody else does it. A caller that stays long is
+// looked after less and less often, and says so when it goes.
 void EventLoop::Inner::rest() {
   std::unique_lock lock(mailbox->mutex);
   if (mailbox->closed) return;
   mailbox->resting = true;
-  mailbox->rested.wait_for(lock, kGiveWay);
-  mailbox->resting = false;
+  for (nanoseconds most = kGiveWay;; most = std::min<nanoseconds>(2 * most, kLongestRest)) {
+    mailbox->rests_long = most > kGiveWay;
+    if (mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout || callers == 0) break;
+  }
+  mailbox->resting = mailbox->rests_long = false;
 }
 
 // Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.

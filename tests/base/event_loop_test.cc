@@ -306,6 +306,24 @@ TEST(EventLoop, GoesOnByItselfAfterADriverHasLeft) {
   flush(loop);  // would hang if nobody turned
 }
 
+// The loop's thread would wake 2000 times a second, and take the processor from those who compute.
+TEST(EventLoop, ItsThreadSleepsWhileACallerStays) {
+  EventLoop loop("test");
+  const auto switches = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nvcsw;
+  };
+  for (int i = 0; i < 20; ++i) {  // so that it makes way for the caller
+    flush(loop);
+    EXPECT_TRUE(loop.drive([] { return true; }));
+  }
+  const auto before = switches();
+  EXPECT_FALSE(loop.drive([] { return false; }, Deadline::in(milliseconds(400))));
+  EXPECT_LT(switches() - before, 100);
+  flush(loop);  // and comes when that one has left
+}
+
 // A producer on another thread, and a loop that looks for what it makes: as two processes do through shared memory.
 struct Mailroom {
   EventLoop& loop;
