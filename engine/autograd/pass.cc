@@ -6,6 +6,7 @@
 #include <weft/engine/autograd/messages.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::autograd {
@@ -282,7 +283,9 @@ void Pass::end_one() {
 void Pass::fail(const Outcome& why) {
   if (ended_.exchange(true)) return;
   *failed_ = true;
-  traced_.fail(why.error());
+  const Error error = why.error();
+  traced_.fail(error);
+  if (trace::is_worth_a_dump(error)) trace::dump_after("a backward pass", error);
   const bool news = context_->failed(name_, why);
   EventLoop::Registration timer;
   {

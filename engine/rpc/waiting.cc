@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include <c10/core/StreamGuard.h>
@@ -185,13 +186,17 @@ void AgentCore::late_reply_came(const WaitingCall& call, const WorkerInfo& worke
 
 std::vector<PendingCalls::Taken> AgentCore::fail(std::vector<PendingCalls::Taken> calls,
                                                  const std::function<Error(const WaitingCall&)>& why) {
-  for (auto& [id, call] : calls) {
-    const Error error = why(call);
-    if (trace::is_worth_a_dump(error)) trace::dump_after("a call", error);  // while it is still open there
-    call.traced.fail(error);
+  std::vector<Error> errors;
+  errors.reserve(calls.size());
+  for (auto& [id, call] : calls) call.traced.fail(errors.emplace_back(why(call)));
+  // Once, and behind all: what comes within a second of a dump is in no other.
+  const auto worst = std::find_if(errors.begin(), errors.end(), &trace::is_worth_a_dump);
+  if (worst != errors.end()) trace::dump_after("a call", *worst);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    auto& [id, call] = calls[i];
     forget_recorded(id, call);
     if (call.here) call.here->cancelled = true;
-    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
+    call = complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(errors[i])); });
   }
   return calls;
 }

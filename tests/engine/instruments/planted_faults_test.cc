@@ -316,6 +316,50 @@ TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
   EXPECT_THAT(stuck[0].ranks, ElementsAre(1));
 }
 
+at::Tensor times_two(at::Tensor x) { return x * 2; }
+
+// Nothing of it is stuck anywhere but at its root, and no call of it fails.
+TEST_F(PlantedFaults, ABackwardPassWhoseResultIsNotUsedIsDumpedAndNamed) {
+  Processes ranks(3, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.timeout = 1s});
+    if (rank == 0) {
+      AutogradContext context(agent);
+      const auto x = torch::ones({4}, torch::requires_grad());
+      const auto unused = agent.sync<&times_two>("worker2", x);
+      const auto loss = agent.sync<&times_two>("worker1", x).sum();
+      EXPECT_EQ(harness::error_of([&] { context.backward({loss}); }).blame(), Blame::Timeout);
+    }
+    Processes::say("there");
+    stay();
+  });
+  for (int rank = 0; rank < 3; ++rank) ranks.wait_for(rank, "there");
+  EXPECT_GE(dumps_of(ranks.process(0)), 1u);
+  const auto stuck = findings(What::StuckBackward, 0ns);
+  ASSERT_EQ(stuck.size(), 1u);
+  EXPECT_THAT(stuck[0].text, HasSubstr("rank 0 "));
+}
+
+int vanish() { ::_exit(0); }
+
+// A second goes by before the next dump: the first one holds what has failed.
+TEST_F(PlantedFaults, ALostWorkerIsNamedByTheCallThatItOwes) {
+  Processes ranks(2, [](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    if (rank == 0) {
+      const auto waits = agent.async<&hang>("worker1");
+      EXPECT_EQ(harness::error_of([&] { agent.sync<&vanish>("worker1"); }).blame(), Blame::PeerLost);
+      EXPECT_EQ(harness::error_of([&] { waits.get(); }).blame(), Blame::PeerLost);
+    }
+    Processes::say("there");
+    stay();
+  });
+  ranks.wait_for(0, "there");
+  EXPECT_EQ(dumps_of(ranks.process(0)), 1u);
+  const auto failed = findings(What::Failure);
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_THAT(failed[0].text, HasSubstr("on rank 1: PeerLost"));
+}
+
 int answer() { return 42; }
 
 class Sleeper {
