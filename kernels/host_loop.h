@@ -8,6 +8,7 @@
 #include <utility>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -35,7 +36,11 @@ void run_anywhere(const Operation& operation, std::size_t elements, T*... arrays
 }
 
 #if defined(__x86_64__)
-inline const bool kHasAvx2 = __builtin_cpu_supports("avx2");  // and with it F16C: no processor has one alone
+// Every processor with AVX2 has F16C, but a virtual machine may be shown one without the other.
+inline const bool kHasAvx2AndF16c = [] {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}();
 
 // The operation over fp32 that equals one over fp16 or bf16 whose arrays are converted before and after.
 template <class T>
@@ -123,7 +128,7 @@ template <class Operation, class... Arrays, std::size_t... I>
 void run_on_host(const Operation& operation, ArrayList<Arrays...> list, std::index_sequence<I...> indices,
                  std::size_t elements, void* const* arrays) {
 #if defined(__x86_64__)
-  if (kHasAvx2) {
+  if (kHasAvx2AndF16c) {
     return run_with_avx2(operation, list, indices, elements, static_cast<typename Arrays::Element*>(arrays[I])...);
   }
 #endif

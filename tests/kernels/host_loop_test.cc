@@ -64,7 +64,7 @@ void check(const char* name, ArrayList<Arrays...>, std::index_sequence<I...>) {
 
 TEST(HostLoop, GivesTheSameBitsOnEveryProcessor) {
 #if defined(__x86_64__)
-  if (!kHasAvx2) GTEST_SKIP() << "this processor has no AVX2, so there is only one loop";
+  if (!kHasAvx2AndF16c) GTEST_SKIP() << "this processor has no AVX2 or no F16C, so there is only one loop";
 #else
   GTEST_SKIP() << "there is only one loop on this architecture";
 #endif
