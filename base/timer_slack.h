@@ -12,7 +12,7 @@ class NoTimerSlack {
   NoTimerSlack& operator=(const NoTimerSlack&) = delete;
 
  private:
-  int former_;  // nanoseconds
+  int former_;  // nanoseconds; -1 where the kernel or a sandbox does not tell
 };
 
 }  // namespace weft
