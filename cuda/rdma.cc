@@ -22,18 +22,18 @@ DmaBuf::DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes) {
   offset_ = static_cast<std::size_t>(address - begin);
   DeviceGuard guard(device);
   const RelaxedCapture relaxed(device.driver());
+  int number = -1;
   const CUresult result = device.driver().mem_get_handle_for_address_range(
-      &descriptor_, begin, static_cast<std::size_t>(end - begin), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-  if (result == CUDA_SUCCESS) return;
+      &number, begin, static_cast<std::size_t>(end - begin), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (result == CUDA_SUCCESS) {
+    descriptor_ = Descriptor(number);
+    return;
+  }
   if (is_sticky(result) || (result == CUDA_ERROR_UNKNOWN && !device.probe()))
     device.check(result, "cuMemGetHandleForAddressRange");
   throw Error(Blame::Unsupported,
               error_of(device.driver(), result, "cuMemGetHandleForAddressRange on " + describe(device.id())).text(),
               result);
-}
-
-DmaBuf::~DmaBuf() {
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void flush_remote_writes(Device& device) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include <weft/base/descriptor.h>
 #include <weft/cuda/device.h>
 
 namespace weft::cuda {
@@ -14,16 +15,13 @@ class DmaBuf {
  public:
   // Of one allocation. Throws Unsupported where the GPU or this kind of memory cannot be exported.
   DmaBuf(Device& device, CUdeviceptr address, std::size_t bytes);
-  ~DmaBuf();
-  DmaBuf(const DmaBuf&) = delete;
-  DmaBuf& operator=(const DmaBuf&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.get(); }
   // How far behind its begin `address` lies.
   std::size_t offset() const { return offset_; }
 
  private:
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   std::size_t offset_ = 0;
 };
 

@@ -4,11 +4,11 @@
 //
 // Three rules of the driver that no return code reports:
 //   - The order that a word creates is invisible to CUDA. Where work that releases a wait is itself on a stream, let the
-//   waiting
-//     stream wait for that work's event first, or the two may be put into one hardware queue in the wrong order and hang.
+//     waiting stream wait for that work's event first, or the two may be put into one hardware queue in the wrong order
+//     and hang.
 //   - A stream that waits may block the loading of kernels for the whole device: Library::preload before the first wait.
 //   - A wait for a value that never comes hangs its stream for ever, so who fails to do the work writes the value all the
-//   same.
+//     same.
 //
 // A device without these operations throws Unsupported. Usable from every thread.
 #pragma once
