@@ -28,7 +28,7 @@ Blame blame_of(int number) {
 }
 
 // One write: the socket is fresh and has room for so little.
-bool send_whole(const Socket& socket, const Greeting::Bytes& bytes) {
+bool send_whole(const Descriptor& socket, const Greeting::Bytes& bytes) {
   return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
 }
@@ -134,7 +134,7 @@ void Dial::try_next() {
     return attempt_failed(Blame::Busy, std::strerror(errno), errno);
   }
   while (calls_.size() < settings_.sockets) {
-    Socket socket = connect(candidates_[next_]);
+    Descriptor socket = connect(candidates_[next_]);
     if (!socket) return attempt_failed(blame_of(errno), std::strerror(errno), errno);
     calls_.push_back({std::move(socket)});
   }
@@ -151,11 +151,11 @@ void Dial::try_next() {
 }
 
 // Empty, with errno, where that fails at once.
-Socket Dial::connect(const SocketAddress& address) {
-  Socket socket = make_socket(address.family());
+Descriptor Dial::connect(const SocketAddress& address) {
+  Descriptor socket = make_socket(address.family());
   if (!socket || ::connect(socket.get(), address.get(), address.length) == 0 || errno == EINPROGRESS) return socket;
   const int number = errno;
-  socket.reset();
+  socket = Descriptor();
   errno = number;
   return socket;
 }

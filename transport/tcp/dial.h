@@ -21,7 +21,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   // Called once, on the loop, unless cancel() comes first: connected and greeted sockets with their peer's address, or why
   // there are none: PeerLost (refused, unreachable, somebody else is there), Timeout (no answer), Busy (no descriptors).
   struct Made {
-    std::vector<Socket> sockets;  // by their index
+    std::vector<Descriptor> sockets;  // by their index
     std::string peer;
   };
   using Done = std::function<void(Result<Made>)>;
@@ -41,7 +41,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   void resolved(const std::vector<SocketAddress>& found, const std::string& failures);
   void try_next();
   void start_over();
-  Socket connect(const SocketAddress& address);
+  Descriptor connect(const SocketAddress& address);
   void connected(std::size_t index);
   void read_greeting(std::size_t index);
   void attempt_failed(Blame blame, const std::string& why, int number);
@@ -62,7 +62,7 @@ class Dial : public std::enable_shared_from_this<Dial> {
   std::chrono::milliseconds pause_;
   // The attempt under way.
   struct Call {
-    Socket socket;
+    Descriptor socket;
     Greeting greeting = {};
     EventLoop::Registration watch = {};
   };

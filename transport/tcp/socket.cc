@@ -1,7 +1,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <weft/transport/tcp/socket.h>
 
@@ -23,21 +22,11 @@ bool is_near(SocketAddress one, SocketAddress other) {
 
 }  // namespace
 
-Socket& Socket::operator=(Socket&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  descriptor_ = std::exchange(other.descriptor_, -1);
-  return *this;
+Descriptor make_socket(int family) noexcept {
+  return Descriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-void Socket::reset() noexcept {
-  if (descriptor_ >= 0) ::close(descriptor_);
-  descriptor_ = -1;
-}
-
-Socket make_socket(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
-
-void tune(const Socket& socket, const Settings& settings) noexcept {
+void tune(const Descriptor& socket, const Settings& settings) noexcept {
   const auto set = [&socket](int level, int option, int value) {
     return ::setsockopt(socket.get(), level, option, &value, sizeof value) == 0;
   };
@@ -50,14 +39,14 @@ void tune(const Socket& socket, const Settings& settings) noexcept {
   if (is_near(local_end(socket), remote_end(socket))) set(SOL_SOCKET, SO_SNDBUF, kNearBytes);
 }
 
-SocketAddress local_end(const Socket& socket) noexcept {
+SocketAddress local_end(const Descriptor& socket) noexcept {
   SocketAddress end;
   end.length = sizeof end.storage;
   if (::getsockname(socket.get(), end.get(), &end.length) != 0) end.length = 0;
   return end;
 }
 
-SocketAddress remote_end(const Socket& socket) noexcept {
+SocketAddress remote_end(const Descriptor& socket) noexcept {
   SocketAddress end;
   end.length = sizeof end.storage;
   if (::getpeername(socket.get(), end.get(), &end.length) != 0) end.length = 0;

@@ -24,7 +24,7 @@ constexpr int kTakenInOneTurn = 64;
 bool is_shortage(int number) { return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM; }
 
 // Nothing was sent on it before, so there is room.
-bool answer(const Socket& socket, const Identity& identity) {
+bool answer(const Descriptor& socket, const Identity& identity) {
   const auto bytes = Greeting::encode(identity);
   return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
@@ -52,11 +52,11 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
 
  private:
   struct Door {
-    Socket socket;
+    Descriptor socket;
     EventLoop::Registration watch;  // or the timer that opens it again
   };
   struct Guest {
-    Socket socket;
+    Descriptor socket;
     Greeting greeting;
     EventLoop::Registration watch;
     EventLoop::Registration timer;
@@ -66,7 +66,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   void watch(std::size_t door);
   void accept_at(std::size_t door);
   void pause(std::size_t door, int number);
-  void receive(Socket socket);
+  void receive(Descriptor socket);
   void greet(std::uint64_t key);
   void welcome(std::uint64_t key);
   void put_out(std::uint64_t key, const std::string& why);
@@ -84,7 +84,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
 };
 
 int TcpListener::Entrance::add_door(SocketAddress address) {
-  Socket socket = make_socket(address.family());
+  Descriptor socket = make_socket(address.family());
   if (!socket) return errno;
   const int one = 1;
   if (address.family() == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
@@ -127,7 +127,7 @@ void TcpListener::Entrance::watch(std::size_t door) {
 
 void TcpListener::Entrance::accept_at(std::size_t door) {
   for (int i = 0; i < kTakenInOneTurn && !closed_; ++i) {
-    Socket socket(::accept4(doors_[door].socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Descriptor socket(::accept4(doors_[door].socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) {
       short_of_something_ = false;
       receive(std::move(socket));
@@ -152,7 +152,7 @@ void TcpListener::Entrance::pause(std::size_t door, int number) {
   doors_[door].watch = loop->at(Deadline::in(settings_.shortage), [self = shared_from_this(), door] { self->watch(door); });
 }
 
-void TcpListener::Entrance::receive(Socket socket) {
+void TcpListener::Entrance::receive(Descriptor socket) {
   const auto loop = loop_.lock();
   if (!loop) return;
   // Who has been silent the longest makes room: hardly a peer, and if so it tries again.

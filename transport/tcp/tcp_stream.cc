@@ -35,7 +35,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   Core& operator=(const Core&) = delete;
 
   void await(const std::shared_ptr<Dial>& dial);
-  void connected(Socket socket, const std::string& peer);
+  void connected(Descriptor socket, const std::string& peer);
   void failed(const Error& error);
   void start(EventLoop& loop, std::function<void()> readable, std::function<void()> writable);
   void stop() noexcept;
@@ -86,7 +86,7 @@ class TcpStream::Core : public std::enable_shared_from_this<Core> {
   bool finished_ = false;
   bool stopped_ = false;
 
-  Socket socket_;  // set once, then published by the next line
+  Descriptor socket_;  // set once, then published by the next line
   std::atomic<int> descriptor_{-1};
   std::atomic<bool> short_{false};  // a write took less than it was given and nobody was told of room since
   std::atomic<int> broken_{0};      // errno: the end as the writer or the loop saw it, which the reader cannot see any more
@@ -119,7 +119,7 @@ void TcpStream::Core::await(const std::shared_ptr<Dial>& dial) {
   dial_ = dial;
 }
 
-void TcpStream::Core::connected(Socket socket, const std::string& peer) {
+void TcpStream::Core::connected(Descriptor socket, const std::string& peer) {
   const auto loop = loop_.lock();  // let go of after the mutex: it may be the last reference
   std::lock_guard lock(mutex_);
   if (stopped_) return;
@@ -388,7 +388,7 @@ void TcpStream::Core::stop() noexcept {
   if (loop) loop->post([] {});
 }
 
-TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer,
+TcpStream::TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer,
                      const Settings& settings, const Part& part)
     : core_(std::make_shared<Core>(loop, peer, settings, part)) {
   core_->connected(std::move(socket), peer);

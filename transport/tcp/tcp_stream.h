@@ -19,7 +19,7 @@ class TcpStream final : public ByteStream {
  public:
   // Over a connected stream socket. The loop, which start() is given again, does what must be done without a caller:
   // connecting, and looking after the peer.
-  TcpStream(const std::shared_ptr<EventLoop>& loop, Socket socket, const std::string& peer, const Settings& settings,
+  TcpStream(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const std::string& peer, const Settings& settings,
             const Part& part = {});
   // Connects to one of the address's hosts until the deadline; see Dial. The sockets of one lane, Settings::sockets of
   // them: all connect or none.

@@ -16,7 +16,7 @@ bool shell(const std::string& command) { return std::system(("( " + command + " 
 
 }  // namespace
 
-bool forget(Socket socket) {
+bool forget(Descriptor socket) {
   const int on = 1;
   // Closed in this state it says nothing.
   return ::setsockopt(socket.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) == 0;

@@ -12,7 +12,7 @@ namespace weft::transport::tcp {
 
 // Does to the peer of a TCP socket what a machine does that went down and came up again: it knows nothing of the
 // connection. False where this process may not do that.
-bool forget(Socket socket);
+bool forget(Descriptor socket);
 constexpr const char* kMayNotForget = "making a socket forget its connection (TCP_REPAIR) takes CAP_NET_ADMIN";
 
 // Lines between a Child and the test.

@@ -183,25 +183,25 @@ bool may_have_descriptors(std::size_t count) {
   return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= count;
 }
 
-std::pair<Socket, Socket> socket_pair() {
+std::pair<Descriptor, Descriptor> socket_pair() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
     throw system_error(Blame::Busy, "socketpair", errno);
   }
-  return {Socket(ends[0]), Socket(ends[1])};
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-std::pair<Socket, Socket> tcp_pair() {
-  const Socket door = reserved_port();
+std::pair<Descriptor, Descriptor> tcp_pair() {
+  const Descriptor door = reserved_port();
   ::listen(door.get(), 1);
-  Socket mine = raw_connect(local_end(door).port());
-  Socket theirs(::accept4(door.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  Descriptor mine = raw_connect(local_end(door).port());
+  Descriptor theirs(::accept4(door.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!theirs) throw system_error(Blame::Busy, "accept", errno);
   return {std::move(mine), std::move(theirs)};
 }
 
-Socket raw_connect(int port) {
-  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor raw_connect(int port) {
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = numeric_address({"127.0.0.1", port});
   if (!socket || ::connect(socket.get(), address->get(), address->length) != 0) {
     throw system_error(Blame::PeerLost, "connect", errno);
@@ -209,8 +209,8 @@ Socket raw_connect(int port) {
   return socket;
 }
 
-Socket reserved_port() {
-  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Descriptor reserved_port() {
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = numeric_address({"127.0.0.1", 0});
   if (!socket || ::bind(socket.get(), address->get(), address->length) != 0) {
     throw system_error(Blame::Busy, "bind", errno);
@@ -236,7 +236,7 @@ Child::Child(const std::function<void(int)>& body) {
     ::_exit(testing::Test::HasFailure() ? 1 : 0);
   }
   ::close(ends[1]);
-  socket_ = Socket(ends[0]);
+  socket_ = Descriptor(ends[0]);
 }
 
 Child::~Child() {

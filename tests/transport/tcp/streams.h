@@ -92,14 +92,14 @@ std::unique_ptr<ByteStream> dial(const std::shared_ptr<EventLoop>& loop, const s
                                  Deadline deadline = patience(), const Settings& settings = {}, bool refusal_ends = false);
 
 // Two connected descriptors: Unix sockets, or TCP over the loopback.
-std::pair<Socket, Socket> socket_pair();
-std::pair<Socket, Socket> tcp_pair();
+std::pair<Descriptor, Descriptor> socket_pair();
+std::pair<Descriptor, Descriptor> tcp_pair();
 // Lifts the limit on descriptors up to so many; false where this process may not have them.
 bool may_have_descriptors(std::size_t count);
 // Connected to the port of 127.0.0.1, blocking.
-Socket raw_connect(int port);
+Descriptor raw_connect(int port);
 // Bound to a port of 127.0.0.1, not listening: nobody else gets the port, and connecting is refused.
-Socket reserved_port();
+Descriptor reserved_port();
 
 // A forked process that runs the body and then exits. Fork before threads are made.
 class Child {
@@ -119,7 +119,7 @@ class Child {
   int wait();
 
  private:
-  Socket socket_;
+  Descriptor socket_;
   pid_t process_ = -1;
 };
 

@@ -37,7 +37,7 @@ Settings sockets(std::size_t count) {
   return settings;
 }
 
-std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std::vector<Socket> sockets,
+std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std::vector<Descriptor> sockets,
                                     const Settings& settings = {}) {
   std::vector<std::unique_ptr<TcpStream>> streams;
   for (std::size_t i = 0; i < sockets.size(); ++i) {
@@ -48,8 +48,8 @@ std::unique_ptr<ByteStream> striped(const std::shared_ptr<EventLoop>& loop, std:
 }
 
 // Both ends of so many connections.
-std::array<std::vector<Socket>, 2> pairs(std::size_t count) {
-  std::array<std::vector<Socket>, 2> ends;
+std::array<std::vector<Descriptor>, 2> pairs(std::size_t count) {
+  std::array<std::vector<Descriptor>, 2> ends;
   for (std::size_t i = 0; i < count; ++i) {
     auto [one, other] = tcp_pair();
     ends[0].push_back(std::move(one));
@@ -61,9 +61,9 @@ std::array<std::vector<Socket>, 2> pairs(std::size_t count) {
 // One end is a stream, the other what the test says and hears on each socket.
 struct HalfLane {
   explicit HalfLane(std::size_t count) : HalfLane(pairs(count)) {}
-  explicit HalfLane(std::array<std::vector<Socket>, 2> ends)
+  explicit HalfLane(std::array<std::vector<Descriptor>, 2> ends)
       : loop(make_loop()), near(loop, striped(loop, std::move(ends[0]))), far(std::move(ends[1])) {
-    for (const Socket& socket : far) ::fcntl(socket.get(), F_SETFL, 0);  // blocking
+    for (const Descriptor& socket : far) ::fcntl(socket.get(), F_SETFL, 0);  // blocking
   }
   void say(std::size_t socket, const std::string& bytes) const {
     ASSERT_EQ(::send(far[socket].get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
@@ -77,12 +77,12 @@ struct HalfLane {
   void reset(std::size_t socket) {
     const linger at_once{1, 0};
     ::setsockopt(far[socket].get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    far[socket].reset();
+    far[socket] = Descriptor();
   }
 
   std::shared_ptr<EventLoop> loop;
   End near;
-  std::vector<Socket> far;
+  std::vector<Descriptor> far;
 };
 
 TEST(StripedStream, BytesArriveInOrderBothWaysAtOnce) {
@@ -341,7 +341,7 @@ TEST(StripedStream, AfterStopNobodyIsCalledAndAllSocketsAreClosed) {
   });
   stopped.get_future().wait();
   stream.reset();
-  for (const Socket& socket : ends[1]) {
+  for (const Descriptor& socket : ends[1]) {
     ::fcntl(socket.get(), F_SETFL, 0);
     char none;
     EXPECT_EQ(::recv(socket.get(), &none, 1, 0), 0);
@@ -371,7 +371,7 @@ TEST(StripedLane, HasAsManySocketsAsWhoConnectsSays) {
 
 TEST(StripedLane, ARefusalIsTheReasonOfAll) {
   const auto loop = make_loop();
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const std::string address = "127.0.0.1:" + std::to_string(local_end(nobody).port());
   End a(loop, dial(loop, address, Deadline::in(milliseconds(500)), sockets(4)));
   a.send("never sent");
@@ -382,7 +382,7 @@ TEST(StripedLane, ARefusalIsTheReasonOfAll) {
 }
 
 TEST(StripedLane, MayHaveFailedBeforeItIsStarted) {
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const auto address = Address::parse("127.0.0.1:" + std::to_string(local_end(nobody).port()));
   const auto loop = make_loop();
   for (int i = 0; i < 200; ++i) {
@@ -418,13 +418,13 @@ TEST(StripedLane, WhoLosesInterestLeavesNothingBehind) {
 }
 
 struct Said {
-  Socket socket;
+  Descriptor socket;
   Part part;
 };
 
 // What comes to a door of the test's own.
-Said accept_at(const Socket& door) {
-  Said said{Socket(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)), {}};
+Said accept_at(const Descriptor& door) {
+  Said said{Descriptor(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)), {}};
   Greeting greeting;
   while (greeting.receive(said.socket.get()) == Greeting::Progress::Wants) {
   }
@@ -434,7 +434,7 @@ Said accept_at(const Socket& door) {
 
 TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
   const auto answer = Greeting::encode({1, 2});
   End a(loop, dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
@@ -452,7 +452,7 @@ TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
     if (takes_both) {
       ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
     }
-    taken[1].socket = takes_both ? std::move(taken[1].socket) : Socket();
+    taken[1].socket = takes_both ? std::move(taken[1].socket) : Descriptor();
   }
   EXPECT_EQ(lanes.size(), 2u) << "another attempt is another lane";
   ASSERT_EQ(::send(taken[0].socket.get(), "there", 5, 0), 5);
@@ -460,20 +460,20 @@ TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
 }
 
 // A stranger or a peer at a listener's door.
-Socket greet(const Lobby& lobby, const Part& part, const Identity& identity = {}) {
-  Socket socket = raw_connect(lobby.port());
+Descriptor greet(const Lobby& lobby, const Part& part, const Identity& identity = {}) {
+  Descriptor socket = raw_connect(lobby.port());
   const auto greeting = Greeting::encode(identity, part);
   EXPECT_EQ(::send(socket.get(), greeting.data(), greeting.size(), 0), static_cast<ssize_t>(greeting.size()));
   return socket;
 }
 
 // Blocks until the listener closes it, without a word.
-bool put_out(const Socket& stranger) {
+bool put_out(const Descriptor& stranger) {
   char answer;
   return ::recv(stranger.get(), &answer, 1, 0) <= 0;
 }
 
-bool answered(const Socket& peer) {
+bool answered(const Descriptor& peer) {
   Greeting::Bytes answer;
   return ::recv(peer.get(), answer.data(), answer.size(), MSG_WAITALL) == static_cast<ssize_t>(answer.size());
 }
@@ -483,8 +483,8 @@ TEST(StripedLane, ThatIsNotCompleteIsPutOutAfterAWhile) {
   Settings settings;
   settings.greeting = milliseconds(20);
   Lobby lobby(loop, "", settings);
-  const Socket first = greet(lobby, {1, 0, 3});
-  const Socket third = greet(lobby, {1, 2, 3});
+  const Descriptor first = greet(lobby, {1, 0, 3});
+  const Descriptor third = greet(lobby, {1, 2, 3});
   EXPECT_TRUE(put_out(first));
   EXPECT_TRUE(put_out(third));
   EXPECT_EQ(lobby.waiting(), 0u);
@@ -493,14 +493,14 @@ TEST(StripedLane, ThatIsNotCompleteIsPutOutAfterAWhile) {
 TEST(StripedLane, SocketsMayComeInAnyOrderAndAreAnsweredTogether) {
   const auto loop = make_loop();
   Lobby lobby(loop);
-  const Socket third = greet(lobby, {1, 2, 3});
-  const Socket first = greet(lobby, {1, 0, 3});
-  const Socket other = greet(lobby, {2, 1, 3});  // of another lane
-  const Socket alone = greet(lobby, {1, 0, 1});  // of itself, whatever its lane is called
+  const Descriptor third = greet(lobby, {1, 2, 3});
+  const Descriptor first = greet(lobby, {1, 0, 3});
+  const Descriptor other = greet(lobby, {2, 1, 3});  // of another lane
+  const Descriptor alone = greet(lobby, {1, 0, 1});  // of itself, whatever its lane is called
   EXPECT_TRUE(answered(alone));
   char none;
   EXPECT_EQ(::recv(first.get(), &none, 1, MSG_DONTWAIT), -1);
-  const Socket second = greet(lobby, {1, 1, 3});
+  const Descriptor second = greet(lobby, {1, 1, 3});
   EXPECT_TRUE(answered(first));
   EXPECT_TRUE(answered(second));
   EXPECT_TRUE(answered(third));
@@ -515,8 +515,8 @@ TEST(StripedLane, SocketsMayComeInAnyOrderAndAreAnsweredTogether) {
 TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
   const auto loop = make_loop();
   Lobby lobby(loop);
-  const Socket first = greet(lobby, {1, 0, 2});
-  const Socket alone = greet(lobby, {1, 0, 1});
+  const Descriptor first = greet(lobby, {1, 0, 2});
+  const Descriptor alone = greet(lobby, {1, 0, 1});
   EXPECT_TRUE(answered(alone));  // by now the first is known
   EXPECT_TRUE(put_out(greet(lobby, {1, 0, 2}))) << "twice";
   EXPECT_TRUE(put_out(greet(lobby, {1, 1, 3}))) << "another count";
@@ -524,7 +524,7 @@ TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
   EXPECT_TRUE(put_out(greet(lobby, {1, 0, 0}))) << "no sockets";
   EXPECT_TRUE(put_out(greet(lobby, {1, 0, 1000}))) << "too many";
   EXPECT_TRUE(put_out(greet(lobby, {1, 65'535, 17}))) << "too many";
-  const Socket second = greet(lobby, {1, 1, 2});
+  const Descriptor second = greet(lobby, {1, 1, 2});
   EXPECT_TRUE(answered(first));
   EXPECT_TRUE(answered(second));
   lobby.take();
@@ -536,16 +536,16 @@ TEST(StripedLane, WhatDoesNotFitALaneIsPutOutAndTheLaneIsNot) {
 TEST(StripedLane, WhoGoesOrSpeaksTooEarlyMakesRoomForItsIndex) {
   const auto loop = make_loop();
   Lobby lobby(loop);
-  const Socket early = greet(lobby, {1, 0, 2});
+  const Descriptor early = greet(lobby, {1, 0, 2});
   ASSERT_EQ(::send(early.get(), "hello", 5, 0), 5);
   EXPECT_TRUE(put_out(early));
   {
-    const Socket gone = greet(lobby, {1, 0, 2});
+    const Descriptor gone = greet(lobby, {1, 0, 2});
     ::shutdown(gone.get(), SHUT_WR);
     EXPECT_TRUE(put_out(gone));
   }
-  const Socket first = greet(lobby, {1, 0, 2});
-  const Socket second = greet(lobby, {1, 1, 2});
+  const Descriptor first = greet(lobby, {1, 0, 2});
+  const Descriptor second = greet(lobby, {1, 1, 2});
   EXPECT_TRUE(answered(first));
   EXPECT_TRUE(answered(second));
 }
@@ -566,7 +566,7 @@ TEST(StripedLane, AListenerHoldsABoundedNumberOfIncompleteOnes) {
   Settings settings;
   settings.greeting = std::chrono::minutes(10);  // not by this
   Lobby lobby(loop, "", settings);
-  std::vector<Socket> flood;
+  std::vector<Descriptor> flood;
   for (std::uint64_t lane = 1; lane <= 1100; ++lane) flood.push_back(greet(lobby, {lane, 0, 2}));
   EXPECT_TRUE(put_out(flood.front())) << "the oldest makes room";
   End a(loop, dial(loop, lobby.address(), patience(), sockets(4)));
@@ -674,7 +674,7 @@ TEST(StripedSetting, IsReadFromTheEnvironment) {
   }
   const auto tcp = open().value();
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 16), 0);
   const auto connection =
       tcp->connector()->connect("127.0.0.1:" + std::to_string(local_end(door).port()), {loop, patience()});

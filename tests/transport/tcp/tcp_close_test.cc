@@ -28,7 +28,7 @@ Settings endless() {
 // What a lane leaves behind is its socket.
 class TcpClose : public testing::Test {
  protected:
-  void lane_over(Socket socket, const Settings& settings) {
+  void lane_over(Descriptor socket, const Settings& settings) {
     loop = make_loop();
     connection = connect_over(std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings), Capabilities(),
                               "tcp", loop, settings.linger);

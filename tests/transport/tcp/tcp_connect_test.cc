@@ -66,7 +66,7 @@ TEST(TcpConnect, ResolvesNamesAndNeedsNoIdentity) {
 TEST(TcpConnect, TriesAllAddressesOfAPeer) {
   const auto loop = make_loop();
   Lobby lobby(loop, "127.0.0.1");
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   Address address = Address::parse(lobby.address());
   address.hosts.insert(address.hosts.begin(), {{"127.0.0.1", local_end(nobody).port()}, {"::1", 1}});
   End a(loop, dial(loop, address.text()));
@@ -76,13 +76,13 @@ TEST(TcpConnect, TriesAllAddressesOfAPeer) {
 
 TEST(TcpConnect, TakesNoBytesUntilItStands) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   End a(loop, dial(loop, local(local_end(door).port())));
   a.send("early");
   EXPECT_TRUE(a.stream().peek(1).empty());
   EXPECT_FALSE(a.stream().end());
   ASSERT_EQ(::listen(door.get(), 1), 0);
-  const Socket peer(::accept(door.get(), nullptr, nullptr));
+  const Descriptor peer(::accept(door.get(), nullptr, nullptr));
   const auto meant = Greeting::encode({});
   std::byte greeting[Greeting::kBytes];
   ASSERT_EQ(::recv(peer.get(), greeting, sizeof greeting, MSG_WAITALL), static_cast<ssize_t>(sizeof greeting));
@@ -103,14 +103,14 @@ TEST(TcpConnect, TakesNoBytesUntilItStands) {
 
 TEST(TcpConnect, WaitsForAPortThatOpensLater) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   const Identity identity{7, 8};
   End a(loop, dial(loop, Address{{{"127.0.0.1", local_end(door).port()}}, identity}.text()));
   // Refused a few times by then.
   auto opens = loop->at(Deadline::in(milliseconds(30)), [&] { EXPECT_EQ(::listen(door.get(), 1), 0); });
   std::thread peer([&] {
-    Socket socket;
-    while (!socket) socket = Socket(::accept(door.get(), nullptr, nullptr));  // EINVAL until it listens
+    Descriptor socket;
+    while (!socket) socket = Descriptor(::accept(door.get(), nullptr, nullptr));  // EINVAL until it listens
     std::byte greeting[Greeting::kBytes];
     EXPECT_EQ(::recv(socket.get(), greeting, sizeof greeting, MSG_WAITALL), static_cast<ssize_t>(sizeof greeting));
     const auto answer = Greeting::encode(identity);
@@ -123,7 +123,7 @@ TEST(TcpConnect, WaitsForAPortThatOpensLater) {
 
 TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
   const auto loop = make_loop();
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
   End a(loop, dial(loop, address, Deadline::in(milliseconds(50))));
   a.send("never sent");
@@ -137,7 +137,7 @@ TEST(TcpConnect, ARefusalIsTheReasonOnceTheDeadlineHasPassed) {
 // Nobody to wait for: it was there, and its port is closed now.
 TEST(TcpConnect, ARefusalIsTheEndWhereThePeerHasListenedBefore) {
   const auto loop = make_loop();
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
   End a(loop, dial(loop, address, Deadline::never(), Settings(), /*refusal_ends=*/true));
   const Error error = a.wait_end();
@@ -189,7 +189,7 @@ TEST(TcpConnect, ADeadlineThatHasPassedIsATimeout) {
 
 TEST(TcpConnect, SilenceIsATimeout) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 8), 0);  // the kernel connects, nobody accepts
   Settings settings;
   settings.attempt = milliseconds(20);
@@ -219,10 +219,10 @@ TEST(TcpConnect, RefusesAnotherListenerAtOnce) {
 
 TEST(TcpConnect, RefusesAServerOfAnotherKindAtOnce) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 8), 0);
   End a(loop, dial(loop, local(local_end(door).port()), Deadline::never()));
-  const Socket peer(::accept(door.get(), nullptr, nullptr));
+  const Descriptor peer(::accept(door.get(), nullptr, nullptr));
   ASSERT_EQ(::send(peer.get(), "SSH-2.0-", 8, 0), 8);
   const Error error = a.wait_end();
   EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
@@ -231,10 +231,10 @@ TEST(TcpConnect, RefusesAServerOfAnotherKindAtOnce) {
 
 TEST(TcpConnect, SaysWhichVersionThePeerSpeaks) {
   const auto loop = make_loop();
-  const Socket door = reserved_port();
+  const Descriptor door = reserved_port();
   ASSERT_EQ(::listen(door.get(), 8), 0);
   End a(loop, dial(loop, local(local_end(door).port()), Deadline::never()));
-  const Socket peer(::accept(door.get(), nullptr, nullptr));
+  const Descriptor peer(::accept(door.get(), nullptr, nullptr));
   auto answer = Greeting::encode({1, 2});
   answer[8] = std::byte{9};
   ASSERT_EQ(::send(peer.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
@@ -243,7 +243,7 @@ TEST(TcpConnect, SaysWhichVersionThePeerSpeaks) {
 
 TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
   const auto loop = make_loop();
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const std::string address = local(local_end(nobody).port());
   const auto before = harness::open_descriptors();
   for (int i = 0; i < 50; ++i) {
@@ -264,7 +264,7 @@ TEST(TcpConnect, WhoLosesInterestLeavesNothingBehind) {
 }
 
 TEST(TcpConnect, MayBeginOnALoopThatEndsAtOnce) {
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   for (int i = 0; i < 20; ++i) {
     auto loop = make_loop();
     auto stream = dial(loop, local(local_end(nobody).port()), Deadline::never());

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using testing::HasSubstr;
 
 // Whether the listener closes it, having said no more than that it is another one. Blocks until it does.
-bool put_out(const Socket& stranger) {
+bool put_out(const Descriptor& stranger) {
   char answer[Greeting::kBytes + 1];
   const auto got = ::recv(stranger.get(), answer, sizeof answer, MSG_WAITALL);
   return got <= static_cast<ssize_t>(Greeting::kBytes);
@@ -83,13 +83,13 @@ TEST(TcpListener, QueuesWhoConnectsBeforeAnybodyLooks) {
 TEST(TcpListener, StrangersDoNotGetThrough) {
   const auto loop = make_loop();
   Lobby lobby(loop);
-  { const Socket scanner = raw_connect(lobby.port()); }
+  { const Descriptor scanner = raw_connect(lobby.port()); }
   const std::string random = pattern(1 << 16, 5);
   const auto half = Greeting::encode({});
   const std::string known(reinterpret_cast<const char*>(half.data()), 8);
   for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), std::string("\0", 1), random,
                                    known + random, known + std::string("\1\0\0\0", 4)}) {
-    const Socket stranger = raw_connect(lobby.port());
+    const Descriptor stranger = raw_connect(lobby.port());
     ::send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     EXPECT_TRUE(put_out(stranger)) << bytes.substr(0, 40);
   }
@@ -101,7 +101,7 @@ TEST(TcpListener, HalfAGreetingThenTheEndIsNoPeer) {
   Lobby lobby(loop);
   const auto greeting = Greeting::encode(Address::parse(lobby.address()).identity);
   for (std::size_t bytes = 0; bytes < Greeting::kBytes; ++bytes) {
-    const Socket stranger = raw_connect(lobby.port());
+    const Descriptor stranger = raw_connect(lobby.port());
     ASSERT_EQ(::send(stranger.get(), greeting.data(), bytes, 0), static_cast<ssize_t>(bytes));
     ::shutdown(stranger.get(), SHUT_WR);
     EXPECT_TRUE(put_out(stranger)) << bytes;
@@ -114,8 +114,8 @@ TEST(TcpListener, WhoSaysNothingIsPutOutAfterAWhile) {
   Settings settings;
   settings.greeting = milliseconds(20);
   Lobby lobby(loop, "", settings);
-  const Socket silent = raw_connect(lobby.port());
-  const Socket slow = raw_connect(lobby.port());
+  const Descriptor silent = raw_connect(lobby.port());
+  const Descriptor slow = raw_connect(lobby.port());
   ASSERT_EQ(::send(slow.get(), "weft", 4, 0), 4);
   EXPECT_TRUE(put_out(silent));
   EXPECT_TRUE(put_out(slow));
@@ -127,7 +127,7 @@ TEST(TcpListener, AGreetingMayComeInPieces) {
   const auto loop = make_loop();
   Lobby lobby(loop);
   const auto greeting = Greeting::encode({});
-  const Socket peer = raw_connect(lobby.port());
+  const Descriptor peer = raw_connect(lobby.port());
   for (const std::byte& byte : greeting) ASSERT_EQ(::send(peer.get(), &byte, 1, 0), 1);
   ASSERT_EQ(::send(peer.get(), "hello", 5, 0), 5);
   End accepted(loop, lobby.take());
@@ -152,7 +152,7 @@ TEST(TcpListener, OnceItIsGoneConnectingIsRefused) {
 TEST(TcpListener, WhoWasNotGreetedIsPutOutWithTheListener) {
   const auto loop = make_loop();
   auto lobby = std::make_unique<Lobby>(loop);
-  const Socket waiting = raw_connect(lobby->port());
+  const Descriptor waiting = raw_connect(lobby->port());
   lobby.reset();
   EXPECT_TRUE(put_out(waiting));
 }
@@ -180,16 +180,16 @@ TEST(TcpListener, AShortageOfDescriptorsPasses) {
   Settings settings;
   settings.shortage = milliseconds(5);
   Lobby lobby(loop, "127.0.0.1", settings);
-  const Socket client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Descriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = numeric_address({"127.0.0.1", lobby.port()});
   // No descriptor above the highest one: the listener gets none for what it accepts.
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  std::vector<Socket> filler;
+  std::vector<Descriptor> filler;
   const rlimit tight{static_cast<rlim_t>(client.get()) + 8, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   for (;;) {
-    Socket one(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Descriptor one(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!one) break;
     filler.push_back(std::move(one));
   }

@@ -20,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-std::unique_ptr<TcpStream> over(const std::shared_ptr<EventLoop>& loop, Socket socket, const Settings& settings = {}) {
+std::unique_ptr<TcpStream> over(const std::shared_ptr<EventLoop>& loop, Descriptor socket, const Settings& settings = {}) {
   return std::make_unique<TcpStream>(loop, std::move(socket), "the other", settings);
 }
 
@@ -159,7 +159,7 @@ TEST(TcpStream, AResetIsTheEndForReaderAndWriter) {
   End a(loop, over(loop, std::move(one)));
   const linger at_once{1, 0};
   ::setsockopt(other.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-  other.reset();
+  other = Descriptor();
   const Error error = a.wait_end();
   EXPECT_EQ(error.blame(), Blame::PeerLost);
   EXPECT_THAT(error.text(), HasSubstr("reset by the peer"));
@@ -175,7 +175,7 @@ TEST(TcpStream, AWriterThatHearsOfTheEndFirstLeavesTheReaderTheReason) {
   ASSERT_EQ(::send(other.get(), "left behind", 11, 0), 11);
   const linger at_once{1, 0};
   ::setsockopt(other.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-  other.reset();
+  other = Descriptor();
   const ByteStream::Bytes piece = std::as_bytes(std::span("x", 1));
   while (!stream->write_end()) stream->write({&piece, 1});
   EXPECT_THAT(stream->write_end()->text(), HasSubstr("reset by the peer"));
@@ -192,7 +192,7 @@ TEST(TcpStream, ACutMessageEndsToo) {
   const auto loop = make_loop();
   const auto stream = over(loop, std::move(one));
   ASSERT_EQ(::send(other.get(), "half", 4, 0), 4);
-  other.reset();
+  other = Descriptor();
   std::promise<void> ended;
   bool told = false;
   stream->start(

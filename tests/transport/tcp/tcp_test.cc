@@ -59,7 +59,7 @@ TEST(Tcp, WrongArgumentsAreTheCallersErrors) {
 TEST(Tcp, AConnectionThatCannotBeMadeEndsWithTheReason) {
   Tcp tcp;
   const auto loop = make_loop();
-  const Socket nobody = reserved_port();
+  const Descriptor nobody = reserved_port();
   const auto connection = tcp.connector()->connect("127.0.0.1:" + std::to_string(local_end(nobody).port()),
                                                    {loop, Deadline::in(milliseconds(30))});
   const Op op = connection->send(std::as_bytes(std::span("header", 6)), {}, nullptr, {});
