@@ -220,9 +220,12 @@ int run_command(int argc, char** argv, const OpenStore& open_store) {
     const int code = Job(options, open_store).run();
     merge_timeline();
     return code;
+  } catch (const Error& error) {
+    say(error.what());
+    return error.blame() == Blame::Caller ? 2 : 1;
   } catch (const std::exception& error) {
     say(error.what());
-    return 2;
+    return 1;
   }
 }
 

@@ -176,6 +176,14 @@ TEST(Elastic, AHostOfTheRendezvousThatIsLostEndsTheOthers) {
   EXPECT_THAT(outcome.err, HasSubstr("the weft-run there must live as long as the job"));
 }
 
+// Nothing in the call was wrong: whoever starts it again need not change it.
+TEST(Elastic, ARendezvousThatNobodyHostsIsNoMistakeInTheCall) {
+  const auto outcome = run(path_of("weft-run") + " --nnodes 2 --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) +
+                           " --rdzv-conf is_host=0,join_timeout=0.2 true");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("no rendezvous at 127.0.0.1:"));
+}
+
 TEST(Elastic, RefusesWhatDoesNotGoTogether) {
   const auto refusal = [](const std::string& options) {
     const auto outcome = run(path_of("weft-run") + " " + options + " true");
