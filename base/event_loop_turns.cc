@@ -138,7 +138,8 @@ void EventLoop::Inner::rest() {
   mailbox->resting = true;
   for (nanoseconds most = kGiveWay;; most = std::min<nanoseconds>(2 * most, kLongestRest)) {
     mailbox->rests_long = most > kGiveWay;
-    if (mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout || callers == 0) break;
+    const bool is_called = mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout;
+    if (is_called || callers == 0 || mailbox->recalled || mailbox->closed) break;
   }
   mailbox->resting = mailbox->rests_long = false;
 }
