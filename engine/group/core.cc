@@ -202,7 +202,7 @@ void Core::listen() {
     const auto core = weak.lock();
     if (member < 0 || !core) return;
     core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how +
-                                          "; make a new group of the ranks that live, or restart the job"));
+                                          "; make a group of the ranks that live by new_group, or restart the job"));
   };
   const auto look_behind = [ledger = ledger_, weak = weak_from_this()] {
     const auto core = weak.lock();

@@ -126,6 +126,8 @@ struct Core : std::enable_shared_from_this<Core> {
   using Explained = std::function<void(const Error& why)>;
   void explain_later(const Error& error, Explained done);
   void throw_if_broken();
+  // The same, but for the loss of a rank, which it gives: groups may be made of the others.
+  std::optional<Error> loss();
   // An operation failed and nobody holds its Work any more.
   void note_unseen(const Error& error);
   std::string self() const;   // "group 'x' (rank 0 of 2)"

@@ -327,6 +327,18 @@ void Core::throw_if_broken() {
   if (unseen) throw explain(*unseen).within("an earlier operation failed");
 }
 
+std::optional<Error> Core::loss() {
+  {
+    std::lock_guard lock(error_mutex_);
+    if (broken_ && broken_->blame() == Blame::PeerLost) {
+      unseen_.reset();  // came with it
+      return broken_;
+    }
+  }
+  throw_if_broken();
+  return std::nullopt;
+}
+
 void Core::throw_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_) throw *broken_;

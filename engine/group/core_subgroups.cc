@@ -80,7 +80,7 @@ auto recorded(const trace::Member& member, const char* name, std::uint64_t numbe
 }  // namespace
 
 ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted) {
-  throw_if_broken();
+  const std::optional<Error> loss = this->loss();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const auto refuse = [&](const std::string& why) { throw Error(Blame::Caller, "new_group " + place() + ": " + why); };
   if (ranks.empty()) refuse("no ranks are given");
@@ -111,8 +111,15 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
               (wanted.group_name.empty() ? "" : "." + wanted.group_name);
   if (wanted.timeout != ProcessGroupOptions().timeout) made.timeout = std::min(wanted.timeout, kLongestTimeout);
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
-  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(),
-                  [&] { return make_subgroup(ranks, prefix, std::move(made)); });
+  return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(), [&] {
+    try {
+      return make_subgroup(ranks, prefix, std::move(made));
+    } catch (const Error& error) {
+      if (!loss || error.blame() != Blame::PeerLost) throw;
+      // The lost rank is named again, or the store was its own.
+      throw Error(Blame::PeerLost, loss->text() + " (new_group: " + error.text() + ")");
+    }
+  });
 }
 
 ProcessGroup Core::split(int color, int key) {

@@ -90,6 +90,8 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
   std::map<int, std::string> lost;
+  std::set<int> left;        // with a goodbye
+  bool alone = false;        // the hub's connection has ended
   std::set<int> came;        // at the hub: who has said Hello
   std::size_t expected = 0;  // and how many will
   std::string missed;        // what those who are still to come have missed
@@ -342,6 +344,7 @@ void Membership::State::handle(Peer& peer, const Frame& given) {
     case FrameType::Lost: return is_hub() ? void() : note_lost(frame.rank, frame.text);
     case FrameType::Goodbye: {
       if (frame.rank == peer.rank) peer.said_goodbye = true;
+      left.insert(frame.rank);
       const auto told = listeners;
       for (const auto& [group, listener] : told) listener.gone(frame.rank);
       break;
@@ -383,6 +386,7 @@ void Membership::State::on_ended(Peer& peer, const std::string& how) {
   peers.erase(who);
   if (!clean) note_lost(who, how);
   if (who != hub || closed) return;
+  alone = true;
   const auto told = listeners;
   for (const auto& [group, listener] : told) listener.alone();
 }
@@ -431,6 +435,8 @@ void Membership::listen(const std::string& group, Listener listener) {
   state_->loop->post([state = state_, group, listener = std::move(listener)] {
     state->listeners[group] = listener;
     for (const auto& [who, how] : state->lost) listener.lost(who, how);
+    for (const int who : state->left) listener.gone(who);
+    if (state->alone) listener.alone();
   });
 }
 

@@ -51,7 +51,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Whether a rank takes part; known after connect.
   bool has(int rank) const;
 
-  // Tells `listener` about this group's events until forget(group). A rank that was lost before is told at once.
+  // Tells `listener` about this group's events until forget(group). Ranks that were lost, or left, before are told at once.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
   // To all ranks but this one.

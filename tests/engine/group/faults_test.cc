@@ -144,6 +144,42 @@ TEST(KilledRank, BreaksOnlyTheGroupsItIsIn) {
   processes.expect_success({2});
 }
 
+class LostRank : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(By, LostRank, testing::Values("gloo", "tcp", "shm"),
+                         [](const auto& given) { return std::string(given.param); });
+
+// CN-016: and those of whom another leaves go on again; who names one that is gone hears of it at once.
+TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
+  const std::string backend = GetParam();
+  Processes processes(4, [backend](int rank) {
+    auto group = init_process_group({.backend = backend, .timeout = kForever});
+    const auto sum_of_ones = [](ProcessGroup& of) {
+      const auto ones = torch::ones({1000});
+      of.all_reduce(ones).wait();
+      return ones[999].item<float>();
+    };
+    sum_of_ones(group);
+    Processes::say("ready");
+    if (rank == 1) wait_for_the_end();
+    expect_lost(error_of([&] { sum_of_ones(group); }), "rank 1");
+    auto rest = group.new_group({3, 0, 2});
+    EXPECT_EQ(sum_of_ones(rest), 3);
+    expect_lost(error_of([&] { group.new_group({0, 1, 2, 3}); }), "rank 1");
+    expect_lost(error_of([&] { sum_of_ones(group); }), "rank 1");
+    expect_lost(error_of([&] { group.split(0, 0); }), "rank 1");
+    EXPECT_EQ(sum_of_ones(rest), 3);
+    if (rank == 2) return;
+    rest = ProcessGroup();
+    auto two = group.new_group({0, 3});
+    EXPECT_EQ(sum_of_ones(two), 2);
+    EXPECT_EQ(error_of([&] { group.new_group({0, 2, 3}); }).blame(), Blame::PeerLost);
+    EXPECT_EQ(sum_of_ones(two), 2);
+  });
+  for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "ready");
+  processes.signal(1, SIGKILL);
+  processes.expect_success({1});
+}
+
 TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
   Processes processes(3, [](int rank) {
     if (rank == 2) {
