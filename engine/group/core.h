@@ -162,6 +162,9 @@ struct Core : std::enable_shared_from_this<Core> {
   void throw_if_aborted();
   Error explained(const Error& error) const;  // by what is known now; under error_mutex_
   void explain_waiting();
+  // Calls `tell`, whether it is the first failure or not, when this rank has its reason and before connections break: what
+  // the others do then, as leaving the job, is no other reason here.
+  void fail(const Error& why, const std::function<void()>& tell);
   std::string missing_ranks();
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();

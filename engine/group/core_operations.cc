@@ -247,18 +247,27 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
 // --- failing ---------------------------------------------------------------------------------------------------------
 
 void Core::fail(const Error& why) {
+  fail(why, [] {});
+}
+
+void Core::fail(const Error& why, const std::function<void()>& tell) {
   std::vector<std::shared_ptr<transport::Communicator>> communicators;
   std::shared_ptr<HostFlag> joining;
+  bool is_first = false;
   {
     std::lock_guard lock(error_mutex_);
-    if (broken_) return;
-    reason_ = why.text();
-    broken_ = why.within(self());
-    joining = joining_;
-    for (const auto& [type, carrier] : carriers_) {
-      if (carrier.communicator) communicators.push_back(carrier.communicator);
+    is_first = !broken_;
+    if (is_first) {
+      reason_ = why.text();
+      broken_ = why.within(self());
+      joining = joining_;
+      for (const auto& [type, carrier] : carriers_) {
+        if (carrier.communicator) communicators.push_back(carrier.communicator);
+      }
     }
   }
+  tell();
+  if (!is_first) return;
   trace::dump_after(place(), why);
   broken_changed_.notify_all();
   explain_waiting();
@@ -374,9 +383,10 @@ int Core::next_number(const std::string& kind) {
 }
 
 void Core::abort(const std::string& reason) {
-  options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
   // A backend may pass this text on to other ranks.
-  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " aborted the group: " + reason));
+  fail(Error(Blame::Cancelled, "rank " + std::to_string(options.rank) + " aborted the group: " + reason), [&] {
+    options.job->membership->send({FrameType::Abort, 0, 0, options.name, reason});
+  });
 }
 
 }  // namespace weft::group

@@ -152,7 +152,7 @@ TEST_P(WorkOf, AbortEndsABroadcastThatHasNotBegun) {
           if (group.rank() == 0) group.abort("no values");
           later.wait();
         });
-        EXPECT_EQ(error.blame(), Blame::Cancelled);
+        EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
       },
       options());
 }
