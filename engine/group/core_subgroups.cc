@@ -113,10 +113,15 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
   const std::string prefix = "group/" + members + "/" + std::to_string(nth) + "/";
   return recorded(member_, "new_group", static_cast<std::uint64_t>(next_number("group")), place(), [&] {
     try {
+      if (loss) {
+        if (options.job->membership->is_alone()) throw Error(*loss);
+        static_cast<void>(bootstrap->exists(prefix));  // the store may have gone with that rank: not to be waited for
+      }
       return make_subgroup(ranks, prefix, std::move(made));
     } catch (const Error& error) {
       if (!loss || error.blame() != Blame::PeerLost) throw;
-      // The lost rank is named again, or the store was its own.
+      // The lost rank is named again, or the store was its own, or what the ranks are connected through.
+      if (error.text() == loss->text()) throw;
       throw Error(Blame::PeerLost, loss->text() + " (new_group: " + error.text() + ")");
     }
   });

@@ -91,13 +91,13 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::map<std::string, Listener> listeners;
   std::map<int, std::string> lost;
   std::set<int> left;        // with a goodbye
-  bool alone = false;        // the hub's connection has ended
   std::set<int> came;        // at the hub: who has said Hello
   std::size_t expected = 0;  // and how many will
   std::string missed;        // what those who are still to come have missed
   std::set<int> joined;      // and a second time: it needs the store no more to join
   std::atomic<bool> all_joined{false};
   std::atomic<bool> closed{false};
+  std::atomic<bool> alone{false};  // the hub's connection has ended
 
   ~State() {
     if (listening >= 0) ::close(listening);
@@ -384,9 +384,9 @@ void Membership::State::on_ended(Peer& peer, const std::string& how) {
     return;
   }
   peers.erase(who);
+  if (who == hub && !closed) alone = true;
   if (!clean) note_lost(who, how);
-  if (who != hub || closed) return;
-  alone = true;
+  if (!alone || who != hub) return;
   const auto told = listeners;
   for (const auto& [group, listener] : told) listener.alone();
 }
@@ -439,6 +439,8 @@ void Membership::listen(const std::string& group, Listener listener) {
     if (state->alone) listener.alone();
   });
 }
+
+bool Membership::is_alone() const { return state_->alone; }
 
 void Membership::forget(const std::string& group) {
   state_->loop->post([state = state_, group] { state->listeners.erase(group); });

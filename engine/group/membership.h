@@ -54,6 +54,8 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Tells `listener` about this group's events until forget(group). Ranks that were lost, or left, before are told at once.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
+  // The hub is gone: nobody hears of anybody any more.
+  bool is_alone() const;
   // To all ranks but this one.
   void send(Frame frame);
 
