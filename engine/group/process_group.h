@@ -96,7 +96,7 @@ class ProcessGroup {
 
   // The members call it, with the same ranks (of this group, in the order of their new ranks), and groups of the same
   // members in the same order. The other ranks may call it as well, and get an empty group. When the loss of a rank has
-  // broken this group, groups can be made of those that live, as long as its store does. Of the options, backend,
+  // broken this group, groups can be made of those that live, rank 0 of the job among them. Of the options, backend,
   // timeout and device count; "" and the defaults keep this group's. A device of its own: for a rank that uses several
   // GPUs, each of which takes a group.
   ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
