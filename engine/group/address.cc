@@ -298,13 +298,17 @@ LauncherFile::~LauncherFile() {
 
 void LauncherFile::publish(int port) {
   // Written aside and moved into place, so that nobody reads half of it.
-  const std::string aside = path_ + "." + std::to_string(getpid());
-  const int file = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (file < 0) throw system_error(Blame::Caller, "writing " + aside, errno);
+  // A process of another container that shares the folder may have this one's number.
+  std::string aside = path_ + ".XXXXXX";
+  const Descriptor file(::mkostemp(aside.data(), O_CLOEXEC));
+  if (!file) throw system_error(Blame::Caller, "writing " + aside, errno);
   const std::string text = std::to_string(port) + " " + std::to_string(getpid()) + "\n";
-  const bool written = ::write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  ::close(file);
-  if (!written || ::rename(aside.c_str(), path_.c_str()) != 0) throw system_error(Blame::Caller, "writing " + path_, errno);
+  const bool written = ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (!written || ::rename(aside.c_str(), path_.c_str()) != 0) {
+    const int number = errno;
+    ::unlink(aside.c_str());
+    throw system_error(Blame::Caller, "writing " + path_, number);
+  }
   published_ = true;
 }
 

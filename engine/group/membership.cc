@@ -274,8 +274,8 @@ void Membership::State::watch(Peer& peer) {
 void Membership::State::accept_strangers() {
   for (;;) {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
-      // No descriptor is left: the descriptor stays readable, so look away for a while.
+    if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+      // Nothing is left to accept with, and the descriptor stays readable, so look away for a while.
       accepting.reset();
       resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->become_hub();
