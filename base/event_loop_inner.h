@@ -75,6 +75,7 @@ struct EventLoop::Mailbox {
   bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
   bool sleeping = false;   // somebody is, or is about to be, inside epoll
   bool recalled = false;   // whoever turns should look again before it sleeps
+  std::atomic<unsigned> recalls{0};
   bool closed = false;
 };
 
@@ -114,7 +115,7 @@ struct EventLoop::Inner {
   std::uint64_t next_key = 1;
 
   void own_turns(const std::function<bool()>& until);
-  void rest();
+  std::chrono::nanoseconds rest(std::chrono::nanoseconds most, unsigned recalls);
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
   void hand_over();
   bool turn();

@@ -25,11 +25,11 @@ constexpr auto kCrowded = std::chrono::milliseconds(10);     // after that: a ca
 // Between looks, with pollers that cannot be parked: a quarter of the time in which there was nothing, within these.
 constexpr auto kShortestPollPause = std::chrono::microseconds(20);
 constexpr auto kLongestPollPause = std::chrono::microseconds(100);
-constexpr auto kShortSleep = std::chrono::milliseconds(1);    // less is to end when it should
-constexpr auto kGiveWay = std::chrono::microseconds(500);     // how long the loop's thread leaves the turns to callers
-constexpr auto kLongestRest = std::chrono::milliseconds(50);  // while a caller stays
-constexpr auto kComputes = std::chrono::milliseconds(10);     // a client, where it was seen
-constexpr int kTurnsPerLook = 64;                             // at the descriptors, while pollers are spun on
+constexpr auto kShortSleep = std::chrono::milliseconds(1);   // less is to end when it should
+constexpr auto kGiveWay = std::chrono::microseconds(500);    // how long the loop's thread leaves the turns to callers
+constexpr auto kLongestRest = std::chrono::milliseconds(8);  // while a caller stays
+constexpr auto kComputes = std::chrono::milliseconds(10);    // a client, where it was seen
+constexpr int kTurnsPerLook = 64;                            // at the descriptors, while pollers are spun on
 constexpr int kTurnsPerClock = 16;  // a turn that finds nothing takes as long as asking for the time
 
 // Spinning keeps whoever is waited for from running where there is one processor only.
@@ -106,6 +106,7 @@ void EventLoop::Inner::recall() {
   {
     std::lock_guard lock(mailbox->mutex);
     mailbox->recalled = true;
+    ++mailbox->recalls;
     must_wake |= mailbox->take_sleeping();
     if (mailbox->resting) mailbox->rested.notify_one();
   }
@@ -113,13 +114,14 @@ void EventLoop::Inner::recall() {
 }
 
 void EventLoop::Inner::serve(const std::function<bool()>& until) {
-  for (;;) {
+  for (nanoseconds most = kGiveWay;;) {
+    const unsigned recalls = mailbox->recalls;
     std::unique_lock lock(turns_mutex);
     if (stopping || until()) return;
     const bool may_wait = Clock::now() - callers_left < kGiveWay && !mailbox->has_posted;
     if (turning || callers > 0 || may_wait) {
       lock.unlock();
-      rest();
+      most = rest(most, recalls);
       continue;
     }
     turning = true;
@@ -130,18 +132,16 @@ void EventLoop::Inner::serve(const std::function<bool()>& until) {
 }
 
 // Who serves has woken while callers turn, or soon after: the next caller is likely to come, and taking turns from
-// each other would cost both a wake-up. Posted work ends the rest where nobody else does it. A caller that stays long is
-// looked after less and less often, and says so when it goes.
-void EventLoop::Inner::rest() {
+// each other would cost both a wake-up. Posted work ends the rest where nobody else does it. Returns how long the next one
+// may be: a caller that stays is looked after less and less often, and says so when it goes.
+nanoseconds EventLoop::Inner::rest(nanoseconds most, unsigned recalls) {
   std::unique_lock lock(mailbox->mutex);
-  if (mailbox->closed) return;
+  if (mailbox->closed || mailbox->recalls != recalls || (mailbox->is_urgent && callers == 0)) return kGiveWay;
   mailbox->resting = true;
-  for (nanoseconds most = kGiveWay;; most = std::min<nanoseconds>(2 * most, kLongestRest)) {
-    mailbox->rests_long = most > kGiveWay;
-    const bool is_called = mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout;
-    if (is_called || callers == 0 || mailbox->recalled || mailbox->closed) break;
-  }
+  mailbox->rests_long = most > kGiveWay;
+  const bool is_called = mailbox->rested.wait_for(lock, most) == std::cv_status::no_timeout;
   mailbox->resting = mailbox->rests_long = false;
+  return is_called || callers == 0 ? kGiveWay : std::min<nanoseconds>(2 * most, kLongestRest);
 }
 
 // Turns until there is nothing to do, and sleeps outside the turn, so that a caller can take over without a wake-up.
