@@ -324,6 +324,31 @@ TEST(EventLoop, ItsThreadSleepsWhileACallerStays) {
   flush(loop);  // and comes when that one has left
 }
 
+TEST(EventLoop, WhoServesIsRecalledWheneverThatIsWhileACallerStays) {
+  EventLoop loop("test", EventLoop::Thread::Given);
+  std::atomic<int> wanted{0}, seen{0};
+  std::atomic<bool> over{false};
+  std::thread caller([&] { EXPECT_TRUE(loop.drive([&] { return over.load(); }, patience())); });
+  std::thread server([&] {
+    while (!over) {
+      loop.serve([&] { return seen < wanted || over; });
+      seen = wanted.load();
+    }
+  });
+  const Deadline end = patience();
+  for (int i = 1; i <= 60000 && !end.passed(); ++i) {
+    wanted = i;
+    loop.recall();
+    while (seen < i && !end.passed()) std::this_thread::yield();
+    for (int spins = 0; spins < i % 300; ++spins) static_cast<void>(seen.load());  // at another moment each time
+  }
+  EXPECT_EQ(seen, 60000);
+  over = true;
+  loop.recall();
+  server.join();
+  caller.join();
+}
+
 // A producer on another thread, and a loop that looks for what it makes: as two processes do through shared memory.
 struct Mailroom {
   EventLoop& loop;
