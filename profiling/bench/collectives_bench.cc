@@ -69,10 +69,10 @@ void time_calls(std::size_t bytes, int rank, const std::function<void()>& call, 
   std::fflush(stdout);
 }
 
-// That algorithm for every all_reduce; the one that is chosen where there is none of that name.
-mesh::Chooser chooser_of(const std::string& algorithm) {
+// That algorithm for every all_reduce; the backend's own choice where there is none of that name.
+mesh::Chooser chooser_of(const std::string& algorithm, const std::string& backend) {
   const auto known = kAlgorithms.find(algorithm);
-  if (known == kAlgorithms.end()) return mesh::choose;
+  if (known == kAlgorithms.end()) return backend == "shm" ? mesh::choose_in_cache : mesh::choose;
   return [forced = known->second](const mesh::Call& call, const mesh::Arithmetic& arithmetic, int ranks) {
     mesh::Choice choice = mesh::choose(call, arithmetic, ranks);
     if (call.kind == mesh::Kind::AllReduce) choice.algorithm = forced;
@@ -112,7 +112,7 @@ int work(const std::string& backend, const std::string& level, const std::string
                                                .store = std::make_shared<weft::group::StoreBootstrap>(store),
                                                .timeout = std::chrono::seconds(60),
                                                .loop = loop};
-    raw = level == "communicator" ? transport->join(options) : mesh::join(*transport, options, chooser_of(level));
+    raw = level == "communicator" ? transport->join(options) : mesh::join(*transport, options, chooser_of(level, backend));
   }
   for (const std::size_t bytes : sizes_of(level)) {
     const auto count = static_cast<std::int64_t>(bytes / sizeof(float));
