@@ -72,10 +72,10 @@ struct EventLoop::Mailbox {
   bool resting = false;            // it has
   bool rests_long = false;         // and is to be told when the last of them goes
   std::vector<Task> posted;
-  bool is_urgent = false;  // one of them, which ends the rest of the loop's thread
-  bool sleeping = false;   // somebody is, or is about to be, inside epoll
-  bool recalled = false;   // whoever turns should look again before it sleeps
-  std::atomic<unsigned> recalls{0};
+  bool is_urgent = false;            // one of them, which ends the rest of the loop's thread
+  bool sleeping = false;             // somebody is, or is about to be, inside epoll
+  bool recalled = false;             // whoever turns should look again before it sleeps
+  std::atomic<unsigned> recalls{0};  // how many: one that comes before the loop's thread rests ends that rest too
   bool closed = false;
 };
 
