@@ -30,6 +30,7 @@ void Collectives::advance() {
       run_released();  // first: the peers wait for it
       for (int peer = 0; peer < core_.ranks && !core_.is_broken(); ++peer) consider(peer);
     } else if (current_->steps_left > 0) {
+      if (current_->deadline.is_never()) core_.watch(current_->deadline = Deadline::in(core_.timeout));
       return;
     } else {
       finish();
@@ -56,8 +57,7 @@ bool Collectives::start_next() {
 }
 
 void Collectives::start(Operation& operation) {
-  operation.deadline = Deadline::in(core_.timeout);
-  core_.watch(operation.deadline);
+  operation.deadline = Deadline::never();  // as long as nothing is waited for
   for (int peer = 0; peer < core_.ranks; ++peer) {
     if (const auto& lost = core_.lost(peer)) return core_.fail(*lost);
   }
@@ -207,16 +207,16 @@ void Collectives::done(Plan::Step& step) {
 }
 
 void Collectives::finish() {
-  const auto operation = std::move(current_);
+  auto operation = std::move(current_);
   last_[over_++ % last_.size()] = operation->call;
   operation->plan.release(core_.scratch);
   operation->data = Slice();
   operation->ready = Fence();
-  Completion completion = std::move(*operation->completion);
-  operation->completion.reset();
   const Pin pin = std::move(operation->pin);
-  if (operation.use_count() == 1) core_.keep(operation);
-  completion.finish();
+  operation->is_over = true;
+  auto completion = std::exchange(operation->completion, std::nullopt);
+  core_.keep(std::move(operation));
+  if (completion) completion->finish();
 }
 
 void Collectives::lost(int peer) {
@@ -249,7 +249,9 @@ void Collectives::fail(const Error& why) noexcept {
 }
 
 void Collectives::end(Operation& operation, const Error& why) noexcept {
-  operation.completion->fail(why.within(std::string(name(operation.call.kind)) + " " + core_.place));
+  operation.is_over = true;
+  operation.error = why.within(std::string(name(operation.call.kind)) + " " + core_.place);
+  if (operation.completion) operation.completion->fail(*operation.error);
 }
 
 }  // namespace weft::transport::mesh

@@ -24,65 +24,50 @@ Core::Core(const JoinOptions& options, std::string backend_name, Chooser with)
       peers_(static_cast<std::size_t>(options.size)) {}
 
 std::shared_ptr<Operation> Core::fresh_operation() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!idle_.empty()) {
-      auto operation = std::move(idle_.back());
-      idle_.pop_back();
-      return operation;
-    }
-  }
-  return std::make_shared<Operation>();
+  if (idle_.empty()) return std::make_shared<Operation>();
+  auto operation = std::move(idle_.back());
+  idle_.pop_back();
+  operation->is_over = false;
+  return operation;
 }
 
 void Core::keep(std::shared_ptr<Operation> operation) {
   constexpr std::size_t kKept = 8;
-  std::lock_guard lock(mutex_);
-  if (idle_.size() < kKept) idle_.push_back(std::move(operation));
+  if (operation.use_count() == 1 && idle_.size() < kKept) idle_.push_back(std::move(operation));
 }
 
 std::shared_ptr<HostFlag> Core::flag() const { return std::make_shared<LoopFlag>(loop); }
 
-void Core::post(Event event) noexcept {
+bool Core::enter() noexcept {
+  Turn free = Turn::Free;
+  return turn_.compare_exchange_strong(free, Turn::Taken, std::memory_order_acq_rel);
+}
+
+void Core::queue(Event event) noexcept {
   {
     std::lock_guard lock(mutex_);
-    if (handling_) {
-      waiting_.push_back(std::move(event));
-      return;
-    }
-    handling_ = true;
+    waiting_.push_back(std::move(event));
+    if (turn_.exchange(Turn::Wanted, std::memory_order_acq_rel) != Turn::Free) return;
   }
-  const auto self = shared_from_this();  // the event may drop the last reference
-  handle(event);
-  drain();
+  const auto self = shared_from_this();
+  leave();  // who handled has left in between
 }
 
-void Core::drain() noexcept {
+void Core::leave() noexcept {
   // A caller does not stay to do the loop's work when peers keep it busy.
   constexpr int kTurns = 4;
-  const bool may_stay = loop->inside();
   for (int turn = 0;; ++turn) {
+    Turn taken = Turn::Taken;
+    if (turn_.compare_exchange_strong(taken, Turn::Free, std::memory_order_acq_rel)) return;
+    if (turn >= kTurns && !loop->inside()) return loop->post([self = shared_from_this()] { self->leave(); });
     {
       std::lock_guard lock(mutex_);
-      if (waiting_.empty()) {
-        handling_ = false;
-        return;
-      }
-      if (turn < kTurns || may_stay) batch_.swap(waiting_);
+      batch_.swap(waiting_);
+      turn_.store(Turn::Taken, std::memory_order_relaxed);
     }
-    if (batch_.empty()) return loop->post([self = shared_from_this()] { self->drain(); });
-    for (Event& event : batch_) handle(event);
+    for (Event& event : batch_) std::visit([this](auto& one) { handle(one); }, event);
     batch_.clear();
   }
-}
-
-void Core::handle(Event& event) noexcept {
-  try {
-    std::visit([this](auto& one) { on(one); }, event);
-  } catch (...) {
-    fail(to_error(std::current_exception(), Blame::Busy));  // no memory, or memory that is not aligned for its elements
-  }
-  if (broken_ && !buried_) bury();
 }
 
 void Core::arrived(int peer, Lane at, const Arrival& arrival) noexcept {

@@ -1,11 +1,13 @@
 // The state of one communicator: its lanes, and what is under way on them. Calls come from any thread, arrivals from the
 // loop; each becomes an event, and events are handled one at a time, by the thread that brings one while nobody is at it.
-// So a call starts its operation at once on the calling thread, and no lock is held while connections are called.
+// So a call starts its operation at once on the calling thread, and no lock is held while connections are called. What ends
+// before its call returns, as where all that it needs has come already, costs no allocation.
 //
 // An operation that fails breaks the communicator: everything pending and later ends with the same error, the peers are
 // told, and the lanes are closed. (Wrong arguments that only this rank knows of fail their own operation.)
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <mutex>
 
@@ -31,10 +33,11 @@ class Core final : public std::enable_shared_from_this<Core> {
   const Chooser chooser;
 
   // For every thread.
-  void post(Event event) noexcept;
-  // An operation to be filled in, with the memory of an earlier one.
-  std::shared_ptr<Operation> fresh_operation();
-  void keep(std::shared_ptr<Operation> operation);
+  template <class One>
+  void post(One event) noexcept;
+  // `fill` writes the call down in an Operation, which may have the memory of an earlier one.
+  template <class Fill>
+  Op call(const Fill& fill) noexcept;
   std::shared_ptr<HostFlag> flag() const;
   // For the handlers of a lane.
   void arrived(int peer, Lane lane, const Arrival& arrival) noexcept;
@@ -57,6 +60,8 @@ class Core final : public std::enable_shared_from_this<Core> {
   const std::optional<Error>& lost(int peer) const { return peers_[static_cast<std::size_t>(peer)].lost; }
   // Has the deadlines looked at then.
   void watch(Deadline deadline);
+  // Keeps its memory for a later one, where nobody else has it.
+  void keep(std::shared_ptr<Operation> operation);
 
   Scratch scratch;
 
@@ -71,8 +76,15 @@ class Core final : public std::enable_shared_from_this<Core> {
     return peers_[static_cast<std::size_t>(peer)].lanes[static_cast<std::size_t>(lane)].get();
   }
 
-  void drain() noexcept;
-  void handle(Event& event) noexcept;
+  // Who handles events, one thread at most: enter() says whether it is this one from now on, and leave() handles what has
+  // come meanwhile.
+  bool enter() noexcept;
+  void leave() noexcept;
+  // The event waits for who handles, or makes this thread that.
+  void queue(Event event) noexcept;
+  template <class One>
+  void handle(One& event) noexcept;
+  std::shared_ptr<Operation> fresh_operation();
   void on(event::Adopted& event);
   void on(event::Arrived& event);
   void on(event::Closed& event);
@@ -101,12 +113,60 @@ class Core final : public std::enable_shared_from_this<Core> {
   bool watching_ = false;  // the timer runs
   EventLoop::Registration timer_;
 
-  std::mutex mutex_;  // of what follows
-  bool handling_ = false;
-  std::vector<Event> waiting_;
   std::vector<std::shared_ptr<Operation>> idle_;
-  std::vector<Event> batch_;  // of the thread that handles
+
+  enum class Turn : std::uint8_t { Free, Taken, Wanted };  // Wanted: taken, and an event waits
+  std::atomic<Turn> turn_{Turn::Free};
+  std::mutex mutex_;            // of what follows, and of who makes a turn Wanted
+  std::vector<Event> waiting_;  // empty where it is not
+  std::vector<Event> batch_;    // of the thread that handles
 };
+
+template <class One>
+void Core::post(One event) noexcept {
+  if (!enter()) return queue(std::move(event));
+  const auto self = shared_from_this();  // the event may drop the last reference
+  handle(event);
+  leave();
+}
+
+template <class Fill>
+Op Core::call(const Fill& fill) noexcept {
+  if (!enter()) {
+    auto operation = std::make_shared<Operation>();
+    fill(*operation);
+    operation->completion.emplace(Pin(), flag());
+    const Op op = operation->completion->op();
+    queue(event::Called{std::move(operation)});
+    return op;
+  }
+  const auto self = shared_from_this();
+  auto operation = fresh_operation();
+  fill(*operation);
+  event::Called called{operation};
+  handle(called);
+  Op op;
+  if (!operation->is_over) {
+    operation->completion.emplace(Pin(), flag());
+    op = operation->completion->op();
+  } else if (operation->error) {
+    op = Op::failed(*operation->error);
+  } else {
+    keep(std::move(operation));
+  }
+  leave();
+  return op;
+}
+
+template <class One>
+void Core::handle(One& event) noexcept {
+  try {
+    on(event);
+  } catch (...) {
+    fail(to_error(std::current_exception(), Blame::Busy));  // no memory, or memory that is not aligned for its elements
+  }
+  if (broken_ && !buried_) bury();
+}
 
 template <class Ended>
 bool Core::ended(const Op& op, Ended event) {

@@ -23,7 +23,10 @@ struct Operation {
   std::vector<Slice> inputs, outputs;
   Pin pin;
   Fence ready;
-  std::optional<Completion> completion;
+  std::optional<Completion>
+      completion;  // none until its call returns, where that handles it itself: then the next two tell
+  bool is_over = false;
+  std::optional<Error> error;
   Plan plan;
   std::uint32_t steps_left = 0;
   Deadline deadline = Deadline::never();  // from its start on

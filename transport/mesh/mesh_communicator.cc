@@ -73,17 +73,14 @@ Op MeshCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fenc
 
 Op MeshCommunicator::collective(const Call& call, const Slice& data, std::span<const Slice> inputs,
                                 std::span<const Slice> outputs, Pin pin, Fence ready) noexcept {
-  auto operation = core_->fresh_operation();
-  operation->call = call;
-  operation->data = data;
-  operation->inputs.assign(inputs.begin(), inputs.end());
-  operation->outputs.assign(outputs.begin(), outputs.end());
-  operation->pin = std::move(pin);
-  operation->ready = std::move(ready);
-  operation->completion.emplace(Pin(), core_->flag());
-  const Op op = operation->completion->op();
-  core_->post(event::Called{std::move(operation)});
-  return op;
+  return core_->call([&](Operation& operation) {
+    operation.call = call;
+    operation.data = data;
+    operation.inputs.assign(inputs.begin(), inputs.end());
+    operation.outputs.assign(outputs.begin(), outputs.end());
+    operation.pin = std::move(pin);
+    operation.ready = std::move(ready);
+  });
 }
 
 Op MeshCommunicator::message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin,
