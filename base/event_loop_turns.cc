@@ -43,13 +43,14 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   }
   std::unique_lock lock(turns_mutex);
   ++callers;
-  while (!done() && !deadline.passed() && !stopping) {
+  while (!done() && !stopping) {
     if (!turning) {
       take_turns(lock, done, deadline);
+      if (now >= deadline.point()) break;
     } else if (deadline.is_never()) {
       turns_changed.wait(lock);
-    } else {
-      turns_changed.wait_until(lock, deadline.point());
+    } else if (turns_changed.wait_until(lock, deadline.point()) == std::cv_status::timeout) {
+      break;
     }
   }
   const bool was_last = --callers == 0;
@@ -68,7 +69,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
   turning = true;
   turner.store(std::this_thread::get_id(), std::memory_order_relaxed);
   lock.unlock();
-  mailbox->attended = true;
+  mailbox->attended.store(true, std::memory_order_relaxed);
   now = last_progress = Clock::now();
   for (;;) {
     const bool progressed = turn();
@@ -79,7 +80,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
     }
     sleep(time_to_wait(deadline, progressed, Turner::Waits));
   }
-  mailbox->attended = false;
+  mailbox->attended.store(false, std::memory_order_relaxed);  // the mutex is taken before anybody relies on it
   turner.store(std::thread::id(), std::memory_order_relaxed);
   lock.lock();
   turning = false;

@@ -15,6 +15,7 @@ void HostFlag::raise() noexcept {
   // Whoever goes to sleep counts itself first and then looks at the word: one of the two sees the other. A word that other
   // flags share may have their sleepers.
   if (word_ != &own_word_ || sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(word_);
+  raised();
   for (Task& task : tasks) task();
 }
 

@@ -74,6 +74,9 @@ class HostFlag : public Fence::Source {
   // still wait for this one.
   HostFlag(std::atomic<std::uint32_t>* word, std::uint32_t value) : word_(word ? word : &own_word_), value_(value) {}
 
+  // By raise(), once the flag is seen to be raised, before its tasks.
+  virtual void raised() const noexcept {}
+
  private:
   bool reached(std::uint32_t seen) const noexcept { return static_cast<std::int32_t>(seen - value_) >= 0; }
 

@@ -10,18 +10,18 @@ bool LoopFlag::synchronize(Deadline deadline) const noexcept {
       log::error("a handler blocks on an operation that only its own loop can end; use Op::on_ended or EventLoop::when");
       return false;
     }
-    // Raised outside the loop, by a thread that handles another's message, it has to tell who drives that.
-    if (!recalls_.exchange(true)) {
-      Task recall([weak = loop_] {
-        const auto driven = weak.lock();
-        if (driven && !driven->inside()) driven->recall();
-      });
-      on_passed(recall);
-    }
+    // Who raises the flag raises it first and then looks at this: one of the two sees the other.
+    is_driven_for_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (loop->drive([this] { return query(); }, deadline)) return true;
     if (deadline.passed()) return query();
   }
   return HostFlag::synchronize(deadline);  // the loop has ended, or does: whoever it dropped raises the flag
+}
+
+void LoopFlag::raised() const noexcept {
+  if (!is_driven_for_.load(std::memory_order_seq_cst)) return;
+  if (const auto driven = loop_.lock(); driven && !driven->inside()) driven->recall();
 }
 
 }  // namespace weft

@@ -19,8 +19,11 @@ class LoopFlag final : public HostFlag {
   bool synchronize(Deadline deadline) const noexcept override;
 
  private:
+  // Outside the loop, by a thread that handles another's message: tells who drives that.
+  void raised() const noexcept override;
+
   std::weak_ptr<EventLoop> loop_;
-  mutable std::atomic<bool> recalls_{false};  // raised elsewhere than in the loop, it wakes who drives that
+  mutable std::atomic<bool> is_driven_for_{false};
 };
 
 }  // namespace weft
