@@ -110,9 +110,11 @@ Work Core::issue(Operation operation, const Call& call) {
     for (const auto& other : others) state->ops.push_back(other->barrier({}));
   }
   std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
-  if (state->ops.empty()) {
+  const auto is_over = [](const Op& op) { return op.ended() && !op.error(); };
+  if (std::all_of(state->ops.begin(), state->ops.end(), is_over)) {  // or there was nothing to do
     ledger_->complete_collective(number);
     traced.end();
+    return Work(std::move(state));
   }
   // Of several Ops the last one ends the collective; if any has failed, with the error of one that did.
   struct Ends {
