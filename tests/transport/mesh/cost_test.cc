@@ -1,5 +1,7 @@
-// A small all_reduce allocates its Op and nothing else. In a program of its own, which counts what operator new does.
+// A small collective allocates its Op, and not even that where it ends in its call. In a program of its own, which counts
+// what operator new does.
 #include <cstdlib>
+#include <functional>
 #include <new>
 
 #include <gtest/gtest.h>
@@ -36,44 +38,108 @@ class Swallowing final : public Connection {
   Capabilities capabilities_;
 };
 
-TEST(MeshCost, ASmallAllReduceAllocatesItsOpAndNothingElse) {
-  JoinOptions options;
-  options.size = 3;
-  options.timeout = std::chrono::hours(1);
-  options.loop = std::make_shared<EventLoop>("test");
-  const auto core = std::make_shared<Core>(options, "swallowing");
-  MeshCommunicator communicator(core);
-  for (const int peer : {1, 2}) {
-    for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
-      core->post(event::Adopted{peer, lane, std::make_shared<Swallowing>()});
+// Rank 0 of three.
+class MeshCost : public testing::Test {
+ protected:
+  MeshCost() {
+    for (const int peer : {1, 2}) {
+      for (const Lane lane : {Lane::Collectives, Lane::Messages}) {
+        core_->post(event::Adopted{peer, lane, std::make_shared<Swallowing>()});
+      }
     }
   }
-  float number = 1;
-  const float theirs = 2;
-  const Pin pin = std::make_shared<int>(0);
-  Header header;
-  header.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 4};
-  const std::uint64_t size = 4;
-  const auto all_reduce = [&] {
-    number = 1;
-    const Op op = communicator.all_reduce({{&number, 4, Device::host()}, Dtype::Float32}, ReduceOp::Sum, pin, Fence());
-    const auto bytes = encode(header);
+
+  Op all_reduce() {
+    number_ = 1;
+    return communicator_.all_reduce(number(), ReduceOp::Sum, pin_, Fence());
+  }
+  // What the others send in the next all_reduce.
+  void others_come() {
+    header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 4};
+    const auto bytes = encode(header_);
     for (const int peer : {2, 1}) {  // rank 2's waits until rank 1's is in
-      core->arrived(peer, Lane::Collectives,
-                    {bytes, {&size, 1}, {reinterpret_cast<const std::byte*>(&theirs), sizeof theirs}});
+      core_->arrived(peer, Lane::Collectives,
+                     {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
     }
-    ++header.sequence;
-    return op.ended() && !op.error() && number == 5;
-  };
-  for (int i = 0; i < 100; ++i) ASSERT_TRUE(all_reduce());  // everything has its size now
+    ++header_.sequence;
+  }
+  Elements number() { return {{&number_, 4, Device::host()}, Dtype::Float32}; }
+
+  static constexpr float kTheirs = 2;
+  static constexpr std::uint64_t kSize = 4;
+  static JoinOptions options() {
+    JoinOptions options;
+    options.size = 3;
+    options.timeout = std::chrono::hours(1);
+    options.loop = std::make_shared<EventLoop>("test");
+    return options;
+  }
+  const std::shared_ptr<Core> core_ = std::make_shared<Core>(options(), "swallowing");
+  MeshCommunicator communicator_{core_};
+  const Pin pin_ = std::make_shared<int>(0);
+  float number_ = 1;
+  Header header_;
+};
+
+constexpr std::size_t kCalls = 1000;
+
+// Of kCalls calls, when everything has its size.
+std::size_t allocations_of(const std::function<bool()>& call) {
+  for (int i = 0; i < 100; ++i) {
+    if (!call()) ADD_FAILURE() << "call " << i;
+  }
   const std::size_t before = allocations;
-  constexpr std::size_t kCalls = 1000;
   bool all_right = true;
-  for (std::size_t i = 0; i < kCalls; ++i) all_right &= all_reduce();
+  for (std::size_t i = 0; i < kCalls; ++i) all_right &= call();
+  const std::size_t count = allocations - before;
   EXPECT_TRUE(all_right);
+  return count;
+}
+
+TEST_F(MeshCost, ASmallAllReduceAllocatesItsOpAndNothingElse) {
+  const std::size_t count = allocations_of([&] {
+    const Op op = all_reduce();
+    const bool waits = !op.ended();
+    others_come();
+    return waits && op.ended() && !op.error() && number_ == 5;
+  });
   // The flag and the state; a queue's block now and then.
-  EXPECT_LE(allocations - before, kCalls * 2 + kCalls / 32);
-  EXPECT_EQ(pin.use_count(), 1);
+  EXPECT_LE(count, kCalls * 2 + kCalls / 32);
+  EXPECT_EQ(pin_.use_count(), 1);
+}
+
+TEST_F(MeshCost, WhoComesLastAllocatesNothing) {
+  const std::size_t count = allocations_of([&] {
+    others_come();
+    const Op op = all_reduce();
+    return op.ended() && !op.error() && number_ == 5;
+  });
+  EXPECT_LE(count, kCalls / 32);
+  EXPECT_EQ(pin_.use_count(), 1);
+}
+
+TEST_F(MeshCost, ABroadcastsRootAllocatesNothing) {
+  const std::size_t count = allocations_of([&] {
+    const Op op = communicator_.broadcast(number(), 0, pin_, Fence());
+    return op.ended() && !op.error();
+  });
+  EXPECT_LE(count, kCalls / 32);
+  EXPECT_EQ(pin_.use_count(), 1);
+}
+
+TEST_F(MeshCost, WhatFailsInItsCallSaysWhy) {
+  header_.call = {Kind::AllReduce, Dtype::Float32, ReduceOp::Max, 0, 4};
+  const auto bytes = encode(header_);
+  core_->arrived(1, Lane::Collectives,
+                 {bytes, {&kSize, 1}, {reinterpret_cast<const std::byte*>(&kTheirs), sizeof kTheirs}});
+  const Op op = all_reduce();
+  ASSERT_TRUE(op.ended());
+  ASSERT_TRUE(op.error());
+  EXPECT_EQ(op.error()->blame(), Blame::Caller);
+  EXPECT_NE(op.error()->text().find("all ranks must call the same operations"), std::string::npos) << op.error()->text();
+  const Op next = all_reduce();
+  ASSERT_TRUE(next.ended() && next.error());
+  EXPECT_EQ(next.error()->text(), op.error()->text());
 }
 
 }  // namespace
