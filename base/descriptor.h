@@ -1,6 +1,7 @@
-// Owns a file descriptor.
+// Owns a file descriptor; and which errno says that the system has none to give.
 #pragma once
 
+#include <cerrno>
 #include <utility>
 
 #include <unistd.h>
@@ -26,5 +27,10 @@ class Descriptor {
  private:
   int number_ = -1;
 };
+
+// Whether an errno says that the process or the system has no descriptor or memory left at present: later it may have.
+inline bool is_shortage(int number) {
+  return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
+}
 
 }  // namespace weft

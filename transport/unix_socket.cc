@@ -114,7 +114,7 @@ bool pass(const Descriptor& socket, std::span<const std::byte> words, const Desc
   // The words are so few that they go as one, or not at all.
   if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(words.size())) return true;
   // The last one: more of this user's are under way than it may have open.
-  if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ETOOMANYREFS) return false;
+  if (errno == EAGAIN || errno == EINTR || is_shortage(errno) || errno == ETOOMANYREFS) return false;
   throw system_error(Blame::PeerLost, who + ": cannot pass a descriptor", errno);
 }
 

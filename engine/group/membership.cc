@@ -160,7 +160,8 @@ void Membership::State::open_listener(const std::string& address) {
   listening = ::socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const SocketAddress any = socket_address(host, 0);
   if (listening < 0 || ::bind(listening, any.get(), any.length) != 0 || ::listen(listening, 1024) != 0) {
-    throw system_error(Blame::Caller, "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface", errno);
+    throw system_error(is_shortage(errno) ? Blame::Busy : Blame::Caller,
+                       "listening on " + host + "; WEFT_SOCKET_IFNAME chooses another interface", errno);
   }
   store->set(member_key(rank),
              to_bytes(host + " " + std::to_string(port_of(listening)) + " " + token + " " + std::to_string(size)));
@@ -274,7 +275,7 @@ void Membership::State::watch(Peer& peer) {
 void Membership::State::accept_strangers() {
   for (;;) {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+    if (socket < 0 && is_shortage(errno)) {
       // Nothing is left to accept with, and the descriptor stays readable, so look away for a while.
       accepting.reset();
       resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {

@@ -35,13 +35,12 @@ std::string last_line(std::size_t bytes, const std::string& digest) {
 }
 
 Blame blame_of(int number) {
+  if (is_shortage(number)) return Blame::Busy;
   switch (number) {
     case ENOSPC:
     case EDQUOT:
     case EFBIG:
     case EIO:
-    case ENFILE:
-    case EMFILE:
     case EAGAIN: return Blame::Busy;
     default: return Blame::Caller;
   }

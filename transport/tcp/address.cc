@@ -15,6 +15,7 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/transport/tcp/address.h>
 
 namespace weft::transport::tcp {
@@ -245,7 +246,7 @@ std::uint32_t this_machine() {
   std::string boot;
   errno = 0;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
-  if (!file && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+  if (!file && is_shortage(errno)) {
     throw system_error(Blame::Busy, "tcp: cannot tell which machine this is", errno);
   }
   std::getline(file, boot);

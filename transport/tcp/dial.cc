@@ -16,15 +16,9 @@ namespace weft::transport::tcp {
 namespace {
 
 Blame blame_of(int number) {
-  switch (number) {
-    case ETIMEDOUT: return Blame::Timeout;
-    case EMFILE:
-    case ENFILE:
-    case ENOBUFS:
-    case ENOMEM:
-    case EADDRNOTAVAIL: return Blame::Busy;  // the last one: all local ports are taken
-    default: return Blame::PeerLost;
-  }
+  if (number == ETIMEDOUT) return Blame::Timeout;
+  const bool no_port_is_left = number == EADDRNOTAVAIL;
+  return is_shortage(number) || no_port_is_left ? Blame::Busy : Blame::PeerLost;
 }
 
 // One write: the socket is fresh and has room for so little.

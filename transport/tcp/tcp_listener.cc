@@ -21,8 +21,6 @@ constexpr int kBacklog = 4096;         // the kernel's own limit is often lower
 constexpr std::size_t kGuests = 1024;  // that have not greeted yet, or whose lane is not complete
 constexpr int kTakenInOneTurn = 64;
 
-bool is_shortage(int number) { return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM; }
-
 // Nothing was sent on it before, so there is room.
 bool answer(const Descriptor& socket, const Identity& identity) {
   const auto bytes = Greeting::encode(identity);

@@ -1,6 +1,7 @@
 #include <sstream>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -61,6 +62,23 @@ TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
     hub->send({FrameType::Leaving, 0, number, "group", std::string(kMaxFrameText / 2, ' ')});
   }
   EXPECT_EQ(member.read_until(kFrames), kFrames);
+}
+
+TEST(Membership, IsBusyWhereNoDescriptorIsLeftToListenWith) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store = std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit none{0, limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  std::optional<Blame> blame;
+  try {
+    Membership::make(0, 2, "127.0.0.1", store, loop);
+  } catch (const Error& error) {
+    blame = error.blame();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(blame, Blame::Busy);
 }
 
 }  // namespace
