@@ -24,15 +24,23 @@ Error from_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
+Error first_line_of(const std::exception_ptr& caught) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const Error& error) {
+    return error;
+  } catch (...) {
+    const Error error = to_error(caught, Blame::Caller);
+    return {error.blame(), error.text().substr(0, error.text().find('\n'))};
+  }
+}
+
 std::optional<Error> error_of(const std::function<void()>& call) {
   try {
     call();
     return std::nullopt;
-  } catch (const Error& error) {
-    return error;
   } catch (...) {
-    const Error error = to_error(std::current_exception(), Blame::Caller);
-    return Error(error.blame(), error.text().substr(0, error.text().find('\n')));
+    return first_line_of(std::current_exception());
   }
 }
 

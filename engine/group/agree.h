@@ -1,6 +1,7 @@
 // Together or not at all: what went wrong on one rank is thrown on all. Internal.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <optional>
 
@@ -9,7 +10,10 @@
 
 namespace weft::group {
 
-// What it throws, libtorch's errors without what they say after the first line.
+// What was caught, with the first line of its text where it is no Error: libtorch's go on with a stack trace.
+Error first_line_of(const std::exception_ptr& caught);
+
+// What it throws, so cut.
 std::optional<Error> error_of(const std::function<void()>& call);
 
 // Collective. Returns on all ranks where none brings a failure; else throws, on all, that of the first rank which does.

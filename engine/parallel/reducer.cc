@@ -13,6 +13,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/nodes.h>
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/group/agree.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
 #include <weft/engine/tensor/cuda_devices.h>
@@ -34,12 +35,6 @@ namespace {
 // Whether libtorch's engine runs here inside of a pass, which does not use it: a node calls backward() or grad() itself.
 bool is_inside_a_pass() {
   return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
-}
-
-// libtorch's errors go on with a stack trace.
-std::string first_line_of(const std::exception_ptr& caught) {
-  const std::string text = to_error(caught, Blame::Caller).text();
-  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
@@ -436,7 +431,7 @@ void Reducer::launch_ready_buckets() {
     }
   } catch (...) {
     if (follower_ == nullptr) throw;
-    note_failure(first_line_of(std::current_exception()));
+    note_failure(group::first_line_of(std::current_exception()).text());
     follower_->fail(std::current_exception());
   }
   if (next_bucket_ < buckets_.size()) return;
@@ -466,7 +461,7 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
   try {
     return hook_(bucket);
   } catch (...) {
-    note_failure(first_line_of(std::current_exception()));
+    note_failure(group::first_line_of(std::current_exception()).text());
     throw;
   }
 }
@@ -521,7 +516,7 @@ void Reducer::finish() {
     for (Bucket& bucket : buckets_) collect(bucket);
     wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
-    note_failure(first_line_of(std::current_exception()));
+    note_failure(group::first_line_of(std::current_exception()).text());
     if (follower_ != nullptr) follower_->fail(std::current_exception());
     throw;
   }
