@@ -2,6 +2,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/engine/group/pause.h>
 #include <weft/engine/launch/rendezvous.h>
 
 namespace weft::launch {
@@ -56,16 +57,19 @@ void Rendezvous::beat() {
   }
 }
 
-RendezvousState Rendezvous::update(const std::function<void(RendezvousState&)>& change) {
-  std::string before = store_->get();
-  for (;;) {
+RendezvousState Rendezvous::update(Deadline deadline, const std::function<void(RendezvousState&)>& change) {
+  // A thousand nodes may come, or fail, at one moment, and of those that try at one moment one is the fastest.
+  for (group::Pause pause;; pause.wait(deadline)) {
+    const std::string before = store_->get();
     RendezvousState state = before.empty() ? RendezvousState() : decode(before);
     change(state);
     const std::string after = encode(state);
     if (after == before) return state;
-    const std::string now = store_->compare_set(before, after);
-    if (now == after) return state;
-    before = now;
+    if (store_->compare_set(before, after) == after) return state;
+    if (deadline.passed()) {
+      throw Error(Blame::Timeout, "the rendezvous did not hear this node within " + describe(settings_.join_timeout) +
+                                      " (--rdzv-conf join_timeout=SECONDS): whenever it spoke, another was faster");
+    }
   }
 }
 
@@ -118,7 +122,7 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
     if (!goes_on()) return std::nullopt;
     const bool is_last_call_over = enough_since && Clock::now() - *enough_since >= settings_.last_call_timeout;
     const std::vector<std::string> silent = lost(state);
-    state = update([&](RendezvousState& next) {
+    state = update(deadline, [&](RendezvousState& next) {
       if (next.end) return;
       for (const std::string& id : silent) remove(next, settings_.limits, id, "is lost");
       come(next, self_, settings_.limits);

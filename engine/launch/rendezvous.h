@@ -76,8 +76,12 @@ class Rendezvous {
     Clock::time_point since;  // when it last changed
   };
 
-  // Changes the state in the store, again where somebody else was faster; returns it as it is then.
-  RendezvousState update(const std::function<void(RendezvousState&)>& change);
+  // Changes the state in the store, again and after ever longer pauses where somebody else was faster; returns it as it is
+  // then. Throws Timeout where somebody always was.
+  RendezvousState update(Deadline deadline, const std::function<void(RendezvousState&)>& change);
+  RendezvousState update(const std::function<void(RendezvousState&)>& change) {
+    return update(Deadline::in(settings_.join_timeout), change);
+  }
   // Of all whose heartbeats are to be watched, those that give none any more.
   std::vector<std::string> lost(const RendezvousState& state);
   Place place_of(const RendezvousState& state) const;

@@ -182,6 +182,43 @@ TEST_F(Nodes, TooFewAreATimeout) {
   EXPECT_THAT(told, testing::ElementsAre("1 of 2 to 3 nodes have come"));
 }
 
+// As a node sees it that is never the fastest.
+class NeverTheFastest final : public SharedStore {
+ public:
+  std::string get() override { return encode(others_); }
+  std::string compare_set(const std::string& /*expected*/, const std::string& /*desired*/) override {
+    if (++tries > 1000) throw Error(Blame::PeerLost, "too many tries");
+    others_.waiting = {std::to_string(tries)};
+    return get();
+  }
+  void beat(const std::string& /*id*/) override {}
+  std::vector<std::int64_t> beats(const std::vector<std::string>& ids) override {
+    return std::vector<std::int64_t>(ids.size());
+  }
+  bool is_hosted_here() const override { return false; }
+
+  std::atomic<int> tries{0};
+
+ private:
+  RendezvousState others_;
+};
+
+TEST_F(Nodes, WhoIsNeverTheFastestTriesEverLaterUntilItsDeadline) {
+  const auto crowded = std::make_shared<NeverTheFastest>();
+  store = crowded;
+  auto how = settings(2, 3);
+  how.join_timeout = milliseconds(100);
+  const auto a = make("1", how);
+  try {
+    join(*a, 1001).get();
+    FAIL() << "a round runs";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("join_timeout"));
+  }
+  EXPECT_LT(crowded->tries, 100);
+}
+
 TEST_F(Nodes, JoiningCanBeGivenUp) {
   const auto a = make("1", settings(2, 2));
   std::atomic<int> asked{0};
