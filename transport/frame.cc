@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include <weft/transport/frame.h>
+#include <weft/transport/little_endian.h>
 
 namespace weft::transport::frame {
 
@@ -11,22 +11,8 @@ namespace {
 constexpr std::array<char, 4> kMagic = {'W', 'E', 'F', 'T'};
 constexpr std::uint16_t kVersion = 1;
 
-// Little-endian on every machine.
-template <class T>
-void put(std::byte* to, T value) {
-  for (std::size_t i = 0; i < sizeof value; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
-}
-
-template <class T>
-T get(const std::byte* from) {
-  T value = 0;
-  if constexpr (std::endian::native == std::endian::little) {
-    std::memcpy(&value, from, sizeof value);  // which the compiler does not make of the loop
-  } else {
-    for (std::size_t i = 0; i < sizeof value; ++i) value |= static_cast<T>(std::to_integer<T>(from[i]) << (8 * i));
-  }
-  return value;
-}
+using little_endian::get;
+using little_endian::put;
 
 // "47 45 54 20 'GET '": what a stranger said, fit for a log.
 std::string in_words(Bytes bytes) {

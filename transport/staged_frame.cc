@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include <weft/transport/frame.h>
+#include <weft/transport/little_endian.h>
 #include <weft/transport/staged_frame.h>
 
 namespace weft::transport::staged {
@@ -12,17 +13,6 @@ constexpr std::size_t kLeadBytes = kKindBytes + kCountBytes;
 
 // Where the lane below has its line full, the pieces of one message still find room.
 constexpr std::size_t kReserved = 32;
-
-template <class Number>
-void put(std::vector<std::byte>& to, Number number) {
-  for (std::size_t i = 0; i < sizeof number; ++i) to.push_back(static_cast<std::byte>(number >> (8 * i)));
-}
-
-std::uint32_t get32(Bytes from) {
-  std::uint32_t number = 0;
-  for (std::size_t i = 0; i < sizeof number; ++i) number |= std::to_integer<std::uint32_t>(from[i]) << (8 * i);
-  return number;
-}
 
 Decoded wrong(std::string text) {
   Decoded decoded;
@@ -52,7 +42,7 @@ Decoded decode_whole(const Arrival& below, std::vector<std::uint64_t>& sizes) {
 
 Decoded decode_lead(const Arrival& below, const Capabilities& limits, std::vector<std::uint64_t>& sizes) {
   if (below.header.size() < kLeadBytes || !below.sizes.empty()) return wrong("a lead of the wrong shape");
-  const std::size_t payloads = get32(below.header.subspan(kKindBytes));
+  const std::size_t payloads = little_endian::get<std::uint32_t>(&below.header[kKindBytes]);
   if (payloads > limits.max_payloads) return wrong(std::to_string(payloads) + " payloads");
   const std::size_t front = kLeadBytes + payloads * frame::kSizeBytes;
   if (below.header.size() < front || below.header.size() - front > limits.max_header) return wrong("a lead that is cut");
@@ -87,8 +77,8 @@ std::vector<std::byte> encode_lead(Bytes header, std::span<const Slice> payloads
   std::vector<std::byte> front;
   front.reserve(kLeadBytes + payloads.size() * frame::kSizeBytes + header.size());
   front.push_back(static_cast<std::byte>(Kind::Lead));
-  put(front, static_cast<std::uint32_t>(payloads.size()));
-  for (const Slice& payload : payloads) put(front, std::uint64_t{payload.bytes});
+  little_endian::append(front, static_cast<std::uint32_t>(payloads.size()));
+  for (const Slice& payload : payloads) little_endian::append(front, std::uint64_t{payload.bytes});
   front.insert(front.end(), header.begin(), header.end());
   return front;
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <weft/transport/cuda_ipc/wire.h>
+#include <weft/transport/little_endian.h>
 
 namespace weft::transport::cuda_ipc {
 
@@ -25,10 +26,9 @@ enum class Told : std::uint8_t { Before = 0, Handle = 1, Descriptor = 2 };
 class Writer {
  public:
   explicit Writer(Kind kind) { put(static_cast<std::uint8_t>(kind)); }
-  template <class Number>
-  requires std::is_unsigned_v<Number>
+  template <std::unsigned_integral Number>
   void put(Number number) {
-    for (std::size_t i = 0; i < sizeof number; ++i) bytes_.push_back(static_cast<std::byte>(number >> (8 * i)));
+    little_endian::append(bytes_, number);
   }
   void put_bytes(Bytes bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
   void put(const std::string& text) {
@@ -47,12 +47,8 @@ class Reader {
   explicit Reader(Bytes bytes) : left_(bytes) {}
   template <class Number>
   Number get() {
-    Number number = 0;
-    const Bytes bytes = get(sizeof number);
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      number = static_cast<Number>(number | std::to_integer<Number>(bytes[i]) << (8 * i));
-    }
-    return number;
+    const Bytes bytes = get(sizeof(Number));
+    return bytes.empty() ? Number{0} : little_endian::get<Number>(bytes.data());
   }
   Bytes get(std::size_t count) {
     if (count > left_.size()) {

@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <weft/transport/little_endian.h>
 #include <weft/transport/tcp/greeting.h>
 #include <weft/transport/tcp/settings.h>
 
@@ -17,17 +18,8 @@ constexpr std::size_t kLettersBytes = 8;
 constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kVersionEnd = 12;
 
-template <class T>
-void put(std::byte* to, T value) {
-  for (std::size_t i = 0; i < sizeof value; ++i) to[i] = static_cast<std::byte>(value >> (8 * i));
-}
-
-template <class T>
-T take(const std::byte* from) {
-  T value = 0;
-  for (std::size_t i = 0; i < sizeof value; ++i) value = static_cast<T>(value | static_cast<T>(from[i]) << (8 * i));
-  return value;
-}
+using little_endian::get;
+using little_endian::put;
 
 }  // namespace
 
@@ -69,7 +61,7 @@ std::string Greeting::why_foreign() const {
   if (std::memcmp(bytes_.data(), kLetters, std::min(count_, kLettersBytes)) != 0)
     return "something else than Weft is there";
   if (count_ < kVersionEnd) return {};
-  const auto version = take<std::uint32_t>(bytes_.data() + 8);
+  const auto version = get<std::uint32_t>(bytes_.data() + 8);
   if (version != kVersion) {
     return "it speaks version " + std::to_string(version) + " of the greeting, this side " + std::to_string(kVersion);
   }
@@ -81,12 +73,12 @@ std::string Greeting::why_foreign() const {
 }
 
 Identity Greeting::identity() const {
-  return {take<std::uint32_t>(bytes_.data() + 12), take<std::uint64_t>(bytes_.data() + 16)};
+  return {get<std::uint32_t>(bytes_.data() + 12), get<std::uint64_t>(bytes_.data() + 16)};
 }
 
 Part Greeting::part() const {
-  return {take<std::uint64_t>(bytes_.data() + 24), take<std::uint16_t>(bytes_.data() + 32),
-          take<std::uint16_t>(bytes_.data() + 34)};
+  return {get<std::uint64_t>(bytes_.data() + 24), get<std::uint16_t>(bytes_.data() + 32),
+          get<std::uint16_t>(bytes_.data() + 34)};
 }
 
 }  // namespace weft::transport::tcp

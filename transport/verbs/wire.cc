@@ -1,5 +1,6 @@
-#include <type_traits>
+#include <utility>
 
+#include <weft/transport/little_endian.h>
 #include <weft/transport/verbs/wire.h>
 
 namespace weft::transport::verbs {
@@ -18,7 +19,8 @@ class Writer {
   explicit Writer(std::byte* at) : at_(at) {}
   template <class T>
   void put(T value) {
-    for (std::size_t i = 0; i < sizeof value; ++i) *at_++ = static_cast<std::byte>(value >> (8 * i));
+    little_endian::put(at_, value);
+    at_ += sizeof value;
   }
 
  private:
@@ -30,9 +32,8 @@ class Reader {
   explicit Reader(Bytes bytes) : at_(bytes.data()) {}
   template <class T>
   T get() {
-    T value = 0;
-    for (std::size_t i = 0; i < sizeof value; ++i) value |= static_cast<T>(std::to_integer<T>(*at_++) << (8 * i));
-    return value;
+    const std::byte* const from = std::exchange(at_, at_ + sizeof(T));
+    return little_endian::get<T>(from);
   }
 
  private:
