@@ -31,27 +31,25 @@ bool is_log(const std::string& line) {
 
 }  // namespace
 
-Output::Output(int rank, int from, int to, bool prefix, Log log)
-    : rank_(rank), from_(from), to_(to), prefix_(prefix), log_(std::move(log)) {
+Output::Output(int rank, Descriptor from, int to, bool prefix, Log log)
+    : rank_(rank), from_(std::move(from)), to_(to), prefix_(prefix), log_(std::move(log)) {
   if (log_.path.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(log_.path).parent_path(), ignored);
-  kept_ = ::open(log_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (kept_ >= 0) return;
-  const int number = errno;
-  close();
-  throw system_error(Blame::Caller, "--log-dir: " + log_.path + " cannot be written", number);
+  kept_ = Descriptor(::open(log_.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!kept_) throw system_error(Blame::Caller, "--log-dir: " + log_.path + " cannot be written", errno);
 }
 
 const char* Output::where() const { return to_ == STDERR_FILENO ? "stderr" : "stdout"; }
 
 bool Output::forward() {
   char buffer[16384];
-  const auto count = ::read(from_, buffer, sizeof buffer);
+  const auto count = ::read(from_.get(), buffer, sizeof buffer);
   if (count < 0 && errno == EINTR) return true;
   if (count <= 0) {
     if (!partial_.empty() || is_inside_) end_line("\n");
-    close();
+    from_ = {};
+    kept_ = {};
     return false;
   }
   const std::string_view bytes(buffer, static_cast<std::size_t>(count));
@@ -90,13 +88,13 @@ void Output::end_line(const char* ending) {
 }
 
 void Output::keep(std::string_view bytes) {
-  while (kept_ >= 0 && !bytes.empty()) {
-    const auto count = ::write(kept_, bytes.data(), bytes.size());
+  while (kept_ && !bytes.empty()) {
+    const auto count = ::write(kept_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       std::fprintf(stderr, "weft-run: cannot write to %s: %s; the rest is not kept there\n", log_.path.c_str(),
                    std::strerror(errno));
-      ::close(std::exchange(kept_, -1));
+      kept_ = {};
       return;
     }
     bytes.remove_prefix(static_cast<std::size_t>(count));
@@ -127,12 +125,6 @@ bool Output::tells_of_a_lost_rank() const {
     if (line.find("[PeerLost at ") != std::string::npos || line.find("[Cancelled at ") != std::string::npos) return true;
   }
   return false;
-}
-
-void Output::close() {
-  if (from_ >= 0) ::close(from_);
-  if (kept_ >= 0) ::close(kept_);
-  from_ = kept_ = -1;
 }
 
 }  // namespace weft::launch

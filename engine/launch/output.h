@@ -6,6 +6,9 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include <weft/base/descriptor.h>
 
 namespace weft::launch {
 
@@ -19,16 +22,14 @@ class Output {
     std::string path;         // "": nowhere
     bool is_instead = false;  // and goes nowhere else
   };
-  // From a pipe's reading end, which it closes, to one of this process's descriptors. Throws Caller where the log cannot be
-  // written.
-  Output(int rank, int from, int to, bool prefix, Log log);
-  Output(int rank, int from, int to, bool prefix) : Output(rank, from, to, prefix, Log()) {}
-  ~Output() { close(); }
+  // From a pipe's reading end to one of this process's descriptors. Throws Caller where the log cannot be written.
+  Output(int rank, Descriptor from, int to, bool prefix, Log log);
+  Output(int rank, Descriptor from, int to, bool prefix) : Output(rank, std::move(from), to, prefix, Log()) {}
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
   // -1 when all has come.
-  int descriptor() const { return from_; }
+  int descriptor() const { return from_.get(); }
   // Moves what is there. Returns whether there may be more.
   bool forward();
   // errno of the first write that failed; 0: none has.
@@ -46,14 +47,13 @@ class Output {
   void end_line(const char* ending);
   void write_all(std::string_view text);
   void keep(std::string_view bytes);
-  void close();
 
   const int rank_;
-  int from_;
+  Descriptor from_;
   const int to_;
   const bool prefix_;
   const Log log_;
-  int kept_ = -1;  // the log
+  Descriptor kept_;  // the log
   int failure_ = 0;
   std::string partial_;      // of the line that has not ended
   bool is_inside_ = false;   // the beginning of that line has been written

@@ -18,6 +18,20 @@ namespace weft::launch {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+struct Pipe {
+  Descriptor reading, writing;
+};
+
+Pipe open_pipe(int local) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+}  // namespace
+
 WorkerGroup::WorkerGroup(const Options& options, const Rendezvous::Place& place) : options_(options), place_(place) {
   if (options_.status_seconds > 0) status_.emplace(std::chrono::seconds(options_.status_seconds));
   for (int local = 0; local < options_.ranks; ++local) start(local);
@@ -69,12 +83,9 @@ void WorkerGroup::set_environment(int local) const {
 }
 
 void WorkerGroup::start(int local) {
-  int out[2] = {-1, -1};
-  int err[2] = {-1, -1};
   const bool takes_stdout = !options_.no_prefix || !log_of(local, STDOUT_FILENO).path.empty();
-  if ((takes_stdout && ::pipe2(out, O_CLOEXEC) != 0) || ::pipe2(err, O_CLOEXEC) != 0) {
-    throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
-  }
+  Pipe out = takes_stdout ? open_pipe(local) : Pipe();
+  Pipe err = open_pipe(local);
   const int rank = place_.first_rank + local;
   const std::string page = status_ ? status_->add(rank) : "";
   const pid_t parent = ::getpid();
@@ -84,8 +95,8 @@ void WorkerGroup::start(int local) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's
     if (::getppid() != parent) ::_exit(1);
-    if (takes_stdout) ::dup2(out[1], STDOUT_FILENO);
-    ::dup2(err[1], STDERR_FILENO);
+    if (takes_stdout) ::dup2(out.writing.get(), STDOUT_FILENO);
+    ::dup2(err.writing.get(), STDERR_FILENO);
     set_environment(local);
     if (!page.empty()) ::setenv("WEFT_STATUS_FILE", page.c_str(), 1);
     std::vector<char*> arguments;
@@ -96,8 +107,8 @@ void WorkerGroup::start(int local) {
     ::_exit(127);
   }
   children_.add(process);
-  if (takes_stdout) add_output(local, out, STDOUT_FILENO);
-  ranks_[process] = {rank, process, add_output(local, err, STDERR_FILENO)};
+  if (takes_stdout) add_output(local, std::move(out.reading), STDOUT_FILENO);
+  ranks_[process] = {rank, process, add_output(local, std::move(err.reading), STDERR_FILENO)};
 }
 
 Output::Log WorkerGroup::log_of(int local, int to) const {
@@ -108,10 +119,9 @@ Output::Log WorkerGroup::log_of(int local, int to) const {
           is_instead};
 }
 
-const Output* WorkerGroup::add_output(int local, const int (&ends)[2], int to) {
-  ::close(ends[1]);
+const Output* WorkerGroup::add_output(int local, Descriptor from, int to) {
   outputs_.push_back(
-      std::make_unique<Output>(place_.first_rank + local, ends[0], to, !options_.no_prefix, log_of(local, to)));
+      std::make_unique<Output>(place_.first_rank + local, std::move(from), to, !options_.no_prefix, log_of(local, to)));
   return outputs_.back().get();
 }
 

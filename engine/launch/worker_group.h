@@ -57,7 +57,7 @@ class WorkerGroup {
   void set_environment(int local) const;
   void start(int local);
   Output::Log log_of(int local, int to) const;
-  const Output* add_output(int local, const int (&ends)[2], int to);
+  const Output* add_output(int local, Descriptor from, int to);
   // Moves what the ranks have written, for at most so long as nothing comes.
   void forward_output(std::chrono::milliseconds patience);
   void note_failure(const Output& output);

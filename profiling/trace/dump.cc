@@ -13,8 +13,10 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
@@ -136,15 +138,15 @@ std::mutex writing;                 // of the next five
 auto& asked = *new std::string();   // what the folder was called, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
-pid_t installed_in = 0;  // a child has the handler, and no thread
-int signal_pipe[2] = {-1, -1};
+pid_t installed_in = 0;              // a child has the handler, and no thread
+int signal_end = -1;                 // of the pipe that the thread reads
 std::atomic<bool> is_wanted{false};  // there is a folder
 std::atomic<std::int64_t> last_dump{0};
 
 // One byte: all that may be done here.
 void on_signal(int) {
   const int number = errno;
-  [[maybe_unused]] const auto count = ::write(signal_pipe[1], "d", 1);
+  [[maybe_unused]] const auto count = ::write(signal_end, "d", 1);
   errno = number;
 }
 
@@ -195,17 +197,25 @@ void dump_because_asked() noexcept {
 }
 
 void install_signal() {
-  if (::pipe2(signal_pipe, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "the flight recorder's signal: pipe", errno);
-  ::fcntl(signal_pipe[1], F_SETFL, O_NONBLOCK);
-  std::thread([from = signal_pipe[0]] {
-    pthread_setname_np(pthread_self(), "weft dump");
-    for (char byte = 0;;) {
-      const auto count = ::read(from, &byte, 1);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return;
-      dump_because_asked();
-    }
-  }).detach();
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "the flight recorder's signal: pipe", errno);
+  Descriptor read_end(ends[0]);
+  Descriptor write_end(ends[1]);
+  ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
+  try {
+    std::thread([from = std::move(read_end)] {
+      pthread_setname_np(pthread_self(), "weft dump");
+      for (char byte = 0;;) {
+        const auto count = ::read(from.get(), &byte, 1);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return;
+        dump_because_asked();
+      }
+    }).detach();
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy, "the flight recorder's signal: starting a thread", error.code().value());
+  }
+  signal_end = write_end.release();
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;

@@ -15,10 +15,10 @@ namespace weft::trace {
 std::string dump(const std::string& reason);
 
 // Writes dumps to the folder from now on, and installs the handler of SIGUSR1; again for the same folder does nothing.
-// Throws Caller where the folder cannot be made.
+// Throws Caller where the folder cannot be made, Busy where the process can have no more descriptors or threads.
 void dump_to(const std::string& folder);
 // Installs the handler of SIGUSR1, unless the program has one or ignores it. Without dump_to() its dumps go to
-// default_folder().
+// default_folder(). Throws Busy.
 void dump_on_signal();
 // "/tmp/weft-1000": this user's, among the temporary files.
 std::string default_folder();

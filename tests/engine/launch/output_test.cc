@@ -24,7 +24,7 @@ struct Pipe {
 // A rank's output, and what has come of it.
 class Forwarded {
  public:
-  explicit Forwarded(bool prefix) : output_(3, in_.read, out_.write, prefix) {
+  explicit Forwarded(bool prefix) : output_(3, Descriptor(in_.read), out_.write, prefix) {
     ::fcntl(out_.read, F_SETFL, O_NONBLOCK);
     ::fcntl(out_.write, F_SETPIPE_SZ, 1 << 20);
   }
@@ -67,7 +67,7 @@ class Forwarded {
 
   Pipe in_;
   const Pipe out_;
-  Output output_;  // closes in_.read
+  Output output_;
 };
 
 TEST(Output, WithoutPrefixPassesAtOnceAndAsItIs) {
@@ -114,7 +114,7 @@ TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
   });
   EXPECT_EQ(::write(in.write, text.data(), text.size()), static_cast<ssize_t>(text.size()));
   ::close(in.write);
-  Output output(3, in.read, out.write, /*prefix=*/false);
+  Output output(3, Descriptor(in.read), out.write, /*prefix=*/false);
   while (output.forward()) {
   }
   ::close(out.write);

@@ -2,16 +2,20 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/tests/harness/folder.h>
+#include <weft/tests/harness/no_more_threads.h>
 
 namespace weft::trace {
 namespace {
@@ -268,6 +272,31 @@ TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST_F(Dump, WithoutAThreadForItsSignalIsBusyAndLeavesNothingOpen) {
+  constexpr int kNoSuchPlace = 77;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto next = [] { return Descriptor(::open("/dev/null", O_RDONLY)).get(); };
+    const int before = next();
+    std::optional<Blame> blame;
+    {
+      const harness::NoMoreThreads none;
+      if (harness::can_make_threads()) ::_exit(kNoSuchPlace);
+      try {
+        dump_to(folder_);
+      } catch (const Error& error) {
+        blame = error.blame();
+      }
+    }
+    ::_exit(blame == Blame::Busy && next() == before ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNoSuchPlace) GTEST_SKIP() << "here threads have stacks of any size";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
