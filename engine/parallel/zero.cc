@@ -148,8 +148,11 @@ void ShardedOptimizer::check_layout() const {
   std::size_t count = 0;
   for (const OptimizerParamGroup& group : param_groups_) count += group.params().size();
   if (count != owners_.size()) {
-    throw Error(Blame::Caller,
-                "ZeroRedundancyOptimizer: its parameter groups were changed from outside; call add_param_group");
+    throw Error(
+        Blame::Caller,
+        "ZeroRedundancyOptimizer: its parameter groups were changed without it, so that no rank owns what was added; "
+        "call add_param_group() of the ZeroRedundancyOptimizer itself: libtorch's is not virtual, and neither a "
+        "torch::optim::Optimizer& to this one nor add_parameters() leads here");
   }
   for (const Shard& shard : shards_) {
     if (!shard.flat.defined()) continue;

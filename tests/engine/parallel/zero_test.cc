@@ -390,6 +390,13 @@ TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
     grown.add_parameters({torch::ones({1})});
     EXPECT_THAT(harness::error_of([&] { grown.step(); }).what(), HasSubstr("call add_param_group"));
 
+    Mlp third;
+    ZeroRedundancyOptimizer<torch::optim::SGD> referred(third->parameters(), group, 0.1);
+    torch::optim::Optimizer& as_base = referred;
+    as_base.add_param_group({{torch::ones({1})}});
+    EXPECT_THAT(harness::error_of([&] { referred.step(); }).what(),
+                HasSubstr("call add_param_group() of the ZeroRedundancyOptimizer itself"));
+
     const auto one = torch::ones({1});
     EXPECT_EQ(harness::error_of([&] {
                 ZeroRedundancyOptimizer<torch::optim::SGD> twice(std::vector<torch::Tensor>{one, one}, group, 0.1);
