@@ -24,6 +24,8 @@ namespace {
 
 constexpr auto kHelloPatience = std::chrono::seconds(10);
 constexpr auto kRest = std::chrono::milliseconds(100);
+// For one that reads slowly. A thousand ranks that leave a dozen groups at once say about 30 MiB.
+constexpr std::size_t kMostUnsent = std::size_t{64} << 20;
 constexpr std::size_t kMaxStrangers = 64;  // connected, and no Hello yet; above the ranks that may come
 
 // A peer that vanishes without a word (cable, power) is noticed after about 15 s, and so is one that reads nothing.
@@ -69,6 +71,7 @@ struct Membership::Peer {
   FrameReader reader;
   std::string unsent;
   bool said_goodbye = false;
+  bool given_up = false;
   EventLoop::Registration watch;
   EventLoop::Registration patience;  // for its Hello
 };
@@ -114,6 +117,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   void note_lost(int who, const std::string& how);
   void send_to(Peer& peer, const std::string& bytes);
   void flush(Peer& peer);
+  void give_up(Peer& peer);
   void broadcast(const Frame& frame, int except);
   void pass_on(const Frame& frame, int from);
   void accept_strangers();
@@ -402,7 +406,7 @@ void Membership::State::note_lost(int who, const std::string& how) {
 
 void Membership::State::broadcast(const Frame& frame, int except) {
   const std::string bytes = encode(frame);
-  if (is_hub() && came.size() < expected) missed += bytes;
+  if (is_hub() && came.size() < expected && missed.size() <= kMostUnsent) missed += bytes;
   std::vector<int> ranks;
   for (const auto& [who, peer] : peers) ranks.push_back(who);
   for (const int who : ranks) {
@@ -412,13 +416,23 @@ void Membership::State::broadcast(const Frame& frame, int except) {
 }
 
 void Membership::State::send_to(Peer& peer, const std::string& bytes) {
+  if (peer.given_up) return;
+  if (peer.unsent.size() + bytes.size() > kMostUnsent) return give_up(peer);
   peer.unsent += bytes;
   flush(peer);
 }
 
+// Not within this call: whoever tells it something may be at reading from it, or at telling all.
+void Membership::State::give_up(Peer& peer) {
+  peer.given_up = true;
+  peer.patience = loop->at(Deadline::in(std::chrono::milliseconds(0)), [weak = weak_from_this(), &peer] {
+    if (const auto self = weak.lock()) self->on_ended(peer, "it reads too slowly: 64 MiB that it is to hear wait for it");
+  });
+}
+
 // What does not fit now is sent when the peer's socket takes more.
 void Membership::State::flush(Peer& peer) {
-  while (!peer.unsent.empty()) {
+  while (!peer.given_up && !peer.unsent.empty()) {
     const auto count = ::send(peer.socket, peer.unsent.data(), peer.unsent.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {

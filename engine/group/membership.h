@@ -1,7 +1,8 @@
 // Who of the job lives, and who is leaving. The lowest rank that runs Weft is the hub: every other rank holds one TCP
 // connection to it, over which nothing travels in quiet times. The kernel closes a dead process's connection at once, so
 // its death is known, with its rank, in milliseconds, whatever the backend; a cut cable is noticed by keep-alives in about
-// 15 s. The hub passes frames on. Ranks without Weft (Python's torch.distributed) are simply not part of it.
+// 15 s, and so is a rank that reads nothing, or as soon as 64 MiB wait for it. The hub passes frames on. Ranks without Weft
+// (Python's torch.distributed) are simply not part of it.
 //
 // Ranks that come to rank 0 connect while the first group is still being joined, so that a death is noticed then as well.
 //

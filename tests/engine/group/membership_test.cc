@@ -1,3 +1,5 @@
+#include <future>
+#include <optional>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -62,6 +64,27 @@ TEST(Membership, KeepsWhatAPeerIsSlowToRead) {
     hub->send({FrameType::Leaving, 0, number, "group", std::string(kMaxFrameText / 2, ' ')});
   }
   EXPECT_EQ(member.read_until(kFrames), kFrames);
+}
+
+TEST(Membership, GivesUpWhoReadsNothingBeforeWhatWaitsForItFillsTheMemory) {
+  const auto loop = std::make_shared<EventLoop>("membership");
+  const auto store = std::make_shared<StoreBootstrap>(c10::make_intrusive<c10d::HashStore>(), [] {});
+  const auto hub = Membership::make(0, 2, "127.0.0.1", store, loop);
+  std::promise<std::string> lost;
+  Membership::Listener listener;
+  listener.lost = [&](int rank, const std::string& how) { lost.set_value(std::to_string(rank) + ": " + how); };
+  listener.gone = [](int) {};
+  hub->listen("group", listener);
+  hub->connect_to_first([] { return false; }, Deadline::in(std::chrono::seconds(20)));
+  const Member member(*store);
+  auto told = lost.get_future();
+  // The kernel's buffers take some of it.
+  for (int i = 0; i < 2000 && told.wait_for(std::chrono::seconds(0)) != std::future_status::ready; ++i) {
+    hub->send({FrameType::Leaving, 0, 0, "group", std::string(kMaxFrameText, ' ')});
+  }
+  ASSERT_EQ(told.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ(told.get(), "1: it reads too slowly: 64 MiB that it is to hear wait for it");
+  hub->forget("group");
 }
 
 TEST(Membership, IsBusyWhereNoDescriptorIsLeftToListenWith) {
