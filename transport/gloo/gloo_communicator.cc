@@ -528,24 +528,26 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
     const auto self = weak.lock();
     if (!self || !pending->has(key)) return pending->fail(key, name, "the group was destroyed");
     try {
-      c10::intrusive_ptr<c10d::Work> work;
-      {
-        std::lock_guard lock(self->group_->mutex);
-        const WithoutSigpipe quiet;
-        work = start(*self->group_->gloo);
-      }
-      self->waiters_->run([pending, key, name, pin, is_recv, work = std::move(work)] {
-        on_backend_thread = true;
-        try {
-          if (!pending->wait(key, work)) return;                 // its completion has failed
-          const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
-          auto done = pending->take(key);
-          if (!done) return;
-          done->set_source_rank(source);
-          done->finish();
-        } catch (const std::exception& error) {
-          pending->fail(key, name, text_of(error));
+      self->waiters_->run([&]() -> Task {
+        c10::intrusive_ptr<c10d::Work> work;
+        {
+          std::lock_guard lock(self->group_->mutex);
+          const WithoutSigpipe quiet;
+          work = start(*self->group_->gloo);
         }
+        return [pending, key, name, pin, is_recv, work = std::move(work)] {
+          on_backend_thread = true;
+          try {
+            if (!pending->wait(key, work)) return;                 // its completion has failed
+            const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
+            auto done = pending->take(key);
+            if (!done) return;
+            done->set_source_rank(source);
+            done->finish();
+          } catch (const std::exception& error) {
+            pending->fail(key, name, text_of(error));
+          }
+        };
       });
     } catch (const Error& error) {
       pending->fail(key, error.within(name + " " + pending->context));
@@ -570,7 +572,7 @@ void GlooCommunicator::abort(const Error& why) noexcept {
   for (auto& [key, completion] : completions) completion.fail(why);
   const auto break_off = [group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); };
   try {
-    waiters_->run(break_off);
+    waiters_->run([&] { return Task(break_off); });
   } catch (const Error& error) {
     log::error("aborting " + pending_->context + ": " + error.text() + "; the calling thread breaks its connections");
     const WithoutSigpipe quiet;

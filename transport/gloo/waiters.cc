@@ -18,6 +18,7 @@ struct Waiters::State {
   std::deque<Task> tasks;
   std::vector<std::thread> threads;
   std::size_t idle = 0;
+  std::size_t beginning = 0;  // in run(), and a thread is theirs
   bool stopping = false;
 
   void work() {
@@ -57,15 +58,29 @@ Waiters::~Waiters() {
   }
 }
 
-void Waiters::run(Task task) {
+void Waiters::run(const std::function<Task()>& begin) {
   try {
     std::lock_guard lock(state_->mutex);
-    if (state_->tasks.size() >= state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
-    state_->tasks.push_back(std::move(task));
+    const std::size_t spoken_for = state_->tasks.size() + state_->beginning;
+    if (spoken_for >= state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
+    ++state_->beginning;
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
                        "no thread to wait for Gloo; allow this user, or the container, more of them (ulimit -u, pids.max)",
                        error.code().value());
+  }
+  Task task;
+  try {
+    task = begin();
+  } catch (...) {
+    std::lock_guard lock(state_->mutex);
+    --state_->beginning;
+    throw;
+  }
+  {
+    std::lock_guard lock(state_->mutex);
+    --state_->beginning;
+    state_->tasks.push_back(std::move(task));
   }
   state_->changed.notify_one();
 }

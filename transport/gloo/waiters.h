@@ -2,6 +2,7 @@
 // nobody but a blocked waiter. Threads are kept for reuse.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include <weft/base/task.h>
@@ -17,8 +18,9 @@ class Waiters {
   Waiters(const Waiters&) = delete;
   Waiters& operator=(const Waiters&) = delete;
 
-  // Runs the task, which may block, on a thread of its own. Thread-safe. Throws Busy where none can be had.
-  void run(Task task);
+  // Has a thread of its own for what may block, calls `begin` here, and runs the task that it returns there. Thread-safe.
+  // Throws what `begin` throws, and Busy, without calling it, where no thread can be had: Gloo can take nothing back.
+  void run(const std::function<Task()>& begin);
 
  private:
   struct State;

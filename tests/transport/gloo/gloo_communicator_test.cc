@@ -65,5 +65,30 @@ TEST(GlooCommunicator, WithoutThreadsMessagesFailWithBusyAndAbortAndDestructionS
   EXPECT_NE(logged.find("this one waits for it"), std::string::npos) << logged;
 }
 
+// Where it had begun, the peer would get half a message, or one that its sender knows as failed.
+TEST(GlooCommunicator, AMessageThatIsRefusedForWantOfAThreadHasNotBegun) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::shared_ptr<Communicator> peer;
+  std::thread joining([&] { peer = join(1, store); });
+  const auto communicator = join(0, store);
+  joining.join();
+  Numbers refused{1}, sent{2}, received{}, dropped{};
+  {
+    const harness::NoMoreThreads no_more;
+    if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with any stack";
+    const Op send = communicator->point_to_point()->send(elements_of(refused), 1, 0, Pin(), Fence());
+    EXPECT_EQ(failure_of(send).blame(), Blame::Busy) << failure_of(send).what();
+    const Op recv = peer->point_to_point()->recv(elements_of(dropped), 0, 0, Pin(), Fence());
+    EXPECT_EQ(failure_of(recv).blame(), Blame::Busy) << failure_of(recv).what();
+  }
+  const Op recv = peer->point_to_point()->recv(elements_of(received), 0, 0, Pin(), Fence());
+  const Op send = communicator->point_to_point()->send(elements_of(sent), 1, 0, Pin(), Fence());
+  for (const Op& op : {send, recv}) {
+    EXPECT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
+    EXPECT_FALSE(op.error()) << op.error()->what();
+  }
+  EXPECT_EQ(received[0], 2);
+}
+
 }  // namespace
 }  // namespace weft::transport::gloo
