@@ -193,7 +193,8 @@ bool Rendezvous::failed(const std::string& why, int code) {
 void Rendezvous::leave(const std::function<bool()>& goes_on) noexcept {
   if (settings_.limits.most == 1) return;
   try {
-    RendezvousState state = update([&](RendezvousState& next) { remove(next, settings_.limits, self_.id, "has left"); });
+    RendezvousState state = update(Deadline::in(patience()),
+                                   [&](RendezvousState& next) { remove(next, settings_.limits, self_.id, "has left"); });
     if (!store_->is_hosted_here() || !state.end) return;
     for (const Deadline deadline = Deadline::in(patience()); !deadline.passed() && goes_on();) {
       if (all_ids(state).empty()) return;
