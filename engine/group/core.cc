@@ -197,10 +197,11 @@ void Core::listen() {
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   };
-  const auto lose = [weak = weak_from_this(), rank_in_group](int rank, const std::string& how) {
+  const auto lose = [ledger = ledger_, weak = weak_from_this(), rank_in_group](int rank, const std::string& how) {
     const int member = rank_in_group(rank);
     const auto core = weak.lock();
     if (member < 0 || !core) return;
+    ledger->on_lost(rank);
     core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how +
                                           "; make a group of the ranks that live by new_group, or restart the job"));
   };

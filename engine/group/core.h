@@ -104,6 +104,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
   ProcessGroup split(int color, int key);
+  std::vector<int> living_ranks() const { return ledger_->living(); }
   void abort(const std::string& reason);
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;

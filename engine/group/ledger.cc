@@ -123,6 +123,11 @@ void Ledger::on_gone(int rank) {
   changed_.notify_all();
 }
 
+void Ledger::on_lost(int rank) {
+  std::lock_guard lock(mutex_);
+  lost_.insert(group_rank(rank));
+}
+
 void Ledger::on_alone() {
   std::lock_guard lock(mutex_);
   alone_ = true;
@@ -154,6 +159,15 @@ std::vector<int> Ledger::leavers() const {
   std::lock_guard lock(mutex_);
   std::vector<int> ranks;
   for (const auto& [rank, leaver] : leavers_) ranks.push_back(rank);
+  return ranks;
+}
+
+std::vector<int> Ledger::living() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+    if (!leavers_.contains(rank) && !lost_.contains(rank)) ranks.push_back(rank);
+  }
   return ranks;
 }
 

@@ -40,6 +40,8 @@ class Ledger {
   void on_completed(int rank, int leaver);
   // The rank will answer no more: it is lost, or has left the job.
   void on_gone(int rank);
+  // It does not belong to those that live: it is lost, or has left the group by an exception.
+  void on_lost(int rank);
   // Nobody will answer any more.
   void on_alone();
   // Why something that is pending here will never complete, because a rank has left that would have to take part in it.
@@ -48,6 +50,8 @@ class Ledger {
   bool has_left(int rank) const;
   // Who has left the group, by group rank.
   std::vector<int> leavers() const;
+  // The others, but for those that are lost, by group rank, in order.
+  std::vector<int> living() const;
   // "rank 1 has left group 'x'"; "" when nobody has.
   std::string who_left() const;
 
@@ -80,6 +84,7 @@ class Ledger {
   std::vector<std::uint64_t> expected_;  // receives begun and not complete, by group rank; the last counts those from any
   std::map<int, Leaver> leavers_;        // by group rank
   std::set<int> satisfied_;              // group ranks that need nothing more from this one
+  std::set<int> lost_;                   // group ranks
   bool alone_ = false;
 };
 

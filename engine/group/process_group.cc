@@ -387,6 +387,8 @@ ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions
   return core().new_group(ranks, options);
 }
 
+std::vector<int> ProcessGroup::living_ranks() const { return core().living_ranks(); }
+
 ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
 
 void ProcessGroup::abort(std::string reason) { core().abort(reason); }

@@ -96,10 +96,13 @@ class ProcessGroup {
 
   // The members call it, with the same ranks (of this group, in the order of their new ranks), and groups of the same
   // members in the same order. The other ranks may call it as well, and get an empty group. When the loss of a rank has
-  // broken this group, groups can be made of those that live, rank 0 of the job among them. Of the options, backend,
-  // timeout and device count; "" and the defaults keep this group's. A device of its own: for a rank that uses several
-  // GPUs, each of which takes a group.
+  // broken this group, groups can be made of those that live (living_ranks), rank 0 of the job among them. Of the options,
+  // backend, timeout and device count; "" and the defaults keep this group's. A device of its own: for a rank that uses
+  // several GPUs, each of which takes a group.
   ProcessGroup new_group(std::vector<int> ranks, ProcessGroupOptions options = {});
+  // The ranks of this group, in order, but for those of which is known here that they are lost or have left it: all others
+  // are thought to live. Once an error PeerLost has named a lost rank, that one is not among them. Does not block.
+  std::vector<int> living_ranks() const;
   // Every rank calls it; ranks of one color form a group, ordered by key and then by rank. A negative color: no group.
   ProcessGroup split(int color, int key);
 

@@ -430,8 +430,8 @@ void Reducer::launch_ready_buckets() {
       follow(index);
     }
   } catch (...) {
-    if (follower_ == nullptr) throw;
     note_failure(group::first_line_of(std::current_exception()).text());
+    if (follower_ == nullptr) throw;
     follower_->fail(std::current_exception());
   }
   if (next_bucket_ < buckets_.size()) return;

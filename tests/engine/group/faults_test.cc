@@ -162,7 +162,9 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
     Processes::say("ready");
     if (rank == 1) wait_for_the_end();
     expect_lost(error_of([&] { sum_of_ones(group); }), "rank 1");
+    EXPECT_EQ(group.living_ranks(), (std::vector<int>{0, 2, 3}));
     auto rest = group.new_group({3, 0, 2});
+    EXPECT_EQ(rest.living_ranks(), (std::vector<int>{0, 1, 2}));
     EXPECT_EQ(sum_of_ones(rest), 3);
     expect_lost(error_of([&] { group.new_group({0, 1, 2, 3}); }), "rank 1");
     expect_lost(error_of([&] { sum_of_ones(group); }), "rank 1");
@@ -173,6 +175,7 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
     auto two = group.new_group({0, 3});
     EXPECT_EQ(sum_of_ones(two), 2);
     EXPECT_EQ(error_of([&] { group.new_group({0, 2, 3}); }).blame(), Blame::PeerLost);
+    EXPECT_TRUE(harness::comes_true([&] { return group.living_ranks() == std::vector<int>{0, 3}; }));
     EXPECT_EQ(sum_of_ones(two), 2);
   });
   for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "ready");

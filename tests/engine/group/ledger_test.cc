@@ -56,6 +56,18 @@ TEST(Ledger, AnswersALeaverOnceItsMessagesAreReceived) {
   EXPECT_EQ(fixture.answers(), 1);
 }
 
+TEST(Ledger, ThoseLiveOfWhomNothingElseIsKnown) {
+  Fixture fixture;
+  EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 1, 2}));
+  fixture.ledger.on_completed(5, 4);
+  fixture.ledger.on_lost(7);  // no member
+  EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 1, 2}));
+  fixture.ledger.on_lost(5);
+  EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0, 2}));
+  fixture.leaving(6, 0);
+  EXPECT_EQ(fixture.ledger.living(), (std::vector<int>{0}));
+}
+
 TEST(Ledger, ACollectiveThatALeaverWouldHaveToJoinIsRefused) {
   Fixture fixture;
   fixture.leaving(6, 1);

@@ -593,6 +593,27 @@ TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
   });
 }
 
+TEST(Failures, AWrapperWhoseGroupBreaksInABackwardTakesNoPartInThoseOfANewOne) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net;
+    fill(net);
+    auto pair = group.new_group({0, 1});
+    DistributedDataParallel old(net, pair, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    harness::meet(group);  // both have it
+    bool breaks = true;
+    net->second->weight.register_hook([&](const torch::Tensor&) {
+      if (std::exchange(breaks, false)) pair.abort("enough");  // some have been sent, the next one cannot be
+    });
+    EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)).sum().backward(); }), Blame::Cancelled);
+    harness::meet(group);
+    net->zero_grad();
+    DistributedDataParallel again(net, group);
+    again(random({2, 6}, 2)).sum().backward();
+    EXPECT_EQ(again.stats().passes, 1u);
+    EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)); }), Blame::Cancelled);
+  });
+}
+
 TEST(Failures, ABackwardAfterTheWrapperIsGoneIsLocal) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     Mlp net;
