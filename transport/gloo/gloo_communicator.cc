@@ -1,6 +1,8 @@
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <thread>
 
 #include <system_error>
@@ -148,6 +150,8 @@ struct GlooCommunicator::Pending {
   const std::chrono::milliseconds timeout;
   std::mutex mutex;
   std::map<std::uint64_t, Completion> completions;
+  std::set<std::uint64_t> begun;  // of those: Gloo has their memory, and writes to it for as long as it likes
+  std::condition_variable ended;  // one that was begun
   std::map<std::uint64_t, c10::intrusive_ptr<c10d::Work>> waited;  // sends and receives that a thread waits for
   std::uint64_t next_key = 0;
   std::optional<Error> aborted;
@@ -189,9 +193,15 @@ struct GlooCommunicator::Pending {
     }
   }
 
-  bool has(std::uint64_t key) {
+  // Gloo gets it now; false where it has failed meanwhile.
+  bool begin(std::uint64_t key) {
     std::lock_guard lock(mutex);
-    return completions.contains(key);
+    return completions.contains(key) && begun.insert(key).second;
+  }
+
+  bool is_aborted() {
+    std::lock_guard lock(mutex);
+    return aborted.has_value();
   }
 
   std::optional<Completion> take(std::uint64_t key) {
@@ -200,13 +210,32 @@ struct GlooCommunicator::Pending {
     if (found == completions.end()) return std::nullopt;
     Completion completion = std::move(found->second);
     completions.erase(found);
+    if (begun.erase(key) > 0) ended.notify_all();
     return completion;
+  }
+
+  // Of an abort: those that Gloo does not have, and after `patience` the others as well.
+  void fail_aborted(std::optional<std::chrono::milliseconds> patience) {
+    std::map<std::uint64_t, Completion> failing;
+    std::unique_lock lock(mutex);
+    const Error why = *aborted;
+    if (patience) {
+      ended.wait_for(lock, *patience, [this] { return begun.empty(); });
+      begun.clear();
+    }
+    for (auto one = completions.begin(); one != completions.end();) {
+      const auto next = std::next(one);
+      if (!begun.contains(one->first)) failing.insert(completions.extract(one));
+      one = next;
+    }
+    lock.unlock();
+    for (auto& [key, completion] : failing) completion.fail(why);
   }
 
   Error failure(const std::string& operation, const std::string& text) {
     const std::string what = operation + " " + context;
     std::lock_guard lock(mutex);
-    if (aborted) return aborted->within(what);
+    if (aborted) return *aborted;
     const Blame blame = blame_of(text);
     if (blame != Blame::Timeout) return {blame, what + ": " + text};
     return {blame, what + ": not all ranks took part within " + describe(timeout) + ": " + text};
@@ -496,7 +525,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
   auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), pin = std::move(pin),
               start = std::move(start), finish = std::move(finish)] {
     const auto self = weak.lock();
-    if (!self || !pending->has(key)) return pending->fail(key, name, "the group was destroyed");
+    if (!self || !pending->begin(key)) return pending->fail(key, name, "the group was destroyed");
     try {
       c10::intrusive_ptr<c10d::Work> work;
       {
@@ -509,6 +538,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
       work->getFuture()->addCallback([pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
         if (std::this_thread::get_id() != here) on_backend_thread = true;
         if (future.hasError()) return pending->fail(key, name, future.tryRetrieveErrorMessage());
+        if (pending->is_aborted()) return pending->fail(key, name, "");
         if (finish) finish();
         if (auto done = pending->take(key)) done->finish();
       });
@@ -526,7 +556,7 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
   auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), is_recv, pin = std::move(pin),
               start = std::move(start)] {
     const auto self = weak.lock();
-    if (!self || !pending->has(key)) return pending->fail(key, name, "the group was destroyed");
+    if (!self || !pending->begin(key)) return pending->fail(key, name, "the group was destroyed");
     try {
       self->waiters_->run([&]() -> Task {
         c10::intrusive_ptr<c10d::Work> work;
@@ -535,10 +565,13 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
           const WithoutSigpipe quiet;
           work = start(*self->group_->gloo);
         }
-        return [pending, key, name, pin, is_recv, work = std::move(work)] {
+        return [pending, key, name, pin, is_recv, work = std::move(work)]() mutable {
           on_backend_thread = true;
           try {
-            if (!pending->wait(key, work)) return;                 // its completion has failed
+            if (!pending->wait(key, work)) {
+              work.reset();  // without it Gloo writes no more
+              return pending->fail(key, name, "");
+            }
             const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
             auto done = pending->take(key);
             if (!done) return;
@@ -559,24 +592,33 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
   return completion.op();
 }
 
+// What Gloo has begun fails when it has let go of its memory, as breaking its connections makes it do: who hears of a
+// failure may use the memory again, and what still arrived later would be in it.
 void GlooCommunicator::abort(const Error& why) noexcept {
-  std::map<std::uint64_t, Completion> completions;
   {
     std::lock_guard lock(pending_->mutex);
     if (pending_->aborted) return;
     pending_->aborted = why;
-    completions.swap(pending_->completions);
     // A receive from any source hangs on no connection, so breaking them does not end it.
     for (auto& [key, work] : pending_->waited) work->abort();
   }
-  for (auto& [key, completion] : completions) completion.fail(why);
-  const auto break_off = [group = group_, rank = rank_, size = size_] { group->break_connections(rank, size); };
+  pending_->fail_aborted(std::nullopt);
+  const auto break_off = [group = group_, pending = pending_, rank = rank_,
+                          size = size_](std::chrono::milliseconds patience) {
+    group->break_connections(rank, size);
+    pending->fail_aborted(patience);
+  };
   try {
-    waiters_->run([&] { return Task(break_off); });
+    waiters_->run([&] {
+      return Task([break_off] {
+        on_backend_thread = true;
+        break_off(kUntilBroken);
+      });
+    });
   } catch (const Error& error) {
     log::error("aborting " + pending_->context + ": " + error.text() + "; the calling thread breaks its connections");
     const WithoutSigpipe quiet;
-    break_off();
+    break_off(std::chrono::milliseconds(0));
   }
 }
 

@@ -180,7 +180,7 @@ void Collectives::take(int peer, Plan::Step& step) {
 }
 
 void Collectives::step_ended(event::StepEnded& event) {
-  if (event.operation != current_) return;  // it has failed
+  if (event.operation != current_) return landed(event);  // it has failed
   Plan::Step& step = current_->plan.steps()[event.step];
   if (event.error) {
     // The lane's end says more, and that it is the peer's; it comes after what still arrives.
@@ -244,8 +244,27 @@ void Collectives::fail(const Error& why) noexcept {
   const auto current = std::move(current_);
   const auto waiting = std::move(waiting_);
   waiting_.clear();
-  if (current) end(*current, why);
+  if (current) {
+    const auto& steps = current->plan.steps();
+    landing_ = static_cast<std::size_t>(std::count_if(steps.begin(), steps.end(), [](const Plan::Step& step) {
+      return step.action == Plan::Action::Receive && step.state == Plan::State::Started;
+    }));
+    if (landing_ > 0) {
+      failing_ = current;
+    } else {
+      end(*current, why);
+    }
+  }
   for (const auto& operation : waiting) end(*operation, why);
+}
+
+void Collectives::landed(const event::StepEnded& event) noexcept {
+  if (failing_ == nullptr || event.operation != failing_) return;
+  if (failing_->plan.steps()[event.step].action == Plan::Action::Receive && --landing_ == 0) let_go();
+}
+
+void Collectives::let_go() noexcept {
+  if (const auto failing = std::move(failing_)) end(*failing, core_.why_broken());
 }
 
 void Collectives::end(Operation& operation, const Error& why) noexcept {

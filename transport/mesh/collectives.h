@@ -24,7 +24,11 @@ class Collectives {
   // Goes on as far as it goes.
   void advance();
   void lost(int peer);
+  // What a lane writes to fails when that has ended: whoever hears of it may use the memory again.
   void fail(const Error& why) noexcept;
+  bool is_landing() const { return failing_ != nullptr; }
+  // The lanes are closed.
+  void let_go() noexcept;
 
   // Of what is under way.
   Deadline deadline() const { return current_ ? current_->deadline : Deadline::never(); }
@@ -51,12 +55,15 @@ class Collectives {
   bool fits(int peer, const Held& held) const;
   Error mismatch(int peer, const Held& held, const Call& here) const;
   void take(int peer, Plan::Step& step);
+  void landed(const event::StepEnded& event) noexcept;
   void end(Operation& operation, const Error& why) noexcept;
 
   Core& core_;
   std::deque<std::shared_ptr<Operation>> waiting_;
   bool awaits_fence_ = false;  // of the first that waits
   std::shared_ptr<Operation> current_;
+  std::shared_ptr<Operation> failing_;  // for whose memory parts are still on their way
+  std::size_t landing_ = 0;             // so many
   std::uint64_t next_sequence_ = 0;
   std::uint64_t over_ = 0;             // operations
   std::array<Call, 16> last_ = {};     // of them, by their sequence

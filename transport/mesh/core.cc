@@ -10,6 +10,7 @@ namespace {
 
 // How much later than the first a peer's other lane may end.
 constexpr auto kOtherLane = std::chrono::seconds(2);
+constexpr auto kLanding = std::chrono::seconds(1);  // that parts which are on their way get once all has failed
 
 }  // namespace
 
@@ -161,7 +162,7 @@ void Core::on(event::Told& event) { close(event.peer); }
 
 void Core::on(event::Tick&) {
   watching_ = false;
-  if (broken_) return;
+  if (broken_) return let_go();
   const Deadline next = Deadline::sooner(collectives_.deadline(), messages_.deadline());
   if (!next.passed()) return watch(next);
   const auto late = collectives_.deadline().passed() ? collectives_.why_late() : messages_.why_late();
@@ -171,8 +172,10 @@ void Core::on(event::Tick&) {
 void Core::bury() noexcept {
   buried_ = true;
   timer_.reset();
+  watching_ = false;
   collectives_.fail(*broken_);
   messages_.fail(*broken_);
+  if (collectives_.is_landing() || messages_.is_landing()) watch(Deadline::in(kLanding));
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == rank) continue;
     const bool knows = silent_ || peer == told_by_ || peers_[static_cast<std::size_t>(peer)].lost;
@@ -182,6 +185,14 @@ void Core::bury() noexcept {
       tell(peer);
     }
   }
+}
+
+// A peer that has stopped in the middle of a part would hold it up, and may not hear why.
+void Core::let_go() noexcept {
+  if (!collectives_.is_landing() && !messages_.is_landing()) return;
+  for (int peer = 0; peer < ranks; ++peer) close(peer);
+  collectives_.let_go();
+  messages_.let_go();
 }
 
 void Core::tell(int peer) noexcept {

@@ -100,6 +100,8 @@ class Core final : public std::enable_shared_from_this<Core> {
   void heard_failure(int peer, const Message& message);
   // Ends everything with the error that broke the communicator.
   void bury() noexcept;
+  // And what a lane still wrote to, if that has not ended by itself.
+  void let_go() noexcept;
   void tell(int peer) noexcept;
   void close(int peer) noexcept;
 

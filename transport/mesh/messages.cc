@@ -276,7 +276,7 @@ void Messages::follow(const Op& op, const TransferPointer& transfer, int peer, s
 
 void Messages::ended(event::TransferEnded& event) {
   moving_.remove(event.transfer);
-  if (core_.is_broken()) return;  // it has failed
+  if (core_.is_broken()) return end(event.transfer, core_.why_broken());  // if it has not failed before
   if (event.error) {
     const Error why =
         core_.lost(event.peer)
@@ -357,12 +357,19 @@ std::vector<Messages::TransferPointer> Messages::all() const {
 void Messages::fail(const Error& why) noexcept {
   auto transfers = all();
   transfers.insert(transfers.end(), unready_.begin(), unready_.end());
+  moving_.remove_if([](const TransferPointer& transfer) { return transfer->is_send; });
+  std::erase_if(transfers, [&](const TransferPointer& transfer) {
+    return std::find(moving_.begin(), moving_.end(), transfer) != moving_.end();
+  });
   receives_.clear();
-  moving_.clear();
   unready_.clear();
   unexpected_.clear();
   for (Peer& peer : peers_) peer = Peer();
   for (const TransferPointer& transfer : transfers) end(transfer, why);
+}
+
+void Messages::let_go() noexcept {
+  for (const TransferPointer& transfer : std::exchange(moving_, {})) end(transfer, core_.why_broken());
 }
 
 Deadline Messages::deadline() const {

@@ -34,7 +34,10 @@ class Messages {
   void ended(event::TransferEnded& event);
   void landed(event::Landed& event);
   void lost(int peer);
+  // As for collectives: a receive that a lane writes to fails when that has ended.
   void fail(const Error& why) noexcept;
+  bool is_landing() const { return !moving_.empty(); }  // after fail()
+  void let_go() noexcept;
 
   Deadline deadline() const;
   std::string why_late() const;

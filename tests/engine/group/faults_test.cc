@@ -1,4 +1,5 @@
 // What happens to the others when a rank is killed or stopped.
+#include <algorithm>
 #include <csignal>
 #include <optional>
 
@@ -181,6 +182,38 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
   for (int rank = 0; rank < 4; ++rank) processes.wait_for(rank, "ready");
   processes.signal(1, SIGKILL);
   processes.expect_success({1});
+}
+
+// Whoever goes on may load a checkpoint into it.
+TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
+  const std::string backend = GetParam();
+  Processes processes(2, [backend](int rank) {
+    auto all = init_process_group({.backend = backend, .timeout = kForever});
+    for (int round = 0; round < 2; ++round) {
+      auto group = all.new_group({0, 1});
+      const at::Tensor data = torch::full({16 << 20}, rank == 0 ? 1 : 0, at::kFloat);
+      auto* const numbers = data.data_ptr<float>();
+      harness::meet(group);
+      const Work work = group.broadcast(data, 0);
+      if (rank == 1) {
+        // In the middle of it.
+        while (static_cast<const volatile float*>(numbers)[0] == 0) continue;
+        group.abort("enough");
+      }
+      const bool failed = harness::comes_true([&] { return work.query(); }) && work.error().has_value();
+      const auto is_untouched = [&] {
+        return std::all_of(numbers, numbers + data.numel(), [](float one) { return one == 7; });
+      };
+      if (failed) data.fill_(7);
+      for (int turn = 0; turn < 2; ++turn) {
+        all.barrier().wait();
+        if (rank == 1 && failed) {
+          EXPECT_TRUE(is_untouched()) << "in round " << round;
+        }
+      }
+    }
+  });
+  processes.expect_success();
 }
 
 TEST(KilledRank, WhileOthersStillJoinIsNoticed) {
