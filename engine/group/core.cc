@@ -156,11 +156,17 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
 void Core::join(Core* parent) {
   parent_ = parent;
   listen();
-  if (carries(c10::kCPU)) {
-    communicator(c10::Device(c10::kCPU));
-  } else if (options.size > 1 && !options.job->connected) {
-    meet_members();
+  try {
+    if (carries(c10::kCPU)) {
+      communicator(c10::Device(c10::kCPU));
+    } else if (options.size > 1 && !options.job->connected) {
+      meet_members();
+    }
+  } catch (...) {
+    ledger_->on_joined();
+    throw;
   }
+  ledger_->on_joined();
   parent_ = nullptr;
 }
 

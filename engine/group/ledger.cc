@@ -20,6 +20,12 @@ int Ledger::group_rank(int job_rank) const {
   return found == members_.end() ? -1 : static_cast<int>(found - members_.begin());
 }
 
+void Ledger::on_joined() {
+  std::lock_guard lock(mutex_);
+  joined_ = true;
+  answer_leavers();
+}
+
 std::uint64_t Ledger::begin_collective() {
   std::lock_guard lock(mutex_);
   const auto number = begun_ + 1;
@@ -83,6 +89,7 @@ std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const 
 std::uint64_t Ledger::completed_through() const { return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1; }
 
 void Ledger::answer_leavers() {
+  if (!joined_) return;
   for (auto& [rank, leaver] : leavers_) {
     const bool done =
         completed_through() >= leaver.collectives && received_[static_cast<std::size_t>(rank)] >= leaver.messages;

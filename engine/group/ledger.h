@@ -35,6 +35,9 @@ class Ledger {
   // `from`: as it was begun; `source`: who sent, -1 if the receive failed.
   void complete_recv(int from, int source);
 
+  // This rank is connected to the others, or has given up: who leaves before has to wait for it.
+  void on_joined();
+
   // From membership. All ranks are the job's.
   void on_leaving(const Frame& frame);
   void on_completed(int rank, int leaver);
@@ -77,6 +80,7 @@ class Ledger {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  bool joined_ = false;
   std::uint64_t begun_ = 0;
   std::set<std::uint64_t> unfinished_;
   std::vector<std::uint64_t> sent_;      // by group rank

@@ -10,6 +10,10 @@ struct Fixture {
   std::vector<Frame> sent;
   Ledger ledger{"g", 0, {4, 5, 6}, [this](Frame frame) { sent.push_back(std::move(frame)); }};
 
+  explicit Fixture(bool has_joined = true) {
+    if (has_joined) ledger.on_joined();
+  }
+
   void leaving(int job_rank, std::uint64_t collectives, const std::string& messages = "0 0 0 ") {
     ledger.on_leaving({FrameType::Leaving, job_rank, collectives, "g", messages});
   }
@@ -42,6 +46,15 @@ TEST(Ledger, AnswersALeaverOnceItHasCompletedWhatThatTookPartIn) {
   ledger.complete_collective(first);
   ASSERT_EQ(fixture.answers(), 1);
   EXPECT_EQ(fixture.sent.back().number, 5u) << "it is for the leaver, by its rank in the job";
+}
+
+// Whose connections would close in the middle of this rank's joining.
+TEST(Ledger, AnswersALeaverNotBeforeItHasJoined) {
+  Fixture fixture(/*has_joined=*/false);
+  fixture.leaving(5, 0);
+  EXPECT_EQ(fixture.answers(), 0);
+  fixture.ledger.on_joined();
+  EXPECT_EQ(fixture.answers(), 1);
 }
 
 TEST(Ledger, AnswersALeaverOnceItsMessagesAreReceived) {
