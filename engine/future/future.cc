@@ -103,6 +103,16 @@ class Nesting {
 
 thread_local Nesting* Nesting::outermost = nullptr;
 
+// Whoever completes the future, perhaps a turn of a loop, has no part in what one of its continuations throws: forward_to()
+// to a promise that has been set meanwhile.
+void run_continuation(Task& task) noexcept {
+  try {
+    task();
+  } catch (...) {
+    log_lost_exception();
+  }
+}
+
 }  // namespace
 
 // What runs the continuations of a future that wait, on a thread that may block. Destroyed without having run (the home has
@@ -225,12 +235,13 @@ void FutureCore::on_done(Task task, bool light) {
 
 void FutureCore::run_in_order() {
   const Turn turn(*this);
+  const AmbientScope none(nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
   std::unique_lock lock(mutex_);
   runner_ = std::this_thread::get_id();
   while (any_left()) {
     Task task = std::move(continuations_[next_++].task);
     lock.unlock();
-    task();
+    run_continuation(task);
     task = Task();  // outside the lock: tasks own things
     if (turn.left()) return;
     lock.lock();
@@ -292,7 +303,9 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
   }
   changed_.notify_all();
   if (driven && !inside) home_->recall();
-  for (auto& task : at_once) Nesting::run(std::move(task), nullptr);
+  for (auto& task : at_once) {
+    Nesting::run([own = std::move(task)]() mutable { run_continuation(own); }, nullptr);
+  }
   if (!others) return;
   InOrder rest(self);
   inside ? home_->run(std::move(rest)) : Nesting::run(std::move(rest), home_);
@@ -322,8 +335,7 @@ void throw_no_function() { throw Error(Blame::Caller, "an empty function was giv
 
 void log_lost_exception() noexcept {
   const Error error = to_error(std::current_exception(), Blame::Caller);
-  log::error(std::string("an exception left a function given to Future::on_done, where nobody can catch it: ") +
-             error.what());
+  log::error(std::string("an exception left a continuation of a future, where nobody can catch it: ") + error.what());
 }
 
 Future<void> when_all_done(std::vector<Future<void>> futures) {

@@ -160,7 +160,7 @@ void require_function(const F& function) {
     if (function == nullptr) throw_no_function();
   }
 }
-// Logs the exception in flight as one that on_done() cannot hand to anybody.
+// Logs the exception in flight as one that a continuation cannot hand to anybody.
 void log_lost_exception() noexcept;
 
 // Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set fails with Cancelled.
@@ -319,7 +319,7 @@ class Future {
     });
   }
 
-  // Completes the promise with this future's value or error, once known.
+  // Completes the promise with this future's value or error, once known; where it has been set by then, that is logged.
   void forward_to(Promise<T> promise) const {
     // A future without a home runs what waits for it here and now, which may block.
     const bool light = promise.future().home() != nullptr;

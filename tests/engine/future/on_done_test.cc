@@ -151,6 +151,57 @@ TEST(OnDone, WhatItThrowsIsLogged) {
   EXPECT_THAT(errors[0], testing::HasSubstr("lost"));
 }
 
+// The other way to set it came first, and whoever completes the future has no part in that.
+TEST(OnDone, ForwardingToAPromiseThatIsSetByThenIsLoggedAndHoldsNobodyUp) {
+  const auto home = std::make_shared<OneThread>();
+  const std::shared_ptr<OneThread> none;
+  for (const auto& [from, to] : {std::pair(home, home), std::pair(home, none), std::pair(none, none)}) {
+    std::vector<std::string> errors;
+    const log::Capture capture([&](LogLevel level, std::string_view text) {
+      if (level == LogLevel::Error) errors.emplace_back(text);
+    });
+    const Promise<int> promise(from);
+    const Promise<int> taken(to);
+    int behind = 0;
+    promise.future().forward_to(taken);
+    promise.future().on_done([&] { ++behind; });
+    taken.set(1);
+    const auto set = [&] { promise.set(2); };
+    EXPECT_NO_THROW(from ? from->in_a_turn(set) : set());
+    while (from && from->next()) {
+    }
+    promise.future().on_done([&] { ++behind; });
+    EXPECT_EQ(behind, 2);
+    EXPECT_EQ(taken.future().get(), 1);
+    ASSERT_EQ(errors.size(), 1u);
+    EXPECT_THAT(errors[0], testing::HasSubstr("a promise was set twice"));
+  }
+}
+
+class SomeCall final : public detail::Ambient {
+ public:
+  const std::shared_ptr<detail::Home>& home() const override { return home_; }
+
+ private:
+  const std::shared_ptr<detail::Home> home_;
+};
+
+// What a call's function completes may be what somebody else waits for.
+TEST(OnDone, WhatWasRegisteredOutsideOfCallsRunsOutsideOfThem) {
+  const Promise<void> promise;
+  const auto of_none = promise.future().then([] { return detail::ambient() == nullptr; });
+  const auto call = std::make_shared<SomeCall>();
+  Future<bool> of_call;
+  {
+    const detail::AmbientScope scope(call);
+    of_call = promise.future().then([call] { return detail::ambient() == call; });
+  }
+  const detail::AmbientScope scope(std::make_shared<SomeCall>());
+  promise.set();
+  EXPECT_TRUE(of_none.get());
+  EXPECT_TRUE(of_call.get());
+}
+
 TEST(OnDone, TakesTheValueWhereThereIsOne) {
   int seen = 0;
   Future<int>::ready(3).on_done([&](int value) { seen += value; });
