@@ -61,9 +61,11 @@ Activity AgentCore::activity() const {
 
 Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
   Promise<Outcome> promise;
+  ShuttingDown joins{promise, limit};
   {
     std::lock_guard lock(mutex_);
-    shutting_down_.insert_or_assign(rank, ShuttingDown{promise, limit});
+    const auto [known, is_new] = shutting_down_.try_emplace(rank, joins);
+    if (!is_new) std::swap(known->second, joins);  // what it asked before fails outside of the lock
   }
   crew_->recall();  // who waits for this looks at it with the loop's lock held
   return promise.future();

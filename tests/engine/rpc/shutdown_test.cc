@@ -13,6 +13,10 @@
 #include <weft/tests/engine/rpc/workers.h>
 #include <weft/transport/inproc/faults.h>
 
+namespace weft::rpc::internal {
+Future<Outcome> join_shutdown();  // what shutdown() asks of rank 0
+}
+
 namespace ends {
 
 using namespace weft;
@@ -423,6 +427,21 @@ TEST(ShutdownLimits, LeavingEndsIt) {
     leaver.join();
     ended.set_value();
   });
+}
+
+// As no shutdown() does, but a foreign program may.
+TEST(ShutdownLimits, WhoAsksTwiceToJoinIsAnsweredTheFirstTimeAndWaitedFor) {
+  rpc::Options options;
+  options.faults.fail_first = {{rpc::MessageKind::Reply, 0}};  // none; but each is looked up
+  run_workers(
+      {As::Threads, "inproc", 2},
+      [](rpc::Agent& agent) {
+        if (agent.self().rank == 0) return;
+        const auto first = agent.async<rpc::inline_<&rpc::internal::join_shutdown>>(0);
+        const auto second = agent.async<rpc::inline_<&rpc::internal::join_shutdown>>(0);
+        EXPECT_EQ(error_of([&] { first.wait(20s); }).blame(), Blame::Remote);
+      },
+      options);
 }
 
 // Both return when it has ended, and as it has.
