@@ -191,8 +191,10 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
     published_ = true;
     record.life = static_cast<Life>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
     store_->set(slot(self_.rank), written(record));
-    const long index = store_->add("joined", 1);
-    store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
+    if (!has_come_before()) {
+      const long index = store_->add("joined", 1);
+      store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
+    }
     refresh();
     return record.life;
   }
@@ -266,6 +268,12 @@ void Directory::leave() noexcept {
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
   }
+}
+
+// Of its rank somebody, as far as was read: the list need not say so again.
+bool Directory::has_come_before() const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(joined_, [this](const auto& one) { return one.second == self_.rank; });
 }
 
 std::set<int> Directory::ever_joined() {

@@ -74,6 +74,7 @@ class Directory {
 
  private:
   void wait_until_all_have_read(Deadline deadline);
+  bool has_come_before() const;
   std::set<int> ever_joined();
   std::map<int, Entry> refresh();
   template <class Key, class Read>
