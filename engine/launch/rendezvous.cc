@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <system_error>
+
 #include <weft/base/log.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/launch/rendezvous.h>
@@ -32,7 +34,14 @@ Rendezvous::Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, No
     : store_(std::move(store)), settings_(settings), self_(std::move(self)) {
   if (settings_.limits.most == 1) return;  // nobody listens
   store_->beat(self_.id);
-  heart_ = std::thread([this] { beat(); });
+  try {
+    heart_ = std::thread([this] { beat(); });
+  } catch (const std::system_error& error) {
+    throw system_error(Blame::Busy,
+                       "the rendezvous gets no thread for its heartbeats; allow this user, or the container, more of them "
+                       "(ulimit -u, pids.max)",
+                       error.code().value());
+  }
 }
 
 Rendezvous::~Rendezvous() {

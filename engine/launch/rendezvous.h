@@ -44,6 +44,7 @@ class Rendezvous {
     std::string cause;  // of the round; "" for the first
   };
 
+  // Throws Busy where there is no thread for the heartbeats.
   Rendezvous(std::shared_ptr<SharedStore> store, Settings settings, Node self);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;

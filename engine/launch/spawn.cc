@@ -61,7 +61,9 @@ Error decode(const std::string& report) {
       }
     }).join();
   } catch (const std::system_error& error) {
-    fail(system_error(Blame::Busy, "spawn: starting its thread", error.code().value()));
+    fail(system_error(Blame::Busy,
+                      "spawn: starting its thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
+                      error.code().value()));
   }
   std::fflush(nullptr);
   trace::timeline::finish();
@@ -144,7 +146,10 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
       const Descriptor writing(ends[1]);
       const pid_t parent = ::getpid();
       const pid_t process = ::fork();
-      if (process < 0) throw system_error(Blame::Busy, "spawn: fork", errno);
+      if (process < 0) {
+        throw system_error(Blame::Busy,
+                           "spawn: fork; allow this user, or the container, more processes (ulimit -u, pids.max)", errno);
+      }
       if (process == 0) {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
         if (::getppid() != parent) ::_exit(1);

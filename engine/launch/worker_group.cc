@@ -90,7 +90,12 @@ void WorkerGroup::start(int local) {
   const std::string page = status_ ? status_->add(rank) : "";
   const pid_t parent = ::getpid();
   const pid_t process = ::fork();
-  if (process < 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
+  if (process < 0) {
+    throw system_error(Blame::Busy,
+                       "starting rank " + std::to_string(local) +
+                           "; allow this user, or the container, more processes (ulimit -u, pids.max)",
+                       errno);
+  }
   if (process == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's

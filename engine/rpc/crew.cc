@@ -66,7 +66,10 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
   try {
     crew->call_another(lock);
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy, "agent '" + crew->name_ + "': starting a thread", error.code().value());
+    throw system_error(
+        Blame::Busy,
+        "agent '" + crew->name_ + "' gets no thread; allow this user, or the container, more of them (ulimit -u, pids.max)",
+        error.code().value());
   }
   return crew;
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -213,7 +214,10 @@ void install_signal() {
       }
     }).detach();
   } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy, "the flight recorder's signal: starting a thread", error.code().value());
+    throw system_error(Blame::Busy,
+                       "the flight recorder's signal gets no thread; allow this user, or the container, more of them "
+                       "(ulimit -u, pids.max)",
+                       error.code().value());
   }
   signal_end = write_end.release();
   struct sigaction action {};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <pthread.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/log.h>
@@ -49,7 +50,16 @@ class Collector {
         file_(std::filesystem::absolute(asked_)),
         part_(std::in_place, folder_of_parts(file_), place),
         path_(part_->path()) {
-    thread_ = std::thread([this] { collect(); });
+    try {
+      thread_ = std::thread([this] { collect(); });
+    } catch (const std::system_error& error) {
+      std::error_code ignored;
+      std::filesystem::remove(path_, ignored);  // nobody would end it
+      throw system_error(Blame::Busy,
+                         "the timeline gets no thread; allow this user, or the container, more of them (ulimit -u, "
+                         "pids.max)",
+                         error.code().value());
+    }
   }
 
   std::shared_ptr<Lane> make_lane() {

@@ -85,7 +85,7 @@ struct Place {
 
 // Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. A relative name is of
 // the folder that the process is in at the first call, also where it goes to another one later. Throws Caller where the
-// part cannot be written, and what require() throws.
+// part cannot be written, Busy where there is no thread for it, and what require() throws.
 void join(const std::string& file, const Place& place);
 // The clock at the end: in between it is taken to have drifted evenly. Nothing without a timeline; the last one counts.
 void measured_again(const Clock& clock) noexcept;

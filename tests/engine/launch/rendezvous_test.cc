@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/engine/launch/rendezvous.h>
+#include <weft/tests/harness/no_more_threads.h>
 
 namespace weft::launch {
 namespace {
@@ -55,6 +56,18 @@ class Nodes : public testing::Test {
 
   std::shared_ptr<SharedStore> store = std::make_shared<LocalStore>();
 };
+
+TEST_F(Nodes, WithoutAThreadForTheHeartbeatsAreRefused) {
+  const harness::NoMoreThreads no_more;
+  if (harness::can_make_threads()) GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
+  try {
+    make("1", settings(2, 2));
+    ADD_FAILURE() << "the others would take it for lost";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+    EXPECT_THAT(error.text(), HasSubstr("ulimit -u"));
+  }
+}
 
 TEST_F(Nodes, AgreeOnRanksAndMaster) {
   const auto a = make("1", settings(2, 2), 2), b = make("2", settings(2, 2), 3);

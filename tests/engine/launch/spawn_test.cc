@@ -123,7 +123,7 @@ TEST(Spawn, ARankThatCanStartNoThreadHasFailed) {
   }
   if (::getpid() != parent) ::_exit(1);
   EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
-  EXPECT_NE(error.text().find(": spawn: starting its thread: "), std::string::npos) << error.text();
+  EXPECT_NE(error.text().find(": spawn: starting its thread; "), std::string::npos) << error.text();
   expect_no_children();
 }
 

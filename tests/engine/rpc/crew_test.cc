@@ -204,6 +204,7 @@ TEST(Crew, IsNotMadeWithoutAThread) {
     ADD_FAILURE() << "nobody would ever turn its loop";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Busy) << error.what();
+    EXPECT_NE(error.text().find("ulimit -u"), std::string::npos) << error.text();
   }
 }
 

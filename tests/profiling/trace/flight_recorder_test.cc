@@ -263,6 +263,31 @@ TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
     EXPECT_FALSE(is_worth_a_dump(Error(blame, "")));
 }
 
+TEST_F(Dump, WithoutAThreadForTheSignalIsAnErrorAndMayBeTriedAgain) {
+  EXPECT_EXIT(
+      {
+        Error error(Blame::Remote, "none");
+        {
+          const harness::NoMoreThreads no_more;
+          if (harness::can_make_threads()) {
+            std::fputs("ulimit -u", stderr);  // this system, or this sanitizer, makes threads with stacks of any size
+            ::_exit(0);
+          }
+          try {
+            dump_to(folder_);
+          } catch (const Error& caught) {
+            error = caught;
+          }
+        }
+        std::fputs(error.what(), stderr);
+        dump_to(folder_);
+        ::raise(SIGUSR1);
+        while (files().empty()) std::this_thread::yield();  // ctest's time limit ends it
+        ::_exit(error.blame() == Blame::Busy ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "ulimit -u");
+}
+
 TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   const pid_t child = staying([] {
     ::signal(SIGUSR1, [](int) { ::_exit(7); });

@@ -16,6 +16,7 @@
 #include <weft/profiling/trace/part.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/profiling/trace/trace.h>
+#include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/profiling/trace/timeline_of_children.h>
 
 namespace weft::trace {
@@ -402,6 +403,26 @@ TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
   run(0, 1, [] { const Range range(outer); });
   const Json json = read();
   for (const Json& rank : json.at("otherData").at("ranks")) EXPECT_NE(rank.at("rank"), 7);
+}
+
+TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
+  EXPECT_EXIT(
+      {
+        const harness::NoMoreThreads no_more;
+        if (harness::can_make_threads()) {
+          std::fputs("ulimit -u", stderr);  // this system, or this sanitizer, makes threads with stacks of any size
+          ::_exit(0);
+        }
+        try {
+          timeline::join(file_, {kJob, 0, 1, {}});
+        } catch (const Error& error) {
+          std::fputs(error.what(), stderr);
+          ::_exit(error.blame() == Blame::Busy && !timeline::on() ? 0 : 1);
+        }
+        ::_exit(2);
+      },
+      testing::ExitedWithCode(0), "ulimit -u");
+  EXPECT_THROW(timeline::merge(file_), Error) << "there are parts";
 }
 
 TEST_F(Timeline, WithoutPartsThereIsNothingToMerge) { EXPECT_THROW(timeline::merge(file_), Error); }
