@@ -59,25 +59,18 @@ int rank_in(const std::string& text) {
 
 std::string slot(long index) { return "worker/" + std::to_string(index); }
 
-using Entries = std::map<int, Directory::Entry>;
+using Entries = Directory::Entries;
 
-const Directory::Entry* find_in(const Entries& entries, int rank) {
-  const auto found = entries.find(rank);
-  return found == entries.end() ? nullptr : &found->second;
+template <class Key>
+const Directory::Entry* find_in(const Entries& entries, const Key& rank_or_name) {
+  return entries.find(rank_or_name);
 }
-const Directory::Entry* find_in(const Entries& entries, const std::string& name) {
-  for (const auto& [rank, entry] : entries) {
-    if (entry.worker.name == name) return &entry;
-  }
-  return nullptr;
-}
-
 const Directory::Entry* find_in(const Entries& entries, const Recipient& worker) {
-  const auto* found = find_in(entries, worker.rank);
+  const auto* found = entries.find(worker.rank);
   return found != nullptr && worker.fits(found->life) ? found : nullptr;
 }
 const Directory::Entry* find_in(const Entries& entries, const WorkerInfo& worker) {
-  const auto* found = find_in(entries, worker.rank);
+  const auto* found = entries.find(worker.rank);
   return found != nullptr && (worker.name.empty() || found->worker.name == worker.name) ? found : nullptr;
 }
 
@@ -96,7 +89,7 @@ bool was_there(const Named&) {
 template <class Key>
 NotThere not_there(const Key& wanted, const Entries& entries) {
   std::string known;
-  for (const auto& [rank, entry] : entries) known += (known.empty() ? "" : ", ") + describe(entry.worker);
+  for (const auto& [rank, entry] : entries.by_rank()) known += (known.empty() ? "" : ", ") + describe(entry.worker);
   const std::string what = "the destination " + shown(wanted);
   if (was_there(wanted)) return NotThere(Blame::PeerLost, what + " has left; the workers are " + known);
   return NotThere(Blame::Caller, what + " cannot be found; the workers are " + known);
@@ -134,6 +127,30 @@ bool is_not_there(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+void Directory::Entries::add(int rank, Entry entry) {
+  erase(rank);
+  ranks_.insert_or_assign(entry.worker.name, rank);
+  by_rank_.emplace(rank, std::move(entry));
+}
+
+void Directory::Entries::erase(int rank) {
+  const auto found = by_rank_.find(rank);
+  if (found == by_rank_.end()) return;
+  const auto named = ranks_.find(found->second.worker.name);
+  if (named != ranks_.end() && named->second == rank) ranks_.erase(named);
+  by_rank_.erase(found);
+}
+
+const Directory::Entry* Directory::Entries::find(int rank) const {
+  const auto found = by_rank_.find(rank);
+  return found == by_rank_.end() ? nullptr : &found->second;
+}
+
+const Directory::Entry* Directory::Entries::find(const std::string& name) const {
+  const auto named = ranks_.find(name);
+  return named == ranks_.end() ? nullptr : find(named->second);
 }
 
 Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
@@ -199,10 +216,10 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
     return record.life;
   }
   store_->set(slot(self_.rank), written(record));
-  std::map<int, Entry> all;
+  Entries all;
   for (int rank = 0; rank < *size_; ++rank) {
     try {
-      all.emplace(rank, entry_of(read(store_->get(slot(rank), deadline))));
+      all.add(rank, entry_of(read(store_->get(slot(rank), deadline))));
     } catch (const Error& error) {
       throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " +
                          std::to_string(*size_));
@@ -210,7 +227,7 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   }
   wait_until_all_have_read(deadline);
   std::map<std::string, int> ranks;
-  for (const auto& [rank, entry] : all) {
+  for (const auto& [rank, entry] : all.by_rank()) {
     const auto [place, is_new] = ranks.emplace(entry.worker.name, rank);
     if (is_new) continue;
     throw Error(Blame::Caller, "the name '" + entry.worker.name + "' is not unique: ranks " +
@@ -228,14 +245,14 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
 
 void Directory::check_all_secrets() const {
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, entry] : entries_) check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
+  for (const auto& [rank, entry] : entries_.by_rank()) check_secrets(self_, has_secret_, entry.worker, entry.has_secret);
 }
 
 std::vector<KnownDevices> Directory::known_devices() const {
   std::vector<KnownDevices> known;
   std::lock_guard lock(mutex_);
-  for (const auto& [rank, entry] : entries_) known.push_back({entry.worker.name, entry.devices});
-  if (!entries_.contains(self_.rank)) known.push_back({self_.name, devices_});
+  for (const auto& [rank, entry] : entries_.by_rank()) known.push_back({entry.worker.name, entry.devices});
+  if (entries_.find(self_.rank) == nullptr) known.push_back({self_.name, devices_});
   return known;
 }
 
@@ -297,11 +314,11 @@ std::set<int> Directory::ever_joined() {
 
 // Those that have joined or left meanwhile. Of two threads that do so at once the slower may put back what it read earlier:
 // each looks in what it has read itself.
-std::map<int, Directory::Entry> Directory::refresh() {
-  std::map<int, Entry> all;
+Directory::Entries Directory::refresh() {
+  Entries all;
   for (const int rank : ever_joined()) {
     const Record record = read(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5))));
-    if (!record.gone) all.insert_or_assign(rank, entry_of(record));
+    if (!record.gone) all.add(rank, entry_of(record));
   }
   std::lock_guard lock(mutex_);
   entries_ = all;
@@ -324,7 +341,7 @@ auto Directory::look_up(const Key& key, Read read) {
 Directory::Entry Directory::find(const Recipient& worker) {
   {
     std::lock_guard lock(mutex_);
-    const Entry* known = find_in(entries_, worker.rank);
+    const Entry* known = entries_.find(worker.rank);
     if (known != nullptr && worker.life != kAnyLife && worker.life < known->life) throw has_left(worker);
   }
   return look_up(worker, [](const Entry& entry) { return entry; });
@@ -345,7 +362,7 @@ Recipient Directory::recipient(const WorkerInfo& worker) {
 
 std::optional<WorkerInfo> Directory::known(int rank) const {
   std::lock_guard lock(mutex_);
-  const Entry* const found = find_in(entries_, rank);
+  const Entry* const found = entries_.find(rank);
   return found == nullptr ? std::nullopt : std::optional(found->worker);
 }
 
@@ -358,15 +375,15 @@ bool Directory::forget(int rank) {
 
 void Directory::forget_before(int rank, Life life) {
   std::lock_guard lock(mutex_);
-  const auto found = entries_.find(rank);
-  if (found != entries_.end() && found->second.life < life) entries_.erase(found);
+  const Entry* const found = entries_.find(rank);
+  if (found != nullptr && found->life < life) entries_.erase(rank);
 }
 
 std::vector<WorkerInfo> Directory::workers() {
   if (!size_) refresh();
   std::lock_guard lock(mutex_);
   std::vector<WorkerInfo> all;
-  for (const auto& [rank, entry] : entries_) all.push_back(entry.worker);
+  for (const auto& [rank, entry] : entries_.by_rank()) all.push_back(entry.worker);
   return all;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <weft/base/deadline.h>
@@ -39,6 +40,21 @@ class Directory {
     std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
     bool has_secret = false;
     WorkerDevices devices;
+  };
+
+  // Those that are known, by rank and by name.
+  class Entries {
+   public:
+    void add(int rank, Entry entry);  // in the place of one that has it
+    void erase(int rank);
+    // Null for nobody.
+    const Entry* find(int rank) const;
+    const Entry* find(const std::string& name) const;
+    const std::map<int, Entry>& by_rank() const { return by_rank_; }
+
+   private:
+    std::map<int, Entry> by_rank_;
+    std::unordered_map<std::string, int> ranks_;  // calls are made by name, and jobs have many workers
   };
 
   // `size` is the number of workers; without it they come and go.
@@ -76,7 +92,7 @@ class Directory {
   void wait_until_all_have_read(Deadline deadline);
   bool has_come_before() const;
   std::set<int> ever_joined();
-  std::map<int, Entry> refresh();
+  Entries refresh();
   template <class Key, class Read>
   auto look_up(const Key& key, Read read);
   void check_all_secrets() const;
@@ -91,7 +107,7 @@ class Directory {
   bool counted_ = false;    // by join()
   bool published_ = false;  // by it, too
   mutable std::mutex mutex_;
-  std::map<int, Entry> entries_;
+  Entries entries_;
   std::map<long, int> joined_;  // who came as how manyth, as far as it was read: that does not change
 };
 
