@@ -115,9 +115,12 @@ void Crew::call_another(std::unique_lock<std::mutex>& lock) {
     try {
       std::thread thread([self = shared_from_this()] { self->work(); });
       threads_.emplace(thread.get_id(), std::move(thread));
+      is_short_of_threads_ = false;
     } catch (const std::system_error& error) {
       if (threads_.empty()) throw;  // of make()
-      log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
+      if (!std::exchange(is_short_of_threads_, true)) {
+        log::error("agent '" + name_ + "' has no thread for a call that waits: " + error.what());
+      }
       if (threads() == blocked_) {
         refuse_calls(lock, "all its " + std::to_string(blocked_) +
                                " threads wait for calls and futures, and no other can be made (" + error.what() +
@@ -225,7 +228,8 @@ bool Crew::rest(std::unique_lock<std::mutex>& lock) {
   ++idle_;
   const auto woken = changed_.wait_for(lock, kIdle);
   --idle_;
-  return woken == std::cv_status::no_timeout || threads() - blocked_ <= limit_ + 2;
+  // Whose time is over may have taken a call for somebody with it (pthread_cond_timedwait(3p)): there is no other then.
+  return woken == std::cv_status::no_timeout || !serving_ || may_run() || threads() - blocked_ <= limit_ + 2;
 }
 
 // Until there is something that the others leave undone: a call that could have run, or a loop that nobody has served, for

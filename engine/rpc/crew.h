@@ -105,6 +105,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::uint64_t served_ = 0;  // how often the loop has been
   bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks
   std::chrono::steady_clock::time_point last_work_;
+  bool is_short_of_threads_ = false;  // and has said so
 };
 
 }  // namespace weft::rpc

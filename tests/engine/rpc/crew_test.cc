@@ -213,10 +213,11 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
   std::condition_variable changed;
   int begun = 0;
   std::string refused;
+  std::atomic<int> said{0};
   const auto crew = Crew::make("crew", 1, loop());
   const Promise<void> gate(crew);
   {
-    const log::Capture capture([](LogLevel, std::string_view) {});
+    const log::Capture capture([&](LogLevel, std::string_view) { ++said; });
     const harness::NoMoreThreads no_more;
     if (harness::can_make_threads())
       GTEST_SKIP() << "this system, or this sanitizer, makes threads with stacks of any size";
@@ -240,7 +241,13 @@ TEST(Crew, ACallThatNoThreadCanBeMadeForFailsWithBusyOnceAllWait) {
       ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == calls || !refused.empty(); }))
           << "call " << calls << " waits for ever";
     }
+    for (int more = 0; more < 10; ++more) {
+      std::atomic<bool> is_refused{false};
+      crew->run_call(Task([] {}), [&](const Error&) { is_refused = true; });
+      while (!is_refused) std::this_thread::yield();  // ctest's time limit ends it
+    }
   }
+  EXPECT_EQ(said, 1) << "times that it has no thread";
   EXPECT_NE(refused.find("no other can be made"), std::string::npos) << refused;
   gate.set();
   crew->stop();
