@@ -91,7 +91,8 @@ Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
 }
 
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
-  return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit));
+  return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit) +
+                                   "; rpc::to(worker).timeout(…) gives one call longer, rpc::Agent::set_timeout() all");
 }
 
 void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking) {

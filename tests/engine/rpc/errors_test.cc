@@ -275,7 +275,9 @@ TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
     const int to = next_of(agent);
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); }).blame(), Blame::Timeout);
     auto late = agent.async<&wrong::slow>(rpc::to(to).timeout(50ms), 60000);
-    EXPECT_EQ(error_of([&] { late.get(); }).blame(), Blame::Timeout);
+    const Error error = error_of([&] { late.get(); });
+    EXPECT_EQ(error.blame(), Blame::Timeout);
+    EXPECT_NE(error.text().find("no reply within 50 ms; rpc::to(worker).timeout("), std::string::npos) << error.text();
     agent.set_timeout(1ms);
     for (const auto limit : {5s, 0s}) {
       EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(limit), 20), 0);
