@@ -513,7 +513,7 @@ void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const Fail
   const auto core = core_.lock();
   if (core && op.error()->blame() == Blame::Busy) {
     // One call in flight has one answer: with more of them the peer sends, and does not read.
-    if (unsent_.fetch_add(1) >= core->calls_in_flight() + kMostOwnInFlight) {
+    if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
       return connection_->close(Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers"));
     }
     core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {

@@ -1,6 +1,7 @@
 // What one worker may ask of another at a time, and what an agent takes from a peer that does not keep to it.
 #include <array>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -285,6 +286,35 @@ TEST_P(ForeignCalls, WhoseAnswersAreNotReadEndTheConnection) {
   while (stranger.next()) ++answers;
   EXPECT_TRUE(stranger.has_ended());
   EXPECT_LT(answers, sent);
+}
+
+// As programs write it that want no limit. More answers wait than a lane takes.
+TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
+  constexpr std::size_t kCalls = 70'000;
+  rpc::Agent agent = rpc::init("worker0", {.rank = 0,
+                                           .world_size = 1,
+                                           .store = c10::make_intrusive<c10d::HashStore>(),
+                                           .transports = {"inproc"},
+                                           .calls_in_flight = std::numeric_limits<int>::max()});
+  Stranger stranger(agent, "inproc", Stranger::Reads::No);
+  stranger.greet(agent, 1);
+  for (std::size_t sent = 0; sent < kCalls;) {
+    const Op op = stranger.call<&limited::plus>(sent + 1, rpc::MessageKind::Call);  // too few arguments
+    if (!op.ended() || !op.error()) {
+      ++sent;
+    } else {
+      ASSERT_EQ(op.error()->blame(), Blame::Busy) << op.error()->what();
+      std::this_thread::yield();
+    }
+  }
+  for (const Deadline deadline = Deadline::in(std::chrono::seconds(60)); agent.debug_info().calls_served < kCalls;) {
+    ASSERT_FALSE(deadline.passed()) << "the connection has been ended";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stranger.read();
+  std::size_t answers = 0;
+  while (answers < kCalls && stranger.next()) ++answers;
+  EXPECT_EQ(answers, kCalls);
 }
 
 // Short, and longer than it may be: nothing is read beyond what came.
