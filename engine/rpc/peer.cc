@@ -253,7 +253,7 @@ void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
   if (!core) return;
   if (!proven_ && !core->secret().empty()) return challenged(*core, arrival);
-  if (worker().rank < 0 && !arrival.sizes.empty()) {  // no memory for strangers
+  if (!counts_ && !arrival.sizes.empty()) {  // no memory for strangers
     connection_->accept({}, nullptr, Fence());
     return refuse(*core, "it does not begin with a greeting");
   }
@@ -304,7 +304,7 @@ void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
 }
 
 void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
-  if (worker().rank < 0) return greeted(core, message);
+  if (!counts_) return greeted(core, message);
   if (message.head.kind == FrameKind::Call) {
     call_came(core, std::move(message), lacking);
   } else if (message.head.kind == FrameKind::Cancel) {

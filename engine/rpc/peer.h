@@ -133,7 +133,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   };
   std::optional<Nonces> nonces_;             // once it has asked
   bool proven_ = false;                      // it knows the secret
-  std::shared_ptr<Callers::Counts> counts_;  // once the peer is known
+  std::shared_ptr<Callers::Counts> counts_;  // once the peer is known; set on the loop, where it is asked for each message
   std::atomic<int> unsent_{0};               // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;
