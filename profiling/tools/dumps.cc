@@ -25,9 +25,7 @@ const FileKind& dump_file() {
 
 Json read_file(const std::string& path) {
   Json json = read_json(path, dump_file());
-  const auto mark = json.find("weft");
-  if (mark == json.end() || *mark != dump_file().mark)
-    throw Error(Blame::Caller, "'" + path + "' is no " + dump_file().name + "; " + dump_file().origin);
+  require_form(path, dump_file(), json.value("weft", Json()), dump_file().mark);
   return json;
 }
 

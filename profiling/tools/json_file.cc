@@ -45,6 +45,17 @@ Json read_json(const std::string& path, const FileKind& kind) {
   }
 }
 
+void require_form(const std::string& path, const FileKind& kind, const Json& form, const std::string& wanted) {
+  if (form == wanted) return;
+  const std::string text = form.is_string() ? form.get<std::string>() : "";
+  if (text.starts_with(wanted.substr(0, wanted.rfind(' ') + 1))) {
+    throw Error(Blame::Caller, "'" + path + "' is of another version of Weft: it is a '" + text +
+                                   "', and this program reads '" + wanted +
+                                   "'; take the program that came with that version");
+  }
+  throw Error(Blame::Caller, "'" + path + "' is no " + kind.name + "; " + kind.origin);
+}
+
 const Json& field(const Json& object, const char* name) {
   if (!object.is_object()) throw Error(Blame::Caller, "what should have a field '" + std::string(name) + "' is no object");
   const auto found = object.find(name);

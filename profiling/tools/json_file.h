@@ -21,6 +21,8 @@ struct FileKind {
 
 // An object. One that ends too early is told from a file of another kind.
 Json read_json(const std::string& path, const FileKind& kind);
+// That what a file says that it is ("flight recorder 1": a word for its kind, and a version) is what is wanted.
+void require_form(const std::string& path, const FileKind& kind, const Json& form, const std::string& wanted);
 
 const Json& field(const Json& object, const char* name);
 const Json& list_of(const Json& object, const char* name);

@@ -106,9 +106,8 @@ class Reader {
 Run read_run(const std::string& file) {
   const Json json = read_json(file, timeline_file());
   const auto about = json.find("otherData");
-  const bool is_ours =
-      about != json.end() && about->is_object() && about->contains("weft") && (*about)["weft"] == "timeline 1";
-  if (!is_ours) throw Error(Blame::Caller, "'" + file + "' is no " + timeline_file().name + "; " + timeline_file().origin);
+  const bool has_form = about != json.end() && about->is_object();
+  require_form(file, timeline_file(), has_form ? about->value("weft", Json()) : Json(), "timeline 1");
   try {
     Reader reader;
     for (const Json& event : list_of(json, "traceEvents")) reader.take(event);

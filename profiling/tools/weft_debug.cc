@@ -1,5 +1,6 @@
 // weft-debug: reads what the ranks' flight recorders held when something went wrong, and says who and what it was.
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -41,9 +42,27 @@ void print_text(const Dumps& dumps, const std::vector<Finding>& findings, const 
   if (findings.empty()) std::printf("nothing is stuck, nothing has failed, and nobody is behind the others\n");
 }
 
+// With those of each folder that is named in place of its files.
+std::vector<std::string> files_of(const std::vector<std::string>& named) {
+  std::vector<std::string> files;
+  for (const std::string& name : named) {
+    if (!std::filesystem::is_directory(name)) {
+      files.push_back(name);
+      continue;
+    }
+    const std::size_t before = files.size();
+    for (const auto& entry : std::filesystem::directory_iterator(name)) {
+      const std::string file = entry.path().filename();
+      if (file.starts_with("dump-") && file.ends_with(".json")) files.push_back(entry.path());
+    }
+    if (files.size() == before) throw Error(Blame::Caller, "the folder '" + name + "' has no dumps (dump-….json)");
+  }
+  return files;
+}
+
 int analyze_files(const Options& options) {
   const auto older_than = parse_duration("--older-than", options.older_than);
-  const Dumps dumps = read_dumps(options.files);
+  const Dumps dumps = read_dumps(files_of(options.files));
   const auto findings = analyze(dumps, older_than);
   const Remarks beside = remarks(dumps, older_than);
   options.as_json ? print_json(findings, beside) : print_text(dumps, findings, beside);
@@ -60,7 +79,9 @@ int main(int argc, char** argv) {
   CLI::App* analyze = app.add_subcommand("analyze",
                                          "Names late and missing ranks, collectives and messages that do not match or end, "
                                          "calls without a reply, waits in a circle");
-  analyze->add_option("dumps", options.files, "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment")
+  analyze
+      ->add_option("dumps", options.files,
+                   "The files that the ranks wrote into WEFT_DUMP_DIR, of one job and moment; or that folder")
       ->required();
   analyze
       ->add_option(

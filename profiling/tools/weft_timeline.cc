@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -34,6 +35,11 @@ void html(const Options& options) {
   const Run run = read_run(options.file);
   const Window window = window_of(run, options.from_ms, options.to_ms);
   const std::string page = to_html(run, summarize(run), window, std::filesystem::path(options.file).filename().string());
+  std::error_code is_new;
+  if (std::filesystem::equivalent(options.output, options.file, is_new)) {
+    throw Error(Blame::Caller,
+                "the page would take the place of the timeline '" + options.file + "'; -o names another file");
+  }
   std::ofstream file(options.output, std::ios::binary);
   file << page;
   file.close();
@@ -62,7 +68,7 @@ int main(int argc, char** argv) {
   CLI::App* const summary = command("summary", "Where the time of each step went, who is slowest, the longest gaps");
   summary->add_flag("--json", options.as_json, "print a JSON object, with all steps");
   summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
   CLI::App* const html = command("html", "Writes a page with the steps and the ranks' lanes drawn");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();

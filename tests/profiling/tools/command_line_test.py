@@ -57,7 +57,10 @@ with tempfile.TemporaryDirectory() as folder:
     check(["--to is inf"], "weft-timeline", "html", run, "-o", page, "--to", "inf")
     check(["--from is 7", "ended after 1"], "weft-timeline", "html", run, "-o", page, "--from", "7")
     check(["no time between"], "weft-timeline", "html", run, "-o", page, "--from", "0.5", "--to", "0.2")
-    check(["--steps", "-1"], "weft-timeline", "summary", run, "--steps", "-1")
+    check(["--steps", "-1"], "weft-timeline", "summary", run, "--steps", "-1", without=["00000"])
+    check(["would take the place of the timeline", "-o names another file"], "weft-timeline", "html", run, "-o", run)
+    if run.read_text() != whole:
+        failures.append("a timeline was overwritten by its page")
     run.write_text(json.dumps({**RUN, "traceEvents": []}))
     check(["the run is empty"], "weft-timeline", "html", run, "-o", page)
     run.write_text(whole)
@@ -73,11 +76,24 @@ with tempfile.TemporaryDirectory() as folder:
     check(["run.json' is no timeline of Weft"], "weft-timeline", "summary", run)
     run.write_text(whole.replace('"name": "all_reduce"', '"name": 3'))
     check(["run.json' is damaged: its field 'name' is no text"], "weft-timeline", "summary", run)
+    run.write_text(whole.replace("timeline 1", "timeline 2"))
+    check(["run.json' is of another version of Weft: it is a 'timeline 2'"], "weft-timeline", "summary", run)
+    run.write_text('{"weft":"flight recorder 2","pid":1}')
+    check(["run.json' is of another version of Weft: it is a 'flight recorder 2'"], "weft-debug", "analyze", run)
     run.write_text('{"weft":"flight recorder 1","pid":1}')
     check(["run.json' is damaged: its field 'host' is missing"], "weft-debug", "analyze", run)
     run.write_text('{"weft":"flight recorder 1","pid":')
     check(["run.json' ends in the middle"], "weft-debug", "analyze", run)
     run.write_text('{"weft":1}')
     check(["run.json' is no dump"], "weft-debug", "analyze", run)
+
+    dumps = Path(folder) / "dumps"
+    dumps.mkdir()
+    check(["dumps' has no dumps"], "weft-debug", "analyze", dumps)
+    for process in (1, 2):
+        (dumps / f"dump-{process}-abc-1.json").write_text(json.dumps({
+            "weft": "flight recorder 1", "host": "h", "pid": process, "time": 0, "wall_clock": 0, "reason": "", "parties": [], "records": []}))
+    (dumps / "notes.txt").write_text("of a person")
+    check(["2 processes"], "weft-debug", "analyze", dumps, code=0)
 
 sys.exit("\n".join(failures) or 0)
