@@ -208,8 +208,10 @@ void Core::listen() {
     const auto core = weak.lock();
     if (member < 0 || !core) return;
     ledger->on_lost(rank);
-    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how +
-                                          "; make a group of the ranks that live by new_group, or restart the job"));
+    // Through the job's rank 0 all are connected: without it there is no new_group.
+    const char* const fix =
+        rank == 0 ? "; restart the job" : "; make a group of the ranks that live by new_group, or restart the job";
+    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix));
   };
   const auto look_behind = [ledger = ledger_, weak = weak_from_this()] {
     const auto core = weak.lock();

@@ -58,6 +58,18 @@ TEST(KilledRank, IsNamedByAPendingAllReduce) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) { group.all_reduce(torch::ones({1000})).wait(); });
 }
 
+// Without the job's rank 0 there is no new_group, so nobody is advised to make one.
+TEST(KilledRank, IsToBeSurvivedByANewGroupUnlessItIsTheFirst) {
+  for (const int victim : {0, 1}) {
+    with_a_killed_rank(3, victim, [victim](ProcessGroup& group) {
+      const auto error = error_of([&] { group.barrier().wait(); });
+      EXPECT_EQ(error.text().find("new_group") == std::string::npos, victim == 0) << error.text();
+      EXPECT_NE(error.text().find("restart the job"), std::string::npos) << error.text();
+      throw error;
+    });
+  }
+}
+
 TEST(KilledRank, CN018_IsNamedByTheFutureOfAnOperationAsByItsWait) {
   with_a_killed_rank(3, 1, [](ProcessGroup& group) {
     Work work = group.all_reduce(torch::ones({1000}));
