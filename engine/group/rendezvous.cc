@@ -18,6 +18,7 @@
 #include <weft/engine/group/pause.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/group/store.h>
+#include <weft/engine/group/tcp_store.h>
 #include <weft/engine/group/url.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -77,15 +78,6 @@ c10d::TCPStoreOptions server_options(int port, Deadline deadline) {
   return options;
 }
 
-// A host in Python waits until it has counted every rank: this one counts itself.
-c10d::TCPStoreOptions client_options(int port, Deadline deadline) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(port);
-  options.numWorkers = 1;
-  options.timeout = limit_for_c10d(deadline);
-  return options;
-}
-
 c10::intrusive_ptr<c10d::Store> under_name(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name) {
   return c10::make_intrusive<c10d::PrefixStore>(name.empty() ? "default_pg" : name, store);
 }
@@ -120,8 +112,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   try {
     // c10d's client backs off for up to a second when the host is not there yet: look for it more often before asking.
     const std::string found = wait_for_listener(address.host, address.port, deadline);
-    const BriskLookups brisk;
-    return c10::make_intrusive<c10d::TCPStore>(found, client_options(address.port, deadline));
+    return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline);
   } catch (const Error& error) {
     throw error.within("rank " + std::to_string(rank) + " cannot reach the store of rank 0 at " + where);
   } catch (const std::exception& error) {

@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -39,10 +41,33 @@ std::string random_id() {
   return text;
 }
 
+// No rank runs.
+int end_on_signal() {
+  say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) + ")");
+  return 128 + received_signal;
+}
+
+// The store in which the nodes meet, or nothing where a signal has come first: on a thread of its own, because what waits
+// for the host's name, for its port and for its answer hears of no signal.
+std::optional<OpenedStore> open_until_signal(const Options& options, const OpenStore& open_store) {
+  if (options.endpoint_host.empty()) return OpenedStore{std::make_shared<LocalStore>(), ""};
+  std::packaged_task<OpenedStore()> open([options, open_store] { return open_store(options); });
+  std::future<OpenedStore> opened = open.get_future();
+  std::thread(std::move(open)).detach();
+  const Deadline silent = Deadline::in(std::chrono::seconds(2));
+  for (bool told = false; opened.wait_for(kPause) != std::future_status::ready;) {
+    if (!goes_on()) return std::nullopt;
+    if (told || !silent.passed()) continue;
+    told = true;
+    say("rendezvous: waiting for the weft-run that hosts it, at " + options.endpoint_host + " port " +
+        std::to_string(options.endpoint_port));
+  }
+  return opened.get();
+}
+
 class Job {
  public:
-  Job(const Options& options, const OpenStore& open_store)
-      : options_(options), opened_(meets() ? open_store(options) : OpenedStore{std::make_shared<LocalStore>(), ""}) {
+  Job(const Options& options, OpenedStore opened) : options_(options), opened_(std::move(opened)) {
     Rendezvous::Settings settings = options_.rendezvous;
     // Nodes that are told who they are do not meet: each is a job of one.
     if (!meets()) settings.limits.least = settings.limits.most = 1;
@@ -180,12 +205,6 @@ class Job {
     return end.code;
   }
 
-  // No rank runs.
-  static int end_on_signal() {
-    say("ended by signal " + std::to_string(received_signal) + " (" + strsignal(received_signal) + ")");
-    return 128 + received_signal;
-  }
-
   const Options& options_;
   const OpenedStore opened_;
   std::optional<Rendezvous> rendezvous_;
@@ -217,7 +236,9 @@ int run_command(int argc, char** argv, const OpenStore& open_store) {
     static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
     const Options options = parse_options(argc, argv);
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
-    const int code = Job(options, open_store).run();
+    auto opened = open_until_signal(options, open_store);
+    if (!opened) ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what it uses
+    const int code = Job(options, std::move(*opened)).run();
     merge_timeline();
     return code;
   } catch (const Error& error) {

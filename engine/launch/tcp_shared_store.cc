@@ -11,6 +11,7 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
+#include <weft/engine/group/tcp_store.h>
 #include <weft/engine/launch/tcp_shared_store.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -98,21 +99,16 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   }
 }
 
-// Null where nobody answers by the deadline, if it is not the last.
-c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline deadline, bool is_last) {
+// Null where nobody listens by `soon`, if that is not the deadline.
+c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon, Deadline deadline) {
   std::string found;
   try {
-    found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, deadline);
+    found = group::wait_for_listener(options.endpoint_host, options.endpoint_port, soon);
   } catch (const Error& error) {
-    if (is_last || error.blame() != Blame::Timeout) throw;
+    if (soon.point() == deadline.point() || error.blame() != Blame::Timeout) throw;
     return nullptr;
   }
-  c10d::TCPStoreOptions made;
-  made.port = static_cast<std::uint16_t>(options.endpoint_port);
-  made.numWorkers = 1;
-  made.timeout = kLongestCall;
-  const group::BriskLookups brisk;
-  return c10::make_intrusive<c10d::TCPStore>(found, made);
+  return group::connect_to_store(found, options.endpoint_port, kLongestCall, deadline);
 }
 
 // Not the same for two of one machine.
@@ -138,7 +134,7 @@ OpenedStore open_tcp_store(const Options& options) {
       if (is_host) break;
       // Of two that begin to listen at the same time the kernel may refuse both: then nobody answers, and both try again.
       const Deadline soon = may_host ? Deadline::sooner(deadline, Deadline::in(a_moment())) : deadline;
-      store = join_store(options, soon, /*is_last=*/soon.point() == deadline.point());
+      store = join_store(options, soon, deadline);
     }
     // Who hosts it is reached by the endpoint's name; the others by the address that they reach it from.
     std::string address = options.local_address;

@@ -292,6 +292,15 @@ TEST(Tcp, CN018_AHostThatDoesNotComeIsATimeoutThatNamesIt) {
               "rank 1 cannot reach the store of rank 0 at " + address(port));
 }
 
+// c10d itself would wait for its answer without end.
+TEST(Tcp, CN018_AnotherProgramAtTheAddressIsATimeoutThatSaysSo) {
+  const Descriptor mute = group::open_listener(AF_INET, 0);
+  const int port = group::port_of(mute.get());
+  expect_text(refused({.init_method = address(port), .rank = 1, .world_size = 2}), Blame::Timeout,
+              "rank 1 cannot reach the store of rank 0 at " + address(port) +
+                  ": whoever listens at 127.0.0.1:" + std::to_string(port) + " does not answer as the store of a job does");
+}
+
 // A name that no name server need be asked for.
 TEST(Tcp, ST014_AHostWithoutAnAddressIsTheCallersErrorAndNamesIt) {
   const Error error = error_of([] { group::wait_for_name("two words", Deadline::never(), milliseconds(0)); });
