@@ -118,8 +118,9 @@ void read_settings(const std::string& text, Options& options) {
   }
 }
 
-// A folder of its own for each run.
-std::string log_folder_in(const std::string& folder, const std::string& run_id) {
+// A folder of its own for each run, inside of this one whatever the run is called.
+std::string log_folder_in(const std::string& folder, std::string run_id) {
+  std::replace(run_id.begin(), run_id.end(), '/', '_');
   std::random_device random;
   char suffix[16];
   std::snprintf(suffix, sizeof suffix, "_%08x", random());
@@ -162,6 +163,15 @@ void check(Options& options, bool is_standalone, bool names_master) {
                 "--rdzv-endpoint");
   }
 }
+
+// With what CLI11 does not know of: a program follows.
+struct Help final : CLI::Formatter {
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    std::string usage = CLI::Formatter::make_usage(app, std::move(name));
+    usage.erase(usage.find_last_not_of('\n') + 1);
+    return usage + " PROGRAM [ARGUMENTS]\n";
+  }
+};
 
 }  // namespace
 
@@ -248,6 +258,7 @@ Options parse_options(int argc, char** argv) {
   app.add_flag("--status{5}", status,
                "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second")
       ->check(whole_number(1, kLongestStatus));
+  app.formatter(std::make_shared<Help>());
   app.footer("The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train --epochs 3");
   app.prefix_command();  // from the first word that is no option, everything is the program's
   weft::launch::parse(app, argc, argv);

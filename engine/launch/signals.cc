@@ -9,6 +9,7 @@ void listen_for_signals() {
   struct sigaction action {};
   action.sa_flags = SA_SIGINFO;
   action.sa_sigaction = [](int number, siginfo_t* from, void*) {
+    if (received_signal != 0) return;  // the first is what ends the job, and what the exit code says
     signal_of_terminal = from->si_code == SI_KERNEL;
     received_signal = number;
   };

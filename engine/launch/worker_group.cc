@@ -108,7 +108,11 @@ void WorkerGroup::start(int local) {
     for (const std::string& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     ::execvp(arguments[0], arguments.data());
-    std::fprintf(stderr, "weft-run: cannot start '%s': %s\n", arguments[0], std::strerror(errno));
+    const int number = errno;
+    const std::string here = "./" + options_.command.front();
+    const bool is_here = number == ENOENT && here.find('/', 2) == std::string::npos && ::access(here.c_str(), F_OK) == 0;
+    std::fprintf(stderr, "weft-run: cannot start '%s': %s%s%s\n", arguments[0], std::strerror(number),
+                 is_here ? " in PATH; one of this folder is called " : "", is_here ? here.c_str() : "");
     ::_exit(127);
   }
   children_.add(process);

@@ -90,6 +90,37 @@ TEST(Logs, ThatCannotBeWrittenAreRefused) {
   EXPECT_THAT(run(path_of("weft-run") + " --log-dir /tmp --tee 4 true").err, HasSubstr("--tee is '4'"));
 }
 
+TEST(Logs, StayInTheFolderThatIsNamedWhateverTheJobIsCalled) {
+  const auto outcome = run("d=$(mktemp -d); " + node("--rdzv-id ../a/b --log-dir $d/logs", "echo out") +
+                           "; code=$?; cd $d; find . -name stdout.log | sed s/b_[0-9a-f]*/b/; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("./logs/.._a_b/attempt_0/0/stdout.log", "out"));
+}
+
+// The name is none that a name server need be asked for.
+TEST(Elastic, ASignalEndsWhoStillLooksForTheRendezvous) {
+  const auto outcome = run("d=$(mktemp -d); " + path_of("weft-run") +
+                           " --nnodes 2 --rdzv-endpoint 'two words:29400' true 2> $d/err & weft=$!; until grep -q "
+                           "'looking again' $d/err; do sleep 0.05; done; kill -TERM $weft; wait $weft; code=$?; "
+                           "cat $d/err >&2; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated)\n"));
+}
+
+// It accepts, and says nothing.
+TEST(Elastic, AnotherProgramAtTheEndpointIsNotWaitedForWithoutEnd) {
+  const std::string port = std::to_string(free_port());
+  const std::string script = "import signal, socket; server = socket.create_server((\"127.0.0.1\", " + port +
+                             ")); print(\"there\", flush=True); signal.pause()";
+  const auto outcome =
+      run("d=$(mktemp -d); mkfifo $d/there; " + path_of("python") + " -c '" + script + "' > $d/there & other=$!; " +
+          "read line < $d/there; " + path_of("weft-run") + " --nnodes 2 --rdzv-endpoint 127.0.0.1:" + port +
+          " --rdzv-conf join_timeout=1 true; code=$?; kill $other; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: no rendezvous at 127.0.0.1:" + port + ": whoever listens at 127.0.0.1:" +
+                                     port + " does not answer as the store of a job does"));
+}
+
 // Ranks of 2 and 1, whose order is that of their coming.
 TEST(Elastic, NodesAgreeOnTheirRanks) {
   const std::string options = meeting("2");

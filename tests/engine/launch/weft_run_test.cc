@@ -205,9 +205,17 @@ TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
   EXPECT_THAT(outcome.lines(), ElementsAre("ended"));
 }
 
+TEST(WeftRun, TheFirstSignalIsTheOneThatEndsTheJob) {
+  // The rank sends the second when it has got the first.
+  const auto outcome = shell("--nproc-per-node 1 --no-prefix",
+                             "trap \"kill -INT \\$PPID; exit 0\" TERM; kill -TERM $PPID; while :; do sleep 0.01; done");
+  EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
+}
+
 TEST(WeftRun, HelpListsTheOptions) {
   const auto outcome = run(path_of("weft-run") + " --help");
   EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("Usage: weft-run [OPTIONS] PROGRAM [ARGUMENTS]\n"));
   for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace",
                              "--no-prefix", "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
@@ -237,6 +245,16 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
               HasSubstr("--grace: '-1' is given; it takes a whole number of at least 0"));
   EXPECT_THAT(refused("--node-rank abc echo started"), HasSubstr("'abc' is given; it takes a whole number"));
   EXPECT_THAT(refused("/no/such/program", 127), HasSubstr("cannot start '/no/such/program'"));
+}
+
+TEST(WeftRun, SaysHowAProgramOfThisFolderIsCalled) {
+  const auto outcome = run("d=$(mktemp -d); cd $d; touch train; " + path_of("weft-run") +
+                           " train; code=$?; cd /; rm -r $d; "
+                           "exit $code");
+  EXPECT_EQ(outcome.code, 127);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("cannot start 'train': No such file or directory in PATH; one of this folder is called "
+                        "./train\n"));
 }
 
 TEST(WeftRun, RefusesAWrongVariable) {
