@@ -1,7 +1,11 @@
 # cmake --install: libraries, headers and the programs, so that a user's find_package(weft) gives the target weft::weft.
 include(CMakePackageConfigHelpers)
 
+# Neither tests nor examples, for ./dev install.
+add_custom_target(installed)
+
 get_property(libraries GLOBAL PROPERTY WEFT_LIBRARIES)
+add_dependencies(installed ${libraries} weft-run weft-agent weft-info weft-debug weft-timeline)
 install(TARGETS ${libraries} weft EXPORT weft FILE_SET headers DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # These find the libtorch that they were built with.
 cmake_path(GET Libtorch_CPU_LIBRARY PARENT_PATH folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 SCRIPT = Path(__file__).resolve().parents[2] / "dev"
-COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
+COMMANDS = ["train", "test", "build", "bench", "soak", "fuzz", "run", "install", "setup", "format", "lint", "pack", "gpu", "gpu-pack",
             "results", "clean"]
 
 
@@ -75,7 +75,7 @@ class Arguments(DevTest):
 
     def test_what_a_command_does_not_know_is_an_error(self):
         for words in ["clean --al", "results now", "setup --nvcc x", "format --chek", "format --jobs 2", "build --al", "test x",
-                      "fuzz --preset asan", "fuzz --cuda pip", "bench --runs", "run --nproc 2 digits"]:
+                      "install", "fuzz --preset asan", "fuzz --cuda pip", "bench --runs", "run --nproc 2 digits"]:
             with self.subTest(words):
                 code, printed = self.call(*words.split())
                 self.assertEqual(code, 2, printed)
@@ -102,6 +102,17 @@ class Arguments(DevTest):
             with mock.patch.dict(os.environ, environment, clear=True):
                 self.started("train")
             self.assertEqual(self.built, wanted)
+
+
+class Install(DevTest):
+    def test_what_is_installed_is_built_before_and_nothing_else(self):
+        with mock.patch.object(self.dev, "build") as build, mock.patch.object(self.dev, "run") as run:
+            code, printed = self.call("install", "--preset", "release", "~/we ft")
+        self.assertEqual(code, 0, printed)
+        self.assertEqual(build.call_args.args[1], ["installed"])
+        folder = Path("~/we ft").expanduser()
+        self.assertEqual(run.call_args.args[0], ["cmake", "--install", self.root / "build" / "release", "--prefix", folder])
+        self.assertIn(f"-DCMAKE_PREFIX_PATH='{folder}'", printed)
 
 
 class Setup(DevTest):
