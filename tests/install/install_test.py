@@ -31,8 +31,10 @@ with tempfile.TemporaryDirectory() as folder:
             sys.exit(f"{header} is not installed")
     shutil.copytree(project, f"{folder}/project")
     # A release build whatever ours is: users choose their own.
-    run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/build", f"-DCMAKE_PREFIX_PATH={prefix}",
-        f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE=")
+    settings = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE="]
+    run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/build", *settings)
+    # Where the CUDA toolkit that Weft was built with was pip's, nobody finds one.
+    run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/without", *settings, "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
     run("cmake", "--build", f"{folder}/build")
     output = run(f"{folder}/build/user")
     if output != "2 ranks\n":
