@@ -156,7 +156,12 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
                                record.text);
       });
     } catch (...) {
-      const auto error = std::current_exception();
+      auto error = std::current_exception();
+      if (!failure && lacking == nullptr) {
+        const Error why = to_error(error, Blame::Caller);
+        error =
+            std::make_exception_ptr(why.within(in_words(function, describe(worker)) + ": its result cannot be decoded"));
+      }
       traced.fail(to_error(error, Blame::Remote));
       if (context)
         context->forget({parts_.self.rank, message.head.call, /*reply=*/false});  // before it is known to have failed

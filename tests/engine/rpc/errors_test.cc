@@ -28,6 +28,7 @@ void look_at(const int&) {}
 at::Tensor matmul(at::Tensor a, at::Tensor b) { return a.matmul(b); }
 
 int plus(int a, int b) { return a + b; }
+std::string greet() { return "hello"; }
 int throws(std::string text) { throw std::runtime_error(text); }
 int throws_odd() { throw 7; }
 Future<int> throws_early() { throw std::runtime_error("early"); }
@@ -138,6 +139,18 @@ TEST_P(Errors, RE004_ArgumentsThatDoNotFitAreTheCallersError) {
     EXPECT_EQ(with(1, std::string("two")).blame(), Blame::Caller);
     EXPECT_NE(with(1).text().find("arguments cannot be decoded"), std::string::npos) << with(1).what();
     EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "the callee goes on";
+  });
+}
+
+TEST_P(Errors, AResultThatCannotBeDecodedNamesTheCall) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto& greet = rpc::detail::Called<rpc::detail::FunctionBody<&wrong::greet>>::entered;
+    const auto error = error_of(
+        [&] { call_by_hand(agent, next_of(agent), greet, [&](codec::Packer& packer) { packer.pack_array(0); }).get(); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_EQ(error.text(), "wrong::greet on " + describe(harness::after(agent, 1)) + ", called by " +
+                                describe(agent.self()) +
+                                ": its result cannot be decoded: these bytes hold a value of another type");
   });
 }
 
