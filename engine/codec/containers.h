@@ -29,7 +29,13 @@ namespace weft::codec {
 
 template <class T>
 struct Blank {
-  static T make() { return T{}; }
+  static T make() {
+    static_assert(
+        requires { T{}; },
+        "what travels is made before it is decoded: give this struct a default constructor, or send it as a "
+        "std::tuple of its members");
+    return T{};
+  }
 };
 template <>
 struct Blank<c10::Device> {

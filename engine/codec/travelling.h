@@ -123,3 +123,26 @@ requires requires(const T& values) {
 struct Travels<T> : Travels<typename T::value_type> {};
 
 }  // namespace weft::codec
+
+// What msgpack takes for a class with fields since it has no adaptor.
+// The formatter takes the macro for the head of a function.
+// clang-format off
+namespace msgpack {
+MSGPACK_API_VERSION_NAMESPACE(v1) {
+namespace detail {
+
+template <class Stream, class T>
+requires(!weft::codec::HasFields<T> && !weft::codec::HoldsView<T>::value)
+struct packer_serializer<Stream, T> {
+  static msgpack::packer<Stream>& pack(msgpack::packer<Stream>& packer, const T&) {
+    static_assert(!std::is_same_v<T, T>,
+                  "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members into a struct of your own; "
+                  "of another type send what it is made of, or an RRef to it");
+    return packer;
+  }
+};
+
+}  // namespace detail
+}
+}  // namespace msgpack
+// clang-format on

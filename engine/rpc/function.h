@@ -83,6 +83,13 @@ struct Tag {};
 template <class T>
 constexpr bool is_future = weft::detail::IsFuture<T>::value;
 
+// Has what packs and decodes a T compiled here: compilers name the line of a call only for what is in its declarations.
+template <class T>
+constexpr void check_codec() {
+  static_cast<void>(&codec::Packer::template pack<T>);
+  static_cast<void>(&codec::unpacked<T>);
+}
+
 // What a parameter may be.
 template <class P>
 constexpr bool check_parameter() {
@@ -95,6 +102,7 @@ constexpr bool check_parameter() {
                 "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; take a "
                 "std::string, a std::vector, the value itself, or an RRef to it");
   static_assert(!is_future<T>, "a Future cannot be sent: wait for it and send the value, or send an RRef");
+  if constexpr (!codec::HoldsView<T>::value && !is_future<T>) check_codec<T>();
   return true;
 }
 
@@ -106,6 +114,9 @@ constexpr bool check_returned() {
   static_assert(std::is_void_v<R> || !deferred || std::is_copy_constructible_v<R>,
                 "a function that is called remotely cannot return a Future of what cannot be copied: futures share their "
                 "value; return an RRef to it");
+  static_assert(!is_future<R>,
+                "a function that is called remotely cannot return a Future of a Future: give future.then(…), which is one "
+                "Future of what comes in the end, or co_await the inner one");
   return true;
 }
 
@@ -116,6 +127,7 @@ constexpr bool check_result() {
                 "a function that is called remotely cannot return a view or a pointer, nor a container of them "
                 "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; return a "
                 "std::string, a std::vector, the value itself, or an RRef to it");
+  if constexpr (!std::is_void_v<R> && !codec::HoldsView<R>::value) check_codec<R>();
   return true;
 }
 

@@ -60,6 +60,17 @@ struct Viewing {
   int number = 0;
   WEFT_FIELDS(text, number)  // refused: what travels cannot hold a view or a pointer
 };
+struct WithoutFields {
+  int number = 0;
+};
+struct WithoutDefault {
+  explicit WithoutDefault(int start) : number(start) {}
+  int number;
+  WEFT_FIELDS(number)
+};
+int takes_without_fields(WithoutFields value);
+int takes_without_default(WithoutDefault value);
+Future<Future<int>> gives_twice_later();
 struct Pointing {
   std::vector<int*> numbers;
   WEFT_FIELDS(numbers)  // refused: what travels cannot hold a view or a pointer
@@ -105,11 +116,15 @@ void results(rpc::Agent& agent) {
   agent.async<&gives_fixed>(1);             // refused: cannot return what cannot be moved
   agent.remote<&gives_fixed_too>(1);        // refused: cannot return what cannot be moved
   agent.remote<&gives_single_later>(1);     // refused: cannot return a Future of what cannot be copied
+  agent.async<&gives_twice_later>(1);       // refused: cannot return a Future of a Future
   RRef<Counter>().async<&Counter::name>();  // refused: cannot return a view or a pointer, nor a container of them
 }
 
-void values(std::span<const std::byte> bytes) {
-  decode<std::pair<int, std::string_view>>(bytes);  // refused: what travels cannot hold a view or a pointer
+void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
+  agent.sync<&takes_without_fields>(1, WithoutFields());     // refused: cannot travel: write WEFT_FIELDS(a, b)
+  agent.sync<&takes_without_default>(1, WithoutDefault(1));  // refused: give this struct a default constructor
+  encode(torch::nn::AnyModule());                            // refused: cannot travel: write WEFT_FIELDS(a, b)
+  decode<std::pair<int, std::string_view>>(bytes);           // refused: what travels cannot hold a view or a pointer
 }
 
 // RR-021 in all modes.
