@@ -131,10 +131,10 @@ namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(v1) {
 namespace detail {
 
-template <class Stream, class T>
+template <class T>
 requires(!weft::codec::HasFields<T> && !weft::codec::HoldsView<T>::value)
-struct packer_serializer<Stream, T> {
-  static msgpack::packer<Stream>& pack(msgpack::packer<Stream>& packer, const T&) {
+struct packer_serializer<weft::codec::Buffer, T> {
+  static weft::codec::Packer& pack(weft::codec::Packer& packer, const T&) {
     static_assert(!std::is_same_v<T, T>,
                   "a value of this type cannot travel: write WEFT_FIELDS(a, b) with its members into a struct of your own; "
                   "of another type send what it is made of, or an RRef to it");

@@ -160,6 +160,10 @@ struct MethodBody {
   using Result = typename Shape::Result;
   using Signature = typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Arguments>::Type;
   static_assert(Shape::valid);
+  static_assert(
+      !std::is_member_function_pointer_v<decltype(F)> || std::is_base_of_v<typename Shape::Module, M> ||
+          requires(M & value) { *value; },  // a holder or pointer, which std::invoke follows
+      "this is a member function of another class than the RRef's value is of");
 
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }

@@ -55,6 +55,9 @@ struct Counter {
   void changes(std::vector<int>& numbers);
   std::span<double> name() const;
 };
+struct Elsewhere {
+  int get();
+};
 struct Viewing {
   std::u8string_view text;
   int number = 0;
@@ -133,6 +136,7 @@ void references(rpc::Agent& agent, const RRef<Counter>& counter) {
   counter.async<&Counter::add>(1, 2);     // refused: the method takes another number of arguments
   counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the method
   counter.sync<&Counter::changes>(std::vector<int>());  // refused: cannot take a non-const lvalue reference
+  counter.sync<&Elsewhere::get>();                      // refused: a member function of another class
   counter.sync<&Counter::none>();                       // refused: is not a member of
   counter.async<&Counter::none_later>();                // refused: is not a member of
   counter.remote<&Counter::none_there>();               // refused: is not a member of
