@@ -8,6 +8,7 @@
 
 #include <weft/base/loop_flag.h>
 #include <weft/kernels/kernels.h>
+#include <weft/transport/mpi/agreement.h>
 #include <weft/transport/mpi/mpi_communicator.h>
 
 namespace weft::transport::mpi {
@@ -113,8 +114,7 @@ Bootstrap::Bytes to_bytes(const std::string& text) {
 std::string to_text(const Bootstrap::Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 // "rank job", as the ranks tell each other. Throws where a rank cannot be in one communicator with this one.
-std::vector<int> world_ranks(const JoinOptions& options, const World& world) {
-  const Deadline deadline = Deadline::in(options.timeout);
+std::vector<int> world_ranks(const JoinOptions& options, const World& world, Deadline deadline) {
   options.store->set("mpi/" + std::to_string(options.rank), to_bytes(std::to_string(world.rank()) + " " + job()));
   std::vector<int> ranks;
   std::set<int> seen;
@@ -137,6 +137,28 @@ std::vector<int> world_ranks(const JoinOptions& options, const World& world) {
   return ranks;
 }
 
+// A group of MPI's. Made and freed inside of turns of its own.
+struct Members {
+  Members(World& of, const std::vector<int>& ranks) : world(of) {
+    const Library& mpi = world.library();
+    const auto turn = world.turn();
+    MPI_Group all = nullptr;
+    check(mpi, mpi.comm_group(mpi.comm_world, &all), "MPI_Comm_group");
+    const int included = mpi.group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &native);
+    mpi.group_free(&all);
+    check(mpi, included, "MPI_Group_incl");
+  }
+  ~Members() {
+    const auto turn = world.turn();
+    world.library().group_free(&native);
+  }
+  Members(const Members&) = delete;
+  Members& operator=(const Members&) = delete;
+
+  World& world;
+  MPI_Group native = nullptr;
+};
+
 }  // namespace
 
 MpiCommunicator::MpiCommunicator(const JoinOptions& options, std::shared_ptr<World> world)
@@ -150,17 +172,18 @@ MpiCommunicator::MpiCommunicator(const JoinOptions& options, std::shared_ptr<Wor
       sends_(std::make_shared<FencedQueue>(options.loop)),
       receives_(std::make_shared<FencedQueue>(options.loop)) {
   const Library& mpi = world_->library();
-  const std::vector<int> ranks = world_ranks(options, *world_);
+  const Deadline deadline = Deadline::in(options.timeout);
+  const std::vector<int> ranks = world_ranks(options, *world_, deadline);
   if (rank_ == 0) options.store->set("mpi/tag", to_bytes(std::to_string(world_->next_creation_tag())));
-  const std::string tag = to_text(options.store->get("mpi/tag", Deadline::in(options.timeout)));
+  const std::string tag = to_text(options.store->get("mpi/tag", deadline));
+  Members members(*world_, ranks);
+  try {
+    agree_to_begin(*options.store, rank_, size_, deadline);
+  } catch (const Error& error) {
+    throw error.within("joining " + place_);
+  }
   const auto turn = world_->turn();
-  MPI_Group all = nullptr, members = nullptr;
-  check(mpi, mpi.comm_group(mpi.comm_world, &all), "MPI_Comm_group");
-  const int included = mpi.group_incl(all, size_, ranks.data(), &members);
-  mpi.group_free(&all);
-  check(mpi, included, "MPI_Group_incl");
-  const int created = mpi.comm_create_group(mpi.comm_world, members, std::atoi(tag.c_str()), &native_);
-  mpi.group_free(&members);
+  const int created = mpi.comm_create_group(mpi.comm_world, members.native, std::atoi(tag.c_str()), &native_);
   check(mpi, created, "MPI_Comm_create_group for joining " + place_);
 }
 
@@ -185,18 +208,27 @@ Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready, 
   return completion.op();
 }
 
+// By what a call needs besides the user's memory: its own, and MPI's types. The others will be in it.
+Op MpiCommunicator::failed_here(const char* name) noexcept {
+  const Error why = to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
+  requests_->abort(why);
+  return Op::failed(why);
+}
+
 // --- moving
 // ---------------------------------------------------------------------------------------------------------------
 
-Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
   return issue(*collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
                [data, root, type = type_of(data.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.ibcast(data.slice.data, static_cast<int>(data.count()), type, root, native, request);
                });
+} catch (...) {
+  return failed_here("broadcast");
 }
 
-Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& input, Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("all_gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -213,9 +245,12 @@ Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& i
                  return mpi.iallgather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, native,
                                        request);
                });
+} catch (...) {
+  return failed_here("all_gather");
 }
 
-Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input, int root, Pin pin, Fence ready) noexcept
+    try {
   if (auto why = why_too_large("gather " + place_, input.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(outputs.begin(), outputs.end());
@@ -232,10 +267,12 @@ Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input
                  return mpi.igather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, root, native,
                                     request);
                });
+} catch (...) {
+  return failed_here("gather");
 }
 
-Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin,
-                            Fence ready) noexcept {
+Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> inputs, int root, Pin pin, Fence ready) noexcept
+    try {
   if (auto why = why_too_large("scatter " + place_, output.count())) return Op::failed(*why);
   const auto held = hold(std::move(pin));
   std::vector<Slice> parts(inputs.begin(), inputs.end());
@@ -252,10 +289,12 @@ Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> input
                  return mpi.iscatter(from, count, type, in_place ? MPI_IN_PLACE : output.slice.data, count, type, root,
                                      native, request);
                });
+} catch (...) {
+  return failed_here("scatter");
 }
 
 Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const Slice> inputs, Dtype dtype, Pin pin,
-                               Fence ready) noexcept {
+                               Fence ready) noexcept try {
   const std::size_t each = size_of(dtype);
   for (const auto& slices : {outputs, inputs}) {
     if (auto why = why_too_large("all_to_all " + place_, bytes_of(slices) / each)) return Op::failed(*why);
@@ -292,6 +331,8 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
                  return mpi.ialltoallv(from, held->counts[0].data(), held->places[0].data(), type, to,
                                        held->counts[1].data(), held->places[1].data(), type, native, request);
                });
+} catch (...) {
+  return failed_here("all_to_all");
 }
 
 Op MpiCommunicator::barrier(Fence ready) noexcept {
@@ -302,7 +343,7 @@ Op MpiCommunicator::barrier(Fence ready) noexcept {
 // --- reducing
 // -------------------------------------------------------------------------------------------------------------
 
-Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept try {
   if (auto why = why_refused("all_reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -321,9 +362,11 @@ Op MpiCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence
                                        world->elements(size_of(arithmetic.sent())),
                                        world->operation(arithmetic.sent(), arithmetic.summed), native, request);
                });
+} catch (...) {
+  return failed_here("all_reduce");
 }
 
-Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept try {
   if (auto why = why_refused("reduce", data.dtype, op, data.count())) return Op::failed(*why);
   const Arithmetic arithmetic(data.dtype, op, size_);
   const auto held = hold(std::move(pin));
@@ -343,10 +386,12 @@ Op MpiCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin,
                                     static_cast<int>(data.count()), world->elements(size_of(arithmetic.sent())),
                                     world->operation(arithmetic.sent(), arithmetic.summed), root, native, request);
                });
+} catch (...) {
+  return failed_here("reduce");
 }
 
 Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice> inputs, ReduceOp op, Pin pin,
-                                   Fence ready) noexcept {
+                                   Fence ready) noexcept try {
   const std::size_t bytes = bytes_of(inputs);
   if (auto why = why_refused("reduce_scatter", output.dtype, op, bytes / size_of(output.dtype))) return Op::failed(*why);
   const Arithmetic arithmetic(output.dtype, op, size_);
@@ -376,6 +421,8 @@ Op MpiCommunicator::reduce_scatter(const Elements& output, std::span<const Slice
                                             world->elements(size_of(arithmetic.sent())),
                                             world->operation(arithmetic.sent(), arithmetic.summed), native, request);
                });
+} catch (...) {
+  return failed_here("reduce_scatter");
 }
 
 std::optional<Error> MpiCommunicator::why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const {
@@ -394,16 +441,18 @@ std::optional<Error> MpiCommunicator::why_refused(const std::string& what, const
                                        std::to_string(world_->largest_tag()));
 }
 
-Op MpiCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept try {
   const std::string what = "send to rank " + std::to_string(to);
   if (auto why = why_refused(what, data, tag)) return Op::failed(*why);
   return issue(*sends_, {.name = what, .pin = std::move(pin)}, std::move(ready), {},
                [=, type = type_of(data.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
                  return mpi.isend(data.slice.data, static_cast<int>(data.count()), type, to, tag, native, request);
                });
+} catch (...) {
+  return failed_here("send");
 }
 
-Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
+Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept try {
   const std::string what = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
   if (auto why = why_refused(what, data, tag)) return Op::failed(*why);
   return issue(*receives_, {.name = what, .pin = std::move(pin), .receives = data.slice.bytes}, std::move(ready), {},
@@ -411,6 +460,8 @@ Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence
                  return mpi.irecv(data.slice.data, static_cast<int>(data.count()), type,
                                   from == kAnySource ? MPI_ANY_SOURCE : from, tag, native, request);
                });
+} catch (...) {
+  return failed_here("recv");
 }
 
 }  // namespace weft::transport::mpi

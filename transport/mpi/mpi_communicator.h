@@ -2,7 +2,7 @@
 // ready, by the caller's thread or the loop, and asked after by the loop (requests.h).
 //
 // Sums and products of 16-bit floats are made in fp32 and rounded once. An operation that fails or is late ends the group:
-// MPI cannot withdraw it.
+// MPI cannot withdraw it. So does one for which this process has no memory of its own.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,8 @@ namespace weft::transport::mpi {
 class MpiCommunicator final : public Communicator, public PointToPoint {
  public:
   // Collective: tells the ranks of the group who they are among those of mpirun, and makes a communicator of them. Throws
-  // Timeout, and Unsupported where a rank is of another mpirun or two are one process.
+  // Timeout, on all ranks that come, where one does not, and Unsupported where a rank is of another mpirun or two are one
+  // process.
   MpiCommunicator(const JoinOptions& options, std::shared_ptr<World> world);
   // Fails what is pending. Frees MPI's communicator where nothing is left with it.
   ~MpiCommunicator() override;
@@ -51,6 +52,8 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
 
   // `before` runs when the bytes are ready, right before `start`.
   Op issue(FencedQueue& queue, Requests::Call call, Fence ready, std::function<void()> before, Start start) noexcept;
+  // Inside of a catch block.
+  Op failed_here(const char* name) noexcept;
   std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const;
   std::optional<Error> why_refused(const std::string& what, const Elements& data, int tag) const;
   MPI_Datatype type_of(Dtype dtype) const { return world_->elements(size_of(dtype)); }

@@ -32,10 +32,12 @@ void Requests::start(std::uint64_t key, Call call) noexcept {
     MPI_Request native = nullptr;
     int code = MPI_SUCCESS;
     try {
+      if (entries_.size() == entries_.capacity()) entries_.reserve(2 * entries_.size() + 8);
+      if (natives_.size() == natives_.capacity()) natives_.reserve(2 * natives_.size() + 8);
       const auto turn = world_->turn();
       code = call.start(&native);
-    } catch (const Error& error) {
-      refused = error.within(call.name + " " + place_);
+    } catch (...) {
+      refused = to_error(std::current_exception(), Blame::Busy).within(call.name + " " + place_);
     }
     if (!refused && code == MPI_SUCCESS) {
       entries_.push_back({std::move(call), std::move(found->second), std::chrono::steady_clock::now()});

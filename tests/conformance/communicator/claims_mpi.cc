@@ -161,6 +161,23 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
   leave(rank);
 }
 
+// As large as no process may have it: where the parts lie apart, MPI gets one piece.
+TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
+  Rank rank = this_rank(next_store());
+  rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
+  const auto memory = rank.allocate(64);
+  const Slice whole = memory->slice();
+  std::vector<Slice> apart(static_cast<std::size_t>(rank.size), {whole.data, std::size_t{1} << 60, Device::host()});
+  const Elements input{{whole.data, 8, Device::host()}, Dtype::UInt8};
+  const Op op = rank.communicator->all_gather(apart, input, memory, {});
+  for (const Op& failed : {op, rank.communicator->barrier({})}) {
+    ASSERT_TRUE(failed.done().synchronize(Deadline::in(std::chrono::seconds(60))));
+    ASSERT_TRUE(failed.error());
+    EXPECT_EQ(failed.error()->blame(), Blame::Busy) << failed.error()->what();
+    EXPECT_NE(failed.error()->text().find("could get no more memory"), std::string::npos) << failed.error()->what();
+  }
+}
+
 TEST(MpiJoining, InAProgramThatStartedMpiForASingleThreadIsRefusedWithTheWayOut) {
   if (number_of("WEFT_TEST_MPI_LEVEL") != MPI_THREAD_SINGLE) GTEST_SKIP() << "MPI has more threads in this run";
   Rank rank = this_rank(next_store());

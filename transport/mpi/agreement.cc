@@ -1,0 +1,39 @@
+#include <string>
+
+#include <weft/base/error.h>
+#include <weft/transport/mpi/agreement.h>
+
+namespace weft::transport::mpi {
+
+namespace {
+
+constexpr auto kWriting = std::chrono::seconds(10);  // that who has decided gets to say so
+
+Bootstrap::Bytes to_bytes(const std::string& text) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(text.data());
+  return {bytes, bytes + text.size()};
+}
+
+}  // namespace
+
+// It is decided once: that all begin, by the last who comes, or that none does, by the first whose time is over.
+void agree_to_begin(Bootstrap& store, int rank, int ranks, Deadline deadline) {
+  const auto decide = [&](const std::string& verdict) {
+    const bool is_first = store.add("mpi/decided", 1) == 1;
+    if (is_first) store.set("mpi/verdict", to_bytes(verdict));
+    return is_first;
+  };
+  if (store.add("mpi/came", 1) == ranks) decide("");
+  Bootstrap::Bytes verdict;
+  try {
+    verdict = store.get("mpi/verdict", deadline);
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    if (decide("rank " + std::to_string(rank) + " waited until its time was over")) throw;
+    verdict = store.get("mpi/verdict", Deadline::in(kWriting));
+  }
+  if (verdict.empty()) return;
+  throw Error(Blame::Timeout, std::string(reinterpret_cast<const char*>(verdict.data()), verdict.size()));
+}
+
+}  // namespace weft::transport::mpi
