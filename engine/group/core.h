@@ -161,6 +161,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
   void throw_if_aborted();
+  Error with_hint(const Error& error) const;
   Error explained(const Error& error) const;  // by what is known now; under error_mutex_
   void explain_waiting();
   // Calls `tell`, whether it is the first failure or not, when this rank has its reason and before connections break: what

@@ -201,7 +201,7 @@ void Core::follow(const std::string& what, const Op& op, std::function<void(cons
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout) core->fail(error->within(what));
+    if (core && error && error->blame() == Blame::Timeout) core->fail(core->with_hint(*error).within(what));
   });
 }
 
@@ -282,8 +282,18 @@ bool Core::is_broken(std::chrono::milliseconds within) {
   return broken_changed_.wait_for(lock, within, [this] { return broken_.has_value(); });
 }
 
+// Where a rank may be lost without anybody hearing of it.
+Error Core::with_hint(const Error& error) const {
+  const std::string hint =
+      "the rank through which the others hear of lost ranks (0, the lowest) has left the job, so one may be lost; let it "
+      "leave last, behind a barrier of all";
+  const bool has_one = error.text().find(hint) != std::string::npos;
+  if (error.blame() != Blame::Timeout || has_one || options.size < 3 || !options.job->membership->is_alone()) return error;
+  return {Blame::Timeout, error.text() + "; " + hint, error.place()};
+}
+
 Error Core::explain(const Error& error) {
-  if (error.blame() != Blame::PeerLost) return error;
+  if (error.blame() != Blame::PeerLost) return with_hint(error);
   std::unique_lock lock(error_mutex_);
   if (options.job->connected && !options.job->loop->inside()) {
     broken_changed_.wait_for(lock, kLossIsTold, [this] { return broken_.has_value(); });
@@ -317,7 +327,7 @@ void Core::explain_waiting() {
 }
 
 Error Core::explained(const Error& error) const {
-  if (error.blame() != Blame::PeerLost) return error;
+  if (error.blame() != Blame::PeerLost) return with_hint(error);
   if (broken_) {
     // Told twice, by the backend and by the group: said once.
     if (reason_.ends_with(error.text()) || error.text().find(reason_) != std::string::npos) return *broken_;

@@ -196,6 +196,28 @@ TEST_P(LostRank, LeavesOthersWhoMakeAGroupOfThoseThatLive) {
   processes.expect_success({1});
 }
 
+// Rank 0, which has told of losses, has left in order by then.
+TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
+  const std::string backend = GetParam();
+  Processes processes(3, [backend](int rank) {
+    auto group = init_process_group({.backend = backend, .timeout = seconds(3)});
+    harness::meet(group);
+    if (rank == 0) return;
+    Processes::say("met");
+    if (rank == 1) wait_for_the_end();
+    const auto error = error_of([&] { group.recv(torch::ones({1})).wait(); });
+    // Gloo does not fail such a receive when one connection of several breaks.
+    if (error.blame() != Blame::Timeout) return expect_lost(error, "rank 1");
+    EXPECT_NE(error.text().find("let it leave last"), std::string::npos) << error.text();
+    EXPECT_EQ(error.text().find("let it leave last"), error.text().rfind("let it leave last")) << error.text();
+    EXPECT_NE(error_of([&] { group.barrier().wait(); }).text().find("let it leave last"), std::string::npos);
+  });
+  for (const int rank : {1, 2}) processes.wait_for(rank, "met");
+  EXPECT_THROW(processes.next_word(0), Error) << "it ends";
+  processes.signal(1, SIGKILL);
+  processes.expect_success({1});
+}
+
 // Whoever goes on may load a checkpoint into it.
 TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
   const std::string backend = GetParam();
