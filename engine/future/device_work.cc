@@ -11,28 +11,46 @@ namespace weft::detail {
 
 namespace {
 
+// Several, as a tree: of many futures it has a branch for each.
 class JoinedWork : public DeviceWork {
  public:
   JoinedWork(DeviceWorkRef one, DeviceWorkRef other) : one_(std::move(one)), other_(std::move(other)) {}
 
   void wait() const override {
-    one_->wait();
-    other_->wait();
+    for (const DeviceWork* work : parts()) work->wait();
   }
 
-  // Where both are on one device the inner stream is the current one, so everything waits once more inside.
-  DeviceWorkRef run(const std::function<void()>& function) const override {
+  // Where several are on one device the innermost stream is the current one, so everything waits once more inside.
+  DeviceWorkRef run(const std::function<void()>& function) const override { return run_in(parts(), 0, function); }
+
+ private:
+  std::vector<const DeviceWork*> parts() const {
+    std::vector<const DeviceWork*> parts;
+    std::vector<const DeviceWork*> open{this};
+    while (!open.empty()) {
+      const DeviceWork* const next = open.back();
+      open.pop_back();
+      if (const auto* joined = dynamic_cast<const JoinedWork*>(next)) {
+        open.push_back(joined->other_.get());
+        open.push_back(joined->one_.get());
+      } else {
+        parts.push_back(next);
+      }
+    }
+    return parts;
+  }
+  static DeviceWorkRef run_in(const std::vector<const DeviceWork*>& parts, std::size_t first,
+                              const std::function<void()>& function) {
+    if (first == parts.size()) {
+      for (const DeviceWork* part : parts) part->wait();
+      function();
+      return nullptr;
+    }
     DeviceWorkRef inner;
-    const DeviceWorkRef outer = one_->run([&] {
-      inner = other_->run([&] {
-        wait();
-        function();
-      });
-    });
+    const DeviceWorkRef outer = parts[first]->run([&] { inner = run_in(parts, first + 1, function); });
     return join(outer, inner);
   }
 
- private:
   DeviceWorkRef one_;
   DeviceWorkRef other_;
 };

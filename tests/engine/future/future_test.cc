@@ -1,4 +1,5 @@
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -278,6 +279,34 @@ TEST(WhenAll, GivesAllValuesInOrder) {
   EXPECT_THAT(both.get(), ElementsAre(1, 2));
   EXPECT_TRUE(when_all(std::vector<Future<int>>()).get().empty());
   EXPECT_THAT(when_all({a.future(), b.future()}).get(), ElementsAre(1, 2));
+}
+
+// Counts who waits.
+class SomeWork final : public detail::DeviceWork {
+ public:
+  explicit SomeWork(std::atomic<int>& waits) : waits_(waits) {}
+  void wait() const override { ++waits_; }
+  detail::DeviceWorkRef run(const std::function<void()>& function) const override {
+    function();
+    return nullptr;
+  }
+
+ private:
+  std::atomic<int>& waits_;
+};
+
+TEST(WhenAll, WaitsOnceForWhatEachValueIsEnqueuedBehind) {
+  constexpr int kValues = 1000;
+  std::atomic<int> waits{0};
+  const std::vector<Promise<void>> promises(kValues);
+  std::vector<Future<void>> futures;
+  for (const auto& promise : promises) futures.push_back(promise.future());
+  const auto all = when_all(futures);
+  for (const auto& promise : promises) promise.set_with(std::make_shared<SomeWork>(waits), {});
+  all.get();
+  EXPECT_EQ(waits.exchange(0), kValues);
+  EXPECT_EQ(all.then([] { return 7; }).get(), 7);
+  EXPECT_EQ(waits, kValues);
 }
 
 TEST(WhenAll, TheFirstErrorWinsAtOnce) {
