@@ -183,13 +183,16 @@ void Crew::work() {
 }
 
 void Crew::run_one(std::unique_lock<std::mutex>& lock) {
-  const bool is_beside = !beside_.empty();
+  const bool is_beside = may_run_beside();
   std::deque<Waiting>& tasks = is_beside ? beside_ : tasks_;
   Waiting own = std::move(tasks.front());
   tasks.pop_front();
   waiting_.add(-1);
   ++busy_;
-  if (is_beside) ++blocked_;
+  if (is_beside) {
+    ++blocked_;
+    ++busy_beside_;
+  }
   note();
   if (is_beside) refuse_if_too_many_block(lock);
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
@@ -200,7 +203,10 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   running = false;
   lock.lock();
   --busy_;
-  if (is_beside) --blocked_;
+  if (is_beside) {
+    --blocked_;
+    --busy_beside_;
+  }
   note();
   last_work_ = Clock::now();
 }

@@ -27,6 +27,7 @@
 namespace weft::rpc {
 
 constexpr int kMostBlocked = 4096;  // threads of one agent
+constexpr int kMostBeside = 64;  // of those, that run tasks beside the limit: there is one for each message, and few wait
 
 class Crew final : public weft::detail::Home, public std::enable_shared_from_this<Crew> {
  public:
@@ -43,7 +44,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do.
   using Refuse = std::function<void(const Error& why)>;
   void run_call(Task task, Refuse refuse);
-  // As run(), of Weft's own tasks that wait for what is outside, beside those that the limit counts.
+  // As run(), of Weft's own tasks that wait for what is outside, and for none of their kind: beside those that the limit
+  // counts, kMostBeside at a time.
   void run_beside(Task task);
 
   ~Crew() override;
@@ -76,7 +78,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // All with the mutex held.
   int threads() const { return static_cast<int>(threads_.size()); }
   bool may_grow() const { return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve; }
-  bool may_run() const { return !beside_.empty() || (!tasks_.empty() && busy_ - blocked_ < limit_); }
+  bool may_run_beside() const { return !beside_.empty() && busy_beside_ < kMostBeside; }
+  bool may_run() const { return may_run_beside() || (!tasks_.empty() && busy_ - blocked_ < limit_); }
   void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
 
   // Threads that may block beyond the most, of continuations and Weft's own tasks: what ends the blocked ones runs there.
@@ -101,6 +104,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   int idle_ = 0;      // sleep until they are called
   int busy_ = 0;      // run tasks, blocked ones among them
   int blocked_ = 0;   // of those, that block on a future, or run a task beside the limit
+  int busy_beside_ = 0;
   int most_blocked_ = kMostBlocked;
   std::uint64_t served_ = 0;  // how often the loop has been
   bool overdue_ = false;      // for the time between two looks it has not: that comes before tasks

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <latch>
 #include <mutex>
 #include <thread>
@@ -56,6 +57,28 @@ TEST(Crew, RunsTasksBesideTheLimitWhileAllItsThreadsRunOthers) {
   turned->post(Task([&] { posted.set(); }));
   posted.future().wait(std::chrono::seconds(20));
   may_end.count_down();
+  crew->stop();
+}
+
+// However many messages there are to be sent to somebody who has yet to be found.
+TEST(Crew, RunsNoMoreThanSomeTasksBesideTheLimitAtATime) {
+  const auto crew = Crew::make("crew", 1, loop());
+  std::atomic<int> begun{0}, ended{0};
+  std::promise<void> gate, marked;
+  const auto opened = gate.get_future().share();
+  for (int i = 0; i < 3 * kMostBeside; ++i) {
+    crew->run_beside(Task([&, opened] {
+      ++begun;
+      opened.wait();
+      ++ended;
+    }));
+  }
+  crew->run(Task([&] { marked.set_value(); }));  // runs when no other may
+  ASSERT_EQ(marked.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  while (begun < kMostBeside) std::this_thread::yield();
+  EXPECT_EQ(begun, kMostBeside);
+  gate.set_value();
+  while (ended < 3 * kMostBeside) std::this_thread::yield();  // ctest's time limit ends it
   crew->stop();
 }
 
