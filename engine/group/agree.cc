@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/ops/from_blob.h>
 
 #include <weft/engine/group/agree.h>
@@ -50,9 +52,12 @@ void agree(ProcessGroup& group, const std::optional<Error>& failure) {
       at::from_blob(mine.data(), {static_cast<std::int64_t>(mine.size())}, at::TensorOptions(at::kByte));
   const auto all = detail::all_gather_ragged(bytes.to(Core::of(group).host_values_device()), group,
                                              {"the text of an error", kMostText, "that rank runs another program"});
-  for (const at::Tensor& said : all) {
-    if (said.numel() > 0) throw from_bytes(said);
-  }
+  const auto first = std::find_if(all.begin(), all.end(), [](const at::Tensor& said) { return said.numel() > 0; });
+  if (first == all.end()) return;
+  const Error agreed = from_bytes(*first);
+  // Who throws may leave the group by that, and so break it for the others: not before all have heard.
+  static_cast<void>(error_of([&] { group.barrier().synchronize(); }));
+  throw Error(agreed);
 }
 
 }  // namespace weft::group

@@ -41,6 +41,21 @@ TEST(Agree, AllThrowWhatTheFirstRankBrings) {
   });
 }
 
+// Again and again: whoever throws leaves the group by it, and must not be faster than what it says.
+TEST(Agree, AllThrowItAlsoWhereThatIsHowTheyLeaveTheGroup) {
+  harness::Processes processes(3, [](int rank) {
+    for (int life = 0; life < 10; ++life) {
+      const auto thrown = error_of([&] {
+        auto group = init_process_group({.backend = "gloo"});
+        agree(group, rank == 0 ? std::optional(Error(Blame::Busy, "the disk is full")) : std::nullopt);
+      });
+      ASSERT_TRUE(thrown.has_value());
+      EXPECT_EQ(thrown->text(), "the disk is full");
+    }
+  });
+  processes.expect_success();
+}
+
 TEST(Agree, ALongTextArrivesCut) {
   on_ranks([](ProcessGroup& group) {
     std::optional<Error> failure;
