@@ -54,10 +54,12 @@ void agree(ProcessGroup& group, const std::optional<Error>& failure) {
                                              {"the text of an error", kMostText, "that rank runs another program"});
   const auto first = std::find_if(all.begin(), all.end(), [](const at::Tensor& said) { return said.numel() > 0; });
   if (first == all.end()) return;
-  const Error agreed = from_bytes(*first);
-  // Who throws may leave the group by that, and so break it for the others: not before all have heard.
+  throw_together(group, from_bytes(*first));
+}
+
+void throw_together(ProcessGroup& group, const Error& error) {
   static_cast<void>(error_of([&] { group.barrier().synchronize(); }));
-  throw Error(agreed);
+  throw Error(error);
 }
 
 }  // namespace weft::group

@@ -19,4 +19,8 @@ std::optional<Error> error_of(const std::function<void()>& call);
 // Collective. Returns on all ranks where none brings a failure; else throws, on all, that of the first rank which does.
 void agree(ProcessGroup& group, const std::optional<Error>& failure);
 
+// Collective. All ranks bring the same error; none throws it before all have it, for who throws may leave the group by
+// that, and so break it for the others.
+[[noreturn]] void throw_together(ProcessGroup& group, const Error& error);
+
 }  // namespace weft::group

@@ -24,8 +24,8 @@ void compare_names(ProcessGroup& group, std::int64_t names) {
   const auto all = all_gather_object(names, group);
   const auto other = std::find_if(all.begin(), all.end(), [&](std::int64_t some) { return some != all.front(); });
   if (other == all.end()) return;
-  throw Error(Blame::Caller, "the ranks name different parts for one checkpoint: those of rank " +
-                                 std::to_string(other - all.begin()) + " are not those of rank 0");
+  group::throw_together(group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: those of rank " +
+                                                        std::to_string(other - all.begin()) + " are not those of rank 0"));
 }
 
 // In pieces, for files of any size.
