@@ -246,6 +246,7 @@ class Training {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", "digits");
+  app.footer("\nStarted by: weft-run --nproc-per-node 2 digits");
   app.add_option("--backend", options.backend,
                  "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)")
       ->check(examples::backend());

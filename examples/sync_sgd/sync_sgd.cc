@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
   int epochs = 10;
   std::string data = DIGITS_DATA;
   CLI::App app("Synchronous SGD on a partitioned data set, gradients averaged by hand", "sync_sgd");
+  app.footer("\nStarted by: weft-run --nproc-per-node 2 sync_sgd");
   app.add_option("--epochs", epochs, "Passes over the data")->capture_default_str()->check(examples::count_from(1));
   app.add_option("--data", data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
   examples::parse(app, argc, argv);
