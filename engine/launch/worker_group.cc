@@ -20,13 +20,20 @@ using std::chrono::milliseconds;
 
 namespace {
 
+Error cannot_start(int local, int number) {
+  return system_error(Blame::Busy,
+                      "starting local rank " + std::to_string(local) +
+                          ", which takes some descriptors (ulimit -n) and a process (ulimit -u, pids.max)",
+                      number);
+}
+
 struct Pipe {
   Descriptor reading, writing;
 };
 
 Pipe open_pipe(int local) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw system_error(Blame::Busy, "starting rank " + std::to_string(local), errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw cannot_start(local, errno);
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -90,12 +97,7 @@ void WorkerGroup::start(int local) {
   const std::string page = status_ ? status_->add(rank) : "";
   const pid_t parent = ::getpid();
   const pid_t process = ::fork();
-  if (process < 0) {
-    throw system_error(Blame::Busy,
-                       "starting rank " + std::to_string(local) +
-                           "; allow this user, or the container, more processes (ulimit -u, pids.max)",
-                       errno);
-  }
+  if (process < 0) throw cannot_start(local, errno);
   if (process == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     std::signal(SIGPIPE, SIG_DFL);  // weft-run's own choice is not the program's

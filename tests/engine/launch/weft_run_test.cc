@@ -247,6 +247,13 @@ TEST(WeftRun, RefusesWhatItCannotStart) {
   EXPECT_THAT(refused("/no/such/program", 127), HasSubstr("cannot start '/no/such/program'"));
 }
 
+TEST(WeftRun, SaysWhatMoreRanksWouldTake) {
+  const auto outcome = run("ulimit -n 40; " + path_of("weft-run") + " --nproc-per-node 64 true");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("which takes some descriptors (ulimit -n)"));
+  EXPECT_THAT(outcome.err, HasSubstr("Too many open files"));
+}
+
 TEST(WeftRun, SaysHowAProgramOfThisFolderIsCalled) {
   const auto outcome = run("d=$(mktemp -d); cd $d; touch train; " + path_of("weft-run") +
                            " train; code=$?; cd /; rm -r $d; "
