@@ -73,7 +73,8 @@ std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, co
       return transport->connector()->connect(offer->address, options);
     }
   }
-  throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()));
+  throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()) +
+                                      (chosen_ ? ", which were chosen: choose others, or leave the choice open" : ""));
 }
 
 std::vector<std::string> Routes::names() const {

@@ -340,7 +340,10 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     throw Error(Blame::Timeout,
                 "joining " + place() + ": " +
                     (missing.empty() ? "all ranks came, but were not connected" : missing + " did not come") + " within " +
-                    describe(options.timeout) + ": " + error.text());
+                    describe(options.timeout) + ": " + error.text() +
+                    (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, ProcessGroupOptions::backend another "
+                                       "way (weft-info lists them)"
+                                     : ""));
   }
   return std::move(attempt->made);
 }

@@ -11,8 +11,9 @@ namespace weft::transport::mesh {
 
 namespace {
 
-constexpr auto kHello = std::chrono::seconds(10);  // for one that has connected to say it
-constexpr std::size_t kStrangers = 256;            // at once, beside the ranks
+constexpr auto kHello = std::chrono::seconds(10);         // for one that has connected to say it
+constexpr auto kReason = std::chrono::milliseconds(200);  // for the reason of one that is late
+constexpr std::size_t kStrangers = 256;                   // at once, beside the ranks
 constexpr const char* kSecretKey = "mesh/secret";
 std::string address_key(int rank) { return "mesh/address/" + std::to_string(rank); }
 
@@ -60,9 +61,10 @@ void Meeting::hold(Deadline deadline) {
     if (error.blame() == Blame::Timeout) throw why_late();
     throw error.within(place_);
   }
-  const bool all_came = over_->synchronize(deadline);
+  if (!over_->synchronize(deadline) && is_connecting()) static_cast<void>(over_->synchronize(Deadline::in(kReason)));
   std::unique_lock lock(mutex_);
   if (failure_) throw *failure_;
+  const bool all_came = missing_ == 0;
   lock.unlock();
   if (!all_came) throw why_late();
 }
@@ -198,13 +200,19 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
   {
     std::lock_guard lock(mutex_);
     if (forget(guest) == nullptr || !guest->is_ours) return;
-    if (why.blame() == Blame::Timeout) return;  // the deadline, which hold() sees itself
-    if (!failure_) {
+    if (why.blame() == Blame::Timeout) {
+      late_ = why.text();
+    } else if (!failure_) {
       failure_ = Error(Blame::PeerLost, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
                      .within(place_);
     }
   }
   over_->raise();
+}
+
+bool Meeting::is_connecting() {
+  std::lock_guard lock(mutex_);
+  return std::any_of(guests_.begin(), guests_.end(), [](const auto& one) { return one->is_ours; });
 }
 
 std::shared_ptr<Connection> Meeting::forget(const GuestPointer& guest) {
@@ -248,7 +256,9 @@ Error Meeting::why_late() {
     add(came ? unconnected : absent, peer);
   }
   const std::string what = absent.empty() ? "no connection with rank " + unconnected : "missing: rank " + absent;
-  return {Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what};
+  std::lock_guard lock(mutex_);
+  return {Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what +
+                              (absent.empty() && !late_.empty() ? ": " + late_ : "")};
 }
 
 std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello& hello) const {

@@ -48,6 +48,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
   // Under the mutex: the guest is nobody to wait for any more. Returns its connection, if it had one.
+  bool is_connecting();
   std::shared_ptr<Connection> forget(const GuestPointer& guest);
   Error why_late();
 
@@ -63,6 +64,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   std::vector<bool> lanes_;           // that stand, by peer and lane
   std::size_t missing_;
   std::optional<Error> failure_;
+  std::string late_;  // why a connection of ours did not stand in time
 };
 
 }  // namespace weft::transport::mesh

@@ -168,7 +168,10 @@ class Shm final : public Transport, public Connector {
   std::unique_ptr<Listener> listen(const ListenOptions& options) override { return std::make_unique<ShmListener>(options); }
 
   std::shared_ptr<Connection> connect(const std::string& text, const ConnectOptions& options) override {
-    if (const auto why = why_unreachable(text)) throw Error(Blame::Caller, "shm: cannot connect to " + text + ": " + *why);
+    if (const auto why = why_unreachable(text)) {
+      throw Error(Blame::Caller,
+                  "shm: cannot connect to " + text + ": " + *why + "; tcp connects processes that do not share one");
+    }
     auto stream = std::make_unique<ShmStream>(Address::parse(text), options.deadline);
     return connect_over(std::move(stream), capabilities_of_rings(), "shm", options.loop);
   }

@@ -207,7 +207,10 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
 void Dial::end_round() {
   if (deadline_.passed() || !worth_another_) {
     if (failures_.empty()) failures_ = "the deadline had passed before";
-    return finish(Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_, number_));
+    const bool is_out_of_reach = blame_ == Blame::Timeout || number_ == EHOSTUNREACH || number_ == ENETUNREACH;
+    const char* const hint =
+        is_out_of_reach ? "; where that address cannot be reached from here, WEFT_SOCKET_IFNAME there chooses another" : "";
+    return finish(Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint, number_));
   }
   const auto loop = loop_.lock();
   if (!loop) return;

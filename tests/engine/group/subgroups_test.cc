@@ -3,6 +3,9 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
@@ -473,6 +476,52 @@ TEST(NewGroup, ARankThatCannotConnectTellsTheOthers) {
     const auto error = error_of([&] { group.new_group({0, 1}, {.backend = "inproc"}); });
     EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
     group.barrier().wait();
+  });
+}
+
+// Tells of rank 0 an address that looks as if it could be reached, and where nobody answers.
+class Misleading final : public c10d::HashStore {
+ public:
+  Misleading() {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof name;
+    auto* const address = reinterpret_cast<sockaddr*>(&name);
+    EXPECT_EQ(::bind(silent_, address, size), 0);
+    EXPECT_EQ(::listen(silent_, 8), 0);
+    EXPECT_EQ(::getsockname(silent_, address, &size), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(name.sin_port));
+  }
+  ~Misleading() override { ::close(silent_); }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    const bool is_that = key.ends_with("mesh/address/0");
+    HashStore::set(key, is_that ? std::vector<std::uint8_t>(address_.begin(), address_.end()) : value);
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  const int silent_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string address_;
+};
+
+TEST(Joining, OverAnAddressThatCannotBeReachedNamesItAndWhatElseToChoose) {
+  const auto store = c10::make_intrusive<Misleading>();
+  harness::run_threads(2, [&](int rank) {
+    const auto error = error_of([&] {
+      init_process_group({.backend = "tcp",
+                          .rank = rank,
+                          .world_size = 2,
+                          .store = store,
+                          .timeout = std::chrono::seconds(1 + 20 * (1 - rank)),
+                          .device = c10::Device(c10::kCPU)});
+    });
+    if (rank == 0) return;
+    EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+    for (const std::string& words : {"cannot connect (tcp) to " + store->address(), std::string("WEFT_SOCKET_IFNAME there"),
+                                     std::string("ProcessGroupOptions::backend")}) {
+      EXPECT_NE(error.text().find(words), std::string::npos) << error.text();
+    }
   });
 }
 
