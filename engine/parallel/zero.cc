@@ -95,12 +95,14 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
   }
   check_same_model(group_, named);
   all_.reset();
+  std::vector<std::size_t> loads = loads_;
+  std::vector<Shard> made;  // an optimizer's constructor may throw: all of them, or none
   for (std::size_t g = first_group; g < param_groups_.size(); ++g) {
     const auto& parameters = param_groups_[g].params();
     std::vector<std::size_t> sizes;
     for (const at::Tensor& parameter : parameters) sizes.push_back(parameter.nbytes());
-    const std::vector<int> ranks = deal_balanced(sizes, loads_);
-    std::vector<std::vector<at::Tensor>> by_rank(loads_.size());
+    const std::vector<int> ranks = deal_balanced(sizes, loads);
+    std::vector<std::vector<at::Tensor>> by_rank(loads.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       owners[key_of(parameters[i])] = ranks[i];
       by_rank[static_cast<std::size_t>(ranks[i])].push_back(parameters[i]);
@@ -113,10 +115,12 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
     }
     for (std::size_t round = 0; round < rounds; ++round) {
       for (std::size_t rank = 0; rank < pieces.size(); ++rank) {
-        if (round < pieces[rank].size()) shards_.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
+        if (round < pieces[rank].size()) made.push_back(make_shard(g, static_cast<int>(rank), pieces[rank][round]));
       }
     }
   }
+  shards_.insert(shards_.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+  loads_ = std::move(loads);
   owners_ = std::move(owners);
 }
 
@@ -229,6 +233,9 @@ void ShardedOptimizer::step_own(Shard& shard) {
     shard.optimizer->step();
   } catch (const std::exception& error) {
     if (group_.size() > 1) group_.abort(kStepThrew + tensor::text_of(error));
+    throw;
+  } catch (...) {
+    if (group_.size() > 1) group_.abort(std::string(kStepThrew) + "an exception that says nothing");
     throw;
   }
 }

@@ -330,6 +330,40 @@ TEST(ZeroState, SavingWithoutConsolidationIsACallerErrorThatSaysWhatToDo) {
   });
 }
 
+// An optimizer that may refuse what it is given.
+struct Picky : torch::optim::SGD {
+  Picky(std::vector<torch::optim::OptimizerParamGroup> groups, torch::optim::SGDOptions options)
+      : SGD(std::move(groups), options) {
+    if (accepted == 0) throw std::invalid_argument("not this one");
+    --accepted;
+  }
+  inline static int accepted = 100;
+};
+
+TEST(ZeroGroups, ThatTheirOptimizerRefusesAreNotThereInPart) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
+    Mlp net, plain;
+    fill(net);
+    fill(plain);
+    const torch::optim::SGDOptions options(0.1);
+    ZeroRedundancyOptimizer<Picky> zero(net->first->parameters(), group, options, ZeroOptions{.shard_bytes = 1});
+    const auto before = zero.local_optimizers().size();
+    Picky::accepted = 1;  // of two shards
+    EXPECT_THROW(zero.add_param_group({net->second->parameters()}), std::invalid_argument);
+    Picky::accepted = 100;
+    EXPECT_EQ(zero.param_groups().size(), 1U);
+    EXPECT_EQ(zero.local_optimizers().size(), before);
+    zero.add_param_group({net->second->parameters()});
+    zero.add_param_group({net->third->parameters()});
+    torch::optim::SGD whole(plain->parameters(), options);
+    set_gradients(net->parameters(), 1);
+    set_gradients(plain->parameters(), 1);
+    zero.step();
+    whole.step();
+    EXPECT_EQ(difference(net->parameters(), plain->parameters()), 0);
+  });
+}
+
 TEST_P(Zero, ParameterGroupsKeepTheirOptionsAlsoOnesAddedLater) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     const auto option = [](double lr) {
