@@ -10,8 +10,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/engine/autograd/ambient.h>
-#include <weft/engine/autograd/context.h>
-#include <weft/engine/autograd/nodes.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/group/agree.h>
 #include <weft/engine/group/core.h>
@@ -112,18 +110,6 @@ void Reducer::begin_forward() {
 void Reducer::set_divisor(int ranks) {
   std::lock_guard lock(mutex_);
   divisor_ = ranks;
-}
-
-// A parameter's type and device are those of its accumulator, to which the hook belongs: with others it gets a new one.
-void Reducer::require_same_parameters() const {
-  std::vector<std::size_t> changed;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (torch::autograd::impl::try_get_grad_accumulator(parameters_[i].tensor) != accumulators_[i]) changed.push_back(i);
-  }
-  if (changed.empty()) return;
-  throw Error(Blame::Caller, "the type or the device of " + names_of(changed) +
-                                 " is not that with which DistributedDataParallel was made, and gradients would not be "
-                                 "averaged; call module->to(…) first, then make the DistributedDataParallel");
 }
 
 void Reducer::prepare_forward() {
@@ -271,86 +257,11 @@ void Reducer::begin_pass() {
   }
 }
 
-// A pass over several workers that has failed never came to finish(). What the user's retained graph brings next is another
-// pass; where buckets have gone already, the ranks would reduce different ones with each other.
-void Reducer::drop_failed_pass() {
-  if (!passing_ || !pass_failed_ || !*pass_failed_) return;
-  pass_failed_ = nullptr;
-  failure_.clear();
-  passing_ = false;
-  finish_queued_ = false;
-  out_of_step_ = next_bucket_ > 0;
-  for (Bucket& bucket : buckets_) {
-    bucket.work = {};
-    bucket.reduced = {};
-    bucket.averaged.reset();
-    bucket.sparse_sum = {};
-    bucket.sparse_gradient = at::Tensor();
-    bucket.streams.clear();
-  }
-  usage_.take_work();
-  std::fill(kept_.begin(), kept_.end(), at::Tensor());
-  usage_.forget();
-  static_graph_.drop_pass();
-}
-
-// From here on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
-void Reducer::note_failure(std::string why) {
-  failure_ = std::move(why);
-  if (autograd::Pass::current() == nullptr) expecting_ = false;
-}
-
-// Nobody knows what the other ranks have sent and received meanwhile.
-Error Reducer::failed_pass() const {
-  return {Blame::Caller, "the last backward failed on rank " + std::to_string(group().rank()) +
-                             (failure_.empty() ? ": an exception ended it before its gradients were averaged"
-                                               : ", and its gradients are not averaged: " + failure_) +
-                             "; make a new DistributedDataParallel in place of this one on all ranks, with a new group "
-                             "unless the backward failed alike on all of them"};
-}
-
-void Reducer::require_in_step() const {
-  if (!out_of_step_) return;
-  throw Error(Blame::Caller, "a distributed backward has failed on rank " + std::to_string(group().rank()) +
-                                 " when some of its gradients had been sent to the other ranks, which are not in step with "
-                                 "this one any more; make a new group and a new DistributedDataParallel on all of them");
-}
-
-// A CUDA graph repeats what streams did; these steps do something on the host as well.
-void Reducer::refuse_capture() const {
-  const bool builds = rebuilds() && !stats_.rebuilt;
-  if ((!builds && !counts_usage() && follower_ == nullptr) || !group().device().is_cuda()) return;
-  group::Core::of(group()).options.job->devices->refuse_capture(
-      group().device(), "this step of DistributedDataParallel",
-      follower_ != nullptr ? "an optimizer steps in its backward, on streams of its own; leave out overlap_with"
-      : builds             ? "the buckets are built anew behind the first one; run two steps before the capture"
-                           : "which parameters are used is counted on the host; capture without find_unused_parameters");
-}
-
 // A distributed pass has a time limit, which the others' gradients must keep.
 void Reducer::wait(Work work, const c10::Device& device) const {
   const auto* const pass = autograd::Pass::current();
   if (pass == nullptr || pass->deadline().is_never() || !device.is_cpu()) return work.wait();
   work.synchronize(std::max(pass->deadline().remaining(), std::chrono::milliseconds(1)));
-}
-
-void Reducer::check_static_graph(std::size_t parameter) {
-  if (static_graph_.take(parameter)) return;
-  throw Error(Blame::Caller, "static_graph: this pass brings a gradient for " + names_of({parameter}) +
-                                 (static_graph_.uses(parameter) ? " more often than the first pass did"
-                                                                : ", which the first pass did not use") +
-                                 "; the graph changed, switch static_graph off");
-}
-
-void Reducer::mark_unused() {
-  if (unused_marked_) return;
-  unused_marked_ = true;
-  for (const std::size_t parameter : unused_) {
-    if (ready_[parameter]) continue;
-    const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
-    kept_[parameter] = gradient.defined() ? gradient.clone() : at::Tensor();
-    mark_ready(parameter);
-  }
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
@@ -531,81 +442,6 @@ void Reducer::finish() {
   expecting_ = false;
   passing_ = false;
   ++stats_.passes;
-}
-
-// Outputs that the loss leaves out are unused, although the forward used what they depend on.
-void Reducer::leave_out_what_is_missing() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
-    unused_.push_back(i);
-    left_out_[i] = true;
-  }
-  unused_marked_ = false;
-  mark_unused();
-}
-
-// Parameters that no rank used keep the gradient they had, or none; one used elsewhere gets the average.
-void Reducer::restore_unused() {
-  for (const std::size_t parameter : unused_) {
-    const bool used_elsewhere = usage_.is_shared() && usage_.is_anywhere(parameter);
-    at::Tensor kept = std::exchange(kept_[parameter], {});
-    at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
-    if (used_elsewhere) continue;
-    if (!kept.defined()) {
-      gradient = at::Tensor();
-    } else {
-      gradient.copy_(kept);
-    }
-  }
-  unused_.clear();
-  usage_.forget();
-}
-
-std::vector<std::size_t> Reducer::missing_parameters() const {
-  std::vector<std::size_t> missing;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
-    if (!came) missing.push_back(i);
-  }
-  return missing;
-}
-
-std::string Reducer::names_of(const std::vector<std::size_t>& parameters) const {
-  constexpr std::size_t kShown = 20;
-  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
-  for (std::size_t i = 0; i < std::min(parameters.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(parameters[i]) + " (" + parameters_[parameters[i]].name + ")";
-  }
-  if (parameters.size() > kShown) text += " and " + std::to_string(parameters.size() - kShown) + " more";
-  return text + " on rank " + std::to_string(group().rank());
-}
-
-std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>& outputs) const {
-  std::unordered_set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> open;
-  const auto visit = [&](torch::autograd::Node* node) {
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
-    visit(torch::autograd::impl::gradient_edge(output).function.get());
-  }
-  const auto context = autograd::current_context();
-  bool goes_on_elsewhere = false;
-  while (!open.empty()) {
-    torch::autograd::Node* node = open.back();
-    open.pop_back();
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
-    if (!context || goes_on_elsewhere || dynamic_cast<autograd::RecvNode*>(node) == nullptr) continue;
-    goes_on_elsewhere = true;
-    // What another worker computed may depend on anything that was sent in this context.
-    for (const auto& send : context->sends()) visit(send.get());
-  }
-  std::vector<std::size_t> unreachable;
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    if (!seen.contains(accumulators_[i].get())) unreachable.push_back(i);
-  }
-  return unreachable;
 }
 
 DdpStats Reducer::stats() const {
