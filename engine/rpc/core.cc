@@ -188,6 +188,7 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
     }
     auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
     std::lock_guard lock(mutex_);
+    require_open();  // who leaves has ended those that there were
     const auto& known = peers_.emplace(to.rank, std::move(made)).first->second;
     if (to.fits(known->life())) return known;
   }

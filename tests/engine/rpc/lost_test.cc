@@ -427,5 +427,29 @@ TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
   first.leave();
 }
 
+TEST(LostStore, NoLaneIsMadeByWhoLeavesMeanwhile) {
+  Links links;
+  const auto store = c10::make_intrusive<Unwilling>();
+  const auto come = [&](const std::string& name, int rank) {
+    return rpc::init(name, {.rank = rank, .store = store, .timeout = 20s, .transports = {"inproc"}});
+  };
+  auto owner = come("owner", 1), user = come("user", 0);
+  const auto value = user.remote<&refs::number>("owner", 4);
+  EXPECT_EQ(value.to_here(), 4);
+  links.break_all();
+  ASSERT_TRUE(comes_true([&] { return user.shared_core()->transport_to(1).empty(); }));
+  store->hold();
+  std::thread asks([&] {
+    const Error error = harness::error_of([&] { value.to_here(); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+  });
+  EXPECT_TRUE(store->is_asked(1)) << "for the worker's new address";
+  user.leave();
+  EXPECT_TRUE(store->release());
+  asks.join();
+  EXPECT_EQ(user.shared_core()->transport_to(1), "");
+  owner.leave();
+}
+
 }  // namespace
 }  // namespace weft
