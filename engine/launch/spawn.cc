@@ -123,7 +123,10 @@ std::optional<Failure> first_failure(launch::Children& children, const std::map<
 }  // namespace
 
 void spawn(int ranks, const std::function<void(int, int)>& function) {
-  if (ranks < 1) throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes at least 1");
+  constexpr int kMostRanks = 4096;  // as weft-run's
+  if (ranks < 1 || ranks > kMostRanks) {
+    throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to " + std::to_string(kMostRanks));
+  }
   struct sigaction of_children {};
   ::sigaction(SIGCHLD, nullptr, &of_children);
   if (of_children.sa_handler == SIG_IGN || (of_children.sa_flags & SA_NOCLDWAIT) != 0) {

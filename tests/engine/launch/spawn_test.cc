@@ -166,8 +166,11 @@ TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
   EXPECT_EQ(error.text(), "rank 2: the cause");
 }
 
-TEST(Spawn, TakesAtLeastOneRank) {
-  EXPECT_EQ(error_of([] { spawn(0, [](int, int) {}); }).blame(), Blame::Caller);
+TEST(Spawn, TakesAtLeastOneRankAndNotMoreThanAMachineHasProcesses) {
+  for (const int ranks : {-1, 0, 4097}) {
+    EXPECT_EQ(error_of([=] { spawn(ranks, [](int, int) {}); }).text(),
+              "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to 4096");
+  }
 }
 
 TEST(Children, AreDescribedByHowTheyEnded) {
