@@ -77,6 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     broken("how the bytes are cut makes a difference");
   }
   Ledger ledger("group", 0, {0, 1, 2, 3}, [](const Frame&) {});
+  ledger.on_joined();
   static_cast<void>(ledger.begin_collective());
   ledger.begin_recv(-1);
   for (const Frame& frame : whole.frames) {
