@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <future>
-#include <thread>
-
 #include <system_error>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

@@ -8,13 +8,13 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
-#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/descriptor.h>
