@@ -1,8 +1,8 @@
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include <pthread.h>
-#include <system_error>
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>

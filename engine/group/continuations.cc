@@ -1,7 +1,7 @@
+#include <system_error>
 #include <utility>
 
 #include <pthread.h>
-#include <system_error>
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>

@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <thread>
-
 #include <system_error>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 

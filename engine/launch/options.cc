@@ -6,9 +6,8 @@
 #include <filesystem>
 #include <random>
 #include <sstream>
-#include <thread>
-
 #include <system_error>
+#include <thread>
 
 #include <weft/base/error.h>
 #include <weft/engine/launch/command_line.h>

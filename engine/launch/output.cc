@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
-#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/error.h>

@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <utility>
-
 #include <system_error>
+#include <utility>
 
 #include <weft/base/log.h>
 #include <weft/engine/group/pause.h>

@@ -4,12 +4,12 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/deadline.h>

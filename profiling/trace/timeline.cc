@@ -8,11 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <pthread.h>
-#include <system_error>
 #include <unistd.h>
 
 #include <weft/base/log.h>

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <system_error>
 #include <thread>
 
 #include <gtest/gtest.h>
 #include <pthread.h>
-#include <system_error>
 
 namespace weft::harness {
 

@@ -3,9 +3,8 @@
 #include <cstring>
 #include <map>
 #include <set>
-#include <thread>
-
 #include <system_error>
+#include <thread>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,10 +1,9 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
-
-#include <system_error>
 
 #include <weft/base/error.h>
 #include <weft/transport/gloo/sigpipe.h>

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <system_error>
 
 #include <weft/transport/tcp/dial.h>
 

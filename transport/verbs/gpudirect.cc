@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-
 #include <system_error>
+
 #include <unistd.h>
 
 #include <weft/base/log.h>
