@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -57,7 +58,7 @@ void expect_claims(int ranks, const std::string& options, const std::string& fil
     ++passed;
   }
   EXPECT_EQ(passed, static_cast<std::size_t>(ranks)) << outcome.out;
-  EXPECT_EQ(outcome.out.find("0 tests from"), std::string::npos) << outcome.out;
+  EXPECT_FALSE(std::regex_search(outcome.out, std::regex("[^0-9]0 tests from"))) << outcome.out;
 }
 
 constexpr const char* kAll = "*-*SingleThread*:MpiFaults.*";
