@@ -307,10 +307,8 @@ TEST(ForeignCallsWithoutLimit, AreAnsweredHoweverLateTheAnswersAreRead) {
       std::this_thread::yield();
     }
   }
-  for (const Deadline deadline = Deadline::in(std::chrono::seconds(60)); agent.debug_info().calls_served < kCalls;) {
-    ASSERT_FALSE(deadline.passed()) << "the connection has been ended";
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  const auto all_served = [&] { return agent.debug_info().calls_served >= kCalls; };
+  ASSERT_TRUE(harness::comes_true(all_served, std::chrono::seconds(60))) << "the connection has been ended";
   stranger.read();
   std::size_t answers = 0;
   while (answers < kCalls && stranger.next()) ++answers;
