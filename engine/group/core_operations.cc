@@ -329,8 +329,10 @@ void Core::explain_waiting() {
 Error Core::explained(const Error& error) const {
   if (error.blame() != Blame::PeerLost) return with_hint(error);
   if (broken_) {
-    // Told twice, by the backend and by the group: said once.
-    if (reason_.ends_with(error.text()) || error.text().find(reason_) != std::string::npos) return *broken_;
+    // Told twice, by the backend and by the group, which says "rank 1 is lost: how": said once, and how as the group knows
+    // it.
+    const std::string what = reason_.substr(0, reason_.find(": "));
+    if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos) return *broken_;
     return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
   }
   if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);

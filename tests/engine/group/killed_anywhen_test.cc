@@ -98,7 +98,9 @@ TEST_P(KilledAnywhen, IsNamedToAllOthers) {
     const auto expect_lost = [&](const std::function<void()>& call) {
       const auto error = error_of(call);
       EXPECT_EQ(error.blame(), Blame::PeerLost) << error.what();
-      EXPECT_NE(error.text().find("rank " + std::to_string(victim) + " is lost"), std::string::npos) << error.text();
+      const std::string named = "rank " + std::to_string(victim) + " is lost";
+      EXPECT_NE(error.text().find(named), std::string::npos) << error.text();
+      EXPECT_EQ(error.text().find(named), error.text().rfind(named)) << "named twice: " << error.text();
     };
     expect_lost([&] { Stream(group, seed).run(); });
     expect_lost([&] { group.all_reduce(torch::ones({1})).wait(); });
