@@ -34,6 +34,7 @@ struct Pair : ibv_qp {
   std::vector<ibv_sge> receive_pieces;
   std::uint32_t peer = 0;
   bool is_cut = false;
+  bool is_reset = false;  // which is more: what is being carried out ends before that has returned
 
   void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode, std::uint32_t bytes = 0,
                 std::uint32_t immediate = 0) const {
@@ -62,6 +63,7 @@ struct FakeVerbs::World {
   bool refuses_dma_bufs = false;
   std::function<std::byte*(const void*)> behind;
   std::function<void()> at_registration;
+  std::function<void()> in_write;
 
   std::byte* look_at(std::uint64_t address) const {
     auto* const bytes = reinterpret_cast<std::byte*>(address);
@@ -113,7 +115,12 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length)) {
     return finish(IBV_WC_REM_ACCESS_ERR);
   }
-  std::memcpy(the_world->look_at(request->wr.rdma.remote_addr), from, piece.length);
+  std::byte* const to = the_world->look_at(request->wr.rdma.remote_addr);
+  const std::uint32_t half = piece.length / 2;
+  std::memcpy(to, from, half);
+  if (const auto call = std::exchange(the_world->in_write, nullptr)) call();
+  if (peer->second->is_reset) return finish(IBV_WC_RETRY_EXC_ERR);
+  std::memcpy(to + half, from + half, piece.length - half);
   const bool tells = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   if (tells && !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
     return finish(IBV_WC_RNR_RETRY_EXC_ERR);
@@ -157,7 +164,9 @@ int destroy_qp(ibv_qp* qp) {
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int) {
   auto& pair = *static_cast<Pair*>(qp);
   if (attributes->qp_state == IBV_QPS_RTR) pair.peer = attributes->dest_qp_num;
-  if (attributes->qp_state == IBV_QPS_ERR) pair.is_cut = true;
+  if (attributes->qp_state == IBV_QPS_ERR && pair.is_reset) return EINVAL;
+  pair.is_reset |= attributes->qp_state == IBV_QPS_RESET;
+  pair.is_cut |= pair.is_reset || attributes->qp_state == IBV_QPS_ERR;
   return 0;
 }
 
@@ -290,6 +299,8 @@ std::size_t FakeVerbs::registrations() const {
 void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) { world_->behind = std::move(behind); }
 
 void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_registration = std::move(call); }
+
+void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write = std::move(call); }
 
 void FakeVerbs::refuse_dma_bufs(bool is_refusing) { world_->refuses_dma_bufs = is_refusing; }
 

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include <endian.h>
 
@@ -114,8 +115,16 @@ void QueuePair::join(const Hello& peer) {
 }
 
 void QueuePair::cut() noexcept {
+  if (!is_reset_) go_to(IBV_QPS_ERR);
+}
+
+void QueuePair::reset() noexcept {
+  if (!std::exchange(is_reset_, true)) go_to(IBV_QPS_RESET);
+}
+
+void QueuePair::go_to(ibv_qp_state state) noexcept {
   ibv_qp_attr attributes{};
-  attributes.qp_state = IBV_QPS_ERR;
+  attributes.qp_state = state;
   path_.device->library().modify_qp(pair_, &attributes, IBV_QP_STATE);
 }
 

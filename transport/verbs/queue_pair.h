@@ -33,8 +33,12 @@ class QueuePair {
 
   // Joins it to the peer's. Throws Unsupported where the two ports cannot be joined, Device.
   void join(const Hello& peer);
-  // Nothing is sent and nothing is let in any more; what is outstanding completes with a flush. Idempotent.
+  // Nothing is sent and nothing is let in any more; what is outstanding completes with a flush. Idempotent. A packet that
+  // is being carried out may still end after this.
   void cut() noexcept;
+  // As cut(), and once it returns the device touches nobody's memory for this pair, however long that stays registered.
+  // Completions that have not been polled may be lost. Idempotent.
+  void reset() noexcept;
 
   // The numbers come back in the completions. False where the device takes no more, or has failed.
   bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept;
@@ -53,10 +57,12 @@ class QueuePair {
  private:
   bool post(ibv_send_wr& request) noexcept;
   void prepare();
+  void go_to(ibv_qp_state state) noexcept;
 
   const Path path_;
   Depths depths_;
   std::uint32_t first_packet_;
+  bool is_reset_ = false;
   ibv_qp* pair_ = nullptr;
 };
 

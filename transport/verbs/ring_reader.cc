@@ -177,7 +177,7 @@ void RingReader::tell_room() noexcept {
 
 bool RingReader::withdraw() noexcept {
   const bool must_cut = direct_.phase == Phase::Placing;
-  if (must_cut) pair_.cut();
+  if (must_cut) pair_.reset();
   if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
   return must_cut;
 }

@@ -307,7 +307,7 @@ bool RingWriter::withdraw() noexcept {
   std::lock_guard lock(mutex_);
   withdrawn_ = true;
   const bool must_cut = direct_.phase == Phase::Writing;
-  if (must_cut) pair_.cut();
+  if (must_cut) pair_.reset();
   direct_ = {};
   return must_cut;
 }

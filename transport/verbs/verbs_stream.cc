@@ -35,7 +35,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
         deadline(until),
         until_met(std::move(ticket)),
         meeting(std::move(lane)) {}
-  ~Shared() { pair.cut(); }
+  ~Shared() { pair.reset(); }  // before the memory that it reads and writes goes
 
   const std::shared_ptr<RegistrationCache> registrations;
   Completions completions;

@@ -20,7 +20,7 @@ struct End {
         pair(path, completions, depths),
         writer(pair, registrations, "the other end"),
         reader(pair, registrations, writer) {}
-  ~End() { pair.cut(); }
+  ~End() { pair.reset(); }
 
   Hello hello() const {
     Hello hello;

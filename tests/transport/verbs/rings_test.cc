@@ -135,6 +135,25 @@ TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenTo) {
   EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
 }
 
+TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenToByWhatIsUnderWayThoughItStaysRegistered) {
+  Ends ends;
+  const auto piece = pattern(7, 1 << 20);
+  std::vector<std::byte> place(piece.size());
+  const auto held = ends.b.registrations->of(place.data(), place.size());  // by another lane
+  std::vector<std::byte> at_withdrawal;
+  ends.fake.in_the_next_write([&] {
+    ends.b.reader.withdraw();
+    at_withdrawal = place;
+  });
+  write(ends.a, piece);
+  ends.settle();
+  ends.b.reader.read(place);
+  ends.settle();
+  ASSERT_EQ(at_withdrawal.size(), place.size()) << "nothing was written";
+  EXPECT_EQ(place, at_withdrawal);
+  EXPECT_NE(ends.a.failed, IBV_WC_SUCCESS) << "the sender hears of it";
+}
+
 TEST(VerbsRings, APieceThatIsWithdrawnIsNotRead) {
   Ends ends;
   const auto piece = pattern(8, 1 << 20);
