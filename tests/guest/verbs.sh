@@ -42,12 +42,12 @@ tests 'one device, a longer run' /mnt/bin/guest_test '*ConnectionSoak.*/verbs'
 if [ -x /mnt/bin/guest_gpu_test ]; then
   # What RDMA in software takes by address it takes of a fake GPU as well, as with nvidia_peermem; dma-bufs it does not know.
   # A process each: a fake GPU keeps its addresses, and under a sanitizer the guest has too little memory for those of all.
-  for way in peermem auto; do
-    export WEFT_GPUDIRECT=$way GTEST_TOTAL_SHARDS=14
+  for way in peermem/verbsDirect auto/verbs; do
+    export WEFT_GPUDIRECT=${way%/*} GTEST_TOTAL_SHARDS=14
     GTEST_SHARD_INDEX=0
     while [ $GTEST_SHARD_INDEX -lt $GTEST_TOTAL_SHARDS ]; do
       export GTEST_SHARD_INDEX
-      tests "memory of a GPU, $way, $GTEST_SHARD_INDEX" /mnt/bin/guest_gpu_test '*DeviceClaims.*/verbs:*DeviceClaims.*/verbsDirect'
+      tests "memory of a GPU, $way, $GTEST_SHARD_INDEX" /mnt/bin/guest_gpu_test "*DeviceClaims.*/${way#*/}"
       GTEST_SHARD_INDEX=$((GTEST_SHARD_INDEX + 1))
     done
   done
