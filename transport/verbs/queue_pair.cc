@@ -135,7 +135,7 @@ bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes
   request.sg_list = &piece;
   request.num_sge = 1;
   ibv_recv_wr* refused = nullptr;
-  return ::ibv_post_recv(pair_, &request, &refused) == 0;
+  return !is_reset_ && ::ibv_post_recv(pair_, &request, &refused) == 0;
 }
 
 bool QueuePair::post_send(std::uint64_t number, const void* from, std::uint32_t bytes) noexcept {
@@ -167,7 +167,7 @@ bool QueuePair::post_write(std::uint64_t number, const Write& write) noexcept {
 
 bool QueuePair::post(ibv_send_wr& request) noexcept {
   ibv_send_wr* refused = nullptr;
-  return ::ibv_post_send(pair_, &request, &refused) == 0;
+  return !is_reset_ && ::ibv_post_send(pair_, &request, &refused) == 0;
 }
 
 }  // namespace weft::transport::verbs

@@ -37,7 +37,8 @@ class QueuePair {
   // is being carried out may still end after this.
   void cut() noexcept;
   // As cut(), and once it returns the device touches nobody's memory for this pair, however long that stays registered.
-  // Completions that have not been polled may be lost. Idempotent.
+  // Completions that have not been polled may be lost, and nothing can be posted from then on. Not while anybody posts.
+  // Idempotent.
   void reset() noexcept;
 
   // The numbers come back in the completions. False where the device takes no more, or has failed.

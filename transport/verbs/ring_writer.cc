@@ -303,13 +303,18 @@ void RingWriter::give_up(const Error& why) noexcept {
   if (!failure_) failure_ = why;
 }
 
+void RingWriter::reset() noexcept {
+  std::lock_guard lock(mutex_);
+  pair_.reset();
+}
+
 bool RingWriter::withdraw() noexcept {
   std::lock_guard lock(mutex_);
   withdrawn_ = true;
-  const bool must_cut = direct_.phase == Phase::Writing;
-  if (must_cut) pair_.reset();
+  const bool must_reset = direct_.phase == Phase::Writing;
+  if (must_reset) pair_.reset();
   direct_ = {};
-  return must_cut;
+  return must_reset;
 }
 
 }  // namespace weft::transport::verbs

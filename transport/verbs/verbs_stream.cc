@@ -324,9 +324,9 @@ Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes p
 }
 
 void VerbsStream::withdraw(const Error& why) noexcept {
-  bool was_cut = shared_->writer.withdraw();
-  was_cut |= shared_->reader.withdraw();
-  if (was_cut) shared_->fail(why);  // the peer hears of it over TCP
+  bool was_reset = shared_->writer.withdraw();
+  was_reset |= shared_->reader.withdraw();
+  if (was_reset) shared_->fail(why);  // the peer hears of it over TCP
 }
 
 std::optional<Error> VerbsStream::end() const noexcept { return shared_->why_ended(); }
