@@ -34,7 +34,6 @@ struct Pair : ibv_qp {
   std::vector<ibv_sge> receive_pieces;
   std::uint32_t peer = 0;
   bool is_cut = false;
-  bool is_reset = false;  // which is more: what is being carried out ends before that has returned
 
   void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode, std::uint32_t bytes = 0,
                 std::uint32_t immediate = 0) const {
@@ -119,7 +118,7 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   const std::uint32_t half = piece.length / 2;
   std::memcpy(to, from, half);
   if (const auto call = std::exchange(the_world->in_write, nullptr)) call();
-  if (peer->second->is_reset) return finish(IBV_WC_RETRY_EXC_ERR);
+  if (!the_world->pairs.contains(pair.peer)) return finish(IBV_WC_RETRY_EXC_ERR);
   std::memcpy(to + half, from + half, piece.length - half);
   const bool tells = request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   if (tells && !deliver(*peer->second, IBV_WC_RECV_RDMA_WITH_IMM, nullptr, 0, be32toh(request->imm_data))) {
@@ -164,9 +163,7 @@ int destroy_qp(ibv_qp* qp) {
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int) {
   auto& pair = *static_cast<Pair*>(qp);
   if (attributes->qp_state == IBV_QPS_RTR) pair.peer = attributes->dest_qp_num;
-  if (attributes->qp_state == IBV_QPS_ERR && pair.is_reset) return EINVAL;
-  pair.is_reset |= attributes->qp_state == IBV_QPS_RESET;
-  pair.is_cut |= pair.is_reset || attributes->qp_state == IBV_QPS_ERR;
+  if (attributes->qp_state == IBV_QPS_ERR) pair.is_cut = true;
   return 0;
 }
 

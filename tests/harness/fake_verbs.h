@@ -40,7 +40,7 @@ class FakeVerbs {
   // Called in the middle of the next registration, by the thread that registers.
   void at_next_registration(std::function<void()> call);
   // Called when half of the next write to a peer's memory has been carried out. The rest is as well, unless the peer's
-  // queue pair has been reset by then: cutting it does not stop what is under way.
+  // queue pair has been destroyed by then: cutting it does not stop what is under way.
   void in_the_next_write(std::function<void()> call);
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;

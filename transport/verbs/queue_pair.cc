@@ -55,7 +55,7 @@ QueuePair::QueuePair(Path path, const Completions& completions, const Depths& wa
   }
 }
 
-QueuePair::~QueuePair() { path_.device->library().destroy_qp(pair_); }
+QueuePair::~QueuePair() { destroy(); }
 
 void QueuePair::prepare() {
   ibv_qp_attr attributes{};
@@ -115,17 +115,14 @@ void QueuePair::join(const Hello& peer) {
 }
 
 void QueuePair::cut() noexcept {
-  if (!is_reset_) go_to(IBV_QPS_ERR);
-}
-
-void QueuePair::reset() noexcept {
-  if (!std::exchange(is_reset_, true)) go_to(IBV_QPS_RESET);
-}
-
-void QueuePair::go_to(ibv_qp_state state) noexcept {
+  if (pair_ == nullptr) return;
   ibv_qp_attr attributes{};
-  attributes.qp_state = state;
+  attributes.qp_state = IBV_QPS_ERR;
   path_.device->library().modify_qp(pair_, &attributes, IBV_QP_STATE);
+}
+
+void QueuePair::destroy() noexcept {
+  if (ibv_qp* const pair = std::exchange(pair_, nullptr)) path_.device->library().destroy_qp(pair);
 }
 
 bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept {
@@ -135,7 +132,7 @@ bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes
   request.sg_list = &piece;
   request.num_sge = 1;
   ibv_recv_wr* refused = nullptr;
-  return !is_reset_ && ::ibv_post_recv(pair_, &request, &refused) == 0;
+  return pair_ != nullptr && ::ibv_post_recv(pair_, &request, &refused) == 0;
 }
 
 bool QueuePair::post_send(std::uint64_t number, const void* from, std::uint32_t bytes) noexcept {
@@ -167,7 +164,7 @@ bool QueuePair::post_write(std::uint64_t number, const Write& write) noexcept {
 
 bool QueuePair::post(ibv_send_wr& request) noexcept {
   ibv_send_wr* refused = nullptr;
-  return !is_reset_ && ::ibv_post_send(pair_, &request, &refused) == 0;
+  return pair_ != nullptr && ::ibv_post_send(pair_, &request, &refused) == 0;
 }
 
 }  // namespace weft::transport::verbs

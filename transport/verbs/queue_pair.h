@@ -27,6 +27,7 @@ class QueuePair {
 
   const Path& path() const { return path_; }
   const Depths& depths() const { return depths_; }
+  // Not once it has been destroyed.
   std::uint32_t number() const { return pair_->qp_num; }
   // Of the first packet that it sends.
   std::uint32_t first_packet() const { return first_packet_; }
@@ -37,9 +38,9 @@ class QueuePair {
   // is being carried out may still end after this.
   void cut() noexcept;
   // As cut(), and once it returns the device touches nobody's memory for this pair, however long that stays registered.
-  // Completions that have not been polled may be lost, and nothing can be posted from then on. Not while anybody posts.
-  // Idempotent.
-  void reset() noexcept;
+  // Completions that have not been polled may be lost, and nothing is posted from then on. Not while anybody posts.
+  // Idempotent. (To reset the pair would do, but that of rxe, in Linux 6.1, lost count of references.)
+  void destroy() noexcept;
 
   // The numbers come back in the completions. False where the device takes no more, or has failed.
   bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept;
@@ -58,13 +59,11 @@ class QueuePair {
  private:
   bool post(ibv_send_wr& request) noexcept;
   void prepare();
-  void go_to(ibv_qp_state state) noexcept;
 
   const Path path_;
   Depths depths_;
   std::uint32_t first_packet_;
-  bool is_reset_ = false;
-  ibv_qp* pair_ = nullptr;
+  ibv_qp* pair_ = nullptr;  // null once it has been destroyed
 };
 
 }  // namespace weft::transport::verbs

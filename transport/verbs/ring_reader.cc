@@ -176,10 +176,10 @@ void RingReader::tell_room() noexcept {
 }
 
 bool RingReader::withdraw() noexcept {
-  const bool must_reset = direct_.phase == Phase::Placing;
-  if (must_reset) writer_.reset();
+  const bool must_destroy = direct_.phase == Phase::Placing;
+  if (must_destroy) writer_.destroy();
   if (direct_.phase != Phase::Waits) go_on();  // who throws away what comes gets the rest through the ring
-  return must_reset;
+  return must_destroy;
 }
 
 }  // namespace weft::transport::verbs

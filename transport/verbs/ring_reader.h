@@ -30,7 +30,7 @@ class RingReader {
   Bytes peek() noexcept;
   void consume(std::size_t bytes) noexcept;
   std::size_t read(std::span<std::byte> to) noexcept;
-  // The place that read() has named is written to no more; resets the queue pair, and returns true, where one is open.
+  // The place that read() has named is written to no more; destroys the queue pair, and returns true, where one is open.
   bool withdraw() noexcept;
 
  private:

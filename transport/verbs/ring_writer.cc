@@ -303,18 +303,18 @@ void RingWriter::give_up(const Error& why) noexcept {
   if (!failure_) failure_ = why;
 }
 
-void RingWriter::reset() noexcept {
+void RingWriter::destroy() noexcept {
   std::lock_guard lock(mutex_);
-  pair_.reset();
+  pair_.destroy();
 }
 
 bool RingWriter::withdraw() noexcept {
   std::lock_guard lock(mutex_);
   withdrawn_ = true;
-  const bool must_reset = direct_.phase == Phase::Writing;
-  if (must_reset) pair_.reset();
+  const bool must_destroy = direct_.phase == Phase::Writing;
+  if (must_destroy) pair_.destroy();
   direct_ = {};
-  return must_reset;
+  return must_destroy;
 }
 
 }  // namespace weft::transport::verbs

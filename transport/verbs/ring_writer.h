@@ -53,11 +53,11 @@ class RingWriter {
   std::optional<Error> failure() const noexcept;
   // The other half's GPU has.
   void give_up(const Error& why) noexcept;
-  // The pieces that write() did not take are not read any more; resets the queue pair, and returns true,
+  // The pieces that write() did not take are not read any more; destroys the queue pair, and returns true,
   // where one is being written.
   bool withdraw() noexcept;
-  // Of the queue pair, while nobody posts.
-  void reset() noexcept;
+  // Destroys the queue pair, while nobody posts.
+  void destroy() noexcept;
 
  private:
   enum class Phase { None, Waits, Writing, Written };

@@ -35,7 +35,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
         deadline(until),
         until_met(std::move(ticket)),
         meeting(std::move(lane)) {}
-  ~Shared() { pair.reset(); }  // before the memory that it reads and writes goes
+  ~Shared() { pair.destroy(); }  // before the memory that it reads and writes goes
 
   const std::shared_ptr<RegistrationCache> registrations;
   Completions completions;
@@ -324,9 +324,9 @@ Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes p
 }
 
 void VerbsStream::withdraw(const Error& why) noexcept {
-  bool was_reset = shared_->writer.withdraw();
-  was_reset |= shared_->reader.withdraw();
-  if (was_reset) shared_->fail(why);  // the peer hears of it over TCP
+  bool was_destroyed = shared_->writer.withdraw();
+  was_destroyed |= shared_->reader.withdraw();
+  if (was_destroyed) shared_->fail(why);  // the peer hears of it over TCP
 }
 
 std::optional<Error> VerbsStream::end() const noexcept { return shared_->why_ended(); }

@@ -20,7 +20,7 @@ struct End {
         pair(path, completions, depths),
         writer(pair, registrations, "the other end"),
         reader(pair, registrations, writer) {}
-  ~End() { pair.reset(); }
+  ~End() { pair.destroy(); }
 
   Hello hello() const {
     Hello hello;
