@@ -83,7 +83,10 @@ void CoreCalls::will_not_come(const std::shared_ptr<AgentCore>& core, int owner,
   rref::tell_will_not_come(core, owner, id, Outcome(to_error(why, Blame::Remote)));
 }
 std::shared_ptr<AgentCore> CoreCalls::ambient(const char* what) { return current_call(what).core(); }
-const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) { return agent.shared_core(); }
+const std::shared_ptr<AgentCore>& CoreCalls::of(const Agent& agent) {
+  static_cast<void>(agent.self());  // throws where there is no agent
+  return agent.shared_core();
+}
 
 namespace {
 class EndsHere final : public Completion<void> {

@@ -396,6 +396,7 @@ TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
                        const auto error = error_of([] { RRef<int>(1); });
                        EXPECT_EQ(error.blame(), Blame::Caller);
                        EXPECT_EQ(error_of([] { rpc::Agent().remote<&wrong::plus>(0, 1, 2); }).blame(), Blame::Caller);
+                       EXPECT_EQ(error_of([] { RRef<int>(rpc::Agent(), 1); }).blame(), Blame::Caller);
                        group.barrier().wait();
                      },
                      {.backend = "tcp"});
