@@ -197,11 +197,12 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
   {
     std::lock_guard lock(mutex_);
     reached_.insert(to.rank);
+    unanswered_.insert(to.rank);
   }
   try {
     const weft::detail::AmbientScope outside(nullptr);  // of the user's call and context
     messages::send_gradient(core_, to.rank, {name_, node.message(), std::move(gradients)}, deadline_)
-        .on_done_light([self = shared_from_this(), where, sent](const Future<Outcome>& answered) mutable {
+        .on_done_light([self = shared_from_this(), where, sent, rank = to.rank](const Future<Outcome>& answered) mutable {
           if (const auto error = answered.error()) {
             const Outcome why = self->context_->outcome(error, where);
             sent.fail(why.error());
@@ -211,8 +212,9 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
             } else {
               self->fail(why);
             }
-          } else if (answered.value().failed()) {
-            self->fail(answered.value());
+          } else {
+            self->answered(rank);
+            if (answered.value().failed()) self->fail(answered.value());
           }
           sent.end();  // unless it has failed
           self->end_one();
@@ -223,6 +225,12 @@ void Pass::send(const RecvNode& node, std::vector<at::Tensor> gradients) {
     fail(why);
     end_one();
   }
+}
+
+void Pass::answered(int rank) {
+  std::lock_guard lock(mutex_);
+  const auto one = unanswered_.find(rank);
+  if (one != unanswered_.end()) unanswered_.erase(one);
 }
 
 void Pass::at_end(std::function<void()> callback) {
@@ -329,29 +337,31 @@ void Pass::caught(const std::string& where) noexcept { fail(context_->outcome(st
 
 void Pass::expire() {
   std::map<int, int> missing;  // gradients, by the worker that should send them
+  std::set<int> others;
   bool has_counted = false;
   {
     std::lock_guard lock(mutex_);
     has_counted = has_counted_;
     for (const auto& [message, to] : expected_) ++missing[to];
+    others.insert(unanswered_.begin(), unanswered_.end());
   }
-  std::string waits;
+  std::string waits, unsaid;
   for (const auto& [rank, gradients] : missing) {
     waits += (waits.empty() ? "" : ", ") + std::to_string(gradients) + " from rank " + std::to_string(rank);
   }
+  for (const int rank : others) unsaid += (unsaid.empty() ? "rank " : ", rank ") + std::to_string(rank);
   std::string text =
       "backward in context " + to_text(context_->id()) + " was not done in time on " + describe(core_->self());
-  if (!waits.empty()) {
-    text += ": gradients have not come: " + waits;
-    if (name_.plan == 0) {
-      text +=
-          "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
-          "failed, pass BackwardMode::Exact";
-    }
-  } else {
-    if (!has_counted) text += ": not all workers have said which messages lead to the roots";
-    text += "; rpc::Agent::set_timeout() sets the limit";
+  if (!has_counted) text += ": not all workers have said which messages lead to the roots";
+  if (!waits.empty()) text += ": gradients have not come: " + waits;
+  if (waits.empty() && !unsaid.empty()) text += ": the part of the pass has not ended on " + unsaid;
+  // Which may be what misses gradients; its own news of that may be the slower one.
+  if (name_.plan == 0 && !(waits.empty() && unsaid.empty())) {
+    text +=
+        "; BackwardMode::Fast takes every recorded message to lead to the loss: where a result is not used, or a call "
+        "failed, pass BackwardMode::Exact";
   }
+  if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";
   fail({static_cast<int>(Blame::Timeout), text});
 }
 

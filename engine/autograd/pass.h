@@ -70,6 +70,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   void caught(const std::string& where) noexcept;
   void end_local();
   void end_one();
+  void answered(int rank);
   void expire();
   void set_started();
 
@@ -95,6 +96,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   std::vector<std::shared_ptr<SendNode>> sends_;  // keeps their graphs alive
   std::map<MessageId, int> expected_;             // and to whom the message went
   std::set<int> reached_;
+  std::multiset<int> unanswered_;  // to whom gradients have gone that have not been answered
   std::vector<std::function<void()>> at_end_;
   Gradients gradients_;
   Future<void> told_;

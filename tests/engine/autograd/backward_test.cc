@@ -496,6 +496,24 @@ TEST_P(Backward, DA022_FastEndsWithATimeoutThatNamesExact) {
       options);
 }
 
+// There the owner misses the gradient, and the root is the first whose time is over.
+TEST_P(Backward, DA022_FastSaysSoAlsoWhereAnotherWorkersLeafWasFetchedInVain) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const RRef<at::Tensor> weight = agent.remote<&passes::make>(1, std::vector<std::int64_t>{3});
+    AutogradContext context(agent);
+    weight.to_here();
+    const auto root = agent.sync<&passes::mul>(1, weight.to_here(), at::ones({3})).sum();
+    agent.set_timeout(500ms);
+    const auto error = error_of([&] { context.backward({root}, {.retain_graph = true}); });
+    agent.set_timeout(60s);
+    EXPECT_EQ(error.blame(), Blame::Timeout);
+    EXPECT_NE(error.text().find("Exact"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rank 1"), std::string::npos) << error.text();
+    context.backward({root}, {.mode = BackwardMode::Exact});
+  });
+}
+
 TEST_P(Backward, FurtherForwardsAndBackwardsMayFollowInOneContext) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const auto a = leaf({3, 3}), b = leaf({3, 3});
