@@ -346,7 +346,14 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   }
   if (faults.drop.contains(kind)) return true;
   if (const auto found = faults.delay.find(kind); found != faults.delay.end()) {
-    after(found->second, Task(std::move(send)));
+    std::shared_ptr<void> on_its_way;
+    if (kind == MessageKind::Shutdown) {  // the verdict perhaps, for which who leaves waits as for every reply
+      count_replies(+1);
+      on_its_way = {nullptr, [weak = weak_from_this()](void*) {
+                      if (const auto core = weak.lock()) core->count_replies(-1);
+                    }};
+    }
+    after(found->second, Task([send = std::move(send), kept = std::move(on_its_way)] { send(); }));
     return true;
   }
   send();

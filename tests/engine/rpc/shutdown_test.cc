@@ -410,6 +410,14 @@ TEST(ShutdownLimits, WhoFailsIsThereUntilTheOthersHaveHeardWhy) {
   transport::inproc::on_link({});
 }
 
+// As the first worker's last words are, which the others wait for.
+TEST(ShutdownLimits, ItsMessagesMayBeLate) {
+  rpc::Options options;
+  options.faults.delay[rpc::MessageKind::Shutdown] = 100ms;
+  run_workers(
+      {As::Threads, "inproc", 3}, [](rpc::Agent& agent) { agent.shutdown({.timeout = 30s}); }, options);
+}
+
 TEST(ShutdownLimits, LeavingEndsIt) {
   std::promise<void> ended;
   run_alone({As::Threads, "inproc", 2}, [&](const rpc::Options& options) {
