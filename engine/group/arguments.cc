@@ -80,6 +80,7 @@ void check_list(const Core& core, const std::string& operation, const char* name
 }
 
 void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op) {
+  if (op > ReduceOp::BitXor) refuse(operation, "there is no ReduceOp " + std::to_string(static_cast<int>(op)));
   const Dtype dtype = tensor::dtype_of(tensor.scalar_type());
   transport::Communicator& carrier = core.communicator(tensor.device());
   if (!carrier.can_reduce(dtype, op)) {

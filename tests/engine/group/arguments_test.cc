@@ -35,6 +35,7 @@ std::vector<Wrong> wrong_calls() {
       {"meta device", [](auto& g) { g.all_reduce(torch::ones({2}, at::kMeta)); }, "carries tensors on meta"},
       {"without memory", [](auto& g) { g.all_reduce(at::_efficientzerotensor({2})); }, "has no memory"},
       {"quantised", [](auto& g) { g.all_reduce(torch::empty({2}, at::kQInt8)); }, "dtype QInt8"},
+      {"an operator that is none", [](auto& g) { g.all_reduce(ones(), static_cast<ReduceOp>(77)); }, "no ReduceOp 77"},
       {"root too high", [](auto& g) { g.broadcast(ones(), 2); }, "root 2 is not a rank of the group"},
       {"root negative", [](auto& g) { g.reduce(ones(), -1); }, "root -1 is not a rank of the group"},
       {"gather's root", [](auto& g) { g.gather({}, ones(), 7); }, "root 7"},
