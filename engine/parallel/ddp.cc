@@ -1,4 +1,5 @@
 #include <sstream>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -58,9 +59,14 @@ std::unordered_set<const void*> sparse_parameters(const torch::nn::Module& modul
 
 std::vector<NamedTensor> named_values(const torch::nn::Module& module, const std::unordered_set<const void*>& sparse) {
   std::vector<NamedTensor> named;
+  std::unordered_map<const void*, std::string> first;
   for (const auto& item : module.named_parameters()) {
     const bool is_sparse = sparse.contains(item.value().unsafeGetTensorImpl());
-    const char* const kind = !item.value().requires_grad() ? " (frozen)" : is_sparse ? " (sparse gradient)" : "";
+    const auto [same, is_new] = first.emplace(item.value().unsafeGetTensorImpl(), item.key());
+    const std::string kind = !is_new                         ? " (the same as " + same->second + ")"
+                             : !item.value().requires_grad() ? " (frozen)"
+                             : is_sparse                     ? " (sparse gradient)"
+                                                             : "";
     named.push_back({item.key() + kind, item.value()});
   }
   for (const auto& item : module.named_buffers()) {

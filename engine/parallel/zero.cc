@@ -90,7 +90,9 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
     for (const at::Tensor& parameter : param_groups_[g].params()) {
       named.push_back({"group " + std::to_string(g) + " parameter " + std::to_string(named.size()), parameter});
       if (owners.emplace(key_of(parameter), -1).second) continue;
-      throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name + " is here twice");
+      throw Error(Blame::Caller, "ZeroRedundancyOptimizer: " + named.back().name +
+                                     " is here twice; give each once (a module's parameters() lists a weight that its "
+                                     "parts share under every name)");
     }
   }
   check_same_model(group_, named);

@@ -263,6 +263,18 @@ TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
   });
 }
 
+// It would reduce one gradient less than the others.
+TEST(Ddp, AWeightThatIsSharedOnOneRankOnlyIsACallerErrorOnAll) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear first(2, 2), second(2, 2);
+    second->register_parameter("other", group.rank() == 1 ? first->weight : torch::ones({2, 2}));
+    torch::nn::Sequential net(first, second);
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("rank 1: it has 1.other (the same as 0.weight)"));
+  });
+}
+
 TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     torch::nn::Linear net(2, 2);
