@@ -127,6 +127,7 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
   if (ranks < 1 || ranks > kMostRanks) {
     throw Error(Blame::Caller, "spawn: " + std::to_string(ranks) + " ranks; it takes 1 to " + std::to_string(kMostRanks));
   }
+  if (!function) throw Error(Blame::Caller, "spawn: the function is empty");
   struct sigaction of_children {};
   ::sigaction(SIGCHLD, nullptr, &of_children);
   if (of_children.sa_handler == SIG_IGN || (of_children.sa_flags & SA_NOCLDWAIT) != 0) {

@@ -173,6 +173,12 @@ TEST(Spawn, TakesAtLeastOneRankAndNotMoreThanAMachineHasProcesses) {
   }
 }
 
+TEST(Spawn, OfNothingIsRefusedBeforeAnyRankIsStarted) {
+  const auto error = error_of([] { spawn(2, nullptr); });
+  EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+  EXPECT_EQ(error.text(), "spawn: the function is empty");
+}
+
 TEST(Children, AreDescribedByHowTheyEnded) {
   EXPECT_EQ(launch::describe_status(3 << 8), "exit code 3");
   EXPECT_EQ(launch::describe_status(SIGSEGV), "signal 11 (Segmentation fault)");
