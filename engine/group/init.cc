@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -11,6 +12,7 @@
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/transport/registry.h>
 
 namespace weft {
 
@@ -20,6 +22,33 @@ c10::Device default_device(int local_rank) {
   const int count = tensor::cuda_device_count();
   if (count == 0) return c10::Device(c10::kCPU);
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count));
+}
+
+// Why a backend that is named cannot be used here.
+std::optional<Error> unusable(const std::string& backends) {
+  if (group::is_default_backend(backends)) return std::nullopt;
+  for (const auto& [type, name] : group::parse_backends(backends)) {
+    try {
+      static_cast<void>(transport::open(name));
+    } catch (const Error& error) {
+      return error;
+    }
+  }
+  return std::nullopt;
+}
+
+// A rank that cannot use its backend meets the others to tell them, but does not wait for them: mostly they cannot either,
+// and the store has gone with rank 0.
+group::Rendezvous meet(const ProcessGroupOptions& options, Deadline deadline) {
+  constexpr auto kSoon = std::chrono::seconds(2);
+  const auto why_not = unusable(options.backend);
+  if (why_not) deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
+  try {
+    return group::rendezvous(options, group::process_environment(), deadline);
+  } catch (const Error&) {
+    if (why_not) throw Error(*why_not);
+    throw;
+  }
 }
 
 }  // namespace
@@ -38,7 +67,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   if (options.device) group::check_device(*options.device, devices->count());
   options.timeout = std::min(options.timeout, group::kLongestTimeout);
   const Deadline deadline = Deadline::in(options.timeout);
-  const auto place = group::rendezvous(options, group::process_environment(), deadline);
+  const auto place = meet(options, deadline);
 
   group::CoreOptions made;
   made.rank = place.rank;

@@ -248,6 +248,18 @@ TEST(Arguments, CC009_AnUnknownBackendIsRefusedWithTheListOfThoseThereAre) {
   });
 }
 
+// As it is for the ranks that come when rank 0 has found the same, and gone with the store.
+TEST(Arguments, CC009_CN011_WhatIsNoUseHereIsSaidWithoutWaitingForRankZero) {
+  const auto error = error_of([] {
+    init_process_group({.backend = "cpu:carrier-pigeon",
+                        .init_method = "tcp://127.0.0.1:" + std::to_string(launch::free_port()),
+                        .rank = 1,
+                        .world_size = 2});  // rank 0 would have half an hour to come
+  });
+  EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+  EXPECT_NE(error.text().find("no backend 'carrier-pigeon'"), std::string::npos) << error.text();
+}
+
 TEST(Backends, AreListedWithTheReasonWhereTheyCannotBeUsed) {
   bool has_gloo = false;
   for (const BackendInfo& info : available_backends()) {
