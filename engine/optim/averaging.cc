@@ -1,3 +1,4 @@
+#include <deque>
 #include <utility>
 
 #include <weft/engine/optim/averaging.h>
@@ -7,24 +8,32 @@ namespace weft {
 
 void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group) {
   constexpr std::size_t kPiece = 25u << 20;
+  constexpr std::size_t kAtOnce = 4;  // so that not all of a large model is in memory twice
   if (!group || group.size() == 1) return;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parallel::require_flat(parameters[i], "average_parameters: parameter " + std::to_string(i));
+    const std::string what = "average_parameters: parameter " + std::to_string(i);
+    parallel::require_flat(parameters[i], what);
+    if (parameters[i].is_floating_point() || parameters[i].is_complex()) continue;
+    throw Error(Blame::Caller, what + " is of " + c10::toString(parameters[i].scalar_type()) +
+                                   ", which has no averages; leave it out, or give it as floating-point numbers");
   }
   struct UnderWay {
     std::vector<at::Tensor> parameters;
     at::Tensor flat;
     Work work;
   };
-  std::vector<UnderWay> pieces;
+  std::deque<UnderWay> pieces;
+  const auto finish_first = [&] {
+    pieces.front().work.wait();
+    parallel::unflatten(pieces.front().flat, pieces.front().parameters);
+    pieces.pop_front();
+  };
   for (auto& piece : parallel::pieces_of(parameters, kPiece)) {
+    if (pieces.size() == kAtOnce) finish_first();
     const at::Tensor flat = parallel::flatten(piece);
     pieces.push_back({std::move(piece), flat, group.all_reduce(flat, ReduceOp::Avg)});
   }
-  for (UnderWay& piece : pieces) {
-    piece.work.wait();
-    parallel::unflatten(piece.flat, piece.parameters);
-  }
+  while (!pieces.empty()) finish_first();
 }
 
 PeriodicAverager::PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options)

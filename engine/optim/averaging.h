@@ -19,9 +19,10 @@
 namespace weft {
 
 // Replaces every value by its average over the ranks; afterwards all ranks have the same bits. Every rank gives tensors of
-// the same shapes and dtypes (floating point) in the same order. They travel flat, in pieces, several at once, and are
-// complete on return (CUDA: for the current stream). Collective. Throws Caller, before anything is sent, for a tensor that
-// is undefined, sparse or expanded. Does nothing in an empty group, as new_group() gives it to those who are not members.
+// the same shapes and dtypes (floating point or complex) in the same order. They travel flat, in pieces, several at once,
+// and are complete on return (CUDA: for the current stream). Collective. Throws Caller, before anything is sent, for a
+// tensor that is undefined, sparse, expanded, or of integers. Does nothing in an empty group, as new_group() gives it to
+// those who are not members.
 void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group);
 
 struct PeriodicAveragerOptions {

@@ -23,6 +23,12 @@ CommHook compress(at::ScalarType dtype, CommHook inner) {
     if (full.is_complex()) full = at::view_as_real(full).view({-1});
     bucket.set_buffer(full.to(dtype));
     return inner(bucket).then([full, whole](const at::Tensor& small) {
+      // copy_() would repeat one element for all.
+      if (!small.defined() || small.sizes() != full.sizes()) {
+        throw Error(Blame::Caller, "a comm hook returned " + (small.defined() ? c10::str(small.sizes()) : "nothing") +
+                                       " for a compressed bucket of " + c10::str(full.sizes()) +
+                                       "; return a tensor of that shape, as buffer() is");
+      }
       full.copy_(small);
       return whole;
     });

@@ -66,9 +66,12 @@ void adopt(const at::Tensor& result, const at::Tensor& flat) {
   }
   if (!result.defined() || result.numel() != flat.numel()) {
     throw Error(Blame::Caller, "a comm hook returned " + std::to_string(result.defined() ? result.numel() : 0) +
-                                   " elements for a bucket of " + std::to_string(flat.numel()));
+                                   " elements for a bucket of " + std::to_string(flat.numel()) +
+                                   "; return as many, in the order of buffer()");
   }
-  if (!result.is_alias_of(flat)) flat.copy_(result.view(flat.sizes()));
+  // What shares its memory may still be in another order, or a lazy view.
+  const bool is_flat = result.is_alias_of(flat) && result.is_contiguous() && !result.is_conj() && !result.is_neg();
+  if (!is_flat) flat.copy_(result.reshape(flat.sizes()));
 }
 
 void put(const at::Tensor& view, at::Tensor& gradient, bool as_view) {

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <numeric>
 #include <random>
+#include <string>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/randperm.h>
@@ -14,8 +16,8 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, std::size_t ran
                                        SamplerOptions options)
     : dataset_size_(dataset_size), ranks_(ranks), rank_(rank), options_(options) {
   if (ranks == 0 || rank >= ranks) {
-    throw Error(Blame::Caller,
-                "DistributedSampler: rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " ranks");
+    throw Error(Blame::Caller, "DistributedSampler: rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                                   " ranks; there is at least one, and they are numbered from 0");
   }
   deal();
 }
@@ -43,6 +45,7 @@ void DistributedSampler::deal() {
   }
   if (order.empty()) return;
   const std::size_t each = options_.drop_last ? dataset_size_ / ranks_ : (dataset_size_ + ranks_ - 1) / ranks_;
+  indices_.reserve(each);
   for (std::size_t i = 0; i < each; ++i) indices_.push_back(order[(i * ranks_ + rank_) % order.size()]);
 }
 
@@ -76,7 +79,8 @@ DataPartitioner::DataPartitioner(std::size_t dataset_size, const std::vector<dou
   double sum = 0;
   for (const double fraction : fractions) {
     if (!(fraction >= 0))
-      throw Error(Blame::Caller, "DataPartitioner: the fraction " + std::to_string(fraction) + " is negative");
+      throw Error(Blame::Caller, "DataPartitioner: the fraction " + std::to_string(fraction) +
+                                     " is no fraction; give numbers from 0 to 1");
     sum += fraction;
   }
   if (sum > 1 + 1e-9)
@@ -98,7 +102,8 @@ DataPartitioner::DataPartitioner(std::size_t dataset_size, const std::vector<dou
 
 const std::vector<std::int64_t>& DataPartitioner::use(int part) const {
   if (part < 0 || part >= static_cast<int>(parts_.size())) {
-    throw Error(Blame::Caller, "DataPartitioner: part " + std::to_string(part) + " of " + std::to_string(parts_.size()));
+    throw Error(Blame::Caller, "DataPartitioner: part " + std::to_string(part) + " of " + std::to_string(parts_.size()) +
+                                   "; they are numbered from 0, one for each fraction that was given");
   }
   return parts_[static_cast<std::size_t>(part)];
 }

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/sgd.h>
 
 #include <weft/tests/harness/ranks.h>
@@ -38,11 +40,39 @@ TEST_P(Averaging, LeavesTheMeanOnEveryRankWhateverTheDtypesAndStrides) {
 
 TEST_P(Averaging, WhatCannotTravelIsACallerErrorThatSaysWhichItIs) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
-    for (const auto& wrong : {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2})}) {
+    for (const auto& wrong : {torch::Tensor(), torch::eye(2).to_sparse(), torch::ones({1}).expand({2}),
+                              torch::ones({2}, torch::kLong), torch::ones({2}, torch::kBool)}) {
       const auto error = harness::error_of([&] { average_parameters({torch::ones({2}), wrong}, group); });
       EXPECT_EQ(error.blame(), Blame::Caller);
       EXPECT_THAT(error.text(), ::testing::HasSubstr("average_parameters: parameter 1"));
     }
+  });
+}
+
+// What this thread allocates and frees in host memory.
+struct Allocated : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
+    now += bytes;
+    most = std::max(most, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t now = 0;
+  std::int64_t most = 0;
+};
+
+TEST(AveragingOfALargeModel, DoesNotNeedItsMemoryOnceMore) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    constexpr std::int64_t kPiece = 25 << 20;
+    std::vector<torch::Tensor> parameters;
+    for (int i = 0; i < 8; ++i) parameters.push_back(torch::full({kPiece / 4}, i + 2.0F * group.rank()));
+    const auto allocated = std::make_shared<Allocated>();
+    {
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocated);
+      average_parameters(parameters, group);
+    }
+    EXPECT_GE(allocated->most, kPiece);
+    EXPECT_LT(allocated->most, 7 * kPiece);  // what others free for this thread is not seen
+    for (int i = 0; i < 8; ++i) EXPECT_TRUE(torch::all(parameters[static_cast<std::size_t>(i)] == i + 1).item<bool>());
   });
 }
 

@@ -152,6 +152,50 @@ TEST(CommHooks, CompressionKeepsTheImaginaryPart) {
   }
 }
 
+// One element would be repeated for all.
+TEST(CommHooks, AResultOfAnotherShapeInsideACompressionIsACallerError) {
+  for (const torch::Tensor& result : {torch::Tensor(), torch::ones({1}), torch::ones({})}) {
+    harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
+      Mlp net;
+      DistributedDataParallel ddp(net, group);
+      ddp.register_comm_hook(comm_hooks::fp16_compress([&](GradBucket&) { return Future<at::Tensor>::ready(result); }));
+      const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)).sum().backward(); });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.text(), ::testing::HasSubstr("for a compressed bucket of"));
+    });
+  }
+}
+
+// Twice as much, in memory of its own or of the bucket, whose elements lie in another order.
+TEST(CommHooks, AResultMayHaveGapsOrShareTheBucketsMemory) {
+  for (const bool shares : {true, false}) {
+    harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
+      torch::nn::Linear net(torch::nn::LinearOptions(3, 2).bias(false));
+      DistributedDataParallel ddp(net, group);
+      ddp.register_comm_hook([&](GradBucket& bucket) {
+        const auto square = bucket.buffer().view({2, 3});
+        square.copy_(torch::arange(6).view({2, 3}));
+        return Future<at::Tensor>::ready(shares ? square.t() : torch::stack({square, square}, 1).narrow(1, 0, 1));
+      });
+      ddp(torch::ones({1, 3})).sum().backward();
+      const auto expected = shares ? torch::arange(6).view({2, 3}).t().reshape({2, 3}) : torch::arange(6).view({2, 3});
+      EXPECT_TRUE(torch::equal(net->weight.grad(), expected.to(torch::kFloat))) << net->weight.grad();
+    });
+  }
+}
+
+TEST(CommHooks, CompressionTakesSparseGradients) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    DistributedDataParallel ddp(net, group);
+    ddp.register_comm_hook(comm_hooks::bf16_compress(group));
+    ddp(torch::tensor({1, 2 + group.rank()})).sum().backward();
+    const auto expected = torch::tensor({0.0F, 1.0F, 0.5F, 0.5F, 0.0F}).view({5, 1}).expand({5, 2});
+    EXPECT_EQ(net->weight.grad().scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(net->weight.grad().to_dense(), expected));
+  });
+}
+
 TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
   const std::vector<std::pair<CommHook, std::string>> hooks{
       {[](GradBucket&) { return Future<at::Tensor>::failed(std::make_exception_ptr(Error(Blame::Busy, "no room"))); },

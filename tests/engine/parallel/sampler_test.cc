@@ -1,3 +1,4 @@
+#include <cmath>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -6,12 +7,14 @@
 #include <torch/data.h>
 #include <torch/serialize.h>
 
+#include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
 namespace weft::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 TEST(DistributedSampler, DealsEveryExampleOutOnceAndRepeatsToFillUp) {
   std::multiset<std::int64_t> seen;
@@ -88,8 +91,11 @@ TEST(DistributedSampler, ADataLoaderFollowsTheEpochsOfTheSamplerThatItWasGiven) 
 }
 
 TEST(DistributedSampler, ARankOutsideIsACallerError) {
-  EXPECT_THROW(DistributedSampler(10, 2, 2), Error);
-  EXPECT_THROW(DistributedSampler(10, 0, 0), Error);
+  for (const std::size_t ranks : {2u, 0u}) {
+    const Error error = harness::error_of([&] { DistributedSampler(10, ranks, ranks); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("numbered from 0"));
+  }
   EXPECT_EQ(DistributedSampler(0, 2, 1).size(), 0u);
 }
 
@@ -106,10 +112,18 @@ TEST(DataPartitioner, PartsAreDisjointAndOfTheGivenSizes) {
 }
 
 TEST(DataPartitioner, RefusesFractionsThatDoNotFitAndPartsThatThereAreNot) {
-  EXPECT_THROW(DataPartitioner(10, {0.7, 0.4}), Error);
-  EXPECT_THROW(DataPartitioner(10, {-0.1}), Error);
-  EXPECT_THROW(DataPartitioner(10, {1.0}).use(1), Error);
-  EXPECT_THROW(DataPartitioner(10, {1.0}).use(-1), Error);
+  const auto text_of = [](const std::function<void()>& call) {
+    const Error error = harness::error_of(call);
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    return error.text();
+  };
+  EXPECT_THAT(text_of([] { DataPartitioner(10, {0.7, 0.4}); }), HasSubstr("which is over 1"));
+  for (const double none : {-0.1, std::nan("")}) {
+    EXPECT_THAT(text_of([&] { DataPartitioner(10, {none}); }), HasSubstr("is no fraction"));
+  }
+  for (const int part : {1, -1}) {
+    EXPECT_THAT(text_of([&] { DataPartitioner(10, {1.0}).use(part); }), HasSubstr("numbered from 0"));
+  }
 }
 
 }  // namespace
