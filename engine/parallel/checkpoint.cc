@@ -20,12 +20,19 @@ using group::error_of;
 constexpr std::int64_t kPiece = 8 << 20;
 
 // After all have agreed. The same error on all ranks.
-void compare_names(ProcessGroup& group, std::int64_t names) {
+void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
+  Digest digest;
+  for (const std::string& name : names) digest.add(name.data(), name.size() + 1);
+  const auto digests = all_gather_object(digest.text(), group);
+  if (std::ranges::count(digests, digests.front()) == group.size()) return;
   const auto all = all_gather_object(names, group);
-  const auto other = std::find_if(all.begin(), all.end(), [&](std::int64_t some) { return some != all.front(); });
-  if (other == all.end()) return;
-  group::throw_together(group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: those of rank " +
-                                                        std::to_string(other - all.begin()) + " are not those of rank 0"));
+  const auto other = std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
+  const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 - all.front().begin());
+  const auto at = [&](const std::vector<std::string>& some) { return place < some.size() ? some[place] : "none more"; };
+  group::throw_together(
+      group, Error(Blame::Caller, "the ranks name different parts for one checkpoint: rank " +
+                                      std::to_string(other - all.begin()) + " has " + at(*other) + ", where rank 0 has " +
+                                      at(all.front()) + "; name the same on all, in the same order"));
 }
 
 // In pieces, for files of any size.
@@ -54,7 +61,7 @@ void write(const std::string& file, const std::vector<Part>& parts) {
 }  // namespace
 
 void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
-  std::int64_t names = 0;
+  std::vector<std::string> names;
   std::optional<Error> failure = error_of([&] { names = check_names(parts); });
   agree(group, failure);
   compare_names(group, names);

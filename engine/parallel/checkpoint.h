@@ -121,10 +121,10 @@ class Part {
       content_ = static_cast<torch::optim::Optimizer*>(const_cast<Value*>(&value));
     } else if constexpr (detail::LeadsToModule<Value>) {
       is_constant_ = false;
-      content_ = &static_cast<torch::nn::Module&>(*const_cast<Value&>(value));
+      content_ = leads_nowhere(value) ? nullptr : &static_cast<torch::nn::Module&>(*const_cast<Value&>(value));
     } else if constexpr (detail::LeadsToOptimizer<Value>) {
       is_constant_ = false;
-      content_ = &static_cast<torch::optim::Optimizer&>(*const_cast<Value&>(value));
+      content_ = leads_nowhere(value) ? nullptr : &static_cast<torch::optim::Optimizer&>(*const_cast<Value&>(value));
     } else {
       static_assert(
           detail::kNoPart<Value>,
@@ -140,6 +140,13 @@ class Part {
   friend struct Contents;
   using Content =
       std::variant<torch::nn::Module*, torch::optim::Optimizer*, at::Tensor*, std::vector<at::Tensor>*, detail::Variable>;
+
+  // A null pointer, or an empty holder: save() and load() say so, on all ranks.
+  template <class T>
+  static bool leads_nowhere(const T& value) {
+    if constexpr (requires { static_cast<bool>(value); }) return !static_cast<bool>(value);
+    return false;
+  }
 
   template <class Kept, class T>
   Kept* place_of(T& value) {

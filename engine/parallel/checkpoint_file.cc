@@ -98,6 +98,10 @@ Draft::Draft(const std::string& file) : named_(file) {
   struct stat old {};
   const bool is_there = ::stat(file_.c_str(), &old) == 0;
   if (!is_there && errno != ENOENT) fail("", errno);
+  std::error_code unknown;
+  if (!is_there && !std::filesystem::exists(folder_of(file_), unknown) && !unknown) {
+    fail("there is no folder '" + folder_of(file_) + "' on this machine; make it first", 0);
+  }
   if (is_there && S_ISDIR(old.st_mode)) fail("it is a folder", 0);
   if (is_there && !S_ISREG(old.st_mode)) fail("it is not a regular file", 0);
   // Renaming would not ask: who has made it read-only wants to keep it.

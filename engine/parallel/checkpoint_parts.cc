@@ -302,9 +302,15 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
   };
 }
 
+// A leaf there as well: autograd does not see it move.
+at::Tensor moved(const at::Tensor& value, c10::Device device) {
+  const c10::AutoGradMode no_grad(false);
+  return value.detach().to(device).set_requires_grad(value.requires_grad());
+}
+
 Commit stage_tensor(at::Tensor* target, const at::Tensor& value, c10::Device device) {
   if (target->defined()) return stage_copy("it", *target, value);
-  return [target, there = value.to(device)] { *target = there; };
+  return [target, there = moved(value, device)] { *target = there; };
 }
 
 Commit stage_tensors(InputArchive& archive, std::vector<at::Tensor>* target, c10::Device device) {
@@ -323,7 +329,7 @@ Commit stage_tensors(InputArchive& archive, std::vector<at::Tensor>* target, c10
       copies.push_back(own.defined() ? stage_copy("tensor " + std::to_string(i), own, found->second)
                                      : stage_tensor(&own, found->second, device));
     } else {
-      (*values)[i] = found->second.to(device);
+      (*values)[i] = moved(found->second, device);
     }
   }
   return [target, values, copies] {
@@ -387,19 +393,25 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
 
 }  // namespace
 
-std::int64_t check_names(const std::vector<Part>& parts) {
-  std::set<std::string> names;
-  Digest digest;
+std::vector<std::string> check_names(const std::vector<Part>& parts) {
+  constexpr const char* kKinds[] = {"a module", "an optimizer", "a tensor", "a list of tensors", "a variable"};
+  std::vector<std::string> names;
+  std::set<std::string> seen;
   for (const Part& part : parts) {
     if (part.name().empty()) throw Error(Blame::Caller, "a part of the checkpoint has no name");
-    if (!names.insert(part.name()).second) {
+    if (!seen.insert(part.name()).second) {
       throw Error(Blame::Caller, "two parts of the checkpoint have the name " + in_quotes(part.name()));
     }
-    const auto kind = static_cast<char>(Contents::of(part).index());
-    digest.add(part.name().data(), part.name().size() + 1);
-    digest.add(&kind, 1);
+    const auto& content = Contents::of(part);
+    const auto* const module = std::get_if<torch::nn::Module*>(&content);
+    const auto* const optimizer = std::get_if<Optimizer*>(&content);
+    if ((module != nullptr && *module == nullptr) || (optimizer != nullptr && *optimizer == nullptr)) {
+      throw Error(Blame::Caller,
+                  "part " + in_quotes(part.name()) + " of the checkpoint is a null pointer; make the object first");
+    }
+    names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()]);
   }
-  return std::stoll(digest.text().substr(0, 15), nullptr, 16);
+  return names;
 }
 
 ShardedOptimizer* sharded_optimizer_of(const Part& part) {

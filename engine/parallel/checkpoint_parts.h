@@ -20,8 +20,9 @@ class ShardedOptimizer;
 
 namespace weft::checkpoint {
 
-// Throws Caller for names that cannot be. Returns a number that is the same for the same names and kinds of parts.
-std::int64_t check_names(const std::vector<Part>& parts);
+// Throws Caller for names that cannot be, and for what is not there. Returns the names and kinds of the parts, as errors
+// say them.
+std::vector<std::string> check_names(const std::vector<Part>& parts);
 
 // The part's optimizer if its state is spread over ranks, else none.
 parallel::ShardedOptimizer* sharded_optimizer_of(const Part& part);

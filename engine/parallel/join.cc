@@ -1,13 +1,45 @@
 #include <algorithm>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <weft/engine/group/agree.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/join.h>
 
 namespace weft {
 
 namespace parallel {
+
+namespace {
+
+// What every step's exchange is made up of, and who throws when, is the same on all ranks: tensors of different sizes would
+// end a process with Gloo, and a rank that does not throw would wait for those that have.
+void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions& options) {
+  if (group.size() == 1) return;
+  const std::vector<int> mine{static_cast<int>(joinables), options.divide_by_initial_world_size ? 1 : 0,
+                              options.throw_on_early_termination ? 1 : 0};
+  const auto count = static_cast<std::int64_t>(mine.size());
+  at::Tensor most = at::empty({2 * count}, at::TensorOptions(at::kInt));
+  int* data = most.mutable_data_ptr<int>();
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    data[i] = mine[i];
+    data[mine.size() + i] = -mine[i];
+  }
+  most = most.to(group::Core::of(group).host_values_device());
+  group.all_reduce(most, ReduceOp::Max).wait();
+  most = most.to(at::kCPU);
+  const char* const what[] = {"other numbers of objects", "other values of divide_by_initial_world_size",
+                              "other values of throw_on_early_termination"};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const int* both = most.const_data_ptr<int>() + i;
+    if (both[0] == -both[count]) continue;
+    group::throw_together(group, Error(Blame::Caller, std::string("join: some ranks give ") + what[i] +
+                                                          " than others; give the same on all"));
+  }
+}
+
+}  // namespace
 
 JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
     : joinables_(std::move(joinables)),
@@ -28,6 +60,7 @@ JoinScope::JoinScope(std::vector<Joinable*> joinables, JoinOptions options)
     }
     joinable.check_join();
   }
+  compare_calls(group_, joinables_.size(), options_);
   for (Joinable* joinable : joinables_) joinable->join_scope_ = this;
 }
 

@@ -93,7 +93,8 @@ class JoinScope {
 
 // Runs the steps of this rank, then mirrors the others' collectives until every rank has run out. Collective. What `steps`
 // throws passes through. The joinables are named in the order in which they communicate within a step, each once; their
-// groups have the same members. Throws Caller where that is not so, and for one that is inside of another join.
+// groups have the same members. Throws Caller where that is not so, and for one that is inside of another join; on all
+// ranks where these give other numbers of objects, or other options (but for `enable`).
 void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options = {});
 inline void join(Joinable& joinable, const std::function<void()>& steps, JoinOptions options = {}) {
   join(std::vector<Joinable*>{&joinable}, steps, options);

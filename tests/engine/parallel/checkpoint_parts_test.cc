@@ -11,6 +11,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include <weft/engine/parallel/checkpoint_parts.h>
 #include <weft/tests/harness/folder.h>
 
 #include "checkpoints.h"
@@ -351,6 +352,27 @@ TEST_F(CheckpointParts, GoWhereTheParametersAre) {
     EXPECT_TRUE(other->parameters()[1].is_meta());
     expect_equal({other->parameters()[0]}, {net->parameters()[0]});
   });
+}
+
+TEST_F(CheckpointParts, ThatRequireAGradientAreLeavesOnTheDeviceThatTheyAreTakenTo) {
+  torch::serialize::OutputArchive archive;
+  torch::Tensor one = torch::ones({2}).requires_grad_();
+  std::vector<torch::Tensor> list{torch::ones({2}).requires_grad_(), torch::ones({2})};
+  checkpoint::save_parts(archive, {{"one", one}, {"list", list}});
+  std::stringstream stream;
+  archive.save_to(stream);
+  torch::serialize::InputArchive loaded;
+  loaded.load_from(stream);
+  one = torch::Tensor();
+  list.clear();
+  for (const auto& commit : checkpoint::stage_parts(loaded, {{"one", one}, {"list", list}}, torch::kMeta)) commit();
+  ASSERT_EQ(list.size(), 2u);
+  for (const auto& tensor : {one, list[0]}) {
+    EXPECT_TRUE(tensor.is_meta());
+    EXPECT_TRUE(tensor.requires_grad());
+    EXPECT_TRUE(tensor.is_leaf());
+  }
+  EXPECT_FALSE(list[1].requires_grad());
 }
 
 TEST_F(CheckpointParts, OfAnEmptyGroupAreRefused) {

@@ -320,7 +320,12 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
                         [&] {
                           checkpoint::save(file_, group, {{group.rank() == 2 ? "b" : "a", a}});
                         }),
-                HasSubstr("the ranks name different parts for one checkpoint: those of rank 2 are not those of rank 0"));
+                HasSubstr("rank 2 has 'b', a variable, where rank 0 has 'a', a variable; name the same on all"));
+    std::vector<checkpoint::Part> parts = {{"a", a}};
+    torch::Tensor tensor = torch::ones({1});
+    if (group.rank() != 1) parts.emplace_back("b", tensor);
+    EXPECT_THAT(refused(group, Blame::Caller, [&] { checkpoint::save(file_, group, parts); }),
+                HasSubstr("rank 1 has none more, where rank 0 has 'b', a tensor"));
     EXPECT_EQ(refused(group, Blame::Caller,
                       [&] {
                         checkpoint::save(file_, group, {{"a", a}, {"a", a}});
@@ -332,6 +337,14 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
                         checkpoint::save(file_, group, {{group.rank() == 1 ? "" : "a", a}});
                       }),
               "a part of the checkpoint has no name");
+    const std::shared_ptr<MlpImpl> none;
+    const Mlp empty(nullptr);
+    torch::optim::SGD* const no_optimizer = nullptr;
+    for (const auto& part : std::vector<checkpoint::Part>{{"a", none}, {"a", empty}, {"a", no_optimizer}}) {
+      EXPECT_EQ(refused(group, Blame::Caller,
+                        [&] { checkpoint::save(file_, group, {group.rank() == 1 ? part : checkpoint::Part("a", a)}); }),
+                "part 'a' of the checkpoint is a null pointer; make the object first");
+    }
   });
   EXPECT_TRUE(files_in(folder_.path()).empty());
 }

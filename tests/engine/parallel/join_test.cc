@@ -235,7 +235,9 @@ TEST(Join, OneObjectInTwoScopesIsACallerError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
-    EXPECT_THROW(join(ddp, [&] { join(ddp, [] {}); }), Error);
+    const Error error = harness::error_of([&] { join(ddp, [&] { join(ddp, [] {}); }); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("inside another join already"));
   });
 }
 
@@ -265,12 +267,37 @@ TEST(Join, ObjectsOfDifferentGroupsAndOneThatIsGivenTwiceAreCallerErrors) {
   });
 }
 
+TEST(Join, CallsThatDifferBetweenRanksAreCallerErrorsOnAll) {
+  harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
+    const bool other = group.rank() == 1;
+    auto net = std::make_shared<ScalarImpl>();
+    auto more = std::make_shared<ScalarImpl>();
+    DistributedDataParallel<ScalarImpl> ddp(net, group);
+    DistributedDataParallel<ScalarImpl> second(more, group);
+    const auto text_of = [&](std::vector<Joinable*> joinables, JoinOptions options) {
+      const Error error = harness::error_of([&] {
+        join(
+            std::move(joinables), [] {}, options);
+      });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      return error.text();
+    };
+    EXPECT_THAT(text_of(other ? std::vector<Joinable*>{&ddp} : std::vector<Joinable*>{&ddp, &second}, {}),
+                HasSubstr("other numbers of objects"));
+    EXPECT_THAT(text_of({&ddp}, {.divide_by_initial_world_size = other}),
+                HasSubstr("other values of divide_by_initial_world_size"));
+    EXPECT_THAT(text_of({&ddp}, {.throw_on_early_termination = other}),
+                HasSubstr("other values of throw_on_early_termination"));
+    join(ddp, [&] { ddp(1.0).sum().backward(); });  // usable still
+  });
+}
+
 TEST(Join, ANullPointerIsACallerError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     auto net = std::make_shared<ScalarImpl>();
     DistributedDataParallel<ScalarImpl> ddp(net, group);
-    EXPECT_THROW(join({&ddp, nullptr}, [] {}), Error);
-    EXPECT_THROW(join({nullptr}, [] {}, {.enable = false}), Error);
+    EXPECT_EQ(harness::error_of([&] { join({&ddp, nullptr}, [] {}); }).blame(), Blame::Caller);
+    EXPECT_EQ(harness::error_of([&] { join({nullptr}, [] {}, {.enable = false}); }).blame(), Blame::Caller);
   });
 }
 
