@@ -57,22 +57,25 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   const auto base_of = [](int check) { return "model" + std::to_string(check) + "/"; };
   const std::string base = base_of(number);
   // All ranks came to the check before this one, which this rank has left: nobody reads the keys of that before it.
-  if (number > 2) core.bootstrap->erase(base_of(number - 2) + std::to_string(group.rank()));
+  if (number > 2) {
+    core.bootstrap->erase(base_of(number - 2) + std::to_string(group.rank()));
+    if (group.rank() == 0) core.bootstrap->erase(base_of(number - 2) + "all");
+  }
   const Deadline deadline = Deadline::in(core.options.timeout);
   const std::string mine = options + text_of(group, tensors);
-  std::string verdict;
+  // A rank that found a difference says so before anybody goes on. Rank 0 hears them all, for all.
+  std::string differing;
   if (group.rank() == 0) {
     core.bootstrap->set(base + "0", group::to_bytes(mine));
+    for (int rank = 1; rank < group.size(); ++rank) {
+      const std::string theirs = group::to_text(core.bootstrap->get(base + std::to_string(rank), deadline));
+      if (!theirs.empty()) differing += (differing.empty() ? "" : "; ") + ("rank " + std::to_string(rank) + ": " + theirs);
+    }
+    core.bootstrap->set(base + "all", group::to_bytes(differing));
   } else {
-    verdict = difference(mine, group::to_text(core.bootstrap->get(base + "0", deadline)));
+    const std::string verdict = difference(mine, group::to_text(core.bootstrap->get(base + "0", deadline)));
     core.bootstrap->set(base + std::to_string(group.rank()), group::to_bytes(verdict));
-  }
-  // A rank that found a difference says so before anybody goes on.
-  std::string differing;
-  for (int rank = 1; rank < group.size(); ++rank) {
-    const std::string theirs =
-        rank == group.rank() ? verdict : group::to_text(core.bootstrap->get(base + std::to_string(rank), deadline));
-    if (!theirs.empty()) differing += (differing.empty() ? "" : "; ") + ("rank " + std::to_string(rank) + ": " + theirs);
+    differing = group::to_text(core.bootstrap->get(base + "all", deadline));
   }
   if (!differing.empty()) {
     // Who throws may end, and the store with it: the others are to read the same first.

@@ -188,6 +188,27 @@ TEST(Ddp, ComparingModelsLeavesNoMoreInTheStoreEachTime) {
   });
 }
 
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    if (key.find("model1/") != std::string::npos) ++gets;
+    return HashStore::get(key);
+  }
+  std::atomic<int> gets = 0;
+};
+
+// Each rank asks for what rank 0 has, and for what it says of all.
+TEST(Ddp, ComparingModelsAsksTheStoreAsOftenAsThereAreRanks) {
+  constexpr int kRanks = 6;
+  const auto store = c10::make_intrusive<CountingStore>();
+  harness::run_threads(kRanks, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = kRanks, .store = store, .device = c10::Device(c10::kCPU)});
+    Mlp net;
+    const DistributedDataParallel ddp(net, group);
+  });
+  EXPECT_EQ(store->gets, 3 * (kRanks - 1));
+}
+
 // DD-018
 TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
