@@ -34,6 +34,8 @@ bool goes_on() { return received_signal == 0; }
 
 void say(const std::string& text) { std::fprintf(stderr, "weft-run: %s\n", text.c_str()); }
 
+int exit_code_of(const Error& error) { return error.blame() == Blame::Caller ? 2 : 1; }
+
 std::string random_id() {
   std::random_device random;
   char text[33];
@@ -84,6 +86,7 @@ class Job {
       code = run_rounds();
     } catch (const Error& error) {  // of the rendezvous, or of starting ranks; none runs any more
       say(error.what());
+      code = exit_code_of(error);
     }
     rendezvous_->leave(goes_on);
     return code;
@@ -243,7 +246,7 @@ int run_command(int argc, char** argv, const OpenStore& open_store) {
     return code;
   } catch (const Error& error) {
     say(error.what());
-    return error.blame() == Blame::Caller ? 2 : 1;
+    return exit_code_of(error);
   } catch (const std::exception& error) {
     say(error.what());
     return 1;

@@ -174,7 +174,7 @@ struct Help final : CLI::Formatter {
 
 }  // namespace
 
-Streams Streams::parse(const std::string& option, const std::string& text) {
+Streams Streams::parse(const std::string& option, const std::string& text, int ranks) {
   Streams streams;
   int number = 0;
   if (reads(text, 0, 3, streams.of_all_)) return streams;
@@ -187,6 +187,10 @@ Streams Streams::parse(const std::string& option, const std::string& text) {
       throw Error(Blame::Caller, option + " is '" + text +
                                      "'; it takes 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or that of single local "
                                      "ranks as in 0:3,1:2");
+    }
+    if (rank >= ranks) {
+      throw Error(Blame::Caller, option + " names local rank " + std::to_string(rank) + "; with --nproc-per-node " +
+                                     std::to_string(ranks) + " they go up to " + std::to_string(ranks - 1));
     }
     streams.of_rank_[rank] = number;
   }
@@ -285,14 +289,14 @@ Options parse_options(int argc, char** argv) {
                                    "--master-addr, --master-port)");
   }
   check(options, is_standalone, master_address->count() > 0 || master_port->count() > 0);
-  options.redirected = Streams::parse("--redirects", redirects);
-  options.teed = Streams::parse("--tee", tee);
+  options.redirected = Streams::parse("--redirects", redirects, options.ranks);
+  options.teed = Streams::parse("--tee", tee, options.ranks);
   const bool names_streams = options.redirected.any() || options.teed.any();
   if (names_streams && log_folder.empty()) {
     throw Error(Blame::Caller, "--redirects and --tee need a folder for the logs: --log-dir");
   }
   if (!log_folder.empty()) {
-    if (!names_streams) options.teed = Streams::parse("--tee", "3");
+    if (!names_streams) options.teed = Streams::parse("--tee", "3", options.ranks);
     options.log_folder = log_folder_in(log_folder, options.run_id);
   }
   if (options.command.empty()) throw Error(Blame::Caller, "no program is given; weft-run --help shows how");

@@ -136,7 +136,7 @@ int Children::signal_who_catch(int number) const {
   return count;
 }
 
-void Children::end_all(std::chrono::milliseconds grace) {
+void Children::end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
   if (reached().empty()) return;
   signal_all(SIGTERM);
   signal_all(SIGCONT);  // a stopped process sees no SIGTERM
@@ -152,7 +152,8 @@ void Children::end_all(std::chrono::milliseconds grace) {
     }
   };
   const Deadline deadline = Deadline::in(grace);
-  while (!reached().empty() && !deadline.passed()) wait_a_moment(deadline.remaining());
+  const auto is_over = [&] { return deadline.passed() || (hurry && hurry()); };
+  while (!reached().empty() && !is_over()) wait_a_moment(deadline.remaining());
   // What a child has started may be somebody else's (sudo) and stay.
   const Deadline last = Deadline::in(std::chrono::seconds(5));
   while (!processes_.empty() || (!reached().empty() && !last.passed())) {

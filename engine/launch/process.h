@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,8 @@ class Children {
   // Only to those that handle the signal: the others, such as a shell around the program, would die of it. Returns how
   // many there are.
   int signal_who_catch(int number) const;
-  void end_all(std::chrono::milliseconds grace);
+  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL.
+  void end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry = {});
 
  private:
   Ended reap();

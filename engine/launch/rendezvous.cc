@@ -132,6 +132,7 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
     const std::vector<std::string> silent = lost(state);
     state = update(deadline, [&](RendezvousState& next) {
       if (next.end) return;
+      agree(next, settings_.limits);
       for (const std::string& id : silent) remove(next, settings_.limits, id, "is lost");
       come(next, self_, settings_.limits);
       run_if_ready(next, settings_.limits, is_last_call_over);

@@ -52,7 +52,7 @@ class Rendezvous {
 
   // Blocks until a round runs that this node takes part in, with a new port of it. Asks `goes_on` in between, and tells
   // whom it waits for. Nothing where it is to go on no more, or where the job has ended: see end(). Throws Timeout when too
-  // few nodes come, PeerLost when the store is lost.
+  // few nodes come, Caller where the job has other limits than this node, PeerLost when the store is lost.
   std::optional<Place> join(int port, const std::function<bool()>& goes_on,
                             const std::function<void(const std::string&)>& tell);
 

@@ -69,6 +69,20 @@ std::vector<std::string> all_ids(const RendezvousState& state) {
   return ids;
 }
 
+void agree(RendezvousState& state, const RendezvousLimits& limits) {
+  if (!state.limits) state.limits = limits;
+  if (state.limits == limits) return;
+  const auto nodes_of = [](const RendezvousLimits& some) {
+    return "--nnodes " + std::to_string(some.least) + (some.most > some.least ? ":" + std::to_string(some.most) : "");
+  };
+  const auto restarts_of = [](const RendezvousLimits& some) { return "--max-restarts " + std::to_string(some.restarts); };
+  const bool has_other_nodes = nodes_of(*state.limits) != nodes_of(limits);
+  const auto text_of = [&](const RendezvousLimits& some) { return has_other_nodes ? nodes_of(some) : restarts_of(some); };
+  throw Error(Blame::Caller, "this node was started with " + text_of(limits) + ", and the job at this rendezvous with " +
+                                 text_of(*state.limits) + "; start all its nodes with the same, or give another job " +
+                                 "another --rdzv-id");
+}
+
 void come(RendezvousState& state, const Node& node, const RendezvousLimits& limits) {
   const auto known = std::ranges::find(state.nodes, node.id, &Node::id);
   if (state.is_running) {
@@ -166,6 +180,9 @@ std::string encode(const RendezvousState& state) {
   json value = {{"round", state.round},      {"is_running", state.is_running}, {"nodes", nodes},
                 {"former", state.former},    {"waiting", state.waiting},       {"cause", state.cause},
                 {"restarts", state.restarts}};
+  if (state.limits) {
+    value["limits"] = {{"least", state.limits->least}, {"most", state.limits->most}, {"restarts", state.limits->restarts}};
+  }
   if (state.end) value["end"] = {{"code", state.end->code}, {"why", state.end->why}};
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -190,6 +207,12 @@ RendezvousState decode(const std::string& text) {
     state.waiting = ids_of(value.at("waiting"));
     state.cause = text_of(value.at("cause"));
     state.restarts = number_of(value.at("restarts"), 0, kMost - 1);
+    if (value.contains("limits")) {
+      const json& limits = value.at("limits");
+      state.limits = RendezvousLimits{.least = number_of(limits.at("least"), 1, 65536),
+                                      .most = number_of(limits.at("most"), 1, 65536),
+                                      .restarts = number_of(limits.at("restarts"), 0, kMost)};
+    }
     if (value.contains("end")) {
       const json& end = value.at("end");
       state.end = JobEnd{number_of(end.at("code"), 0, 255), text_of(end.at("why"))};

@@ -32,6 +32,14 @@ struct JobEnd {
   bool operator==(const JobEnd&) const = default;
 };
 
+struct RendezvousLimits {
+  int least = 1;  // nodes of a round
+  int most = 1;
+  int restarts = 0;  // that failures may cause
+
+  bool operator==(const RendezvousLimits&) const = default;
+};
+
 struct RendezvousState {
   int round = 0;
   bool is_running = false;           // its nodes are those that are there, else they are coming
@@ -40,17 +48,14 @@ struct RendezvousState {
   std::vector<std::string> waiting;  // ids of nodes that came while it ran
   std::string cause;                 // of the round, in words; "" for the first
   int restarts = 0;                  // rounds that failures have caused
+  std::optional<RendezvousLimits> limits;  // of who came first, and so of all
   std::optional<JobEnd> end;
 
   bool operator==(const RendezvousState&) const = default;
 };
 
-struct RendezvousLimits {
-  int least = 1;  // nodes of a round
-  int most = 1;
-  int restarts = 0;  // that failures may cause
-};
-
+// Who comes first says what the job's limits are. Throws Caller, with both, where they are others than this node's.
+void agree(RendezvousState& state, const RendezvousLimits& limits);
 // The node takes part in a round that has not begun to run and has room, else waits for the next.
 void come(RendezvousState& state, const Node& node, const RendezvousLimits& limits);
 // Whether all that are known of have come and are enough; more may still come to the first round.

@@ -9,8 +9,13 @@ void listen_for_signals() {
   struct sigaction action {};
   action.sa_flags = SA_SIGINFO;
   action.sa_sigaction = [](int number, siginfo_t* from, void*) {
-    if (received_signal != 0) return;  // the first is what ends the job, and what the exit code says
-    signal_of_terminal = from->si_code == SI_KERNEL;
+    const bool is_of_terminal = from->si_code == SI_KERNEL;
+    if (received_signal != 0) {  // the first is what ends the job, and what the exit code says
+      // One Ctrl-C may come twice: from the terminal, and from a program around this one that passes it on.
+      if (number == SIGINT && (received_signal != SIGINT || is_of_terminal == (signal_of_terminal != 0))) is_hurried = 1;
+      return;
+    }
+    signal_of_terminal = is_of_terminal;
     received_signal = number;
   };
   sigaction(SIGINT, &action, nullptr);

@@ -56,7 +56,7 @@ std::optional<WorkerGroup::Failure> WorkerGroup::supervise() {
 
 void WorkerGroup::end() {
   ask_for_dumps();
-  children_.end_all(grace());
+  end_children(grace());
   forward_output(milliseconds(0));
 }
 
@@ -194,7 +194,7 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
   }
   const std::vector<pid_t> stopped = children_.running();
   ask_for_dumps();
-  children_.end_all(grace());
+  end_children(grace());
   forward_output(milliseconds(50));
   Children::Ended cause = first;
   bool is_consequence = true;
@@ -223,7 +223,13 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
 void WorkerGroup::ask_for_dumps() {
   if (::getenv("WEFT_DUMP_DIR") == nullptr || children_.running().empty()) return;
   children_.signal_who_catch(SIGUSR1);
-  for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed();) forward_output(milliseconds(50));
+  for (const Deadline deadline = Deadline::in(milliseconds(500)); !deadline.passed() && is_hurried == 0;) {
+    forward_output(milliseconds(50));
+  }
+}
+
+void WorkerGroup::end_children(milliseconds patience) {
+  children_.end_all(patience, [] { return is_hurried != 0; });
 }
 
 void WorkerGroup::end_on_signal(int number) {
@@ -231,21 +237,22 @@ void WorkerGroup::end_on_signal(int number) {
   ask_for_dumps();
   if (signal_of_terminal == 0) children_.signal_all(number);
   const Deadline deadline = Deadline::in(grace());
-  while (!children_.reached().empty() && !deadline.passed()) wait_for_end();
-  children_.end_all(milliseconds(500));
+  while (!children_.reached().empty() && !deadline.passed() && is_hurried == 0) wait_for_end();
+  if (is_hurried != 0 && !children_.reached().empty()) std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
+  end_children(milliseconds(500));
   forward_output(milliseconds(0));
 }
 
 void WorkerGroup::clean_up() {
   forward_output(milliseconds(0));
-  for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed();) {
+  for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed() && is_hurried == 0;) {
     if (children_.reached().empty()) break;
     forward_output(milliseconds(10));
   }
   if (const auto left = children_.reached().size(); left > 0) {
     std::fprintf(stderr, "weft-run: all ranks have ended; %zu processes that they left behind are ended\n", left);
   }
-  children_.end_all(grace());
+  end_children(grace());
   forward_output(milliseconds(0));
   if (status_) show(status_->summary());
 }

@@ -41,7 +41,7 @@ class WorkerGroup {
 
   // Ends the ranks and what they have started.
   void end();
-  // The same, as the signal says that weft-run has received.
+  // The same, as the signal says that weft-run has received. A Ctrl-C after it cuts the grace short.
   void end_on_signal(int number);
   // All ranks have ended well: forwards the rest, and ends what they have left behind.
   void clean_up();
@@ -67,6 +67,7 @@ class WorkerGroup {
   Failure report(Children::Ended first);
   // What ranks that hang were doing, before they are ended.
   void ask_for_dumps();
+  void end_children(std::chrono::milliseconds patience);
   std::chrono::seconds grace() const { return std::chrono::seconds(options_.grace_seconds); }
 
   const Options& options_;

@@ -88,6 +88,12 @@ TEST(Logs, ThatCannotBeWrittenAreRefused) {
   EXPECT_THAT(outcome.err, HasSubstr("--log-dir: /dev/null/logs/"));
   EXPECT_THAT(run(path_of("weft-run") + " --tee 3 true").err, HasSubstr("need a folder for the logs: --log-dir"));
   EXPECT_THAT(run(path_of("weft-run") + " --log-dir /tmp --tee 4 true").err, HasSubstr("--tee is '4'"));
+  for (const std::string option : {"--tee", "--redirects"}) {
+    const auto none = run(path_of("weft-run") + " --nproc-per-node 2 --log-dir /tmp " + option + " 0:3,2:1 echo started");
+    EXPECT_EQ(none.code, 2);
+    EXPECT_EQ(none.out, "");
+    EXPECT_THAT(none.err, HasSubstr(option + " names local rank 2; with --nproc-per-node 2 they go up to 1"));
+  }
 }
 
 TEST(Logs, StayInTheFolderThatIsNamedWhateverTheJobIsCalled) {
@@ -194,6 +200,17 @@ TEST(Elastic, TooFewNodesAreAnError) {
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: no rendezvous within 200 ms"));
   EXPECT_THAT(outcome.err, HasSubstr("1 of 2 nodes have come"));
+}
+
+TEST(Elastic, ANodeThatWasStartedForAnotherNumberOfNodesIsToldSo) {
+  const std::string endpoint = " --rdzv-endpoint 127.0.0.1:" + std::to_string(free_port()) + " ";
+  const auto outcome = run("d=$(mktemp -d); " + node("--nnodes 2" + endpoint, "exit 0") +
+                           " 2> $d/log & until grep -q \"have come\" $d/log; do sleep 0.05; done; " +
+                           node("--nnodes 3" + endpoint, "exit 0") + "; echo code $?; " +
+                           node("--nnodes 2" + endpoint, "exit 0") + "; echo code $?; wait; rm -r $d");
+  EXPECT_THAT(outcome.out, HasSubstr("code 2\ncode 0\n")) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: this node was started with --nnodes 3, and the job at this rendezvous with "
+                                     "--nnodes 2;"));
 }
 
 TEST(Elastic, AHostOfTheRendezvousThatIsLostEndsTheOthers) {

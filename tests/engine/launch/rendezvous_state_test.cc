@@ -189,6 +189,8 @@ TEST(RendezvousState, IsTheSameWhenItIsReadAgain) {
   EXPECT_EQ(decode(encode(state)), state);
   fail(state, limits, "rank \"0\" failed\n", 1);
   EXPECT_EQ(decode(encode(state)), state);
+  agree(state, limits);
+  EXPECT_EQ(decode(encode(state)), state);
   state.end = JobEnd{255, "enough"};
   EXPECT_EQ(decode(encode(state)), state);
 }

@@ -179,6 +179,31 @@ TEST_F(Nodes, WhoLeavesIsNotWaitedFor) {
   EXPECT_EQ(join(*a, 1003).get()->cause, "the node at 10.0.0.2 has left");
 }
 
+TEST_F(Nodes, WhoseLimitsAreOthersThanTheJobsAreToldBoth) {
+  const auto first = make("1", settings(2, 3, 1));
+  auto job = join(*first, 1001);
+  wait_for_the_first();
+  const auto refused = [&](const Rendezvous::Settings& how) {
+    const auto node = make("2", how);
+    try {
+      join(*node, 1002).get();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      return error.text();
+    }
+    return std::string("not refused");
+  };
+  EXPECT_THAT(refused(settings(3, 3, 1)), HasSubstr("started with --nnodes 3, and the job at this rendezvous with "
+                                                    "--nnodes 2:3; start all its nodes with the same"));
+  EXPECT_THAT(refused(settings(2, 4, 1)), HasSubstr("started with --nnodes 2:4, and"));
+  EXPECT_THAT(refused(settings(2, 3, 0)), HasSubstr("started with --max-restarts 0, and the job at this rendezvous with "
+                                                    "--max-restarts 1;"));
+  const auto like = make("3", settings(2, 3, 1));
+  const Place place = join(*like, 1003).get();
+  ASSERT_TRUE(place && job.get());
+  EXPECT_EQ(place->nodes, 2);  // who was refused is not waited for
+}
+
 TEST_F(Nodes, TooFewAreATimeout) {
   auto how = settings(2, 3);
   how.join_timeout = milliseconds(100);

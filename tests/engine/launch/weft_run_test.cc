@@ -212,6 +212,18 @@ TEST(WeftRun, TheFirstSignalIsTheOneThatEndsTheJob) {
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
 }
 
+// Whichever comes first, and while weft-run waits for ranks that end after a failure.
+TEST(WeftRun, ACtrlCAfterItsEndHasBegunKillsRanksThatTakeTheirTime) {
+  for (const std::string first : {"INT", "TERM"}) {
+    const auto outcome =
+        shell("--nproc-per-node 1 --no-prefix --grace 1000",
+              "trap \"\" TERM; trap \"kill -INT \\$PPID\" INT; test " + first +
+                  " = TERM && trap \"kill -INT \\$PPID\" TERM; kill -" + first + " $PPID; while :; do sleep 0.01; done");
+    EXPECT_EQ(outcome.code, 128 + (first == "INT" ? 2 : 15)) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("and by Ctrl-C: they are killed"));
+  }
+}
+
 TEST(WeftRun, HelpListsTheOptions) {
   const auto outcome = run(path_of("weft-run") + " --help");
   EXPECT_EQ(outcome.code, 0);
