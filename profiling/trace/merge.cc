@@ -346,6 +346,19 @@ void put_in_place(const std::string& file, const std::string& fresh) {
                                  "; its parts stay in '" + folder_of_parts(file) + "'");
 }
 
+// Two at a time with one WEFT_TIMELINE, or one that was killed on another machine: together they would be of no job at all.
+void require_one_job(const Timeline& timeline, const std::string& file) {
+  if (timeline.jobs.size() <= 1) return;
+  std::string jobs;
+  for (const auto& [job, parts] : timeline.jobs) {
+    jobs += (jobs.empty() ? "" : ", ") + std::to_string(parts) + " of '" + job + "'";
+  }
+  throw Error(Blame::Caller,
+              "'" + folder_of_parts(file) + "' holds parts of several jobs, " + jobs +
+                  ", after which the files there are called; remove those of the others, and give each job " +
+                  "a WEFT_TIMELINE of its own");
+}
+
 }  // namespace
 
 Merged merge(const std::string& file) {
@@ -356,6 +369,7 @@ Merged merge(const std::string& file) {
     throw Error(Blame::Caller, "'" + folder_of_parts(file) + "' holds no parts of a timeline; is '" + file +
                                    "' what WEFT_TIMELINE was set to, and has it been merged before?");
   }
+  require_one_job(timeline, file);
   choose_rows(timeline.spans);
   const std::string fresh = file + ".new";
   try {

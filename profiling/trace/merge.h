@@ -17,7 +17,8 @@ struct Merged {
   bool complete = false;  // every rank has written one, and ended in good order
 };
 
-// Merges the parts of `file` into it; the parts stay. Throws Caller where there are none, or the file cannot be written.
+// Merges the parts of `file` into it; the parts stay. Throws Caller where there are none, or those of several jobs, or the
+// file cannot be written.
 Merged merge(const std::string& file);
 
 // The same, where no process writes a part any more; removes the parts if that is all there will be. Else, and where

@@ -116,6 +116,7 @@ class PartReader {
   void take_header(const Json& json) {
     if (rank_) throw Error(Blame::PeerLost, "a part of the timeline has two headers");
     const int rank = json.at("rank");
+    const std::string job = json.at("job");
     RankInfo info;
     info.machine = json.at("machine");
     info.pid = json.at("pid");
@@ -128,6 +129,7 @@ class PartReader {
     const int job_ranks = json.at("ranks");
     into_.job_ranks = std::max(into_.job_ranks, job_ranks);
     into_.ranks[rank] = std::move(info);
+    ++into_.jobs[job];
     rank_ = rank;
   }
 

@@ -85,6 +85,7 @@ struct Timeline {
   std::vector<PartArrows> arrows;  // by part
   std::map<int, RankInfo> ranks;   // of processes, and of their threads where these are ranks
   int job_ranks = 0;
+  std::map<std::string, int> jobs;  // how many parts there are of each, by the names that they have drawn
 };
 
 // Adds what a part holds, up to the first line that no Part writes. False for a file that is no part.

@@ -346,13 +346,35 @@ TEST_F(Timeline, PartsThatNoWriterMadeEndAtTheirFirstWrongLine) {
 TEST_F(Timeline, SaysOfWhichRanksNoRangesWereRecorded) {
   run(0, 2, [] {});
   std::ofstream(timeline::folder_of_parts(file_) + "/" + kJob + ".1.9")
-      << R"({"weft":"timeline part 1","job":"","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"ranges":false,)"
-         R"("offset":0,"error":0})"
-         "\n";
+      << R"({"weft":"timeline part 1","job":")" + std::string(kJob) +
+             R"(","rank":1,"ranks":2,"host":"h","machine":"m","pid":1,"ranges":false,)"
+             R"("offset":0,"error":0})"
+             "\n";
   timeline::merge(file_);
   const Json ranks = read().at("otherData").at("ranks");
   EXPECT_TRUE(ranks[0].at("ranges").get<bool>());
   EXPECT_FALSE(ranks[1].at("ranges").get<bool>());
+}
+
+TEST_F(Timeline, PartsOfTwoJobsAreRefusedWithTheirNames) {
+  run(0, 2, [] {});
+  std::filesystem::remove(file_);
+  const std::string other = timeline::folder_of_parts(file_) + "/fedcba9876543210.1.9";
+  std::ofstream(other) << R"({"weft":"timeline part 1","job":"fedcba9876543210","rank":1,"ranks":2,"host":"h",)"
+                          R"("machine":"m","pid":1,"offset":0,"error":0})"
+                          "\n";
+  try {
+    timeline::merge(file_);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("1 of '" + std::string(kJob) + "'"), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("1 of 'fedcba9876543210'"), std::string::npos) << error.text();
+  }
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  std::filesystem::remove(other);
+  timeline::merge(file_);
+  EXPECT_TRUE(std::filesystem::exists(file_));
 }
 
 TEST_F(Timeline, APartThatIsEndedByItselfIsLeftAsItIs) {
