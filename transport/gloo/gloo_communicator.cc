@@ -1,8 +1,6 @@
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <set>
+#include <mutex>
 #include <system_error>
 #include <thread>
 
@@ -14,6 +12,7 @@
 
 #include <weft/base/log.h>
 #include <weft/transport/gloo/gloo_communicator.h>
+#include <weft/transport/gloo/pending.h>
 #include <weft/transport/gloo/sigpipe.h>
 #include <weft/transport/gloo/store_adapter.h>
 
@@ -131,122 +130,7 @@ std::string text_of(const std::exception& error) {
   return c10_error != nullptr ? c10_error->what_without_backtrace() : error.what();
 }
 
-// Gloo and c10d report failures as text only.
-Blame blame_of(const std::string& text) {
-  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
-  // "Application timeout caused pair closure" as well: another operation has run out of time.
-  if (says("Timed out") || says("timed out") || says("imeout")) return Blame::Timeout;
-  if (says("Connection") || says("Broken pipe") || says("Read error") || says("Write error") || says("Socket")) {
-    return Blame::PeerLost;
-  }
-  return Blame::Unsupported;
-}
-
 }  // namespace
-
-struct GlooCommunicator::Pending {
-  const std::string context;  // "on group 'x' (gloo, rank 0 of 2)"
-  const std::chrono::milliseconds timeout;
-  std::mutex mutex;
-  std::map<std::uint64_t, Completion> completions;
-  std::set<std::uint64_t> begun;  // of those: Gloo has their memory, and writes to it for as long as it likes
-  std::condition_variable ended;  // one that was begun
-  std::map<std::uint64_t, c10::intrusive_ptr<c10d::Work>> waited;  // sends and receives that a thread waits for
-  std::uint64_t next_key = 0;
-  std::optional<Error> aborted;
-
-  explicit Pending(const JoinOptions& options) : context(place_of(options, "gloo")), timeout(options.timeout) {}
-
-  // After an abort the completion fails at once.
-  std::uint64_t add(Completion completion) {
-    std::unique_lock lock(mutex);
-    const auto key = next_key++;
-    if (aborted) {
-      const Error why = *aborted;
-      lock.unlock();
-      completion.fail(why);
-    } else {
-      completions.emplace(key, std::move(completion));
-    }
-    return key;
-  }
-
-  // Blocks until a send or a receive is done; false when abort() came first.
-  bool wait(std::uint64_t key, const c10::intrusive_ptr<c10d::Work>& work) {
-    {
-      std::lock_guard lock(mutex);
-      if (aborted) return false;
-      waited.emplace(key, work);
-    }
-    const auto forget = [this, key] {
-      std::lock_guard lock(mutex);
-      waited.erase(key);
-    };
-    try {
-      const bool done = work->wait(timeout);
-      forget();
-      return done;
-    } catch (...) {
-      forget();
-      throw;
-    }
-  }
-
-  // Gloo gets it now; false where it has failed meanwhile.
-  bool begin(std::uint64_t key) {
-    std::lock_guard lock(mutex);
-    return completions.contains(key) && begun.insert(key).second;
-  }
-
-  bool is_aborted() {
-    std::lock_guard lock(mutex);
-    return aborted.has_value();
-  }
-
-  std::optional<Completion> take(std::uint64_t key) {
-    std::lock_guard lock(mutex);
-    const auto found = completions.find(key);
-    if (found == completions.end()) return std::nullopt;
-    Completion completion = std::move(found->second);
-    completions.erase(found);
-    if (begun.erase(key) > 0) ended.notify_all();
-    return completion;
-  }
-
-  // Of an abort: those that Gloo does not have, and after `patience` the others as well.
-  void fail_aborted(std::optional<std::chrono::milliseconds> patience) {
-    std::map<std::uint64_t, Completion> failing;
-    std::unique_lock lock(mutex);
-    const Error why = *aborted;
-    if (patience) {
-      ended.wait_for(lock, *patience, [this] { return begun.empty(); });
-      begun.clear();
-    }
-    for (auto one = completions.begin(); one != completions.end();) {
-      const auto next = std::next(one);
-      if (!begun.contains(one->first)) failing.insert(completions.extract(one));
-      one = next;
-    }
-    lock.unlock();
-    for (auto& [key, completion] : failing) completion.fail(why);
-  }
-
-  Error failure(const std::string& operation, const std::string& text) {
-    const std::string what = operation + " " + context;
-    std::lock_guard lock(mutex);
-    if (aborted) return *aborted;
-    const Blame blame = blame_of(text);
-    if (blame != Blame::Timeout) return {blame, what + ": " + text};
-    return {blame, what + ": not all ranks took part within " + describe(timeout) + ": " + text};
-  }
-
-  void fail(std::uint64_t key, const std::string& operation, const std::string& text) {
-    fail(key, failure(operation, text));
-  }
-  void fail(std::uint64_t key, const Error& error) {
-    if (auto completion = take(key)) completion->fail(error);
-  }
-};
 
 struct GlooCommunicator::Group {
   std::mutex mutex;  // c10d's object is not thread-safe
@@ -293,19 +177,14 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
     group_->store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
     group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(group_->store, rank_, size_, gloo);
   } catch (const Error& error) {
-    throw error.within("joining " + pending_->context);
+    throw error.within("joining " + pending_->context());
   } catch (const std::exception& error) {
     throw pending_->failure("joining", text_of(error));
   }
 }
 
 GlooCommunicator::~GlooCommunicator() {
-  bool busy = false;
-  {
-    std::lock_guard lock(pending_->mutex);
-    busy = !pending_->completions.empty();
-  }
-  if (busy) abort(Error(Blame::Cancelled, "the group was destroyed"));
+  if (!pending_->empty()) abort(Error(Blame::Cancelled, "the group was destroyed"));
   const auto store = group_->store;
   const auto ended = std::make_shared<HostFlag>();
   // Never freed where nobody may wait for Gloo.
@@ -319,27 +198,22 @@ GlooCommunicator::~GlooCommunicator() {
     ended->raise();
   };
   const bool may_wait = !on_backend_thread && !loop_->inside();
-  if (may_wait && !was_aborted()) {
+  if (may_wait && !pending_->is_aborted()) {
     destroy();
     return;
   }
   try {
     std::thread(destroy).detach();
   } catch (const std::system_error& error) {
-    log::error("no thread to end Gloo's " + pending_->context + " (" + error.what() + "); " +
+    log::error("no thread to end Gloo's " + pending_->context() + " (" + error.what() + "); " +
                (may_wait ? "this one waits for it" : "its threads and connections stay until the process ends"));
     if (may_wait) destroy();
   }
   // Gloo forgets sends that its sockets had not taken when their connection broke: its thread then waits out the group's
   // time limit, and is left to do so.
   if (may_wait && !ended->synchronize(Deadline::in(kUntilBroken)))
-    log::debug("Gloo still waits for a connection that is broken " + pending_->context + "; a thread is left to it");
+    log::debug("Gloo still waits for a connection that is broken " + pending_->context() + "; a thread is left to it");
   store->release();
-}
-
-bool GlooCommunicator::was_aborted() const {
-  std::lock_guard lock(pending_->mutex);
-  return pending_->aborted.has_value();
 }
 
 bool GlooCommunicator::can_reduce(Dtype dtype, ReduceOp op) const {
@@ -537,9 +411,7 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
       work->getFuture()->addCallback([pending, key, name, pin, finish, here](c10::ivalue::Future& future) {
         if (std::this_thread::get_id() != here) on_backend_thread = true;
         if (future.hasError()) return pending->fail(key, name, future.tryRetrieveErrorMessage());
-        if (pending->is_aborted()) return pending->fail(key, name, "");
-        if (finish) finish();
-        if (auto done = pending->take(key)) done->finish();
+        pending->complete(key, finish);
       });
     } catch (const std::exception& error) {
       pending->fail(key, name, text_of(error));
@@ -571,18 +443,14 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
               work.reset();  // without it Gloo writes no more
               return pending->fail(key, name, "");
             }
-            const int source = is_recv ? work->sourceRank() : -1;  // it throws for a send
-            auto done = pending->take(key);
-            if (!done) return;
-            done->set_source_rank(source);
-            done->finish();
+            pending->complete_message(key, is_recv ? work->sourceRank() : -1);  // it throws for a send
           } catch (const std::exception& error) {
             pending->fail(key, name, text_of(error));
           }
         };
       });
     } catch (const Error& error) {
-      pending->fail(key, error.within(name + " " + pending->context));
+      pending->fail(key, error.within(name + " " + pending->context()));
     } catch (const std::exception& error) {
       pending->fail(key, name, text_of(error));
     }
@@ -594,18 +462,11 @@ Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence read
 // What Gloo has begun fails when it has let go of its memory, as breaking its connections makes it do: who hears of a
 // failure may use the memory again, and what still arrived later would be in it.
 void GlooCommunicator::abort(const Error& why) noexcept {
-  {
-    std::lock_guard lock(pending_->mutex);
-    if (pending_->aborted) return;
-    pending_->aborted = why;
-    // A receive from any source hangs on no connection, so breaking them does not end it.
-    for (auto& [key, work] : pending_->waited) work->abort();
-  }
-  pending_->fail_aborted(std::nullopt);
+  if (!pending_->abort(why)) return;
   const auto break_off = [group = group_, pending = pending_, rank = rank_,
                           size = size_](std::chrono::milliseconds patience) {
     group->break_connections(rank, size);
-    pending->fail_aborted(patience);
+    pending->fail_begun(patience);
   };
   try {
     waiters_->run([&] {
@@ -615,7 +476,7 @@ void GlooCommunicator::abort(const Error& why) noexcept {
       });
     });
   } catch (const Error& error) {
-    log::error("aborting " + pending_->context + ": " + error.text() + "; the calling thread breaks its connections");
+    log::error("aborting " + pending_->context() + ": " + error.text() + "; the calling thread breaks its connections");
     const WithoutSigpipe quiet;
     break_off(std::chrono::milliseconds(0));
   }

@@ -17,6 +17,8 @@ class Work;
 
 namespace weft::transport::gloo {
 
+class Pending;
+
 class GlooCommunicator final : public Communicator,
                                public PointToPoint,
                                public std::enable_shared_from_this<GlooCommunicator> {
@@ -51,13 +53,11 @@ class GlooCommunicator final : public Communicator,
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  struct Pending;  // the operations in flight; outlives this object, in the hands of Gloo's callbacks
-  struct Group;    // c10d's object and its lock; never in the hands of its own callbacks
+  struct Group;  // c10d's object and its lock; never in the hands of its own callbacks
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroupGloo&)>;
 
   // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded, before the fence passes.
   Op collective(std::string name, Pin pin, Fence ready, Start start, std::function<void()> finish = {}) noexcept;
-  bool was_aborted() const;
   Op message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept;
 
   const int rank_;
