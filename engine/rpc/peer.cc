@@ -365,6 +365,8 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   state->caller = worker();
   state->life = life();
   if (head.time_left > 0) state->deadline = Deadline::in(std::chrono::nanoseconds(head.time_left));
+  state->expires = head.message == static_cast<std::uint8_t>(MessageKind::Call) ||
+                   head.message == static_cast<std::uint8_t>(MessageKind::Create);
   if (head.context != 0) state->context = core->contexts().arrived(head.context, state->caller.rank);
   state->no_grad = (head.flags & kNoGrad) != 0;
   try {

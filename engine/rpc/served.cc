@@ -33,9 +33,10 @@ const CallAmbient& current_call(const char* what) {
 }
 
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
-                    std::function<void(const Error& why)> refuse) {
+                    std::function<void(const Error& why)> refuse, std::shared_ptr<Served> served) {
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
-  Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
+  Task run([ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
+    if (served && served->drop_if_late()) return;
     AgentCore& agent = *ambient->core();
     agent.function_started();
     {
@@ -77,7 +78,16 @@ void Served::give_up(const std::exception_ptr& error) noexcept {
 void Served::run(Task task) {
   Crew::Refuse refuse;  // what runs on the loop needs no thread
   if (!on_loop_) refuse = [self = shared_from_this()](const Error& why) { self->give_up(std::make_exception_ptr(why)); };
-  start_function(core_, state_, on_loop_, std::move(task), std::move(refuse));
+  start_function(core_, state_, on_loop_, std::move(task), std::move(refuse),
+                 state_->expires && !on_loop_ ? shared_from_this() : nullptr);
+}
+
+// By the time that was left when it was sent, counted from when it came: the caller has given it up before.
+bool Served::drop_if_late() noexcept {
+  if (!state_->deadline.passed()) return false;
+  give_up(
+      std::make_exception_ptr(Error(Blame::Timeout, "its time was over before it had a thread there, and it was not run")));
+  return true;
 }
 
 void Served::start(const std::optional<Future<void>>& first, Task task) {

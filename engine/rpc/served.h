@@ -37,6 +37,7 @@ struct CallState {
   bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in the context
   std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
   trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
+  bool expires = false;                        // its function is a user's: not begun behind the deadline
 };
 
 // What follows a call through continuations: the agent and the call.
@@ -59,10 +60,13 @@ class CallAmbient final : public weft::detail::Ambient {
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
 const CallAmbient& current_call(const char* what);
 
+class Served;
+
 // Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that
-// has no thread for it, `refuse` runs instead.
+// has no thread for it, `refuse` runs instead. One that `served` has to answer, and that was queued until nobody waits for
+// it any more, is refused.
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
-                    std::function<void(const Error& why)> refuse);
+                    std::function<void(const Error& why)> refuse, std::shared_ptr<Served> served = nullptr);
 
 // what() of whatever a function threw, without libtorch's stack traces.
 std::string text_of(const std::exception_ptr& error);
@@ -84,6 +88,9 @@ class Served : public std::enable_shared_from_this<Served> {
   // When the arguments have been decoded, with what runs the function: that is once their references are confirmed, and
   // `first` is done (the creation of the value that a method is called on).
   void start(const std::optional<Future<void>>& first, Task task);
+
+  // Ends a call whose time is over before its function has begun; false where it is not.
+  bool drop_if_late() noexcept;
 
   // Packs and sends the result. What packing throws becomes the failure.
   virtual void reply(const std::function<void(codec::Packer&)>& pack) noexcept = 0;

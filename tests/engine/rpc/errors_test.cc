@@ -51,6 +51,18 @@ Future<void> never() {
   static Promise<void> promise;
   return promise.future();
 }
+// In milliseconds, by the clock of the worker that is asked.
+std::int64_t clock_there() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+std::atomic<std::int64_t> held_until{0};
+void hold() {
+  while (held_until == 0 || clock_there() < held_until) std::this_thread::yield();
+}
+void hold_until(std::int64_t when) { held_until = when; }
+std::atomic<int> done_late{0};
+int do_late() { return ++done_late; }
+int late_ones() { return done_late; }
 at::Tensor quantized() { return at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8); }
 int takes_tensor(at::Tensor) { return 0; }
 
@@ -312,6 +324,27 @@ TEST_P(Errors, AFutureMayBeWaitedForWithALimit) {
     EXPECT_EQ(error_of([&] { call.wait(5ms); }).blame(), Blame::Timeout);
     EXPECT_EQ(call.get(), 0);
   });
+}
+
+TEST_P(Errors, ACallThatIsQueuedPastItsTimeIsNotRun) {
+  wrong::held_until = 0;
+  wrong::done_late = 0;
+  run_workers(GetParam(),
+              [](rpc::Agent& agent) {
+                if (agent.self().rank != 0) return;
+                const auto held = agent.async<&wrong::hold>(1);  // has the only thread there
+                const auto late = agent.async<&wrong::do_late>(rpc::to(1).timeout(20ms));
+                const auto made = agent.remote<&wrong::do_late>(rpc::to(1).timeout(20ms));
+                const auto patient = agent.async<&wrong::late_ones>(rpc::to(1).timeout(0ms));
+                const std::int64_t arrived = agent.sync<rpc::inline_<&wrong::clock_there>>(1);
+                agent.sync<rpc::inline_<&wrong::hold_until>>(1, arrived + 25);
+                EXPECT_EQ(error_of([&] { late.get(); }).blame(), Blame::Timeout);
+                EXPECT_THROW(made.to_here(), rpc::CreationError);
+                held.get();
+                EXPECT_EQ(patient.get(), 0);
+                EXPECT_EQ(agent.sync<&wrong::late_ones>(1), 0);
+              },
+              {.worker_threads = 1});
 }
 
 TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
