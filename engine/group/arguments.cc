@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <sstream>
 
 #include <weft/engine/group/arguments.h>
@@ -88,6 +89,14 @@ void check_reduction(Core& core, const std::string& operation, const at::Tensor&
                                         std::string(name(dtype)) + " with " + std::string(name(op)) +
                                         "; convert the tensor or choose another operator or backend");
   }
+  check_aligned(operation, tensor);
+}
+
+void check_aligned(const std::string& operation, const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return;
+  if (reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % tensor.element_size() == 0) return;
+  refuse(operation, tensor::describe(tensor) + " begins at an address that is no multiple of its elements' " +
+                        std::to_string(tensor.element_size()) + " bytes; pass .clone()");
 }
 
 }  // namespace weft::group

@@ -16,7 +16,10 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
 void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
                 const at::Tensor& like, bool same_shape);
 void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor, const at::Tensor& like);
-// The backend can reduce such elements with the operator. Throws Unsupported, naming them.
+// The backend can reduce such elements with the operator: throws Unsupported, naming them, else. And each lies at a
+// multiple of its size, as arithmetic wants it.
 void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op);
+// The second part, of further tensors of the call.
+void check_aligned(const std::string& operation, const at::Tensor& tensor);
 
 }  // namespace weft::group

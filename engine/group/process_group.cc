@@ -14,6 +14,7 @@
 
 namespace weft {
 
+using group::check_aligned;
 using group::check_same_kind;
 using group::Core;
 using transport::Communicator;
@@ -252,6 +253,7 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   check_tensor(core(), "reduce_scatter", "output", output);
   check_list(core(), "reduce_scatter", "inputs", inputs, output, /*same_shape=*/false);
   check_reduction(core(), "reduce_scatter", output, op);
+  for (const at::Tensor& input : inputs) check_aligned("reduce_scatter", input);
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
   const bool even = all_of_one_size(inputs);
@@ -293,6 +295,7 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   check_same_kind("reduce_scatter_into", "input", input, output);
   check_flat("reduce_scatter_into", input, "input", output, size());
   check_reduction(core(), "reduce_scatter_into", output, op);
+  check_aligned("reduce_scatter_into", input);
   const auto from = parts_of(input, size());
   const auto to = tensor::elements_of(output);
   return core().issue({.name = "reduce_scatter_into",

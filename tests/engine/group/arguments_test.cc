@@ -1,3 +1,5 @@
+#include <array>
+
 #include <gtest/gtest.h>
 
 #include <torch/types.h>
@@ -24,6 +26,9 @@ std::vector<Wrong> wrong_calls() {
   const at::Tensor row = torch::ones({2, 2}).t();
   const at::Tensor column = torch::ones({2, 2}).select(1, 0);
   const at::Tensor sparse = torch::eye(2).to_sparse();
+  static std::array<char, 9> bytes{};
+  const at::Tensor askew =
+      at::from_blob(bytes.data() + (reinterpret_cast<std::uintptr_t>(bytes.data()) % 4 == 0 ? 1 : 0), {2}, at::kFloat);
   return {
       {"undefined", [](auto& g) { g.all_reduce(at::Tensor()); }, "tensor is an undefined tensor"},
       {"not contiguous", [=](auto& g) { g.all_reduce(row); }, "is not contiguous; pass .contiguous()"},
@@ -34,6 +39,13 @@ std::vector<Wrong> wrong_calls() {
       {"sparse", [=](auto& g) { g.broadcast(sparse, 0); }, "only dense tensors"},
       {"meta device", [](auto& g) { g.all_reduce(torch::ones({2}, at::kMeta)); }, "carries tensors on meta"},
       {"without memory", [](auto& g) { g.all_reduce(at::_efficientzerotensor({2})); }, "has no memory"},
+      {"misplaced", [=](auto& g) { g.all_reduce(askew); }, "is no multiple of its elements' 4 bytes; pass .clone()"},
+      {"misplaced input", [=](auto& g) { g.reduce_scatter_into(ones(1), askew); }, "pass .clone()"},
+      {"misplaced part",
+       [=](auto& g) {
+         g.reduce_scatter(ones(), {ones(), askew});
+       },
+       "pass .clone()"},
       {"quantised", [](auto& g) { g.all_reduce(torch::empty({2}, at::kQInt8)); }, "dtype QInt8"},
       {"an operator that is none", [](auto& g) { g.all_reduce(ones(), static_cast<ReduceOp>(77)); }, "no ReduceOp 77"},
       {"root too high", [](auto& g) { g.broadcast(ones(), 2); }, "root 2 is not a rank of the group"},
