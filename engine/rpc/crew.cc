@@ -75,6 +75,11 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
 }
 
 bool Crew::drive(const std::function<bool()>& done, Deadline deadline) {
+  if (loop_->inside()) {
+    throw Error(Blame::Caller,
+                "what runs on the agent's loop waits for something that only this loop can bring: call the function "
+                "without rpc::inline_, or let it return a Future and go on in a continuation");
+  }
   const Blocked blocked(*this);
   // What comes in this thread's turns is others': it is made and run as on any thread, whatever modes the caller is in.
   const c10::InferenceMode no_mode(/*enabled=*/false);

@@ -31,6 +31,7 @@ int plus(int a, int b) { return a + b; }
 std::string greet() { return "hello"; }
 int throws(std::string text) { throw std::runtime_error(text); }
 int throws_odd() { throw 7; }
+int waits(int for_whom) { return rpc::this_agent().sync<&plus>(for_whom, 1, 2); }
 Future<int> throws_early() { throw std::runtime_error("early"); }
 Future<int> fails_late() {
   Promise<int> promise;
@@ -276,6 +277,17 @@ TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
     EXPECT_EQ(error_of([&] { when_all(calls).get(); }).blame(), Blame::Remote);
     for (int again = 0; again < 2; ++again) {
       for (auto& call : calls) EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::Remote);
+    }
+  });
+}
+
+TEST_P(Errors, WhatWaitsOnTheLoopIsToldWhatToDoInstead) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int here = agent.self().rank;
+    for (const int to : {here, next_of(agent)}) {
+      EXPECT_EQ(agent.sync<&wrong::waits>(to, here), 3);
+      const auto error = error_of([&] { agent.sync<rpc::inline_<&wrong::waits>>(to, here); });
+      EXPECT_NE(error.text().find("without rpc::inline_"), std::string::npos) << error.text();
     }
   });
 }
