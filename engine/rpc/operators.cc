@@ -1,3 +1,4 @@
+#include <optional>
 #include <string_view>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,19 +46,47 @@ void check_served(const c10::FunctionSchema& schema) {
   }
 }
 
+// "aten::add", or one overload of it, "aten::add.Scalar".
+struct Name {
+  explicit Name(const std::string& text) {
+    const auto colons = text.find("::");
+    if (colons == std::string::npos) {
+      throw Error(Blame::Caller, "'" + text + "' is no operator's name; they are written \"aten::add\"");
+    }
+    const auto dot = text.find('.', colons);
+    symbol = c10::Symbol::fromQualString(text.substr(0, dot));
+    if (dot != std::string::npos) overload = text.substr(dot + 1);
+  }
+  c10::Symbol symbol;
+  std::optional<std::string> overload;
+};
+
+// As C++ programs leave out a `Tensor?`.
+bool is_left_out(const OperatorValue& value, const c10::FunctionSchema& schema, std::size_t place) {
+  const auto* tensor = std::get_if<at::Tensor>(&value);
+  return tensor != nullptr && !tensor->defined() && place < schema.arguments().size() &&
+         schema.arguments()[place].type()->kind() == c10::TypeKind::OptionalType;
+}
+
 // The first overload whose schema takes the arguments, as torch's own lookup by name has it.
 c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments) {
-  if (name.find("::") == std::string::npos) {
-    throw Error(Blame::Caller, "'" + name + "' is no operator's name; they are written \"aten::add\"");
+  const Name wanted(name);
+  check_served(wanted.symbol);
+  const auto& overloads = torch::jit::getAllOperatorsFor(wanted.symbol);
+  if (overloads.empty()) {
+    throw Error(Blame::Caller, "libtorch has no operator '" + name + "'; its name is as torch.ops has it, \"aten::add\"");
   }
-  const auto symbol = c10::Symbol::fromQualString(name);
-  check_served(symbol);
-  const auto& overloads = torch::jit::getAllOperatorsFor(symbol);
-  if (overloads.empty()) throw Error(Blame::Caller, "libtorch has no operator '" + name + "'");
   std::string tried;
   for (const auto& overload : overloads) {
+    if (wanted.overload && overload->schema().overload_name() != *wanted.overload) {
+      tried += "\n  " + c10::toString(overload->schema());
+      continue;
+    }
     std::vector<c10::IValue> stack;
-    for (const auto& argument : arguments) stack.push_back(detail::to_ivalue(argument));
+    for (const auto& argument : arguments) {
+      stack.push_back(is_left_out(argument, overload->schema(), stack.size()) ? c10::IValue()
+                                                                              : detail::to_ivalue(argument));
+    }
     try {
       overload->schema().checkAndNormalizeInputs(stack);
     } catch (const std::exception&) {
@@ -70,14 +99,17 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
     return c10::ivalue::Tuple::create(std::move(stack));
   }
   throw Error(Blame::Caller, "no overload of " + name + " takes these " + std::to_string(arguments.size()) +
-                                 " arguments; it has:" + tried);
+                                 " arguments; there are:" + tried);
 }
 
 }  // namespace
 
 at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments) {
   const c10::IValue result = run(name, arguments);
-  if (!result.isTensor()) throw Error(Blame::Caller, name + " gives no single tensor but " + result.tagKind());
+  if (!result.isTensor()) {
+    throw Error(Blame::Caller, name + " gives no single tensor but " + result.tagKind() +
+                                   "; call rpc::run_operator_for_list for several, or a function of the program's own");
+  }
   return result.toTensor();
 }
 
@@ -92,7 +124,8 @@ std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<Oper
     }
     if (all.size() == result.toTupleRef().elements().size()) return all;
   }
-  throw Error(Blame::Caller, name + " gives no tensors but " + result.tagKind());
+  throw Error(Blame::Caller,
+              name + " gives no tensors but " + result.tagKind() + "; call a function of the program's own that calls it");
 }
 
 }  // namespace weft::rpc

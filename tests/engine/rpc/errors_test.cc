@@ -191,6 +191,12 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
     EXPECT_NE(error.text().find("no overload of aten::matmul takes these 2 arguments"), std::string::npos) << error.what();
     EXPECT_NE(error.text().find("aten::matmul(Tensor self, Tensor other)"), std::string::npos) << error.what();
     EXPECT_NE(error_of([&] { agent.sync_op("aten::nonsense", to, 1); }).text().find("aten::nonsense"), std::string::npos);
+    const auto several = error_of([&] { agent.sync_op("aten::split", to, at::ones({2}), 1); });
+    EXPECT_NE(several.text().find("call rpc::run_operator_for_list"), std::string::npos) << several.what();
+    const auto no_such = error_of([&] { agent.sync_op("aten::add.Tensor", to, at::ones({2}), "b"); });
+    EXPECT_NE(no_such.text().find("no overload of aten::add.Tensor takes these 2 arguments"), std::string::npos)
+        << no_such.what();
+    EXPECT_NE(no_such.text().find("aten::add.Scalar(Tensor self, Scalar other"), std::string::npos) << no_such.what();
     const std::vector<std::pair<std::function<void()>, std::string>> not_served{
         {[&] { agent.sync_op("aten::from_file", to, "file", true, 8); }, "it opens files"},
         {[&] { agent.sync_op("aten::_conj", to, at::ones({2})); }, "it is internal to libtorch"},
@@ -199,6 +205,22 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
       EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos) << error_of(call).text();
     }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3})); }).blame(), Blame::Remote);
+  });
+}
+
+TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const at::Tensor ones = at::ones({2, 2});
+    for (const int to : {agent.self().rank, next_of(agent)}) {
+      EXPECT_TRUE(agent.sync_op("aten::add.Scalar", to, ones, 2.0).equal(ones * 3));
+      EXPECT_TRUE(agent.sync_op("aten::linear", to, ones, ones, at::Tensor()).equal(ones * 2));
+      EXPECT_EQ(agent
+                    .sync<&rpc::run_operator_for_list>(to, "aten::split.Tensor",
+                                                       std::vector<rpc::OperatorValue>{ones, std::int64_t{1}})
+                    .size(),
+                2U);
+      error_of([&] { agent.sync_op("aten::add.Nonsense", to, ones, 2.0); });
+    }
   });
 }
 
