@@ -43,7 +43,13 @@ void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64
   core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
 }
 void CoreCalls::hold_activity(AgentCore& core, int change) { core.hold_activity(change); }
-void CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) { core.after(pause, std::move(task)); }
+std::uint64_t CoreCalls::after(AgentCore& core, std::chrono::milliseconds pause, Task task) {
+  return core.after(pause, std::move(task));
+}
+
+void CoreCalls::drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number) {
+  if (const auto held = core.lock()) held->drop_pause(number);
+}
 void CoreCalls::off_loop(AgentCore& core, const Recipient& to, Task task) { core.off_loop(to, std::move(task)); }
 std::shared_ptr<rref::Handle> CoreCalls::owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                       std::shared_ptr<rref::Owned> owned) {

@@ -43,7 +43,8 @@ struct CoreCalls {
   // With what a function threw on this worker itself; its caller sees it as from another.
   static void fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error);
   static void hold_activity(AgentCore& core, int change);
-  static void after(AgentCore& core, std::chrono::milliseconds pause, Task task);
+  static std::uint64_t after(AgentCore& core, std::chrono::milliseconds pause, Task task);
+  static void drop_pause(const std::weak_ptr<AgentCore>& core, std::uint64_t number);
   static void off_loop(AgentCore& core, const Recipient& to, Task task);
   static std::shared_ptr<rref::Handle> owner_handle(const std::shared_ptr<AgentCore>& core, rref::Id id,
                                                     std::shared_ptr<rref::Owned> owned);

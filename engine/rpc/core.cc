@@ -362,9 +362,9 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
 
 std::uint64_t AgentCore::next_call() { return first_id() + next_call_++; }
 
-void AgentCore::after(std::chrono::milliseconds pause, Task task) {
+std::uint64_t AgentCore::after(std::chrono::milliseconds pause, Task task) {
   std::lock_guard lock(mutex_);
-  if (closed_) return;
+  if (closed_) return 0;
   const std::uint64_t number = next_pause_++;
   pauses_[number] = {std::move(task), loop_->at(Deadline::in(pause), Task([weak = weak_from_this(), number] {
                                                   const auto core = weak.lock();
@@ -377,6 +377,21 @@ void AgentCore::after(std::chrono::milliseconds pause, Task task) {
                                                   }
                                                   if (over.task) over.task();
                                                 }))};
+  return number;
+}
+
+void AgentCore::drop_pause(std::uint64_t number) {
+  Pause dropped;
+  std::lock_guard lock(mutex_);
+  const auto found = pauses_.find(number);
+  if (found == pauses_.end()) return;
+  dropped = std::move(found->second);
+  pauses_.erase(found);
+}
+
+std::size_t AgentCore::pauses() const {
+  std::lock_guard lock(mutex_);
+  return pauses_.size();
 }
 
 void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>& first,

@@ -142,8 +142,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Runs `send`, or does with it what the faults say. False: refused, as if by the connection.
   bool send_frame(MessageKind kind, std::function<void()> send);
 
-  // Runs the task on the loop, unless the agent leaves before: then it is dropped.
-  void after(std::chrono::milliseconds pause, Task task);
+  // Runs the task on the loop, unless the agent leaves before, or drop_pause() is called with the number that this returns:
+  // then it is dropped.
+  std::uint64_t after(std::chrono::milliseconds pause, Task task);
+  void drop_pause(std::uint64_t number);
+  std::size_t pauses() const;  // that last
   // For a task that sends to the worker: not in a turn of the loop where the address has yet to be looked up in the store,
   // which may not answer.
   void off_loop(const Recipient& to, Task task);
@@ -277,7 +280,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     EventLoop::Registration timer;
   };
   std::map<std::uint64_t, Pause> pauses_;  // of after()
-  std::uint64_t next_pause_ = 0;
+  std::uint64_t next_pause_ = 1;
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;

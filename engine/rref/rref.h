@@ -370,12 +370,14 @@ class RRef {
       }
     });
     if (limit.count() == 0 || result.done()) return result;
-    rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
+    const auto pause = rpc::detail::CoreCalls::after(*core, limit, Task([answer, limit, id = handle_->id()] {
       if (const auto promise = answer->take()) {
         promise->set_error(
             {Blame::Timeout, "RRef " + rref::to_text(id) + ", owned here, has no value after " + weft::describe(limit)});
       }
     }));
+    result.on_done_light(
+        [weak = std::weak_ptr(core), pause](const Future<T>&) { rpc::detail::CoreCalls::drop_pause(weak, pause); });
     return result;
   }
 

@@ -9,6 +9,7 @@ namespace weft::trace {
 namespace {
 
 std::mutex mutex;  // of all()
+const std::string& kOthers = *new std::string("others");
 
 // Never destroyed: what waits may end while the process does.
 std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() {
@@ -20,11 +21,14 @@ std::map<std::pair<Queue, std::string>, std::unique_ptr<Depth>>& all() {
 
 Depth& depth(Queue queue, const std::string& of) {
   std::lock_guard lock(mutex);
-  auto& found = all()[{queue, of}];
+  const auto known = all().find({queue, of});
+  if (known != all().end()) return *known->second;
+  const std::string& name = all().size() < kMostDepths ? of : kOthers;
+  auto& found = all()[{queue, name}];
   if (!found) {
     found = std::make_unique<Depth>();
     found->queue = queue;
-    found->of = of;
+    found->of = name;
   }
   return *found;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -22,7 +23,9 @@ struct Depth {
   void add(std::int64_t change) noexcept { now.fetch_add(change, std::memory_order_relaxed); }
 };
 
-// The one of that queue and name, made if there is none; kept until the process ends. Takes a lock: ask once.
+// The one of that queue and name, made if there is none; kept until the process ends. Behind the first kMostDepths, which
+// workers that come and go under new names reach, it is that of all others. Takes a lock: ask once.
+constexpr std::size_t kMostDepths = 1000;
 Depth& depth(Queue queue, const std::string& of);
 // All there are.
 std::vector<const Depth*> depths();

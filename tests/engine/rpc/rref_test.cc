@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <weft/engine/rpc/core.h>
 #include <weft/tests/engine/rpc/refs.h>
 
 namespace weft {
@@ -513,6 +514,21 @@ TEST(RefLife, RR022_WhetherItIsCreatedIsAskedForOnceAtMost) {
     const auto served_here = agent.debug_info().calls_served;
     for (int again = 0; again < 10; ++again) mine.created().get();
     EXPECT_EQ(agent.debug_info().calls_served, served_here);
+  });
+}
+
+TEST(RefTimers, OfAFetchOnTheOwnerGoesWithItsAnswer) {
+  run_one([](rpc::Agent& agent) {
+    const auto core = rpc::detail::CoreCalls::of(agent);
+    const auto mine = agent.remote<&refs::number_behind>(0, 4, "timer");
+    const std::size_t before = core->pauses();
+    const auto value = mine.fetch(1h);
+    EXPECT_EQ(core->pauses(), before + 1);
+    refs::open_gate("timer");
+    EXPECT_EQ(value.get(), 4);
+    for (const Deadline deadline = Deadline::in(20s); core->pauses() > before && !deadline.passed();)
+      std::this_thread::yield();
+    EXPECT_EQ(core->pauses(), before);
   });
 }
 

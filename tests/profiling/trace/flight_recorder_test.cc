@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <weft/base/descriptor.h>
+#include <weft/profiling/trace/depth.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/tests/harness/folder.h>
@@ -316,6 +317,19 @@ TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   EXPECT_EQ(json.at("pid"), child);
   ASSERT_EQ(json.at("records").size(), 1u);
   EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
+}
+
+// As many as there are workers that come and go under new names.
+TEST(Depths, BehindTheFirstThousandNamesAreOneOfAllOthers) {
+  Depth& first = depth(Queue::Calls, "worker 0");
+  for (int i = 0; i < 3000; ++i) depth(Queue::Calls, "worker " + std::to_string(i)).add(1);
+  EXPECT_EQ(&depth(Queue::Calls, "worker 0"), &first);
+  EXPECT_EQ(first.now, 1);
+  Depth& others = depth(Queue::Calls, "worker 2999");
+  EXPECT_EQ(others.of, "others");
+  EXPECT_GE(others.now, 2000);
+  EXPECT_NE(&depth(Queue::Handlers, "one more"), &others);
+  EXPECT_LE(depths().size(), kMostDepths + 2);
 }
 
 }  // namespace
