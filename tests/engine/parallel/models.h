@@ -23,6 +23,35 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+// A chain of `layers` scalars; records when each gradient is computed.
+struct ChainImpl : torch::nn::Module {
+  explicit ChainImpl(int layers) {
+    for (int i = 0; i < layers; ++i)
+      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({1}, torch::kDouble)));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& weight : weights) x = x * weight;
+    return x;
+  }
+  std::vector<torch::Tensor> weights;
+};
+
+// Uses weight i where used[i] says so.
+struct PickyImpl : torch::nn::Module {
+  PickyImpl() {
+    for (int i = 0; i < 3; ++i)
+      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
+  }
+  torch::Tensor forward(const std::vector<bool>& used, double x) {
+    torch::Tensor sum = torch::zeros({2}, torch::kDouble);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (used[i]) sum = sum + weights[i] * x;
+    }
+    return sum;
+  }
+  std::vector<torch::Tensor> weights;
+};
+
 // The same parameters on every call with the same seed. (libtorch's generator is shared by the ranks of a process.)
 template <class Holder>
 void fill(Holder& module, std::uint64_t seed = 1) {

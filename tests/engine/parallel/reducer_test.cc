@@ -1,6 +1,5 @@
-// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters, static graphs, misuse.
-#include <latch>
-
+// When gradients are reduced, and which: overlap, accumulation, unused and shared parameters, static graphs. What is
+// refused, and what fails, is in reducer_refusals_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,29 +18,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-Blame blame_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.blame();
-  }
-  ADD_FAILURE() << "no error";
-  return Blame::Remote;
-}
-
-// A chain of `layers` scalars; records when each gradient is computed.
-struct ChainImpl : torch::nn::Module {
-  explicit ChainImpl(int layers) {
-    for (int i = 0; i < layers; ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({1}, torch::kDouble)));
-  }
-  torch::Tensor forward(torch::Tensor x) {
-    for (const auto& weight : weights) x = x * weight;
-    return x;
-  }
-  std::vector<torch::Tensor> weights;
-};
 
 TEST(Overlap, ABucketIsLaunchedBeforeTheNextGradientExists) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
@@ -177,22 +153,6 @@ TEST(NoSync, TheInnerModuleCalledDirectlyAccumulatesLocally) {
   });
 }
 
-// Uses weight i where used[i] says so.
-struct PickyImpl : torch::nn::Module {
-  PickyImpl() {
-    for (int i = 0; i < 3; ++i)
-      weights.push_back(register_parameter("w" + std::to_string(i), torch::ones({2}, torch::kDouble)));
-  }
-  torch::Tensor forward(const std::vector<bool>& used, double x) {
-    torch::Tensor sum = torch::zeros({2}, torch::kDouble);
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      if (used[i]) sum = sum + weights[i] * x;
-    }
-    return sum;
-  }
-  std::vector<torch::Tensor> weights;
-};
-
 // DD-004
 TEST(Unused, AParameterThatNoRankUsesKeepsItsGradientOrNone) {
   for (const bool as_view : {true, false}) {
@@ -259,23 +219,6 @@ TEST(Unused, ARankThatUsesNothingAtAllStillTakesPart) {
     DistributedDataParallel<NetImpl> ddp(net, group, {.find_unused_parameters = true});
     ddp(torch::full({1}, 4.0, torch::kDouble).requires_grad_(), group.rank() == 0).sum().backward();
     EXPECT_EQ(net->weight.grad().item<double>(), 2.0);
-  });
-}
-
-// DD-005
-TEST(Unused, WithoutTheSearchTheNextForwardNamesTheMissingParameters) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    auto net = std::make_shared<PickyImpl>();
-    DistributedDataParallel<PickyImpl> ddp(net, group);
-    ddp(std::vector<bool>{true, false, true}, 1.0).sum().backward();
-    try {
-      ddp(std::vector<bool>{true, true, true}, 1.0);
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.what(), HasSubstr("parameter 1 (w1) on rank " + std::to_string(group.rank())));
-      EXPECT_THAT(error.what(), HasSubstr("find_unused_parameters"));
-    }
   });
 }
 
@@ -348,29 +291,6 @@ TEST(Unused, WhatWasUsedInsideNoSyncIsRemembered) {
     EXPECT_EQ(net->weights[0].grad()[0].item<double>(), 4.0);
     EXPECT_EQ(net->weights[1].grad()[0].item<double>(), 3.0);  // averaged: all ranks had 3
     EXPECT_FALSE(net->weights[2].grad().defined());
-  });
-}
-
-// DD-006
-TEST(StaticGraph, ABrokenPromiseIsACallerErrorThatNamesTheParameter) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    auto net = std::make_shared<PickyImpl>();
-    DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
-    ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
-    try {
-      ddp(std::vector<bool>{true, true, true}, 1.0).sum().backward();
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.what(), HasSubstr("w2"));
-    }
-  });
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    auto net = std::make_shared<PickyImpl>();
-    DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
-    ddp(std::vector<bool>{true, true, true}, 1.0).sum().backward();
-    ddp(std::vector<bool>{true, false, true}, 1.0).sum().backward();
-    EXPECT_EQ(blame_of([&] { ddp(std::vector<bool>{true, true, true}, 1.0); }), Blame::Caller);
   });
 }
 
@@ -538,93 +458,6 @@ TEST(Recomputation, TheSameSegmentTwiceWithoutStaticGraphIsRefusedByName) {
       EXPECT_THAT(error.what(), HasSubstr("came twice"));
       EXPECT_THAT(error.what(), HasSubstr("static_graph"));
     }
-  });
-}
-
-// DD-025
-TEST(Failures, CN013_AnAbortFreesABackwardThatWaitsForAnotherRank) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    Mlp net;
-    DistributedDataParallel ddp(net, group);
-    harness::meet(group);
-    if (group.rank() == 1) {  // never comes to the backward
-      group.store()->wait({"begun"}, harness::kLimit);
-      group.abort("enough");
-      return;
-    }
-    const auto loss = ddp(random({4, 6}, 3)).pow(2).sum();
-    net->third->bias.register_hook([&](const torch::Tensor&) { group.store()->set("begun", std::string("yes")); });
-    EXPECT_EQ(blame_of([&] { loss.backward(); }), Blame::Cancelled);
-  });
-}
-
-TEST(Failures, AfterAGroupThatBrokeTheNextForwardSaysSoToo) {
-  std::latch begun(2);
-  std::latch tried(2);  // who leaves earlier is lost to the other
-  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
-    auto net = std::make_shared<ChainImpl>(2);
-    DistributedDataParallel<ChainImpl> ddp(net, group);
-    const auto output = ddp(torch::ones({1}, torch::kDouble));
-    begun.arrive_and_wait();
-    group.abort("enough");
-    EXPECT_EQ(blame_of([&] { output.sum().backward(); }), Blame::Cancelled);
-    EXPECT_EQ(blame_of([&] { ddp(torch::ones({1}, torch::kDouble)); }), Blame::Cancelled);
-    tried.arrive_and_wait();
-  });
-}
-
-TEST(Failures, ABackwardThatThrowsLeavesTheModelFitForANewWrapper) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    Mlp net;
-    fill(net);
-    {
-      DistributedDataParallel ddp(net, group);
-      auto y = ddp(random({2, 6}, 1));
-      y.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("a user's hook"); });
-      EXPECT_THROW(y.sum().backward(), std::runtime_error);
-      const auto error = harness::error_of([&] { ddp(random({2, 6}, 1)); });
-      EXPECT_EQ(error.blame(), Blame::Caller);
-      EXPECT_THAT(error.text(), HasSubstr("the last backward failed"));
-    }
-    net->zero_grad();
-    DistributedDataParallel again(net, group);
-    again(random({2, 6}, static_cast<std::uint64_t>(group.rank()))).sum().backward();
-    EXPECT_EQ(again.stats().passes, 1u);
-  });
-}
-
-TEST(Failures, AWrapperWhoseGroupBreaksInABackwardTakesNoPartInThoseOfANewOne) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    Mlp net;
-    fill(net);
-    auto pair = group.new_group({0, 1});
-    DistributedDataParallel old(net, pair, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-    harness::meet(group);  // both have it
-    bool breaks = true;
-    net->second->weight.register_hook([&](const torch::Tensor&) {
-      if (std::exchange(breaks, false)) pair.abort("enough");  // some have been sent, the next one cannot be
-    });
-    EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)).sum().backward(); }), Blame::Cancelled);
-    harness::meet(group);
-    net->zero_grad();
-    DistributedDataParallel again(net, group);
-    again(random({2, 6}, 2)).sum().backward();
-    EXPECT_EQ(again.stats().passes, 1u);
-    EXPECT_EQ(blame_of([&] { old(random({2, 6}, 1)); }), Blame::Cancelled);
-  });
-}
-
-TEST(Failures, ABackwardAfterTheWrapperIsGoneIsLocal) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    Mlp net;
-    fill(net);
-    torch::Tensor y;
-    {
-      DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
-      y = ddp(random({2, 6}, static_cast<std::uint64_t>(group.rank())));
-    }
-    y.sum().backward();
-    EXPECT_TRUE(net->first->weight.grad().defined());
   });
 }
 
