@@ -1,7 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <set>
 #include <sstream>
@@ -17,6 +21,7 @@
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/membership.h>
 #include <weft/engine/group/pause.h>
+#include <weft/profiling/trace/dump.h>
 
 namespace weft::group {
 
@@ -37,6 +42,13 @@ void keep_alive(int socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 15'000);
   set(IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+// Tells jobs apart, and does not tell the token.
+std::string name_of_job(const std::string& token) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, static_cast<std::uint64_t>(std::hash<std::string>()(token)));
+  return text.data();
 }
 
 std::string random_token() {
@@ -79,7 +91,8 @@ struct Membership::Peer {
 struct Membership::State : std::enable_shared_from_this<State> {
   int rank = 0;
   int size = 1;
-  std::string token;  // of the hub: what a Hello must say
+  std::string token;      // of the hub: what a Hello must say
+  std::string hub_token;  // that of another rank
   std::shared_ptr<StoreBootstrap> store;
   std::shared_ptr<EventLoop> loop;
   int listening = -1;
@@ -198,9 +211,11 @@ void Membership::connect(const std::function<void()>& check, Deadline deadline) 
   }
   if (lowest == state.rank) {
     if (state.hub < 0) state.become_hub();
+    trace::joined_job(name_of_job(state.token));
     return wait_for_hellos(check, deadline);
   }
   if (state.hub < 0) state.dial(lowest, to_text(state.store->get(member_key(lowest), deadline)), deadline);
+  trace::joined_job(name_of_job(state.hub_token));
   state.loop->post([self = state_] {
     const auto hub = self->peers.find(self->hub);
     if (hub != self->peers.end()) self->send_to(*hub->second, encode({FrameType::Hello, self->rank, 0, "", self->token}));
@@ -259,6 +274,7 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   }
   ::close(std::exchange(listening, -1));
   hub = to;
+  hub_token = their_token;
   peer->rank = to;
   keep_alive(peer->socket);
   const std::string hello = encode({FrameType::Hello, rank, 0, "", their_token});

@@ -12,8 +12,8 @@ namespace weft::tools {
 // Two processes that are the same rank of a group, or the same agent; `what` says of which: "rank 0 of group 'default'".
 Error two_jobs(const Dump& one, const Dump& other, const std::string& what);
 
-// Throws Caller where two processes are the same rank of the job, and no group or job of agents has both as members. (Ranks
-// change when the survivors of a group make a new one.)
+// Throws Caller where members of one group have not joined one job, or two processes are the same rank of the job, and no
+// group or job of agents has both as members. (Ranks change when the survivors of a group make a new one.)
 void require_one_job(const Dumps& dumps);
 
 }  // namespace weft::tools

@@ -161,6 +161,16 @@ auto reading(const std::string& path, F read) {
   }
 }
 
+std::vector<std::string> jobs_of(const Json& json) {
+  std::vector<std::string> jobs;
+  if (!json.contains("jobs")) return jobs;
+  for (const Json& job : list_of(json, "jobs")) {
+    if (!job.is_string()) throw Error(Blame::Caller, "its jobs are " + json["jobs"].dump());
+    jobs.push_back(job.get<std::string>());
+  }
+  return jobs;
+}
+
 Loaded load(const std::string& path) {
   Loaded loaded{{}, read_file(path)};
   const Json& json = loaded.json;
@@ -170,7 +180,8 @@ Loaded load(const std::string& path) {
                 integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
                 integer_of(json, "wall_clock", 0, kMostTime),
                 text_of(json, "reason"),
-                text_or_none(json, "process")};
+                text_or_none(json, "process"),
+                jobs_of(json)};
   });
   return loaded;
 }

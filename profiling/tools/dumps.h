@@ -40,7 +40,8 @@ struct Dump {
   std::int64_t pid = 0;
   std::int64_t time = 0;  // nanoseconds since 1970
   std::string reason;
-  std::string process;  // tells those of one pid apart
+  std::string process;            // tells those of one pid apart
+  std::vector<std::string> jobs;  // that it has joined, as they are named; none where it was not in a group of several
 };
 
 struct Group {

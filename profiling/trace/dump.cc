@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <csignal>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -135,6 +136,10 @@ std::string process_identity() {
   return text.data();
 }
 
+constexpr std::size_t kMostJobs = 64;
+std::mutex joining;                           // of the next
+auto& jobs = *new std::deque<std::string>();  // the oldest first
+
 std::mutex writing;                 // of the next five
 auto& asked = *new std::string();   // what the folder was called, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
@@ -245,6 +250,12 @@ std::string dump(const std::string& reason) {
   json.key("host").text(timeline::host_identity());
   json.key("pid").number(::getpid());
   json.key("process").text(process_identity());
+  json.key("jobs").open('[');
+  {
+    std::lock_guard lock(joining);
+    for (const std::string& id : jobs) json.text(id);
+  }
+  json.close(']');
   json.key("time").number(now());
   json.key("wall_clock").number(wall_clock());
   std::map<std::pair<const Party*, std::uint32_t>, int> numbers;
@@ -267,6 +278,13 @@ std::string dump(const std::string& reason) {
   json.close('}');
   json.line();
   return json.take();
+}
+
+void joined_job(const std::string& id) {
+  std::lock_guard lock(joining);
+  std::erase(jobs, id);  // of ranks that are threads of this process
+  jobs.push_back(id);
+  if (jobs.size() > kMostJobs) jobs.pop_front();
 }
 
 void dump_to(const std::string& where) {

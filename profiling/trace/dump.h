@@ -14,6 +14,10 @@ namespace weft::trace {
 // What the flight recorder holds. Allocates; not for signal handlers.
 std::string dump(const std::string& reason);
 
+// This process takes part in that job from now on: ranks of one job say the same, those of two do not. Dumps name it, and
+// so those of two jobs are told apart. (Of several the latest are kept.)
+void joined_job(const std::string& id);
+
 // Writes dumps to the folder from now on, and installs the handler of SIGUSR1; again for the same folder does nothing.
 // Throws Caller where the folder cannot be made, Busy where the process can have no more descriptors or threads.
 void dump_to(const std::string& folder);

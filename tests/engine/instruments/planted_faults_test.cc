@@ -107,6 +107,11 @@ TEST_F(PlantedFaults, ALateRankIsNamedAndTheCollectiveItMissed) {
       late[0].text,
       HasSubstr(
           "it has not come to collective #2, all_reduce (Sum) of float32 [4] in group 'default', where ranks 0, 1 wait"));
+  const auto dumps = tools::read_dumps(files()).dumps;
+  for (const auto& dump : dumps) {
+    EXPECT_EQ(dump.jobs.size(), 1u);
+    EXPECT_EQ(dump.jobs, dumps.front().jobs);
+  }
 }
 
 TEST_F(PlantedFaults, WhoDoesNotComeToAMonitoredBarrierIsNamed) {

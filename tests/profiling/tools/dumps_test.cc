@@ -61,10 +61,12 @@ void work(const Member& member) {
 class DumpFiles : public testing::Test {
  protected:
   // Of a process that is these, in a file of that name. Returns its path.
-  std::string dump_of(const std::string& name, const std::vector<Party>& parties) {
+  std::string dump_of(const std::string& name, const std::vector<Party>& parties,
+                      const std::vector<std::string>& jobs = {}) {
     const std::string path = folder_.path() + "/" + name + ".json";
     const pid_t child = ::fork();
     if (child == 0) {
+      for (const std::string& id : jobs) trace::joined_job(id);
       for (const Party& party : parties) work(Member::join(party));
       std::ofstream(path) << trace::dump("asked");
       ::_exit(0);
@@ -188,6 +190,15 @@ TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
   EXPECT_THAT(text, HasSubstr("both are rank 0 of group 'default'"));
   EXPECT_THAT(text, HasSubstr("'" + first + "'"));
   EXPECT_THAT(text, HasSubstr("'" + second + "'"));
+}
+
+TEST_F(DumpFiles, OfTwoJobsWhoseRanksDoNotOverlapAreRefusedByWhatTheyHaveJoined) {
+  const std::string text = error_of({dump_of("a0", {in_group(0, 2)}, {"aa"}), dump_of("b1", {in_group(1, 2)}, {"bb"})});
+  EXPECT_THAT(text, HasSubstr("these dumps are of two jobs"));
+  EXPECT_THAT(text, HasSubstr("are rank 0 and rank 1 of two groups 'default'"));
+  // Who has come again shares the newer one; and who is no member of a group of several has none.
+  EXPECT_EQ(error_of({dump_of("c0", {in_group(0, 2)}, {"aa", "cc"}), dump_of("c1", {in_group(1, 2)}, {"cc"})}), "");
+  EXPECT_EQ(error_of({dump_of("d0", {in_group(0, 2)}, {"aa"}), dump_of("d1", {in_group(1, 2)})}), "");
 }
 
 // After a rank was lost the others make a group of the same name, in which they have other ranks.
