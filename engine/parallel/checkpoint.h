@@ -13,6 +13,7 @@
 // writes meanwhile counts against the group's timeout. The parts are used by one thread at a time.
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -55,7 +56,8 @@ Variable variable(T* place) {
   made.get = [](const void* from) -> std::optional<Scalar> {
     const T& value = *static_cast<const T*>(from);
     if constexpr (std::integral<T> && !std::same_as<T, bool>) {
-      if (!std::in_range<std::int64_t>(value)) return std::nullopt;
+      constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+      if (value > 0 && static_cast<std::uint64_t>(value) > kMost) return std::nullopt;
       return Scalar(static_cast<std::int64_t>(value));
     } else if constexpr (std::floating_point<T>) {
       return Scalar(static_cast<double>(value));
@@ -72,6 +74,9 @@ Variable variable(T* place) {
       if (*kept < static_cast<std::int64_t>(std::numeric_limits<T>::min())) return false;
       if (*kept > 0 && static_cast<std::uint64_t>(*kept) > static_cast<std::uint64_t>(std::numeric_limits<T>::max()))
         return false;
+    }
+    if constexpr (std::same_as<T, float>) {  // fewer digits are taken, another number is not
+      if (std::isfinite(*kept) && std::abs(*kept) > static_cast<double>(std::numeric_limits<float>::max())) return false;
     }
     if (write) *static_cast<T*>(to) = static_cast<T>(*kept);
     return true;

@@ -1,4 +1,6 @@
 // What a checkpoint holds, part by part, on one rank.
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -142,6 +144,24 @@ TEST_F(CheckpointParts, AreOfOneTypeInTheFileAndHere) {
     EXPECT_EQ(static_cast<float>(real), rate);
     EXPECT_EQ(text, "text");
     EXPECT_TRUE(flag);
+    char letter = 'w';
+    double large = 1e300;
+    double endless = -std::numeric_limits<double>::infinity();
+    std::int64_t least = std::numeric_limits<std::int64_t>::min();
+    const std::vector<checkpoint::Part> more = {
+        {"letter", letter}, {"large", large}, {"endless", endless}, {"least", least}};
+    checkpoint::save(file_, group, more);
+    letter = 'x';
+    large = endless = 0;
+    least = 0;
+    checkpoint::load(file_, group, more);
+    EXPECT_EQ(letter, 'w');
+    EXPECT_EQ(large, 1e300);
+    EXPECT_EQ(least, std::numeric_limits<std::int64_t>::min());
+    float single = 1;
+    expect_refused({"large", single}, "is a floating-point number in the file and of a type that cannot hold it here");
+    checkpoint::load(file_, group, {{"endless", single}});
+    EXPECT_EQ(single, -std::numeric_limits<float>::infinity());
     EXPECT_THAT(refused(group, Blame::Caller,
                         [&] {
                           checkpoint::save(file_, group, {{"huge", std::uint64_t(1) << 63}});
