@@ -356,7 +356,11 @@ TEST_P(Script, WhatItRaisesArrivesWithItsTrace) {
 
 // Not as the function that runs it: in errors of both ends' making, and in what both ends record.
 TEST_P(Script, IsShownByItsName) {
-  run_workers(GetParam(), [](rpc::Agent& agent) {
+  std::map<std::string, std::regex> served;  // made here: libstdc++ writes to the locale that all threads have
+  for (const std::string name : {"math.raises", "aten::add", "absent"}) {
+    served[name] = std::regex("\\{[^{}]*\"served\"[^{}]*\"" + name + "\"");
+  }
+  run_workers(GetParam(), [&served](rpc::Agent& agent) {
     const auto one = at::ones({1});
     for (const auto& to : {harness::after(agent, 1), agent.self()}) {
       const auto function_of = [](const auto& call) -> std::string {
@@ -378,9 +382,8 @@ TEST_P(Script, IsShownByItsName) {
       EXPECT_NE(function_of([&] { agent.sync_script<void>("a name\nof lines", to); }).find("run_script"),
                 std::string::npos);
     }
-    for (const auto* name : {"math.raises", "aten::add", "absent"}) {  // the other's calls may be on their way
-      const std::regex served("\\{[^{}]*\"served\"[^{}]*\"" + std::string(name) + "\"");
-      EXPECT_TRUE(harness::comes_true([&] { return std::regex_search(agent.dump(), served); })) << name;
+    for (const auto& [name, text] : served) {  // the other's calls may be on their way
+      EXPECT_TRUE(harness::comes_true([&, &text = text] { return std::regex_search(agent.dump(), text); })) << name;
     }
   });
 }
