@@ -305,12 +305,11 @@ TEST_P(Errors, RE008_AreStickyAndAllAreSeen) {
 
 TEST_P(Errors, WhatWaitsOnTheLoopIsToldWhatToDoInstead) {
   run_workers(GetParam(), [](rpc::Agent& agent) {
-    const int here = agent.self().rank;
-    for (const int to : {here, next_of(agent)}) {
-      EXPECT_EQ(agent.sync<&wrong::waits>(to, here), 3);
-      const auto error = error_of([&] { agent.sync<rpc::inline_<&wrong::waits>>(to, here); });
-      EXPECT_NE(error.text().find("without rpc::inline_"), std::string::npos) << error.text();
-    }
+    const int here = agent.self().rank, to = next_of(agent);
+    for (const int some : {here, to}) EXPECT_EQ(agent.sync<&wrong::waits>(some, here), 3);
+    // Only its loop could bring that the answer. (One of its own threads may be quicker with it than the wait.)
+    const auto error = error_of([&] { agent.sync<rpc::inline_<&wrong::waits>>(to, here); });
+    EXPECT_NE(error.text().find("without rpc::inline_"), std::string::npos) << error.text();
   });
 }
 
