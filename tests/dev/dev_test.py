@@ -332,11 +332,32 @@ class Gpu(DevTest):
                 self.assertEqual(time_left.share(), 20, following)
                 now[0] += 20
             self.assertEqual(time_left.share(), 20)
-            now[0] += 30
-            self.assertEqual(time_left.share(), 0)
+            late = self.dev.GpuTime(2)
+            now[0] += 500
+            self.assertEqual([late.share(), late.share()], [0, 0])
+            quick = self.dev.GpuTime(2)
+            self.assertEqual([quick.share(), quick.share()], [180, 480])  # nothing follows the last
             quick = self.dev.GpuTime(2)
             now[0] += 400
             self.assertEqual([quick.share(), quick.share()], [60, 80])
+
+    def test_the_slowest_is_run_behind_all_others(self):
+        ran = []
+        def run(path, arguments, environment, seconds):
+            ran.append(Path(path).name)
+            return self.measured(path, arguments)
+        with mock.patch.object(self.dev, "SLOWEST", "a_gpu_test"), mock.patch.object(self.dev, "run_gpu_program", run):
+            result = self.dev.gpu_results([Path("a_gpu_test"), Path("b_gpu_test")], Path("bin"), None, {}, 480)
+        self.assertEqual([ran[0], *ran[-2:]], ["b_gpu_test", "optim_bench", "a_gpu_test"])
+        self.assertEqual([one["program"] for one in result["tests"]], ["b_gpu_test", "a_gpu_test"])
+
+    def test_each_test_of_a_gpu_has_a_name_that_is_read(self):
+        self.assertIn("zero_overlap_gpu_test", load(SCRIPT).gpu_targets())
+        folder = self.root / "tests"
+        folder.mkdir(exist_ok=True)
+        (folder / "CMakeLists.txt").write_text("foreach(one a b)\n  weft_test(${one}_test SOURCES a.cc LABELS gpu)\nendforeach()\n")
+        with self.assertRaisesRegex(self.dev.Stop, "needs its name in its weft_test"):
+            self.dev.gpu_targets()
 
     def test_a_program_and_what_it_started_end_with_its_share(self):
         begun = time.monotonic()
