@@ -15,19 +15,22 @@
 #include <weft/engine/launch/spawn.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/stacks.h>
 
 namespace weft::harness {
 
 namespace {
 
-// Ends the process, with a word about where it hangs, when its time is over. By a signal: threads may all be stuck.
+// Ends the process, with a word about who hangs and where, when its time is over. By a signal: threads may all be stuck.
 class Watchdog {
  public:
   explicit Watchdog(const std::string& who) {
     std::snprintf(message(), kBytes, "harness: %s still runs after %d s; it hangs\n", who.c_str(),
                   static_cast<int>(kLimit.count()));
+    prepare_stacks();
     std::signal(SIGALRM, [](int) {
       [[maybe_unused]] const auto written = ::write(STDERR_FILENO, message(), std::char_traits<char>::length(message()));
+      print_stacks();
       std::abort();
     });
     ::alarm(static_cast<unsigned>(kLimit.count()));

@@ -19,10 +19,13 @@
 
 namespace weft::harness {
 
-// Its output goes to the log; the variables ("NAME=value") come behind this process's own. Throws Busy.
-inline pid_t start_again(const std::string& log, const std::vector<std::string>& more_variables) {
+// Its output goes to the log; the variables ("NAME=value") come behind this process's own. The tests are a filter of
+// GoogleTest's; none: the current one. Throws Busy.
+inline pid_t start_again(const std::string& log, const std::vector<std::string>& more_variables,
+                         const std::string& tests = {}) {
   const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
-  const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
+  const std::string filter =
+      "--gtest_filter=" + (tests.empty() ? std::string(test->test_suite_name()) + "." + test->name() : tests);
   std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::array<char*, 3> arguments{program.data(), const_cast<char*>(filter.data()), nullptr};
   std::vector<std::string> variables;

@@ -1,13 +1,9 @@
 // The claims on a real GPU: Gloo through pinned memory, NCCL with one rank, and NCCL with two ranks on one GPU, which must
 // be processes that each believe in a host of their own.
-#include <cstdlib>
-#include <filesystem>
-
-#include <weft/engine/launch/process.h>
 #include <weft/tests/conformance/communicator/cuda_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
+#include <weft/tests/harness/again.h>
 #include <weft/tests/harness/file_bootstrap.h>
-#include <weft/tests/harness/start_again.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/staged.h>
 
@@ -26,8 +22,8 @@ std::string no_backend(const char* name) {
   }
 }
 
-// How long joining may take where the first kernels are loaded and processes take turns on the GPU.
-constexpr auto kShortOnGpu = std::chrono::seconds(20);
+// How long joining may take where processes take turns on the GPU.
+constexpr auto kShortOnGpu = std::chrono::seconds(8);
 
 class GlooOnGpu final : public Threads {
  public:
@@ -71,8 +67,7 @@ class NcclAlone final : public Threads {
   }
 };
 
-// Two ranks on one GPU. The test starts this program again for each rank, with the same test as its only one; there run()
-// finds the variables below and is that rank.
+// Two ranks on one GPU.
 class NcclProcesses final : public Threads {
  public:
   NcclProcesses() : Threads(kRanks) {}
@@ -81,44 +76,29 @@ class NcclProcesses final : public Threads {
   std::string why_not() const override { return no_backend("nccl"); }
 
   void run(std::chrono::milliseconds timeout, const std::function<void(Rank&)>& body) const override {
-    const char* const rank = std::getenv(kRankVariable);
-    if (rank != nullptr) {
-      be(std::atoi(rank), std::getenv(kFolderVariable), timeout, body);
-    } else {
-      start_ranks();
-    }
+    again_.run([&](int number, const std::string& folder) {
+      auto device = cuda::Device::open(real_driver().value(), 0);
+      {
+        Rank rank;
+        rank.rank = number;
+        rank.size = kRanks;
+        rank.store = std::make_shared<harness::FileBootstrap>(folder);
+        rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
+        equip(rank, device);
+        rank.communicator = join_nccl(options_for(rank, timeout), device);
+        body(rank);
+        leave(rank);
+      }
+      reclaim(std::move(device));
+    });
   }
 
  private:
   static constexpr int kRanks = 2;
-  static constexpr const char* kRankVariable = "WEFT_CLAIMS_RANK";
-  static constexpr const char* kFolderVariable = "WEFT_CLAIMS_FOLDER";
-  // A rank whose peer has died may spin for ever.
-  static constexpr auto kPatience = std::chrono::seconds(100);
-
-  static void be(int number, const char* folder, std::chrono::milliseconds timeout,
-                 const std::function<void(Rank&)>& body) {
-    auto device = cuda::Device::open(real_driver().value(), 0);
-    {
-      Rank rank;
-      rank.rank = number;
-      rank.size = kRanks;
-      rank.store = std::make_shared<harness::FileBootstrap>(folder);
-      rank.loop = std::make_shared<EventLoop>("rank " + std::to_string(number));
-      equip(rank, device);
-      rank.communicator = join_nccl(options_for(rank, timeout), device);
-      body(rank);
-      leave(rank);
-    }
-    reclaim(std::move(device));
-  }
 
   // Without shared memory and without a network other than the loopback, as two hosts would be.
-  static std::vector<std::string> environment_of(int rank, const std::string& folder) {
-    const std::string number = std::to_string(rank);
-    return {kRankVariable + ("=" + number),
-            kFolderVariable + ("=" + folder),
-            "NCCL_HOSTID=rank" + number,
+  static std::vector<std::string> environment_of(int rank) {
+    return {"NCCL_HOSTID=rank" + std::to_string(rank),
             "NCCL_SOCKET_IFNAME=lo",
             "NCCL_NET=Socket",
             "NCCL_IB_DISABLE=1",
@@ -130,32 +110,9 @@ class NcclProcesses final : public Threads {
             "CUDA_MODULE_LOADING=EAGER"};
   }
 
-  static std::string log_of(int rank, const std::string& folder) {
-    return folder + "/rank" + std::to_string(rank) + ".log";
-  }
-
-  void start_ranks() const {
-    std::string folder = (std::filesystem::temp_directory_path() / "weft-claims-XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-    launch::Children children;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      children.add(harness::start_again(log_of(rank, folder), environment_of(rank, folder)));
-    }
-    const Deadline deadline = Deadline::in(kPatience);
-    while (!children.running().empty()) {
-      const auto ended = children.wait(deadline.remaining());
-      if (ended.process == 0) {
-        ADD_FAILURE() << "the ranks did not end within " << describe(kPatience);
-        break;
-      }
-      EXPECT_EQ(ended.status, 0) << launch::describe_status(ended.status);
-    }
-    children.end_all(std::chrono::seconds(1));
-    for (int rank = 0; testing::Test::HasFailure() && rank < kRanks; ++rank) {
-      ADD_FAILURE() << "rank " << rank << ":\n" << harness::text_of_file(log_of(rank, folder));
-    }
-    std::filesystem::remove_all(folder);
-  }
+  // A rank whose peer has died may spin for ever.
+  mutable harness::Again again_{
+      kRanks, "/NcclProcesses", {.variables = environment_of, .limit = std::chrono::seconds(100)}};
 };
 
 std::vector<std::shared_ptr<Setting>> settings() {

@@ -1,16 +1,16 @@
 // DistributedDataParallel on a stream of the user's own, for which the host never waits: each pass gives its own average,
-// and no later one overwrites it too early. Two ranks share the GPU, so that their gradients travel through host memory
-// (gloo).
+// and no later one overwrites it too early. Two ranks share the GPU, so that they are processes, and their gradients travel
+// through host memory (gloo).
 #include <optional>
 
 #include <gtest/gtest.h>
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/tests/harness/again.h>
 #include <weft/tests/harness/ranks.h>
 #include <weft/weft.h>
 
@@ -21,31 +21,34 @@ constexpr int kRanks = 2;
 constexpr int kSteps = 1000;
 
 // The gradient of rank r in pass i is (r + 1) i, exactly.
+void expect_every_average(int rank, const std::string& folder, c10::Device device) {
+  auto group = init_process_group({.backend = "gloo",
+                                   .init_method = "file://" + folder + "/meeting",
+                                   .rank = rank,
+                                   .world_size = kRanks,
+                                   .timeout = std::chrono::minutes(1),
+                                   .device = device});
+  std::optional<c10::StreamGuard> side;
+  if (device.is_cuda()) side.emplace(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device));
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  net->to(device);
+  DistributedDataParallel ddp(net, group);
+  const auto numbers = torch::arange(kSteps, device).to(at::kFloat) * (rank + 1);
+  std::vector<at::Tensor> seen;
+  for (int step = 0; step < kSteps; ++step) {
+    net->zero_grad(/*set_to_none=*/step % 2 == 0);
+    ddp(numbers.narrow(0, step, 1)).sum().backward();
+    const auto average = net->weight.grad().clone();
+    group.all_reduce(average).wait();  // what the others wrote back as well
+    seen.push_back(average.view({1}));
+  }
+  const auto expected = torch::arange(kSteps).to(at::kFloat) * (kRanks + 1);
+  EXPECT_TRUE(torch::equal(torch::cat(seen).cpu(), expected));
+}
+
 void expect_every_average(c10::Device device) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  harness::run_threads(kRanks, [&](int rank) {
-    auto group = init_process_group({.backend = "gloo",
-                                     .rank = rank,
-                                     .world_size = kRanks,
-                                     .store = store,
-                                     .timeout = std::chrono::minutes(1),
-                                     .device = device});
-    std::optional<c10::StreamGuard> side;
-    if (device.is_cuda()) side.emplace(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device));
-    torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
-    net->to(device);
-    DistributedDataParallel ddp(net, group);
-    const auto numbers = torch::arange(kSteps, device).to(at::kFloat) * (rank + 1);
-    std::vector<at::Tensor> seen;
-    for (int step = 0; step < kSteps; ++step) {
-      net->zero_grad(/*set_to_none=*/step % 2 == 0);
-      ddp(numbers.narrow(0, step, 1)).sum().backward();
-      const auto average = net->weight.grad().clone();
-      group.all_reduce(average).wait();  // what the others wrote back as well
-      seen.push_back(average.view({1}));
-    }
-    const auto expected = torch::arange(kSteps).to(at::kFloat) * (kRanks + 1);
-    EXPECT_TRUE(torch::equal(torch::cat(seen).cpu(), expected));
+  harness::run_again(kRanks, [device](int rank, const std::string& folder) {
+    harness::run_threads(1, [&](int) { expect_every_average(rank, folder, device); });
   });
 }
 
