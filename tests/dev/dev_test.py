@@ -406,6 +406,17 @@ class Gpu(DevTest):
             self.assertEqual(built.call_args.args[1], [*self.dev.gpu_targets(), *self.dev.GPU_PROGRAMS])
             self.assertEqual([call.args[1] for call in installed.call_args_list], installs)
 
+    def test_what_a_program_has_shown_that_was_ended_is_counted(self):
+        lines = ["[ RUN      ] Gpu/Claims.Sum/Nccl", "[       OK ] Gpu/Claims.Sum/Nccl (3 ms)", "[  SKIPPED ] Gpu/Claims.Any/Nccl (0 ms)",
+                 "[  FAILED  ] Gpu/Claims.Max/Nccl, where GetParam() = Nccl (12 ms)", "[       OK ] Alone.One (0 ms)", "[ RUN      ] Gpu/Claims.Min/Nccl"]
+        output = "\n".join(["ended after 9 s, its share of the time", *lines, "x" * 5000])
+        with mock.patch.object(self.dev, "run_gpu_program", lambda *arguments: (None, output)):
+            figures = self.dev.test_figures("some_gpu_test", [], {}, 9)
+        self.assertEqual((figures["passed"], figures["passed_by_setting"]), (2, {"Nccl": 1}))
+        self.assertEqual((figures["failed"], list(figures["skipped"])), (["Gpu/Claims.Max/Nccl"], ["Gpu/Claims.Any/Nccl"]))
+        self.assertEqual(figures["output"].splitlines()[0], "ended after 9 s, its share of the time")
+        self.assertLess(len(figures["output"]), 4100)
+
     def test_settings_are_counted_apart(self):
         cases = "".join(f'<testcase name="{name}" classname="Gpu/Claims" status="run" result="{result}">{inside}</testcase>'
                         for name, result, inside in [("Sum/NcclProcesses", "completed", ""), ("Min/NcclProcesses", "completed", ""),

@@ -3,10 +3,13 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <weft/base/deadline.h>
+#include <weft/base/error.h>
 #include <weft/tests/harness/again.h>
 #include <weft/tests/harness/start_again.h>
 
@@ -46,6 +49,8 @@ std::filesystem::path report_of(const std::filesystem::path& folder, int rank) {
   return folder / ("ended.rank" + std::to_string(rank));
 }
 
+std::filesystem::path begin_of(const std::filesystem::path& folder) { return folder / "begin"; }
+
 std::string log_of(const std::string& folder, int rank) { return folder + "/rank" + std::to_string(rank) + ".log"; }
 
 // What a rank leaves behind of a test.
@@ -80,10 +85,18 @@ void Again::run(const std::function<void(int, const std::string&)>& body) {
 }
 
 void Again::be(int rank, const std::function<void(int, const std::string&)>& body) const {
+  static const pid_t parent = ::getppid();
   const auto folder = folder_of(std::getenv(kFolder), name_of(*testing::UnitTest::GetInstance()->current_test_info()));
-  std::filesystem::create_directories(folder);
+  while (!std::filesystem::exists(begin_of(folder))) {
+    if (::getppid() != parent) throw Error(Blame::PeerLost, "the process that started this rank has ended");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   const Report report(folder, rank);
-  body(rank, folder);
+  try {
+    body(rank, folder);
+  } catch (const std::exception& error) {  // the log says so before the report does
+    ADD_FAILURE() << "rank " << rank << " threw: " << error.what();
+  }
 }
 
 void Again::start() {
@@ -102,9 +115,10 @@ void Again::start() {
   }
 }
 
-// The ranks may be ahead of this process, and have ended.
 void Again::wait_for(const std::string& test) {
   const auto folder = folder_of(folder_->path(), test);
+  std::filesystem::create_directories(folder);
+  std::ofstream begin(begin_of(folder));
   const Deadline deadline = Deadline::in(options_.limit);
   const bool is_last = tests_from_here(tests_).size() == 1;
   for (;;) {

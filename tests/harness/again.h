@@ -16,7 +16,7 @@
 namespace weft::harness {
 
 // This program again, once for each rank, for all tests of some name: what a process loads at its start is loaded once. The
-// processes run these tests in their order, and this one beside them says how each ended.
+// processes run these tests in their order, each when this one has come to it, which says how it ended.
 class Again {
  public:
   struct Options {
@@ -29,7 +29,7 @@ class Again {
   Again(int ranks, std::string tests) : Again(ranks, std::move(tests), Options()) {}
   Again(int ranks, std::string tests, Options options);
 
-  // In a rank calls body(rank, an empty folder that the ranks share for this test). Elsewhere starts the ranks, if they are
+  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test). Elsewhere starts the ranks, if they are
   // not there, and waits for the end of that; each failure is one of the current test's, with what the ranks have printed.
   void run(const std::function<void(int rank, const std::string& folder)>& body);
   // Whether this process is a rank.
