@@ -683,6 +683,13 @@ class Results(DevTest):
         self.assertIn("| two ranks on one GPU, correctness: NCCL in two processes | all pass | 3 passed, 0 failed |", text)
         self.assertIn("under compute-sanitizer | no error | not measured |", text)
         self.assertIn("Not run: gpu_bench --case 'training step': ended after 90 s, its share of the time.", text)
+        later = {**result, "date": "2026-01-02T04:00:00+00:00", "commit": "0000123", "not_run": {}}
+        other = {**later, "devices": [{**result["devices"][0], "name": "NVIDIA L4"}]}
+        (self.results / "gpu-nvidia-h200-2026-01-02-0000123.json").write_text(json.dumps(later))
+        (self.results / "gpu-nvidia-l4-2026-01-02-0000123.json").write_text(json.dumps(other))
+        text = self.results_of("gpu")
+        self.assertNotIn("abc1234", text)
+        self.assertEqual([text.count(name) for name in ("NVIDIA H200", "NVIDIA L4", "commit 0000123")], [1, 1, 2])
 
 
 if __name__ == "__main__":
