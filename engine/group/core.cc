@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <random>
 #include <system_error>
 #include <thread>
+
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -28,6 +31,17 @@ void finish_turn(EventLoop& loop) {
   std::atomic<bool> done{false};
   loop.post([&done] { done = true; });
   loop.drive([&done] { return done.load(); });
+}
+
+// Ranks that are threads of one process and share a GPU may hang where processes would not: a stream that waits for another
+// rank holds up what the driver does for the whole process, that rank's work among it.
+void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
+  static const unsigned here = std::random_device()();
+  const std::string key = "threads on " + gpu.str() + "/" + std::to_string(::getpid()) + "-" + std::to_string(here);
+  if (store.add(key, 1) != 2) return;
+  log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
+            "; where one's stream waits for the other, both may wait for ever: start each rank as a process (weft-run, "
+            "weft::spawn), or give each a GPU of its own");
 }
 
 // The others see it in the store while it lives, however late they come.
@@ -268,7 +282,10 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
   auto made = meet(carrier, device.type(), join);
-  if (carrier.staged) made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
+  if (carrier.staged) {
+    warn_of_shared_gpu(*join.store, device);
+    made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
+  }
   std::optional<Error> broken;
   {
     std::lock_guard lock(error_mutex_);

@@ -29,8 +29,9 @@ class Again {
   Again(int ranks, std::string tests) : Again(ranks, std::move(tests), Options()) {}
   Again(int ranks, std::string tests, Options options);
 
-  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test). Elsewhere starts the ranks, if they are
-  // not there, and waits for the end of that; each failure is one of the current test's, with what the ranks have printed.
+  // Once in a test. In a rank calls body(rank, a folder that the ranks share for this test). Elsewhere starts the ranks, if
+  // they are not there, and waits for the end of that; each failure is one of the current test's, with what the ranks have
+  // printed.
   void run(const std::function<void(int rank, const std::string& folder)>& body);
   // Whether this process is a rank.
   static bool is_rank();

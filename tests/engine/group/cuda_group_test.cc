@@ -53,9 +53,12 @@ class CudaGroup : public testing::Test {
   }
 
   void run(const std::function<void(Rank&)>& body) {
+    run_on([](int rank) { return rank; }, body);
+  }
+  void run_on(const std::function<int(int rank)>& gpu_of, const std::function<void(Rank&)>& body) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(kRanks, [&](int rank) {
-      const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(rank));
+      const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu_of(rank)));
       Rank one{rank,
                group::init({.backend = "gloo",
                             .rank = rank,
@@ -90,6 +93,22 @@ class CudaGroup : public testing::Test {
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
 };
+
+TEST_F(CudaGroup, ThreadsThatShareAGpuAreWarnedOnce) {
+  for (const int gpus : {1, 2}) {
+    testing::internal::CaptureStderr();  // where the harness writes the log
+    run_on([gpus](int rank) { return rank % gpus; },
+           [&](Rank& rank) {
+             rank.group.all_reduce(torch_->empty({8}, at::kByte, rank.gpu.index())).wait();
+             drain(rank, devices(rank));
+             rank.group.barrier().wait();
+           });
+    const std::string text = testing::internal::GetCapturedStderr(), warned = "threads of one process and share cuda:0";
+    int warnings = 0;
+    for (auto at = text.find(warned); at != std::string::npos; at = text.find(warned, at + 1)) ++warnings;
+    EXPECT_EQ(warnings, gpus == 1 ? 1 : 0) << text;
+  }
+}
 
 TEST_F(CudaGroup, CN022_OperationStartsBehindTheCurrentStreamAndWaitHoldsTheStreamNotTheHost) {
   run([&](Rank& rank) {
