@@ -304,7 +304,6 @@ Commit stage_optimizer(const std::shared_ptr<InputArchive>& archive, Optimizer& 
 
 // A leaf there as well: autograd does not see it move.
 at::Tensor moved(const at::Tensor& value, c10::Device device) {
-  const c10::AutoGradMode no_grad(false);
   return value.detach().to(device).set_requires_grad(value.requires_grad());
 }
 

@@ -36,6 +36,7 @@ namespace {
 
 using harness::As;
 using harness::error_of;
+using harness::run_alone;
 using harness::run_workers;
 using namespace std::chrono_literals;
 
@@ -262,6 +263,69 @@ TEST(AgentLife, RE033_AWorkerOfTheOtherKindIsRefusedAndTheJobGoesOn) {
     }
     first.shutdown();
   }
+}
+
+TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
+  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
+    const auto error = error_of([&] { rpc::init(*options.rank == 2 ? "other" : "same", options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
+  });
+}
+
+TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
+  const rpc::Options options{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
+  for (const std::string name : {"abc*", " ", "", "a b"}) {
+    EXPECT_EQ(error_of([&] { rpc::init(name, options); }).blame(), Blame::Caller) << name;
+  }
+  EXPECT_EQ(error_of([&] { rpc::init(std::string(500, 'a'), options); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_of([&] { rpc::init(std::string(128, 'a'), options); }).blame(), Blame::Caller);
+  rpc::Agent agent = rpc::init("Az09_:-" + std::string(120, 'a'), options);
+  agent.shutdown();
+}
+
+TEST(AgentNames, RE025_AllOfOneNameAreRefusedToo) {
+  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
+    const auto error = error_of([&] { rpc::init("same", options); });
+    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
+  });
+}
+
+TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
+  const rpc::Options options{
+      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {"inproc"}};
+  rpc::Agent first = rpc::init("first", options);
+  for (const std::string name : {"first", "second"}) {
+    const auto error = error_of([&] { rpc::init(name, options); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("already initialized"), std::string::npos) << error.text();
+  }
+  EXPECT_EQ(first.sync<&lives::number>(0, 3), 3);
+  // Another job, of the same store and of another.
+  auto other = options;
+  other.group_name = "other";
+  rpc::Agent beside = rpc::init("first", other);
+  EXPECT_EQ(beside.sync<&lives::number>(0, 3), 3);
+  other.store = c10::make_intrusive<c10d::HashStore>();
+  rpc::init("first", other).shutdown();
+  beside.shutdown();
+  EXPECT_EQ(first.sync<&lives::number>(0, 3), 3);
+  first.shutdown();
+  rpc::init("again", options).shutdown();
+}
+
+TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
+  const rpc::Options good{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
+  const auto refused = [&](auto change) {
+    rpc::Options options = good;
+    change(options);
+    return error_of([&] { rpc::init("a", options); });
+  };
+  EXPECT_EQ(refused([](rpc::Options& options) { options.worker_threads = 0; }).blame(), Blame::Caller);
+  EXPECT_EQ(refused([](rpc::Options& options) { options.timeout = -1ms; }).blame(), Blame::Caller);
+  EXPECT_EQ(refused([](rpc::Options& options) { options.transports = {"carrier pigeon"}; }).blame(), Blame::Caller);
+  EXPECT_EQ(refused([](rpc::Options& options) { options.rank = 1; }).blame(), Blame::Caller);
+  rpc::init("a", good).shutdown();  // nothing of all that is left
 }
 
 }  // namespace

@@ -393,69 +393,6 @@ TEST_P(Errors, WhatCannotBeSentIsRefusedOnItsOwnSide) {
 INSTANTIATE_TEST_SUITE_P(Rpc, Errors, testing::ValuesIn(harness::settings()), harness::name_of);
 INSTANTIATE_TEST_SUITE_P(Rpc, ErrorsAmongMany, testing::ValuesIn(harness::settings()), harness::name_of);
 
-TEST(AgentNames, RE025_ThatAreNotUniqueAreRefusedOnAllWorkers) {
-  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
-    const auto error = error_of([&] { rpc::init(*options.rank == 2 ? "other" : "same", options); });
-    EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
-  });
-}
-
-TEST(AgentNames, RE027_WithOtherLettersOrOfWrongLengthAreRefused) {
-  const rpc::Options options{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
-  for (const std::string name : {"abc*", " ", "", "a b"}) {
-    EXPECT_EQ(error_of([&] { rpc::init(name, options); }).blame(), Blame::Caller) << name;
-  }
-  EXPECT_EQ(error_of([&] { rpc::init(std::string(500, 'a'), options); }).blame(), Blame::Caller);
-  EXPECT_EQ(error_of([&] { rpc::init(std::string(128, 'a'), options); }).blame(), Blame::Caller);
-  rpc::Agent agent = rpc::init("Az09_:-" + std::string(120, 'a'), options);
-  agent.shutdown();
-}
-
-TEST(AgentNames, RE025_AllOfOneNameAreRefusedToo) {
-  run_alone({As::Threads, "inproc", 3}, [](const rpc::Options& options) {
-    const auto error = error_of([&] { rpc::init("same", options); });
-    EXPECT_NE(error.text().find("not unique"), std::string::npos) << error.what();
-  });
-}
-
-TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
-  const rpc::Options options{
-      .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {"inproc"}};
-  rpc::Agent first = rpc::init("first", options);
-  for (const std::string name : {"first", "second"}) {
-    const auto error = error_of([&] { rpc::init(name, options); });
-    EXPECT_EQ(error.blame(), Blame::Caller);
-    EXPECT_NE(error.text().find("already initialized"), std::string::npos) << error.text();
-  }
-  EXPECT_EQ(first.sync<&wrong::plus>(0, 1, 2), 3);
-  // Another job, of the same store and of another.
-  auto other = options;
-  other.group_name = "other";
-  rpc::Agent beside = rpc::init("first", other);
-  EXPECT_EQ(beside.sync<&wrong::plus>(0, 1, 2), 3);
-  other.store = c10::make_intrusive<c10d::HashStore>();
-  rpc::init("first", other).shutdown();
-  beside.shutdown();
-  EXPECT_EQ(first.sync<&wrong::plus>(0, 1, 2), 3);
-  first.shutdown();
-  rpc::init("again", options).shutdown();
-}
-
-TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
-  const rpc::Options good{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
-  const auto refused = [&](auto change) {
-    rpc::Options options = good;
-    change(options);
-    return error_of([&] { rpc::init("a", options); });
-  };
-  EXPECT_EQ(refused([](rpc::Options& options) { options.worker_threads = 0; }).blame(), Blame::Caller);
-  EXPECT_EQ(refused([](rpc::Options& options) { options.timeout = -1ms; }).blame(), Blame::Caller);
-  EXPECT_EQ(refused([](rpc::Options& options) { options.transports = {"carrier pigeon"}; }).blame(), Blame::Caller);
-  EXPECT_EQ(refused([](rpc::Options& options) { options.rank = 1; }).blame(), Blame::Caller);
-  rpc::init("a", good).shutdown();  // nothing of all that is left
-}
-
 TEST(AgentLife, RE029_AReferenceNeedsAnAgentNotAGroup) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {

@@ -1,0 +1,186 @@
+// DistributedDataParallel refuses models, and options, that the ranks do not have alike, and what it could not average.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+
+#include <weft/tests/harness/ranks.h>
+#include <weft/weft.h>
+
+#include "models.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// DD-017
+TEST(Ddp, AModelOfAnotherShapeIsACallerErrorOnAllRanks) {
+  for (const auto as : {harness::As::Threads, harness::As::Processes}) {
+    harness::run_ranks(as, 3, [](ProcessGroup group) {
+      Mlp net(6, group.rank() == 2 ? 4 : 5);
+      try {
+        DistributedDataParallel ddp(net, group);
+        ADD_FAILURE() << "no error on rank " << group.rank();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        EXPECT_THAT(error.what(), HasSubstr("rank 2: it has first.weight Double [4, 6]"));
+      }
+    });
+  }
+}
+
+TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Sequential net(torch::nn::Linear(2, 2));
+    if (group.rank() == 1) net->push_back(torch::nn::Linear(2, 2));
+    EXPECT_THROW(DistributedDataParallel<torch::nn::SequentialImpl>(net, group), Error);
+  });
+}
+
+TEST(Ddp, ComparingModelsLeavesNoMoreInTheStoreEachTime) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  harness::run_threads(2, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+    Mlp net;
+    std::vector<std::int64_t> keys;
+    for (int i = 0; i < 6; ++i) {
+      DistributedDataParallel ddp(net, group);
+      group.barrier().wait();
+      keys.push_back(store->getNumKeys());
+      group.barrier().wait();
+    }
+    EXPECT_EQ(keys[5], keys[2]) << "from " << keys[0];
+  });
+}
+
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    if (key.find("model1/") != std::string::npos) ++gets;
+    return HashStore::get(key);
+  }
+  std::atomic<int> gets = 0;
+};
+
+// Each rank asks for what rank 0 has, and for what it says of all.
+TEST(Ddp, ComparingModelsAsksTheStoreAsOftenAsThereAreRanks) {
+  constexpr int kRanks = 6;
+  const auto store = c10::make_intrusive<CountingStore>();
+  harness::run_threads(kRanks, [&](int rank) {
+    auto group = init_process_group({.rank = rank, .world_size = kRanks, .store = store, .device = c10::Device(c10::kCPU)});
+    Mlp net;
+    const DistributedDataParallel ddp(net, group);
+  });
+  EXPECT_EQ(store->gets, 3 * (kRanks - 1));
+}
+
+// DD-018
+TEST(Ddp, AModelWithAnotherMemoryOrderIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Conv2d net(3, 4, 3);
+    if (group.rank() == 1) net->weight.set_data(net->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_THROW(DistributedDataParallel(net, group), Error);
+  });
+}
+
+TEST(Ddp, AModuleWithoutGradientsIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    for (auto& parameter : net->parameters()) parameter.set_requires_grad(false);
+    EXPECT_THROW(DistributedDataParallel(net, group), Error);
+  });
+}
+
+// DD-017
+TEST(Ddp, AnEmptyModuleIsACallerError) {
+  harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
+    const auto refused = [&](const auto& module) {
+      EXPECT_THAT([&] { DistributedDataParallel ddp(module, group); },
+                  ::testing::ThrowsMessage<Error>(HasSubstr("the module is empty")));
+    };
+    refused(torch::nn::Linear(nullptr));
+    refused(std::shared_ptr<torch::nn::LinearImpl>());
+  });
+}
+
+// Its parameters have other accumulators then, without the hooks that see their gradients.
+TEST(Ddp, AModuleThatGetsAnotherTypeAfterwardsIsACallerErrorThatNamesItsParameters) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel ddp(net, group);
+    ddp(torch::ones({1, 2})).sum().backward();
+    net->bias.requires_grad_(false).requires_grad_(true);
+    net->to(torch::kFloat);  // which it has
+    ddp(torch::ones({1, 2})).sum().backward();
+    net->to(torch::kDouble);
+    EXPECT_THAT(
+        [&] {
+          ddp(torch::ones({1, 2}, torch::kDouble));
+        },
+        ::testing::ThrowsMessage<Error>(AllOf(HasSubstr("parameters 0 (weight), 1 (bias) on rank"),
+                                              HasSubstr("then make the DistributedDataParallel"))));
+    const torch::NoGradGuard no_grad;
+    ddp(torch::ones({1, 2}, torch::kDouble));
+  });
+}
+
+TEST(Ddp, AParameterThatIsFrozenOnOneRankOnlyIsACallerErrorOnAll) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    if (group.rank() == 1) net->weight.set_requires_grad(false);
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find("weight (frozen)"), std::string::npos) << error.text();
+  });
+}
+
+// It would reduce one gradient less than the others.
+TEST(Ddp, AWeightThatIsSharedOnOneRankOnlyIsACallerErrorOnAll) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear first(2, 2), second(2, 2);
+    second->register_parameter("other", group.rank() == 1 ? first->weight : torch::ones({2, 2}));
+    torch::nn::Sequential net(first, second);
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("rank 1: it has 1.other (the same as 0.weight)"));
+  });
+}
+
+TEST(Ddp, OptionsThatDifferAreACallerErrorOnAllRanks) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    const std::size_t bytes = group.rank() == 1 ? 8 : 16;
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.bucket_bytes = bytes}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("rank 1: it has DdpOptions::bucket_bytes 8 where rank 0 has "
+                                        "DdpOptions::bucket_bytes 16"));
+    DistributedDataParallel own(net, group, {.gradient_as_bucket_view = group.rank() == 1});
+  });
+}
+
+TEST(Ddp, ASparseBufferIsACallerErrorThatNamesIt) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(2, 2);
+    net->register_buffer("neighbours", torch::eye(2).to_sparse());
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group, {.broadcast_buffers = false}); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("'neighbours' of the model has the layout Sparse"));
+  });
+}
+
+TEST(Ddp, AnExpandedParameterIsACallerErrorOnAllRanks) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Linear net(3, 2);
+    net->register_parameter("wide", torch::ones({1, 3}).expand({4, 3}));
+    const auto error = harness::error_of([&] { DistributedDataParallel ddp(net, group); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("'wide' of the model, [4, 3] with strides [0, 1], is an expanded tensor"));
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
