@@ -74,7 +74,6 @@ namespace {
 
 using harness::As;
 using harness::error_of;
-using harness::run_alone;
 using harness::run_workers;
 using harness::Setting;
 using namespace std::chrono_literals;
