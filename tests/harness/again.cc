@@ -118,7 +118,7 @@ void Again::start() {
 void Again::wait_for(const std::string& test) {
   const auto folder = folder_of(folder_->path(), test);
   std::filesystem::create_directories(folder);
-  std::ofstream begin(begin_of(folder));
+  const std::ofstream begin(begin_of(folder));  // the file is what counts
   const Deadline deadline = Deadline::in(options_.limit);
   const bool is_last = tests_from_here(tests_).size() == 1;
   for (;;) {
