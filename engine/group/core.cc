@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <random>
 #include <system_error>
 #include <thread>
-
-#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -11,6 +8,7 @@
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>
 
 namespace weft::group {
@@ -36,9 +34,7 @@ void finish_turn(EventLoop& loop) {
 // Ranks that are threads of one process and share a GPU may hang where processes would not: a stream that waits for another
 // rank holds up what the driver does for the whole process, that rank's work among it.
 void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
-  static const unsigned here = std::random_device()();
-  const std::string key = "threads on " + gpu.str() + "/" + std::to_string(::getpid()) + "-" + std::to_string(here);
-  if (store.add(key, 1) != 2) return;
+  if (store.add("threads on " + gpu.str() + "/" + trace::process_identity(), 1) != 2) return;
   log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
             "; where one's stream waits for the other, both may wait for ever: start each rank as a process (weft-run, "
             "weft::spawn), or give each a GPU of its own");

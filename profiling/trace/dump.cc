@@ -124,18 +124,6 @@ std::int64_t wall_clock() {
 
 std::atomic<std::uint64_t> drawn{0};  // 0: not yet
 
-// Names this process: its pid is also that of others, in other PID namespaces and on other machines.
-std::string process_identity() {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
-  static_cast<void>(registered);
-  std::random_device random;
-  std::uint64_t none = 0;
-  drawn.compare_exchange_strong(none, (std::uint64_t{random()} << 32) | random() | 1);
-  std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016" PRIx64, drawn.load());
-  return text.data();
-}
-
 constexpr std::size_t kMostJobs = 64;
 std::mutex joining;                           // of the next
 auto& jobs = *new std::deque<std::string>();  // the oldest first
@@ -240,6 +228,17 @@ void install_once() {
 }
 
 }  // namespace
+
+std::string process_identity() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
+  static_cast<void>(registered);
+  std::random_device random;
+  std::uint64_t none = 0;
+  drawn.compare_exchange_strong(none, (std::uint64_t{random()} << 32) | random() | 1);
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, drawn.load());
+  return text.data();
+}
 
 std::string dump(const std::string& reason) {
   const auto records = flight_recorder().read();

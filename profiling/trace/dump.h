@@ -18,6 +18,10 @@ std::string dump(const std::string& reason);
 // so those of two jobs are told apart. (Of several the latest are kept.)
 void joined_job(const std::string& id);
 
+// Names this process: its pid is also that of others, in other PID namespaces and on other machines. A forked one has its
+// own.
+std::string process_identity();
+
 // Writes dumps to the folder from now on, and installs the handler of SIGUSR1; again for the same folder does nothing.
 // Throws Caller where the folder cannot be made, Busy where the process can have no more descriptors or threads.
 void dump_to(const std::string& folder);
