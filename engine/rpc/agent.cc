@@ -149,6 +149,14 @@ AgentCore& Agent::core() const {
   return *core_;
 }
 
+Future<at::Tensor> Agent::issue_op(const std::string& name, const Destination& to,
+                                   std::vector<OperatorValue> arguments) const {
+  return issue<&run_operator>(to, name, std::move(arguments));
+}
+RRef<at::Tensor> Agent::create_op(const std::string& name, const Destination& to,
+                                  std::vector<OperatorValue> arguments) const {
+  return remote<&run_operator>(to, name, std::move(arguments));
+}
 Going Agent::going(const Destination& to, bool on_loop) const {
   Going going = detail::CoreCalls::going(core(), to);
   going.on_loop = on_loop;

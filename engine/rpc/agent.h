@@ -64,17 +64,15 @@ class Agent {
   // A registered operator that gives a tensor, by name; see operators.h.
   template <class... A>
   at::Tensor sync_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return sync<&run_operator>(to, name, std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+    return issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}).get_own();
   }
   template <class... A>
   Future<at::Tensor> async_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return async<&run_operator>(to, name,
-                                std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+    return detail::tracked(issue_op(name, to, {detail::operator_value(std::forward<A>(arguments))...}));
   }
   template <class... A>
   RRef<at::Tensor> remote_op(const std::string& name, const Destination& to, A&&... arguments) const {
-    return remote<&run_operator>(to, name,
-                                 std::vector<OperatorValue>{detail::operator_value(std::forward<A>(arguments))...});
+    return create_op(name, to, {detail::operator_value(std::forward<A>(arguments))...});
   }
 
   // TorchScript that the callee's program exposes, by name: "math.scale"; see script.h.
@@ -129,6 +127,9 @@ class Agent {
                   "an argument cannot be converted to the type that the function takes");
     return Arguments(std::forward<A>(arguments)...);
   }
+  // In agent.cc: what a call of one function comes to would be compiled in each file that includes this.
+  Future<at::Tensor> issue_op(const std::string& name, const Destination& to, std::vector<OperatorValue> arguments) const;
+  RRef<at::Tensor> create_op(const std::string& name, const Destination& to, std::vector<OperatorValue> arguments) const;
   Going going(const Destination& to, bool on_loop) const;
   AgentCore& core() const;
   std::shared_ptr<AgentCore> core_;
