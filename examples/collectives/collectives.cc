@@ -8,7 +8,7 @@
 
 #include <weft/weft.h>
 
-#include "../common/command_line.h"
+#include "../common/options.h"
 
 namespace {
 
@@ -32,7 +32,7 @@ torch::Tensor own(const weft::ProcessGroup& group) { return torch::full({2}, gro
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::take_no_options("collectives", "The collectives, and what each rank holds before and after", 3, argc, argv);
+  examples::Options("collectives", "The collectives, and what each rank holds before and after", 3).parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     const int rank = group.rank();

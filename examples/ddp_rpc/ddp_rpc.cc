@@ -122,12 +122,8 @@ int main(int argc, char** argv) {
   std::string backend = "gloo";
   examples::Workers workers("ddp_rpc", "Two trainers with DistributedDataParallel, an embedding on a server, a master",
                             {.least = 4, .most = 4});
-  workers.options.add_option("--epochs", epochs, "Passes over the batches, at least 2")
-      ->capture_default_str()
-      ->check(examples::count_from(2));
-  workers.options.add_option("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp")
-      ->capture_default_str()
-      ->check(examples::backend());
+  workers.options.add("--epochs", epochs, "Passes over the batches, at least 2", examples::count_from(2));
+  workers.options.add("--backend", backend, "Of the trainers' collectives: gloo, shm, tcp", examples::backend());
   return workers.run(argc, argv, name_of, [&](weft::rpc::Agent& agent) {
     // The trainers' group is made by all, and has no other members.
     auto all = weft::init_process_group({.backend = backend, .group_name = "ddp_rpc"});

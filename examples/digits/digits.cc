@@ -13,7 +13,7 @@
 
 #include <weft/weft.h>
 
-#include "../common/command_line.h"
+#include "../common/options.h"
 #include "../common/progress_bar.h"
 #include "dataset.h"
 
@@ -245,30 +245,25 @@ class Training {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", "digits");
-  app.footer("\nStarted by: weft-run --nproc-per-node 2 digits");
-  app.add_option("--backend", options.backend,
-                 "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)")
-      ->check(examples::backend());
-  app.add_option("--epochs", options.epochs, "Passes over the training images")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  app.add_option("--batch-size", options.batch_size, "Images of a step on each rank")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  app.add_option("--lr", options.learning_rate, "Learning rate (default: 0.05, or the checkpoint's)")
-      ->check(examples::positive_number());
-  app.add_option("--momentum", options.momentum, "Momentum of SGD (default: 0.9, or the checkpoint's)")
-      ->check(examples::share());
-  app.add_option("--seed", options.seed, "Of the initial parameters and the order of the images")
-      ->capture_default_str()
-      ->check(examples::whole_number());
-  app.add_option("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead")
-      ->check(CLI::ExistingDirectory);
-  app.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
-  app.add_option("--checkpoint", options.checkpoint, "Written after each epoch")->capture_default_str();
-  app.add_flag("--resume", options.resume, "Continue from the checkpoint");
-  examples::parse(app, argc, argv);
+  examples::Options command_line(
+      "digits", "Trains a convolutional network on handwritten digits, data-parallel over the ranks of a job", 2);
+  command_line.add("--backend", options.backend,
+                   "gloo, shm, tcp, nccl, or per device as in cpu:gloo,cuda:nccl (default: what there is)",
+                   examples::backend());
+  command_line.add("--epochs", options.epochs, "Passes over the training images", examples::count_from(1));
+  command_line.add("--batch-size", options.batch_size, "Images of a step on each rank", examples::count_from(1));
+  command_line.add("--lr", options.learning_rate, "Learning rate (default: 0.05, or the checkpoint's)",
+                   examples::positive_number());
+  command_line.add("--momentum", options.momentum, "Momentum of SGD (default: 0.9, or the checkpoint's)",
+                   examples::share());
+  command_line.add("--seed", options.seed, "Of the initial parameters and the order of the images",
+                   examples::whole_number());
+  command_line.add("--mnist", options.mnist, "Folder of MNIST's four IDX files, to train on them instead",
+                   examples::existing_folder());
+  command_line.add("--data", options.data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  command_line.add("--checkpoint", options.checkpoint, "Written after each epoch");
+  command_line.add("--resume", options.resume, "Continue from the checkpoint");
+  command_line.parse(argc, argv);
   try {
     return Training(options, weft::init_process_group({.backend = options.backend})).run();
   } catch (const c10::Error& error) {

@@ -44,10 +44,8 @@ int main(int argc, char** argv) {
   int steps = 5;
   double learning_rate = 0.05;
   examples::Workers workers("dist_autograd", "Two remote random tensors: sum, backward, optimizer step", {.least = 2});
-  workers.options.add_option("--steps", steps, "Optimizer steps")->capture_default_str()->check(examples::count_from(1));
-  workers.options.add_option("--lr", learning_rate, "Learning rate")
-      ->capture_default_str()
-      ->check(examples::positive_number());
+  workers.options.add("--steps", steps, "Optimizer steps", examples::count_from(1));
+  workers.options.add("--lr", learning_rate, "Learning rate", examples::positive_number());
   return workers.run(
       argc, argv, [](int rank) { return "worker" + std::to_string(rank); },
       [&](weft::rpc::Agent& agent) { run(agent, steps, learning_rate); });

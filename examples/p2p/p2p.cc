@@ -7,7 +7,7 @@
 
 #include <weft/weft.h>
 
-#include "../common/command_line.h"
+#include "../common/options.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ void immediate(weft::ProcessGroup& group) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::take_no_options("p2p", "Rank 0 sends a number, waiting for it and not", 2, argc, argv);
+  examples::Options("p2p", "Rank 0 sends a number, waiting for it and not", 2).parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     if (group.size() != 2) throw weft::Error(weft::Blame::Caller, "p2p is for two ranks: weft-run --nproc-per-node 2 p2p");

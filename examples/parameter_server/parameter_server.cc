@@ -38,12 +38,9 @@ int main(int argc, char** argv) {
   int steps = 300;
   examples::Workers workers("parameter_server", "One worker holds the model, the others train it",
                             {.least = 2, .usual = 3});
-  workers.options.add_option("--mode", mode, "average: all trainers' gradients, step by step; hogwild: each as it comes")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"average", "hogwild"}));
-  workers.options.add_option("--steps", steps, "Of every trainer, at least 2")
-      ->capture_default_str()
-      ->check(examples::count_from(2));
+  workers.options.add("--mode", mode, "average: all trainers' gradients, step by step; hogwild: each as it comes",
+                      examples::one_of({"average", "hogwild"}));
+  workers.options.add("--steps", steps, "Of every trainer, at least 2", examples::count_from(2));
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "server" : "trainer" + std::to_string(rank); },
       [&](weft::rpc::Agent& agent) {

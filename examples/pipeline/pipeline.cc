@@ -235,21 +235,14 @@ int main(int argc, char** argv) {
   Options options;
   examples::Workers workers("pipeline", "Trains a network in two shards on two workers, with micro-batches in 1F1B order",
                             {.least = 3, .most = 3});
-  workers.options.add_option("--epochs", options.epochs, "Passes over the images")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--batch-size", options.batch, "Images of a step")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--micro-batches", options.micros, "Parts of a batch")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--data", options.data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
-  workers.options.callback([&] {
-    if (options.batch % options.micros != 0) {
-      throw CLI::ValidationError("--batch-size is " + std::to_string(options.batch) +
-                                 "; it must be a multiple of --micro-batches, " + std::to_string(options.micros));
-    }
+  workers.options.add("--epochs", options.epochs, "Passes over the images", examples::count_from(1));
+  workers.options.add("--batch-size", options.batch, "Images of a step", examples::count_from(1));
+  workers.options.add("--micro-batches", options.micros, "Parts of a batch", examples::count_from(1));
+  workers.options.add("--data", options.data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  workers.options.require([&]() -> std::string {
+    if (options.batch % options.micros == 0) return "";
+    return "--batch-size is " + std::to_string(options.batch) + "; it must be a multiple of --micro-batches, " +
+           std::to_string(options.micros);
   });
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "driver" : "stage" + std::to_string(rank - 1); },

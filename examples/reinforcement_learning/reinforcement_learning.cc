@@ -153,12 +153,8 @@ int main(int argc, char** argv) {
   double goal = 150;
   examples::Workers workers("reinforcement_learning", "An agent learns to balance a pole from observers of a world each",
                             {.least = 2, .usual = 3});
-  workers.options.add_option("--episodes", episodes, "At most so many")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--goal", goal, "Mean reward at which it ends")
-      ->capture_default_str()
-      ->check(examples::positive_number());
+  workers.options.add("--episodes", episodes, "At most so many", examples::count_from(1));
+  workers.options.add("--goal", goal, "Mean reward at which it ends", examples::positive_number());
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "agent" : "observer" + std::to_string(rank); },
       [&](weft::rpc::Agent& agent) {

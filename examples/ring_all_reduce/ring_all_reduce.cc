@@ -15,7 +15,7 @@
 
 #include <weft/weft.h>
 
-#include "../common/command_line.h"
+#include "../common/options.h"
 
 namespace {
 
@@ -77,7 +77,7 @@ void check(weft::ProcessGroup& group, const char* name, void (*all_reduce)(weft:
 }  // namespace
 
 int main(int argc, char** argv) {
-  examples::take_no_options("ring_all_reduce", "all_reduce written with send and recv, whole and in chunks", 4, argc, argv);
+  examples::Options("ring_all_reduce", "all_reduce written with send and recv, whole and in chunks", 4).parse(argc, argv);
   try {
     auto group = weft::init_process_group();
     check(group, "whole", ring_all_reduce);

@@ -135,16 +135,10 @@ int main(int argc, char** argv) {
   Options options;
   examples::Workers workers("rnn", "Learns the next character of a text; embedding and decoder on a server, the LSTM here",
                             {.least = 2, .most = 2});
-  workers.options.add_option("--text", options.text, "A text file")->check(CLI::ExistingFile);
-  workers.options.add_option("--epochs", options.epochs, "Passes over the text")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--width", options.width, "Of the embedding and the LSTM")
-      ->capture_default_str()
-      ->check(examples::count_from(1));
-  workers.options.add_option("--lr", options.learning_rate, "Learning rate of Adam")
-      ->capture_default_str()
-      ->check(examples::positive_number());
+  workers.options.add("--text", options.text, "A text file", examples::existing_file());
+  workers.options.add("--epochs", options.epochs, "Passes over the text", examples::count_from(1));
+  workers.options.add("--width", options.width, "Of the embedding and the LSTM", examples::count_from(1));
+  workers.options.add("--lr", options.learning_rate, "Learning rate of Adam", examples::positive_number());
   return workers.run(
       argc, argv, [](int rank) { return rank == 0 ? "trainer" : "server"; },
       [&](weft::rpc::Agent& agent) {

@@ -10,7 +10,7 @@
 
 #include <weft/weft.h>
 
-#include "../common/command_line.h"
+#include "../common/options.h"
 #include "../digits/dataset.h"
 
 namespace {
@@ -70,11 +70,10 @@ void run(weft::ProcessGroup group, int epochs, const std::string& data) {
 int main(int argc, char** argv) {
   int epochs = 10;
   std::string data = DIGITS_DATA;
-  CLI::App app("Synchronous SGD on a partitioned data set, gradients averaged by hand", "sync_sgd");
-  app.footer("\nStarted by: weft-run --nproc-per-node 2 sync_sgd");
-  app.add_option("--epochs", epochs, "Passes over the data")->capture_default_str()->check(examples::count_from(1));
-  app.add_option("--data", data, "The digits, a CSV file, plain or gzipped")->check(CLI::ExistingFile);
-  examples::parse(app, argc, argv);
+  examples::Options options("sync_sgd", "Synchronous SGD on a partitioned data set, gradients averaged by hand", 2);
+  options.add("--epochs", epochs, "Passes over the data", examples::count_from(1));
+  options.add("--data", data, "The digits, a CSV file, plain or gzipped", examples::existing_file());
+  options.parse(argc, argv);
   try {
     run(weft::init_process_group(), epochs, data);
   } catch (const std::exception& error) {
