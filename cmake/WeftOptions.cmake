@@ -53,6 +53,12 @@ if(WEFT_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${WEFT_CCACHE})
 endif()
 
+# GNU ld takes five times as long, and there are some 200 programs.
+find_program(WEFT_LLD ld.lld)
+if(WEFT_LLD AND PROJECT_IS_TOP_LEVEL)
+  add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>)
+endif()
+
 # --- CUDA: headers for the driver's types, nvcc for the kernels. Nothing of it is linked: libcuda is opened at run time.
 set(cuda_found FALSE)
 set(cuda_hint "no nvcc of CUDA 13 found; ./dev --cuda pip installs one, or give -DCMAKE_CUDA_COMPILER")
