@@ -180,20 +180,35 @@ class Resumption {
   std::coroutine_handle<> handle_;
 };
 
-// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the value.
+// A function that returns Future<T> may be a coroutine: it starts at once, co_return sets the value. That is there once its
+// local variables have ended: continuations find their locks open, and what its arguments refer to lives as long as they.
 template <class T>
 struct CoroutineBase {
   Promise<T> promise;
+  std::optional<Stored<T>> result;
+  DeviceWorkRef work;  // of the streams that are current where it returns: their guards are local variables as well
   Future<T> get_return_object() { return promise.future(); }
   std::suspend_never initial_suspend() noexcept { return {}; }
-  std::suspend_never final_suspend() noexcept { return {}; }
-  void unhandled_exception() { promise.set_error(std::current_exception()); }
+  std::suspend_never final_suspend() noexcept {
+    if (!result) return {};
+    try {
+      promise.set_with(std::move(work), std::move(*result));
+    } catch (...) {  // what moving it throws
+      promise.set_error(std::current_exception());
+    }
+    return {};
+  }
+  void unhandled_exception() {
+    result.reset();  // a local variable's destructor threw
+    promise.set_error(std::current_exception());
+  }
 };
 template <class T>
 struct Coroutine : CoroutineBase<T> {
   template <class U = T>
   void return_value(U&& value) {
-    this->promise.set(std::forward<U>(value));
+    this->result.emplace(T(std::forward<U>(value)));
+    this->work = enqueued_for(*this->result);
   }
 };
 template <>
@@ -436,7 +451,7 @@ class Promise {
 
 template <>
 struct detail::Coroutine<void> : detail::CoroutineBase<void> {
-  void return_void() { promise.set(); }
+  void return_void() { result.emplace(); }
 };
 
 namespace detail {

@@ -371,6 +371,54 @@ Future<std::pair<int, std::string>> both() { co_return {1, "a"}; }
 
 TEST(Coroutine, ReturnsBracedValues) { EXPECT_EQ(both().get(), std::pair(1, std::string("a"))); }
 
+struct Held {
+  explicit Held(bool& is_held) : held(is_held) { held = true; }
+  ~Held() { held = false; }
+  bool& held;
+};
+template <class T>
+Future<T> hold_until(Future<T> value, bool& is_held) {
+  const Held lock(is_held);
+  if constexpr (std::is_void_v<T>) {
+    co_await value;
+  } else {
+    co_return co_await value;
+  }
+}
+
+TEST(Coroutine, ItsValueIsThereOnceItsLocalVariablesHaveEnded) {
+  bool is_held = false;
+  const auto check = [&](const auto& promise, const auto& set) {
+    const auto held = hold_until(promise.future(), is_held);
+    EXPECT_TRUE(is_held);
+    bool was_held = true;
+    held.on_done([&] { was_held = is_held; });
+    set();
+    EXPECT_TRUE(held.done());
+    EXPECT_FALSE(was_held);
+  };
+  const Promise<int> number, failed;
+  const Promise<void> none;
+  check(number, [&] { number.set(1); });
+  check(failed, [&] { failed.set_error(failure("x")); });
+  check(none, [&] { none.set(); });
+}
+
+struct ThrowsWhenMoved {
+  explicit ThrowsWhenMoved(int times) : left(times) {}
+  ThrowsWhenMoved(const ThrowsWhenMoved& other) : left(other.left - 1) {
+    if (left == 0) throw std::out_of_range("moved");
+  }
+  int left;
+};
+
+TEST(Coroutine, WhatItsValueThrowsWhileItIsMovedIsItsError) {
+  const auto give = [](int times) -> Future<ThrowsWhenMoved> { co_return ThrowsWhenMoved(times); };
+  int times = 1;
+  for (; give(times).failed(); ++times) EXPECT_THROW(give(times).get(), std::out_of_range);
+  EXPECT_GT(times, 3) << "in co_return, and behind it";
+}
+
 struct OwnError : Error {
   OwnError() : Error(Blame::Caller, "own") {}
 };
