@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/rpc/body.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/profiling/trace/dump.h>
@@ -55,7 +56,13 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
 WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(PendingCall&)>& how) {
   if (!call.pending) return call;
   call.slot = {};  // before continuations, which may want it
-  how(*call.pending);
+  try {
+    how(*call.pending);
+  } catch (...) {  // what the result threw while it was moved
+    const auto error = std::current_exception();
+    call.traced.fail(to_error(error, Blame::Remote));
+    call.pending->fail(detail::thrown_by(*this, *call.function, error));
+  }
   call.traced.end();
   if (counts(call.kind)) --waiting_;
   call.context = nullptr;

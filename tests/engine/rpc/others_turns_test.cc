@@ -80,6 +80,15 @@ struct Uncopied {
   WEFT_FIELDS(value)
 };
 
+struct Unmoved {
+  Unmoved() = default;
+  Unmoved(const Unmoved&) { throw std::runtime_error("it is not moved"); }
+  Unmoved& operator=(const Unmoved&) = delete;
+  int value = 0;
+  WEFT_FIELDS(value)
+};
+Unmoved give_unmoved() { return {}; }
+
 int take_both(at::Tensor, RRef<int> number) { return number.to_here(); }
 std::tuple<at::Tensor, RRef<int>> give_both() { return {large(), RRef<int>(5)}; }
 std::tuple<at::Tensor, RRef<int>> give_both_of(RRef<int> third) { return {large(), third}; }
@@ -290,6 +299,20 @@ TEST(Values, ThatThrowWhenTheyAreCopiedFailThatAlone) {
     refs::open_gate("copies");
     EXPECT_THROW(fetched.get(), std::runtime_error);
     EXPECT_EQ(method.get(), 3);
+  });
+}
+
+// Of a call to oneself: its result is moved, not sent.
+TEST(Values, ThatThrowWhenTheyAreMovedFailTheirCallAndHoldNothingUp) {
+  run_one([](rpc::Agent& agent) {
+    const auto called = agent.async<&turns::give_unmoved>(agent.self());
+    try {
+      static_cast<void>(called.get());
+      ADD_FAILURE() << "it has a value";
+    } catch (const rpc::RemoteError& error) {
+      EXPECT_NE(error.text().find("it is not moved"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(agent.debug_info().calls_waiting, 0u);
   });
 }
 
