@@ -173,10 +173,10 @@ struct MethodBody {
 
   static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
     auto& given = *static_cast<Arguments*>(arguments.get());
-    // Which the arguments keep; what has it ends outside the turns of the loop.
-    M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(given).owned)->value();
-    weft::detail::hand_over_referred(value);
     finish<Shape>(arguments, to, [&]() -> decltype(auto) {
+      // Which the arguments keep; what has it ends outside the turns of the loop.
+      M& value = *std::static_pointer_cast<rref::OwnedValue<M>>(std::get<0>(given).owned)->value();
+      weft::detail::hand_over_referred(value);
       return std::apply(
           [&](const rref::Target&, auto&... more) -> decltype(auto) {
             if constexpr (Shape::takes_value) {
@@ -236,14 +236,13 @@ struct ConstructorBody : StartsAtOnce {
 
   // It is created only, never called: `to` is a Keeps.
   static void run(AgentCore&, const std::shared_ptr<void>& arguments, const CompletionRef<Result>& to) {
-    std::shared_ptr<M> made;
     try {
-      made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); },
-                        *static_cast<Arguments*>(arguments.get()));
+      auto made = std::apply([](auto&... more) { return std::make_shared<M>(std::move(more)...); },
+                             *static_cast<Arguments*>(arguments.get()));
+      static_cast<Keeps<M>&>(*to).keep(std::move(made), nullptr);
     } catch (...) {
-      return to->fail(std::current_exception());
+      to->fail(std::current_exception());
     }
-    static_cast<Keeps<M>&>(*to).keep(std::move(made), nullptr);
   }
 };
 
