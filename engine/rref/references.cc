@@ -214,6 +214,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarna
     }
   }
   Entry& entry = entries_[id];
+  const auto given_up = entry.owned ? nullptr : entry.given_up;  // an owned one has failed by that
   if (!entry.owned) entry.owned = make();
   entry.arrived = true;
   entry.expiry.reset();
@@ -224,6 +225,7 @@ std::shared_ptr<Owned> References::arrive(Id id, ForkId fork, const rpc::Incarna
     bury(id);
   }
   lock.unlock();
+  if (given_up) owned->fail(given_up);  // others may have been told so
   end_if_late(holder);
   return owned;
 }
