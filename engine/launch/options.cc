@@ -24,6 +24,7 @@ constexpr int kLongestStatus = 24 * 60 * 60;  // seconds
 constexpr int kMostNodes = 65536;
 constexpr int kDefaultEndpointPort = 29400;  // torchrun's
 
+// Where it gives false, the value may be anything.
 template <class T>
 bool reads(const std::string& text, T least, T most, T& value) {
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -177,7 +178,10 @@ struct Help final : CLI::Formatter {
 Streams Streams::parse(const std::string& option, const std::string& text, int ranks) {
   Streams streams;
   int number = 0;
-  if (reads(text, 0, 3, streams.of_all_)) return streams;
+  if (reads(text, 0, 3, number)) {
+    streams.of_all_ = number;
+    return streams;
+  }
   std::istringstream items(text);
   for (std::string item; std::getline(items, item, ',');) {
     const auto colon = item.find(':');

@@ -73,13 +73,14 @@ TEST(Logs, KeepWhatRanksWrite) {
 
 TEST(Logs, TakeWhatIsRedirected) {
   const auto outcome =
-      run("d=$(mktemp -d); " + node("--nproc-per-node 2 --log-dir $d -r 0:1,1:2", "echo out $RANK; echo err $RANK >&2") +
+      run("d=$(mktemp -d); " + node("--nproc-per-node 3 --log-dir $d -r 1:2,0:1", "echo out $RANK; echo err $RANK >&2") +
           "; code=$?; cd $d; for f in $(find . -type f | sort); do "
           "echo $f: $(cat $f) | sed s/none_[0-9a-f]*/run/; done; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(),
-              ElementsAre("./run/attempt_0/0/stdout.log: out 0", "./run/attempt_0/1/stderr.log: err 1", "out 1"));
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("err 0"), Not(HasSubstr("err 1"))));
+              UnorderedElementsAre("./run/attempt_0/0/stdout.log: out 0", "./run/attempt_0/1/stderr.log: err 1", "out 1",
+                                   "out 2"));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("err 0"), Not(HasSubstr("err 1")), HasSubstr("err 2")));
 }
 
 TEST(Logs, ThatCannotBeWrittenAreRefused) {
