@@ -446,7 +446,7 @@ def gpu_image():
         build_image("gpu.Dockerfile", stage, base, f"weft-gpu-{stage}-test")
         with container_of(f"weft-gpu-{stage}-test") as inside:
             if stage == "runtime":  # without a GPU it trains as the other image does
-                check_runtime(inside, ["libtorch_cpu.so", "libtorch_cuda.so", "libc10_cuda.so", "libnccl.so.2"])
+                check_runtime(inside, ["libtorch_cpu.so", "libtorch_cuda.so", "libc10_cuda.so", "libnccl.so.2", "libcudnn_cnn.so.9", "libnvrtc.so.13"])
                 continue
             # All is built and installed; what is missing is a GPU.
             said = inside("sh", "-c", "./dev gpu --preset profile --cuda pip 2>&1; echo ended with $?")
