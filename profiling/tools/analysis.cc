@@ -70,8 +70,11 @@ class Analysis {
 
   static std::string what_must_agree(const Record& collective) {
     if (collective.dtype.empty()) return call_of(collective);
-    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;      // parts of any size
-    if (collective.name == "gather" || collective.name == "scatter") return call_of(collective);  // the root has more
+    if (collective.name == "all_to_all") return collective.name + " of " + collective.dtype;  // parts of any size
+    // The root has more; and of parts of several sizes each rank keeps another.
+    for (const char* name : {"gather", "scatter", "reduce_scatter"}) {
+      if (collective.name == name) return call_of(collective);
+    }
     return call_of(collective) + ", " + std::to_string(collective.bytes) + " bytes";
   }
 
@@ -150,8 +153,10 @@ class Analysis {
         met.missing.push_back(rank);
       } else if (find(view->second, series, sequence) != nullptr) {
         continue;
-      } else if (last_begun(view->second, series) > sequence) {  // forgotten since, or left out
+      } else if (const auto last = last_begun(view->second, series); last > sequence) {  // forgotten since, or left out
         met.may_come |= series.may_be_left_out;
+      } else if (last == 0 && dumps_.dumps[view->second.dump].knows_since > met.first) {  // it may have come, and gone on
+        met.may_come = true;
       } else {
         const bool is_late =
             met.gave_up || (met.shown != nullptr && evidence_.is_old(evidence_.now_of(view->second) - met.first));

@@ -96,7 +96,11 @@ class Taking {
   std::optional<Error> take() {
     const std::int64_t now = integer_of(loaded_.json, "time", 0, kMostTime);
     for (const Json& party : list_of(loaded_.json, "parties")) take_party(party);
-    for (const Json& record : list_of(loaded_.json, "records")) {
+    const Json& records = list_of(loaded_.json, "records");
+    if (!records.empty() && records.front().contains("ticket") && word_of(records.front(), "ticket") > 1) {
+      into_.dumps[number_].knows_since = record_of(records.front(), now, loaded_.dump.time - now).begun;
+    }
+    for (const Json& record : records) {
       const auto found = views_.find(int_of(record, "party"));
       if (found != views_.end()) found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));
     }
@@ -180,6 +184,7 @@ Loaded load(const std::string& path) {
                 integer_of(json, "pid", 0, std::numeric_limits<std::int64_t>::max()),
                 integer_of(json, "wall_clock", 0, kMostTime),
                 text_of(json, "reason"),
+                0,
                 text_or_none(json, "process"),
                 jobs_of(json)};
   });

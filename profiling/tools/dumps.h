@@ -40,6 +40,7 @@ struct Dump {
   std::int64_t pid = 0;
   std::int64_t time = 0;  // nanoseconds since 1970
   std::string reason;
+  std::int64_t knows_since = 0;   // nanoseconds since 1970; what began before has been overwritten. 0: nothing has
   std::string process;            // tells those of one pid apart
   std::vector<std::string> jobs;  // that it has joined, as they are named; none where it was not in a group of several
 };

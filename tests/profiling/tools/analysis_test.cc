@@ -190,6 +190,31 @@ TEST(Analysis, ARootThatHasEverybodysPartsIsNoMismatch) {
   }
 }
 
+// reduce_scatter of parts of several sizes: each rank keeps another.
+TEST(Analysis, PartsOfSeveralSizesAreNoMismatch) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  for (const int rank : {0, 1}) views[rank].records = {collective(1, 0, 1, "reduce_scatter")};
+  views[1].records[0].bytes = 80;
+  EXPECT_TRUE(analyze(dumps).empty());
+  views[1].records[0].reduction = "Max";
+  EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u);
+}
+
+TEST(Analysis, WhoseRecorderHasForgottenTheTimeIsNotCalledLate) {
+  Dumps dumps = job(3);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(1, kSecond, 0, "gather")};  // the root, which waits for rank 1
+  views[2].records = {call("call", 0, 7, "done")};
+  EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 2u);
+  dumps.dumps[2].knows_since = kStart + 2 * kSecond;  // it may have given its part before
+  const auto late = of(analyze(dumps), What::LateRank);
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_THAT(late[0].ranks, ElementsAre(1));
+  dumps.dumps[2].knows_since = kStart;
+  EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 2u);
+}
+
 TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
