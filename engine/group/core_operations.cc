@@ -187,8 +187,12 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
            } else {
              end(traced, failure);
            }
-           if (is_send) return;
-           ledger->complete_recv(peer, failure ? -1 : source);
+           if (is_send) {
+             if (failure) ledger->fail_send(peer);
+             return;
+           }
+           // Backends whose messages name their sender need not say it again; a message of another size is taken as well.
+           ledger->complete_recv(peer, failure || source >= 0 ? source : peer);
            const auto error = ledger->left_behind();
            if (core && error) core->fail(*error);
          });

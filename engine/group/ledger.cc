@@ -54,6 +54,11 @@ void Ledger::begin_send(int to) {
   ++sent_[static_cast<std::size_t>(to)];
 }
 
+void Ledger::fail_send(int to) {
+  std::lock_guard lock(mutex_);
+  --sent_[static_cast<std::size_t>(to)];
+}
+
 void Ledger::begin_recv(int from) {
   std::lock_guard lock(mutex_);
   if (const auto error = never_received(from, 1)) throw *error;

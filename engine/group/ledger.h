@@ -30,9 +30,11 @@ class Ledger {
   void complete_collective(std::uint64_t number);
   // Throws PeerLost when the receiver has left.
   void begin_send(int to);
+  // It has failed: the receiver need not wait for it.
+  void fail_send(int to);
   // `from`: a rank, or -1 for any. Throws PeerLost when nothing can come from there any more.
   void begin_recv(int from);
-  // `from`: as it was begun; `source`: who sent, -1 if the receive failed.
+  // `from`: as it was begun; `source`: whose message it took, also where it failed for what that is; -1: nothing came.
   void complete_recv(int from, int source);
 
   // This rank is connected to the others, or has given up: who leaves before has to wait for it.

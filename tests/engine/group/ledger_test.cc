@@ -116,6 +116,26 @@ TEST(Ledger, AReceiveFromALeaverThatSentTooLittleIsLeftBehind) {
   fixture.ledger.begin_send(2);
 }
 
+// A message of another size, say: it has come, and the sender may go.
+TEST(Ledger, AReceiveThatFailedForWhatCameAnswersTheLeaver) {
+  Fixture fixture;
+  fixture.ledger.begin_recv(1);
+  fixture.leaving(5, 0, "1 0 0 ");
+  EXPECT_EQ(fixture.answers(), 0);
+  fixture.ledger.complete_recv(1, 1);
+  EXPECT_EQ(fixture.answers(), 1);
+}
+
+TEST(Ledger, ASendThatFailedIsNotWaitedFor) {
+  Fixture fixture;
+  fixture.ledger.begin_send(2);
+  fixture.ledger.begin_send(2);
+  fixture.ledger.fail_send(2);
+  static_cast<void>(fixture.ledger.leave([](int) { return false; }, Deadline::never()));
+  ASSERT_EQ(fixture.sent.size(), 1u);
+  EXPECT_EQ(fixture.sent[0].text, "0 0 1 ");
+}
+
 TEST(Ledger, AReceiveFromAnySourceIsLeftBehindOnlyByAllOthers) {
   Fixture fixture;
   fixture.ledger.begin_recv(-1);

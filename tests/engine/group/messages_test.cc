@@ -252,13 +252,19 @@ TEST_P(Messages, PP006_InASubgroupRanksAreTheGroups) {
 TEST(Message, OfAnotherSizeIsAnErrorThatNamesTheReceiveOnce) {
   harness::run_ranks(As::Threads, 2,
                      [](ProcessGroup& group) {
-                       if (group.rank() == 0) return static_cast<void>(group.send(torch::ones({1}), 1));
+                       if (group.rank() == 0) {
+                         static_cast<void>(group.send(torch::ones({1}), 1));
+                         group = ProcessGroup();  // it need not wait for more
+                         return;
+                       }
                        const auto error = error_of([&] { group.recv(torch::ones({2}), 0).wait(); });
                        EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
                        const std::string name = "recv from rank 0";
                        const auto first = error.text().find(name);
                        ASSERT_NE(first, std::string::npos) << error.text();
                        EXPECT_EQ(error.text().find(name, first + 1), std::string::npos) << error.text();
+                       const auto none = error_of([&] { group.recv(torch::ones({1}), 0).wait(); });
+                       EXPECT_EQ(none.blame(), Blame::PeerLost) << none.what();
                      },
                      {.backend = "tcp"});
 }
