@@ -200,7 +200,7 @@ class StagedCommunicator final : public Communicator,
   std::shared_ptr<Held> hold(const std::vector<Part>& parts, Pin pin);
   // Starts the host's half, on the loop or, if its input is there already, on the caller's thread.
   void begin(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const HostCall& call) noexcept;
-  void land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
+  void land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
             const Fence& ready, const std::string& name) noexcept;
   // A launch of the graph would copy to the host, where nobody would send it.
   Op refuse_capture(const std::string& name) const noexcept {
@@ -211,6 +211,7 @@ class StagedCommunicator final : public Communicator,
   }
   // Nothing of the operation reaches the other ranks any more, so the group ends here.
   Op give_up(const std::string& name, const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
+  void outlive(const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept;
 
   std::shared_ptr<Communicator> host_;
   PointToPoint* messages_;
@@ -288,7 +289,10 @@ Op StagedCommunicator::collective(std::string name, std::vector<Part> parts, Pin
     return completion.op();
   } catch (...) {
     const Op op = give_up(name, held, out_);
-    if (landed) landed->raise();
+    if (landed) {
+      landed->raise();
+      outlive(held, in_);
+    }
     return op;
   }
 }
@@ -350,14 +354,15 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
     // Messages come in any order, and what one is to wait for may be behind the landing of another: it waits outside the
     // stream that they share.
     op.on_ended([weak = weak_from_this(), op, held, delivery, to = data.slice, ready, name] {
+      delivery->completion().set_source_rank(op.source_rank());
       if (const auto error = op.error()) return delivery->fail(*error);
       const auto self = weak.lock();
       if (!self) return;
-      if (ready.query()) return self->land(op, held, delivery, to, ready, name);
+      if (ready.query()) return self->land(held, delivery, to, ready, name);
       const auto loop = self->loop_.lock();
       if (!loop) return;
-      loop->when(ready, Task([weak, op, held, delivery, to, ready, name] {
-                   if (const auto again = weak.lock()) again->land(op, held, delivery, to, ready, name);
+      loop->when(ready, Task([weak, held, delivery, to, ready, name] {
+                   if (const auto again = weak.lock()) again->land(held, delivery, to, ready, name);
                  }));
     });
     return completion.op();
@@ -367,19 +372,20 @@ Op StagedCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fe
 }
 
 // The message has come: copies it to where it belongs. On a thread of the host's communicator.
-void StagedCommunicator::land(const Op& op, const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery,
-                              const Slice& to, const Fence& ready, const std::string& name) noexcept {
+void StagedCommunicator::land(const std::shared_ptr<Held>& held, const std::shared_ptr<Delivery>& delivery, const Slice& to,
+                              const Fence& ready, const std::string& name) noexcept {
   const trace::Range range(staging, {.bytes = to.bytes, .rank = rank(), .ranks = size(), .device = device_->index()});
   try {
     if (const auto lost = device_->lost()) throw *lost;
     ready.wait(receiving_);
     make({{to, held->pieces[0]}}, receiving_, rank());
     const Fence copied = cuda::record(receiving_);
-    delivery->completion().set_source_rank(op.source_rank());
     received_.add({name, delivery->completion(), held, ready, copied}, shared_from_this());
     delivery->hand_over();
   } catch (...) {
-    delivery->fail(to_error(std::current_exception(), Blame::Device).within(name));
+    const Error error = to_error(std::current_exception(), Blame::Device).within(name);
+    outlive(held, receiving_);
+    delivery->fail(error);
   }
 }
 
@@ -387,13 +393,17 @@ Op StagedCommunicator::give_up(const std::string& name, const std::shared_ptr<He
                                const cuda::StreamRef& stream) noexcept {
   const Error error = to_error(std::current_exception(), Blame::Device).within(name + " through pinned memory");
   host_->abort(error);
+  outlive(held, stream);
+  return Op::failed(error);
+}
+
+// What was enqueued may still be copying.
+void StagedCommunicator::outlive(const std::shared_ptr<Held>& held, const cuda::StreamRef& stream) noexcept {
   try {
-    // What was enqueued may still be copying.
     if (held) device_->retirement().retire(cuda::record(stream), [held] {});
   } catch (const Error&) {
     // The context has ended: nothing copies any more.
   }
-  return Op::failed(error);
 }
 
 }  // namespace
