@@ -152,7 +152,7 @@ void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag) {
 Bytes recv_bytes(int& from, ProcessGroup& group, int tag) {
   const at::Tensor size = at::empty({1}, bytes_of(group).dtype(at::kLong));
   Work announced = group.recv(size, from, tag);
-  announced.wait();
+  announced.synchronize(kNoTimeout);  // on the host, which asks who has sent
   if (from == kAnySource) from = announced.source_rank();
   const std::int64_t length = checked(size, object("recv_object: a value")).front();
   const at::Tensor bytes = at::empty({length}, bytes_of(group));
