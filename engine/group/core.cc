@@ -50,6 +50,20 @@ void tell_failure(const CoreOptions& options, const Error& error) {
   }
 }
 
+// Where a rank could not join, the others are told what they need to know.
+void tell_given_up(const CoreOptions& options, const Error& error) {
+  switch (error.blame()) {
+    case Blame::PeerLost:   // meet() tells its own findings
+    case Blame::Cancelled:  // of which all are told
+      break;
+    case Blame::Timeout:
+      // Not in the store: it may go with this rank, and the same ranks may meet there once more.
+      options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, "it gave up: " + error.text()});
+      break;
+    default: tell_failure(options, error);  // they would wait for this rank
+  }
+}
+
 }  // namespace
 
 Job::~Job() {
@@ -133,6 +147,7 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
     }
   };
   const auto ended = std::make_shared<HostFlag>();
+  trace::Member member;
   try {
     std::shared_ptr<Core> core(new Core(options), [outside, ended](Core* last) {
       outside([last, ended] {
@@ -140,6 +155,7 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
         ended->raise();
       });
     });
+    member = core->member_;
     core->join(parent);
     const std::shared_ptr<Stay> stay(new Stay{std::move(core), ended},
                                      [outside](Stay* last) { outside([last] { delete last; }); });
@@ -147,17 +163,8 @@ ProcessGroup Core::make(const CoreOptions& options, Core* parent) {
     handle->handle_ = handle;
     return ProcessGroup(handle);
   } catch (...) {
-    const Error error = to_error(std::current_exception(), Blame::Busy);
-    switch (error.blame()) {
-      case Blame::PeerLost:   // meet() tells its own findings
-      case Blame::Cancelled:  // of which all are told
-        break;
-      case Blame::Timeout:
-        // Not in the store: it may go with this rank, and the same ranks may meet there once more.
-        options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, "it gave up: " + error.text()});
-        break;
-      default: tell_failure(options, error);  // they would wait for this rank
-    }
+    member.withdraw();  // the same ranks may meet once more, and are the same group then
+    tell_given_up(options, to_error(std::current_exception(), Blame::Busy));
     throw;
   }
 }
@@ -277,10 +284,21 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
-  auto made = meet(carrier, device.type(), join);
-  if (carrier.staged) {
-    warn_of_shared_gpu(*join.store, device);
-    made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
+  std::shared_ptr<transport::Communicator> made;
+  try {
+    made = meet(carrier, device.type(), join);
+    if (carrier.staged) {
+      warn_of_shared_gpu(*join.store, device);
+      made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
+    }
+  } catch (...) {
+    // For the first operation on a device: the group is there, and the others wait in that operation.
+    if (!handle_.expired()) {
+      const Error error = to_error(std::current_exception(), Blame::Busy);
+      tell_given_up(options, error);
+      fail(error);
+    }
+    throw;
   }
   std::optional<Error> broken;
   {

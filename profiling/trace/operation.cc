@@ -77,10 +77,17 @@ Member Member::join(const Party& party) {
   return known(&found->first, found->second++);
 }
 
+void Member::withdraw() const {
+  if (party_ == nullptr) return;
+  std::lock_guard lock(names_mutex);
+  auto& joined = parties().at(*party_);
+  if (joined == generation_ + 1) joined = generation_;
+}
+
 std::vector<Member> members() {
   std::lock_guard lock(names_mutex);
-  std::vector<Member> newest;
-  for (const auto& [party, joined] : parties()) newest.push_back(Member::known(&party, joined - 1));
+  std::vector<Member> newest;  // or the only one, which has withdrawn: what it did is on record
+  for (const auto& [party, joined] : parties()) newest.push_back(Member::known(&party, joined > 0 ? joined - 1 : 0));
   return newest;
 }
 

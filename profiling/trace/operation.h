@@ -42,6 +42,8 @@ class Member {
  public:
   Member() = default;  // nobody: its operations are not recorded
   static Member join(const Party& party);
+  // It has not come to be; the next of this party takes its place. The newest only.
+  void withdraw() const;
   static Member known(const Party* party, std::uint32_t generation) { return {party, generation}; }
   const Party* party() const { return party_; }
   std::uint32_t generation() const { return generation_; }

@@ -59,15 +59,12 @@ class CudaGroup : public testing::Test {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     harness::run_threads(kRanks, [&](int rank) {
       const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu_of(rank)));
-      Rank one{rank,
-               group::init({.backend = "gloo",
-                            .rank = rank,
-                            .world_size = kRanks,
-                            .store = store,
-                            .timeout = std::chrono::seconds(20),
-                            .device = gpu},
-                           std::make_shared<tensor::CudaDevices>(fake_->driver())),
-               gpu};
+      Rank one{
+          rank,
+          group::init(
+              {.backend = "gloo", .rank = rank, .world_size = kRanks, .store = store, .timeout = timeout_, .device = gpu},
+              std::make_shared<tensor::CudaDevices>(fake_->driver())),
+          gpu};
       body(one);
     });
   }
@@ -90,9 +87,32 @@ class CudaGroup : public testing::Test {
   }
   static tensor::CudaDevices& devices(Rank& rank) { return *group::Core::of(rank.group).options.job->devices; }
 
+  std::chrono::milliseconds timeout_ = std::chrono::seconds(20);
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
 };
+
+// The group is there, and its first CUDA operation connects the ranks for it. Else the others would wait for this one, and
+// who comes later would find what it left in the store.
+TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
+  timeout_ = std::chrono::seconds(2);
+  std::latch given_up(1);
+  run([&](Rank& one) {
+    const auto broadcast = [&](const at::Tensor& tensor) {
+      return error_of([&] { one.group.broadcast(tensor, 0).synchronize(); });
+    };
+    if (one.rank == 0) {
+      EXPECT_EQ(broadcast(bytes(one, 4)).blame(), Blame::Timeout);
+      given_up.count_down();
+      EXPECT_EQ(broadcast(at::ones({1})).blame(), Blame::Timeout) << "at once, with the same error";
+    } else {
+      given_up.wait();
+      const Error lost = broadcast(bytes(one, 4));
+      EXPECT_EQ(lost.blame(), Blame::PeerLost) << lost.what();
+      EXPECT_THAT(lost.text(), testing::HasSubstr("rank 0 is lost: it gave up: joining"));
+    }
+  });
+}
 
 TEST_F(CudaGroup, ThreadsThatShareAGpuAreWarnedOnce) {
   for (const int gpus : {1, 2}) {

@@ -161,6 +161,20 @@ TEST(Operation, AGroupThatIsMadeAnewIsAnotherGeneration) {
   EXPECT_NE(first.generation(), second.generation());
 }
 
+// Else its ranks would be of several groups: not all of them may have tried as often.
+TEST(Operation, AGroupThatDidNotComeToBeIsTheSameGenerationOnceMore) {
+  const Party party{"group", "tried", 0, {0, 1}};
+  const Member failed = Member::join(party);
+  failed.withdraw();
+  EXPECT_FALSE(members().empty()) << "what it did is on record";
+  const Member joined = Member::join(party);
+  EXPECT_EQ(joined.generation(), failed.generation());
+  const Member next = Member::join(party);
+  joined.withdraw();  // not the newest
+  EXPECT_EQ(Member::join(party).generation(), next.generation() + 1);
+  Member().withdraw();
+}
+
 class Dump : public testing::Test {
  protected:
   std::vector<std::string> files() const {
