@@ -97,6 +97,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);
   if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
+  if (place.number) place.number->keep();
   // On a connection of its own: it waits there, and may do so when the group has ended.
   const auto store = timeline.empty() ? made.own_store : group::connection_of(made.own_store);
   made.job->looked_into =

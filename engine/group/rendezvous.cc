@@ -210,13 +210,9 @@ std::string launcher_job(const Environment& environment) {
   return job.empty() ? "parent-" + std::to_string(getppid()) : job;
 }
 
-// Which meeting of this process under that name it is: 1, 2, … All ranks of a job count alike.
-int next_meeting(const std::string& group_name) {
-  static std::mutex mutex;
-  static std::map<std::string, int> meetings;
-  std::lock_guard lock(mutex);
-  return ++meetings[group_name];
-}
+// How many meetings this process has had under a name. All ranks of a job count alike.
+std::mutex meetings_mutex;
+auto& meetings = *new std::map<std::string, int>();
 
 // mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port and writes it down,
 // for each meeting in a file of its own: an agent and a group of one job have a store each.
@@ -229,9 +225,10 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
                 "MASTER_ADDR and MASTER_PORT are not set; over several machines pass the address of rank 0 to all ranks "
                 "(mpirun -x MASTER_ADDR=… -x MASTER_PORT=…, or export both before srun)");
   }
-  const auto file = std::make_shared<LauncherFile>(launcher_job(environment) + "-" + group_name + "-" +
-                                                   std::to_string(next_meeting(group_name)));
   Rendezvous result;
+  result.number = std::make_shared<Numbered>(group_name);
+  const auto file = std::make_shared<LauncherFile>(launcher_job(environment) + "-" + group_name + "-" +
+                                                   std::to_string(result.number->value()));
   result.rank = *wanted.rank;
   result.world_size = *wanted.world_size;
   result.local_address = "127.0.0.1";
@@ -369,6 +366,16 @@ Environment process_environment() {
 
 std::optional<int> local_rank(const Environment& environment) {
   return first_number(environment, {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
+}
+
+Numbered::Numbered(std::string name) : name_(std::move(name)) {
+  std::lock_guard lock(meetings_mutex);
+  value_ = ++meetings[name_];
+}
+
+Numbered::~Numbered() {
+  std::lock_guard lock(meetings_mutex);
+  if (!is_kept_ && meetings[name_] == value_) --meetings[name_];
 }
 
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline, bool open) {

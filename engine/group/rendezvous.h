@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -15,6 +16,23 @@ namespace weft::group {
 using Environment = std::function<const char*(const char*)>;
 Environment process_environment();
 
+// Which meeting of a name this is in this process: 1, 2, … One that is not kept, for not all have come, has not been: who
+// tries again meets under the same number.
+class Numbered {
+ public:
+  explicit Numbered(std::string name);
+  ~Numbered();
+  Numbered(const Numbered&) = delete;
+  Numbered& operator=(const Numbered&) = delete;
+  int value() const { return value_; }
+  void keep() { is_kept_ = true; }
+
+ private:
+  const std::string name_;
+  int value_ = 0;
+  bool is_kept_ = false;
+};
+
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;  // prefixed for the job, not yet for a group
   int rank = 0;
@@ -24,6 +42,7 @@ struct Rendezvous {
   std::string local_address;
   // Released once every rank has come to the store.
   std::shared_ptr<const void> until_all_came;
+  std::shared_ptr<Numbered> number;  // null where the ranks need not count
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.

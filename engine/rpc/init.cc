@@ -161,6 +161,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto kept = parts.kept;
   const instruments::Participant participant{place.rank, open ? 0 : place.world_size, timeline};
   auto core = AgentCore::make(std::move(parts), address, deadline);
+  if (place.number) place.number->keep();
   using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
   core->keep_until_left(std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));
   log::info("worker " + describe(core->self()) + " has joined");

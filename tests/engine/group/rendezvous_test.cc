@@ -166,6 +166,21 @@ TEST(Env, BelowALauncherEachMeetingOfAJobHasItsOwnStore) {
   processes.expect_success();
 }
 
+// Else ranks that tried differently often would look for each other in different places for ever.
+TEST(Env, BelowALauncherWhoTriesAgainMeetsInTheSamePlace) {
+  const auto of_launcher = environment({{"OMPI_COMM_WORLD_RANK", "1"},
+                                        {"OMPI_COMM_WORLD_SIZE", "2"},
+                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                        {"PMIX_NAMESPACE", "tries-of-weft-" + std::to_string(::getpid())}});
+  const auto why_not = [&] {
+    const Deadline deadline = Deadline::in(milliseconds(10));
+    return error_of([&] { group::rendezvous({.timeout = seconds(20)}, of_launcher, deadline); });
+  };
+  const Error first = why_not();
+  EXPECT_EQ(first.blame(), Blame::Timeout) << first.what();
+  EXPECT_EQ(why_not().text(), first.text()) << "the file's name";
+}
+
 TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
   for (const char* name : {"RANK", "WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
                            "LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
