@@ -176,6 +176,36 @@ class Venv(DevTest):
                 self.assertFalse((self.dev.VENV / ".weft-cuda-0").exists())
 
 
+class Configure(DevTest):
+    def test_one_that_failed_or_was_broken_off_is_made_again_and_a_good_one_is_kept(self):
+        folder = self.root / "build" / "dev"
+        arguments, ends, found = [], [], []  # what is asked for; how each run of cmake ends; whether it found a cache
+
+        def run(command, **_):
+            found.append((folder / "CMakeCache.txt").exists())
+            (folder / "CMakeCache.txt").touch()  # as CMake does, also where it fails
+            end = ends.pop(0)
+            if end:
+                raise end
+            (folder / "build.ninja").touch()
+
+        def configure(argument, *ends_of_cmake):
+            arguments[:], ends[:] = [argument], ends_of_cmake
+            self.dev.configure(mock.Mock(preset="dev"))
+            self.assertEqual(ends, [])
+
+        with mock.patch.multiple(self.dev, setup=lambda options: arguments, tools=dict, run=run):
+            configure("one", None)
+            configure("one")
+            for end in (self.dev.Stop("cmake exited with 1"), KeyboardInterrupt()):
+                with self.assertRaises(type(end)):
+                    configure("other", end)
+                self.assertFalse((folder / ".weft-arguments").exists())
+                configure("one", None)
+                configure("one")
+        self.assertEqual(found, [False] * 5)
+
+
 class Lock(DevTest):
     def test_a_build_folder_of_another_user_is_said(self):
         (self.root / "build").chmod(0o555)
