@@ -404,7 +404,8 @@ void remove_leftovers(const std::string& file, const std::string& job) {
   for (const std::string& part : parts_of(file)) {
     if (std::filesystem::path(part).filename().string().starts_with(job + ".")) continue;
     std::error_code ignored;
-    if (FileLock(part, LOCK_EX | LOCK_NB)) std::filesystem::remove(part, ignored);
+    // Its writer lets nobody share. An exclusive lock, by NFS's rules, would need a descriptor that is open for writing.
+    if (FileLock(part, LOCK_SH | LOCK_NB)) std::filesystem::remove(part, ignored);
   }
 }
 

@@ -7,10 +7,13 @@
 #include <sstream>
 #include <thread>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/part.h>
@@ -425,6 +428,19 @@ TEST_F(Timeline, LeftOversOfAnotherJobAreNotMerged) {
   run(0, 1, [] { const Range range(outer); });
   const Json json = read();
   for (const Json& rank : json.at("otherData").at("ranks")) EXPECT_NE(rank.at("rank"), 7);
+}
+
+TEST_F(Timeline, LeftOversGoUnlessTheyAreStillWritten) {
+  const std::string folder = timeline::folder_of_parts(file_);
+  const std::string part = folder + "/fedcba9876543210.7.1";
+  // By whoever looks whether somebody writes it, and by who writes it.
+  for (const int held : {LOCK_SH, LOCK_EX}) {
+    std::filesystem::create_directories(folder);
+    std::ofstream(part) << "{}\n";
+    const Descriptor holder(::open(part.c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_EQ(::flock(holder.get(), held), 0);
+    run(0, 1, [&] { EXPECT_EQ(std::filesystem::exists(part), held == LOCK_EX); });
+  }
 }
 
 TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
