@@ -10,6 +10,7 @@
 #include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <pthread.h>
@@ -47,6 +48,8 @@ class Collector {
  public:
   Collector(std::string asked, const Place& place)
       : asked_(std::move(asked)),
+        job_(place.job),
+        ranks_(place.ranks),
         file_(std::filesystem::absolute(asked_)),
         part_(std::in_place, folder_of_parts(file_), place),
         path_(part_->path()) {
@@ -68,6 +71,16 @@ class Collector {
     std::lock_guard lock(mutex_);
     lanes_.push_back(std::make_shared<Lane>(++made_, ::getpid() == ::gettid() ? "main" : name.data()));
     return lanes_.back();
+  }
+
+  // Of a job that is joined behind the first one. With the mutex of those who join held.
+  void warn_of(const Place& later) {
+    const bool is_larger = later.job != job_ && ranks_ > 0 && later.ranks > ranks_;
+    if (!is_larger || std::exchange(has_warned_, true)) return;
+    log::warn("the timeline of this process is that of " + std::to_string(ranks_) +
+              " ranks, which it joined first, and it has joined " + std::to_string(later.ranks) +
+              " now: processes that are only among these make parts of another job, which are not merged with its own; "
+              "join first what all processes share (rpc::init before init_process_group, or the other way round)");
   }
 
   const std::string& asked() const { return asked_; }
@@ -127,7 +140,10 @@ class Collector {
     part_->flush();
   }
 
-  const std::string asked_;   // what a group or an agent called it
+  const std::string asked_;  // what a group or an agent called it
+  const std::string job_;    // of the first that was joined, as ranks_
+  const int ranks_;
+  bool has_warned_ = false;
   const std::string file_;    // absolute: the process may go to another folder
   std::optional<Part> part_;  // of the timeline's thread, then of end_part()
   const std::string path_;
@@ -303,7 +319,7 @@ void join(const std::string& file, const Place& place) {
   require_place(file);
   std::lock_guard lock(joining);
   require_here(file);
-  if (collector.load() != nullptr) return;
+  if (Collector* const made = collector.load()) return made->warn_of(place);
   static const int registered = [] {
     std::atexit([] { finish(); });
     return ::pthread_atfork(nullptr, nullptr, forget_in_child);

@@ -83,9 +83,10 @@ struct Place {
   Clock clock;  // at the start
 };
 
-// Begins to collect, for `file`. A second call for that file changes nothing: a process has one part. A relative name is of
-// the folder that the process is in at the first call, also where it goes to another one later. Throws Caller where the
-// part cannot be written, Busy where there is no thread for it, and what require() throws.
+// Begins to collect, for `file`. A second call for that file changes nothing: a process has one part, and the first job's
+// name; that a later job has more ranks is a warning, once. A relative name is of the folder that the process is in at the
+// first call, also where it goes to another one later. Throws Caller where the part cannot be written, Busy where there is
+// no thread for it, and what require() throws.
 void join(const std::string& file, const Place& place);
 // The clock at the end: in between it is taken to have drifted evenly. Nothing without a timeline; the last one counts.
 void measured_again(const Clock& clock) noexcept;

@@ -443,6 +443,24 @@ TEST_F(Timeline, LeftOversGoUnlessTheyAreStillWritten) {
   }
 }
 
+TEST_F(Timeline, OfAJobThatIsNotTheLargestOneOfItsProcessIsAWarning) {
+  const std::string other = "fedcba9876543210";
+  const auto warnings_of = [&](const std::vector<timeline::Place>& later) {
+    std::vector<std::string> warnings;
+    const log::Capture capture([&](LogLevel, std::string_view text) { warnings.emplace_back(text); });
+    for (const timeline::Place& place : later) timeline::join(file_, place);
+    return warnings;
+  };
+  run(0, 2, [&] {
+    EXPECT_TRUE(warnings_of({{kJob, 1, 3, {}}, {other, 0, 2, {}}, {other, 0, 1, {}}, {other, 0, 0, {}}}).empty());
+    const auto warnings = warnings_of({{other, 0, 3, {}}, {other, 0, 4, {}}});
+    ASSERT_EQ(warnings.size(), 1u);
+    EXPECT_NE(warnings[0].find("that of 2 ranks"), std::string::npos) << warnings[0];
+    EXPECT_NE(warnings[0].find("join first what all processes share"), std::string::npos) << warnings[0];
+  });
+  run(0, 0, [&] { EXPECT_TRUE(warnings_of({{other, 0, 2, {}}}).empty()) << "all may have been in the first"; });
+}
+
 TEST_F(Timeline, WithoutAThreadIsAnErrorAndLeavesNoPart) {
   EXPECT_EXIT(
       {
