@@ -223,7 +223,8 @@ Options parse_options(int argc, char** argv) {
   app.add_option("--nnodes", nodes, "Machines of the job, or the least and the most as in 1:4; start weft-run on each")
       ->capture_default_str();
   app.add_option("--max-restarts,--max_restarts", rendezvous.limits.restarts,
-                 "How often all ranks start again after one has failed, before the job fails")
+                 "How often all ranks start again after one has failed, before the job fails. WEFT_DUMP_DIR has a folder "
+                 "attempt_N for each round then")
       ->capture_default_str()
       ->check(whole_number(0));
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint,

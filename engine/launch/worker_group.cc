@@ -87,6 +87,12 @@ void WorkerGroup::set_environment(int local) const {
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", /*overwrite=*/0);
   // As torchrun: several ranks on one machine must not each start a thread for every core.
   if (options_.ranks > 1) ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/0);
+  // weft-debug takes the dumps of one round. The ranks make the folder.
+  const bool may_start_again = options_.rendezvous.limits.restarts > 0 || !options_.endpoint_host.empty();
+  const char* const dumps = ::getenv("WEFT_DUMP_DIR");
+  if (may_start_again && dumps != nullptr && *dumps != '\0') {
+    set("WEFT_DUMP_DIR", dumps + ("/attempt_" + std::to_string(place_.round)));
+  }
 }
 
 void WorkerGroup::start(int local) {

@@ -55,7 +55,11 @@ std::vector<std::string> files_of(const std::vector<std::string>& named) {
       const std::string file = entry.path().filename();
       if (file.starts_with("dump-") && file.ends_with(".json")) files.push_back(entry.path());
     }
-    if (files.size() == before) throw Error(Blame::Caller, "the folder '" + name + "' has no dumps (dump-….json)");
+    if (files.size() == before) {
+      throw Error(Blame::Caller, "the folder '" + name +
+                                     "' has no dumps (dump-….json); where weft-run may start the ranks again, each round's "
+                                     "are in a folder attempt_N in it: name that");
+    }
   }
   return files;
 }

@@ -48,6 +48,17 @@ TEST(MaxRestarts, EachRoundHasAPortOfItsOwn) {
   EXPECT_THAT(outcome.lines(), ElementsAre("2")) << outcome.err;
 }
 
+TEST(MaxRestarts, EachRoundHasAFolderOfItsOwnForDumps) {
+  const std::string script = "echo to $WEFT_DUMP_DIR; test $TORCHELASTIC_RESTART_COUNT = $TORCHELASTIC_MAX_RESTARTS";
+  const auto lines_of = [&](const std::string& environment, const std::string& options) {
+    return run("env " + environment + " " + node(options, script)).lines();
+  };
+  EXPECT_THAT(lines_of("WEFT_DUMP_DIR=dumps", "--max-restarts 1"), ElementsAre("to dumps/attempt_0", "to dumps/attempt_1"));
+  EXPECT_THAT(lines_of("WEFT_DUMP_DIR=dumps", meeting("1")), ElementsAre("to dumps/attempt_0"));
+  EXPECT_THAT(lines_of("WEFT_DUMP_DIR=dumps", ""), ElementsAre("to dumps")) << "there is one round";
+  EXPECT_THAT(lines_of("-u WEFT_DUMP_DIR", "--max-restarts 1"), ElementsAre("to", "to"));
+}
+
 TEST(MaxRestarts, ASignalIsNoFailure) {
   const auto outcome =
       run("d=$(mktemp -d); mkfifo $d/ready; export d; " + node("--max-restarts 5", "echo > $d/ready; exec sleep 1000") +

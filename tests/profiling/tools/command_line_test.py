@@ -89,7 +89,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     dumps = Path(folder) / "dumps"
     dumps.mkdir()
-    check(["dumps' has no dumps"], "weft-debug", "analyze", dumps)
+    check(["dumps' has no dumps", "attempt_N"], "weft-debug", "analyze", dumps)
     for process in (1, 2):
         (dumps / f"dump-{process}-abc-1.json").write_text(json.dumps({
             "weft": "flight recorder 1", "host": "h", "pid": process, "time": 0, "wall_clock": 0, "reason": "", "parties": [], "records": []}))
