@@ -13,6 +13,7 @@
 
 #include <weft/base/error.h>
 #include <weft/engine/launch/output.h>
+#include <weft/engine/launch/signals.h>
 
 namespace weft::launch {
 
@@ -110,7 +111,10 @@ void Output::write_all(std::string_view text) {
       count = ::poll(&place, 1, -1);
       if (count > 0) continue;
     }
-    if (count < 0 && errno == EINTR) return;  // the job is being ended, and its reader may read no more
+    if (count < 0 && errno == EINTR) {
+      if (received_signal != 0) return;  // the job is being ended, and its reader may read no more
+      continue;
+    }
     if (count < 0 && failure_ == 0) failure_ = errno;
     if (count <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(count));

@@ -1,14 +1,22 @@
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <weft/engine/launch/output.h>
 
 namespace weft::launch {
 namespace {
+
+constexpr int kSmallPipe = 4096;  // bytes
 
 struct Pipe {
   int read = -1;
@@ -100,14 +108,15 @@ TEST(Output, ALineWithoutEndIsNotHeldBackForEver) {
   EXPECT_EQ(text, "[rank 3] " + half + half + "\n[rank 3] next\n");
 }
 
-// As some who start programs leave a pipe or a terminal that they share with them.
-TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
+// What comes of a text through a full pipe that does not block, as some who start programs leave a pipe or a terminal that
+// they share with them. It is read from when `before` has returned.
+std::string through_a_full_pipe(const std::string& text, const std::function<void(int pipe)>& before) {
   const Pipe in, out;
-  ::fcntl(out.write, F_SETPIPE_SZ, 4096);
+  ::fcntl(out.write, F_SETPIPE_SZ, kSmallPipe);
   ::fcntl(out.write, F_SETFL, O_NONBLOCK);
-  const std::string text(50'000, 'x');
   std::string read;
   std::thread reader([&] {
+    before(out.read);
     char buffer[1000];
     for (ssize_t count = 0; (count = ::read(out.read, buffer, sizeof buffer)) > 0;)
       read.append(buffer, static_cast<std::size_t>(count));
@@ -121,7 +130,45 @@ TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
   reader.join();
   ::close(out.read);
   EXPECT_EQ(output.failure(), 0);
-  EXPECT_EQ(read, text);
+  return read;
+}
+
+// A thread of this process sleeps, or has ended.
+bool is_at_rest(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const auto name_end = text.rfind(')');
+  return name_end == std::string::npos || text.compare(name_end, 3, ") S") == 0;
+}
+
+TEST(Output, WaitsForADescriptorThatDoesNotBlock) {
+  const std::string text(50'000, 'x');
+  EXPECT_EQ(through_a_full_pipe(text, [](int) {}), text);
+}
+
+// SIGUSR1, which asks for dumps, comes while its reader is slow.
+TEST(Output, LosesNothingToASignalThatDoesNotEndTheJob) {
+  static std::atomic<int> handled;
+  handled = 0;
+  struct sigaction action {};
+  struct sigaction former {};
+  action.sa_handler = [](int) { ++handled; };
+  action.sa_flags = SA_RESTART;
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, &former), 0);
+  const pthread_t writer = ::pthread_self();
+  const pid_t number = ::gettid();
+  const std::string text(50'000, 'x');
+  const auto interrupt = [&](int pipe) {  // ctest's time limit ends it
+    for (int waiting = 0; waiting < kSmallPipe || !is_at_rest(number);) {
+      ::ioctl(pipe, FIONREAD, &waiting);
+      std::this_thread::yield();
+    }
+    ::pthread_kill(writer, SIGUSR1);
+    while (handled == 0) std::this_thread::yield();
+  };
+  EXPECT_EQ(through_a_full_pipe(text, interrupt), text);
+  ::sigaction(SIGUSR1, &former, nullptr);
 }
 
 }  // namespace
