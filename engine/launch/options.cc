@@ -216,7 +216,8 @@ Options parse_options(int argc, char** argv) {
   double monitor_seconds = 0.1;
   CLI::App app(
       "Starts the ranks of a program on this machine. Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
-      "MASTER_ADDR, MASTER_PORT and torchrun's other variables.",
+      "MASTER_ADDR, MASTER_PORT and torchrun's other variables; of several on a machine each gets OMP_NUM_THREADS=1 unless "
+      "it is set.",
       "weft-run");
   app.add_option("--nproc-per-node,--nproc_per_node", ranks, "Ranks on this machine: a number, cpu, gpu or auto")
       ->capture_default_str();

@@ -228,8 +228,9 @@ TEST(WeftRun, HelpListsTheOptions) {
   const auto outcome = run(path_of("weft-run") + " --help");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.out, HasSubstr("Usage: weft-run [OPTIONS] PROGRAM [ARGUMENTS]\n"));
-  for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace",
-                             "--no-prefix", "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir"}) {
+  for (const char* option :
+       {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace", "--no-prefix",
+        "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir", "OMP_NUM_THREADS=1"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
   }
 }
