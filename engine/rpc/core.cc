@@ -122,7 +122,7 @@ void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool ca
       return log::warn(describe(parts_.self) + " refused a connection that carries device memory: " + error.text());
     }
   }
-  const auto inbound = std::make_shared<Inbound>(weak_from_this(), std::move(connection));
+  const auto inbound = std::make_shared<Inbound>(weak_from_this(), std::move(connection), carries_devices);
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;

@@ -84,8 +84,10 @@ struct FailureRecord;
 
 class Inbound : public std::enable_shared_from_this<Inbound> {
  public:
-  Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection)
-      : core_(std::move(core)), connection_(std::move(connection)) {}
+  Inbound(std::weak_ptr<AgentCore> core, std::shared_ptr<transport::Connection> connection, bool carries_devices)
+      : core_(std::move(core)),
+        connection_(std::move(connection)),
+        map_(carries_devices ? nullptr : std::make_shared<const DeviceMap>()) {}
   void start();
   void close(const Error& why) noexcept;
   // Who is at the other end; rank -1 until it has said so.
@@ -139,7 +141,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::optional<WorkerInfo> worker_;
   EventLoop::Registration greeting_;  // until then
   Life life_ = 0;
-  std::shared_ptr<const DeviceMap> map_;                                        // once it is needed
+  std::shared_ptr<const DeviceMap>
+      map_;  // a lane for host memory: that of a caller whose map has no GPUs; else once needed
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
   std::unordered_map<std::uint64_t, std::shared_ptr<rref::ForkWriter>> given_;  // by call
   std::size_t prune_at_ = 64;                                                   // of those

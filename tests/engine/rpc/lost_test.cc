@@ -427,6 +427,18 @@ TEST(LostStore, HoldsUpNobodysCallsWhileMessagesAreSentAgain) {
   first.leave();
 }
 
+// Where the answer goes is the lane's to say: who joined first knows nothing of those that came later.
+TEST(LostStore, IsNotAskedForAnAnswerWithATensor) {
+  const auto store = c10::make_intrusive<Unwilling>();
+  rpc::Agent first = join(0, store), second = join(1, store);
+  EXPECT_EQ(second.sync<&refs::number>(0, 4), 4);
+  store->refuse();
+  EXPECT_EQ(second.sync<&refs::add>(0, at::ones({3}), at::ones({3})).sum().item<float>(), 6);
+  store->answer();
+  second.leave();
+  first.leave();
+}
+
 TEST(LostStore, NoLaneIsMadeByWhoLeavesMeanwhile) {
   Links links;
   const auto store = c10::make_intrusive<Unwilling>();
