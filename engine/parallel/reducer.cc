@@ -235,7 +235,7 @@ void Reducer::on_gradient(std::size_t parameter) {
 
 void Reducer::begin_pass() {
   drop_failed_pass();
-  if (passing_) return;
+  if (passing_) return require_same_pass();
   require_in_step();
   if (follower_ != nullptr && autograd::Pass::current() != nullptr) {
     throw Error(Blame::Caller,

@@ -133,6 +133,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
+  void require_same_pass() const;
   void require_same_parameters() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;

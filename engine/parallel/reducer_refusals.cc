@@ -67,6 +67,17 @@ void Reducer::require_in_step() const {
                                  "this one any more; make a new group and a new DistributedDataParallel on all of them");
 }
 
+// A pass may leave outputs of the forward for another one. Outside of contexts that one goes on with the same gradients;
+// each pass of a context has its own, and averages would be added to what the first one has left.
+void Reducer::require_same_pass() const {
+  const auto* const pass = autograd::Pass::current();
+  if (pass_failed_ == (pass ? pass->failure() : nullptr)) return;
+  throw Error(Blame::Caller,
+              "another backward has brought some of this forward's gradients on rank " + std::to_string(group().rank()) +
+                  ", and an AutogradContext keeps those of each backward apart: they cannot be averaged together. Give all "
+                  "losses of a forward to one context.backward({a, b})");
+}
+
 // A CUDA graph repeats what streams did; these steps do something on the host as well.
 void Reducer::refuse_capture() const {
   const bool builds = rebuilds() && !stats_.rebuilt;

@@ -53,6 +53,13 @@ struct SandwichImpl : torch::nn::Module {
   std::function<at::Tensor(at::Tensor)> middle_;
 };
 TORCH_MODULE(Sandwich);
+// Two outputs, each of a weight of its own.
+struct HeadsImpl : torch::nn::Module {
+  HeadsImpl() : a(register_parameter("a", at::ones({3}))), b(register_parameter("b", at::ones({3}))) {}
+  std::vector<at::Tensor> forward(double x) { return {a * x, b * (2 * x)}; }
+  at::Tensor a, b;
+};
+TORCH_MODULE(Heads);
 // Calls backward() of its own in its backward.
 struct Inner : torch::autograd::Function<Inner> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor weight) {
@@ -273,6 +280,40 @@ TEST_P(DdpInContexts, OneThatFailedBetweenItsBucketsSaysThatTheRanksAreOutOfStep
     const auto error = error_of([&] { ddp(input_of(group.rank())); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("not in step"), std::string::npos) << error.text();
+  });
+}
+
+TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    // A bucket for each parameter, b's first: a backward over `a` sends none, one over `b` sends that.
+    const DdpOptions options{.bucket_bytes = 1, .first_bucket_bytes = 1};
+    const double x = 1 + group.rank();
+    for (const std::size_t first : {std::size_t{0}, std::size_t{1}}) {
+      hybrid::Heads net;
+      const at::Tensor parameters[] = {net->a, net->b};
+      std::optional<DistributedDataParallel<hybrid::HeadsImpl>> ddp;
+      ddp.emplace(net, group, options);
+      {
+        AutogradContext context(agent);
+        const auto outputs = (*ddp)(x);
+        context.backward({outputs[first].sum()});
+        const auto error = error_of([&] { context.backward({outputs[1 - first].sum()}); });
+        EXPECT_EQ(error.blame(), Blame::Caller);
+        EXPECT_NE(error.text().find("to one context.backward({a, b})"), std::string::npos) << error.text();
+        const double local = first == 0 ? x : 2 * x;
+        EXPECT_TRUE(at::allclose(context.gradient(parameters[first]), at::full({3}, local))) << "and no average besides";
+        EXPECT_FALSE(context.gradient(parameters[1 - first]).defined());
+        const auto missing = error_of([&] { (*ddp)(x); });
+        EXPECT_EQ(missing.blame(), Blame::Caller);
+        EXPECT_NE(missing.text().find("did not reduce all gradients"), std::string::npos) << missing.text();
+      }
+      ddp.emplace(net, group, options);
+      AutogradContext context(agent);
+      const auto outputs = (*ddp)(x);
+      context.backward({outputs[0].sum(), outputs[1].sum()});
+      EXPECT_TRUE(at::allclose(context.gradient(net->a), at::full({3}, 1.5)));
+      EXPECT_TRUE(at::allclose(context.gradient(net->b), at::full({3}, 3.0)));
+    }
   });
 }
 
