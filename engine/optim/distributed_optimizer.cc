@@ -272,7 +272,15 @@ void load(torch::optim::OptimizerOptions& options, const std::string& text) {
 
 void load(torch::optim::Optimizer& optimizer, const std::string& text) {
   auto archive = archive_of(text, "state");
-  optimizer.load(archive);
+  // libtorch puts in what is saved, and leaves what a parameter without saved state has.
+  std::remove_reference_t<decltype(optimizer.state())> before;
+  before.swap(optimizer.state());
+  try {
+    optimizer.load(archive);
+  } catch (...) {
+    before.swap(optimizer.state());
+    throw;
+  }
 }
 
 LocalOptimizer::LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order) : order_(order) {

@@ -144,7 +144,7 @@ class DistributedOptimizer {
   double lr() const { return optim::lr(owners_); }
 
   // The optimizers' state, one for each owner in the order of the parameters, in libtorch's form; and back, into an
-  // optimizer over the same parameters.
+  // optimizer over the same parameters, in place of all state that it has.
   std::vector<std::string> save() const { return optim::save(owners_); }
   void load(const std::vector<std::string>& states) const { optim::load(owners_, states); }
 

@@ -293,6 +293,31 @@ TEST_P(DistributedSteps, LearningRatesChangeAndStateIsSavedAndLoadedOnAllOwners)
   });
 }
 
+TEST_P(DistributedSteps, ALoadedStateTakesThePlaceOfAllThatWasThere) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto owner = after(agent, 1);
+    const auto layer = agent.remote<Layer>(owner, at::zeros({3, 3}));
+    const auto parameter = layer.sync<&Layer::parameter>();
+    const auto options = torch::optim::SGDOptions(0.5).momentum(0.9);
+    const DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, options);
+    const DistributedOptimizer<torch::optim::SGD> of_two(
+        {parameter, agent.remote<Layer>(owner, at::zeros({3, 3})).sync<&Layer::parameter>()}, options);
+    const auto expect_after_a_step = [&](double value) {
+      AutogradContext context(agent);
+      context.backward({layer.sync<&Layer::forward>(at::ones({1, 3})).sum()});
+      optimizer.step(context);
+      EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), at::full({3, 3}, value))) << layer.sync<&Layer::value>();
+    };
+    const auto unstepped = optimizer.save();
+    expect_after_a_step(-0.5);
+    optimizer.load(unstepped);
+    expect_after_a_step(-1.0);  // no momentum
+    const auto error = error_of([&] { optimizer.load(of_two.save()); });
+    EXPECT_NE(error.text().find("different size"), std::string::npos) << error.text();
+    expect_after_a_step(-1.95);  // that of the step before
+  });
+}
+
 TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
   for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
     run_workers(GetParam(), [order](rpc::Agent& agent) {
