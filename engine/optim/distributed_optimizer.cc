@@ -187,6 +187,20 @@ auto ask(const std::vector<Owner>& owners, const A&... arguments) {
   return asked;
 }
 
+// set_data() and module->to() give a parameter other memory: what is stepped in its place shares that from then on.
+void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t place, std::size_t all) {
+  if (parameter.scalar_type() != stepped.scalar_type() || parameter.device() != stepped.device() ||
+      parameter.sizes() != stepped.sizes()) {
+    throw Error(Blame::Caller, "parameter " + std::to_string(place) + " of " + std::to_string(all) + " here is " +
+                                   tensor::describe(parameter) + ", and was " + tensor::describe(stepped) +
+                                   " when the optimizer was made; call module->to(…) first, then make the optimizer");
+  }
+  if (!parameter.has_storage()) return;  // a sparse one
+  const bool shares_memory = parameter.is_alias_of(stepped) && parameter.storage_offset() == stepped.storage_offset() &&
+                             parameter.strides() == stepped.strides();
+  if (!shares_memory) stepped.set_data(parameter.detach());
+}
+
 constexpr const char* kStep = "the optimizer's step";
 using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 
@@ -315,6 +329,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   const auto streams = tensor::CudaDevices::current_streams(core->gpus());
   Fence& last = order_ == StepOrder::Locked ? steps.last : last_;
   for (const c10::Stream& stream : streams) core->devices().wait(last, stream);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) follow(parameters_[i], stepped_[i], i, parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     stepped_[i].mutable_grad() = context.gradient(parameters_[i]);
   }

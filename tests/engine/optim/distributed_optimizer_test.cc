@@ -31,6 +31,8 @@ struct Layer {
   at::Tensor forward(at::Tensor x) { return x.matmul(weight); }
   RRef<at::Tensor> parameter() { return RRef<at::Tensor>(weight); }
   at::Tensor value() { return weight.detach().clone(); }
+  void move() { weight.set_data(weight.detach().clone()); }  // within its worker's memory
+  void widen() { weight.set_data(weight.detach().to(at::kDouble)); }
   bool grad_is_empty() { return !weight.grad().defined(); }
   at::Tensor weight;
 };
@@ -315,6 +317,31 @@ TEST_P(DistributedSteps, ALoadedStateTakesThePlaceOfAllThatWasThere) {
     const auto error = error_of([&] { optimizer.load(of_two.save()); });
     EXPECT_NE(error.text().find("different size"), std::string::npos) << error.text();
     expect_after_a_step(-1.95);  // that of the step before
+  });
+}
+
+TEST_P(DistributedSteps, AParameterWithOtherMemoryIsSteppedThereAndOneOfAnotherTypeIsRefused) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const auto layer = agent.remote<Layer>(after(agent, 1), at::zeros({3, 3}));
+    const DistributedOptimizer<torch::optim::SGD> optimizer({layer.sync<&Layer::parameter>()},
+                                                            torch::optim::SGDOptions(0.5).momentum(0.9));
+    const auto step = [&](at::ScalarType type) {
+      AutogradContext context(agent);
+      context.backward({layer.sync<&Layer::forward>(at::ones({1, 3}, type)).sum()});
+      optimizer.step(context);
+    };
+    step(at::kFloat);
+    layer.sync<&Layer::move>();
+    step(at::kFloat);
+    const auto expected = at::full({3, 3}, -1.45);  // with the momentum of the step before
+    EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), expected)) << layer.sync<&Layer::value>();
+    layer.sync<&Layer::widen>();
+    const auto error = error_of([&] { step(at::kDouble); });
+    for (const std::string part :
+         {"parameter 0 of 1 here is Double [3, 3] on cpu, and was Float [3, 3] on cpu", "then make the optimizer"}) {
+      EXPECT_NE(error.text().find(part), std::string::npos) << part << " in " << error.text();
+    }
+    EXPECT_TRUE(at::allclose(layer.sync<&Layer::value>(), expected.to(at::kDouble)));
   });
 }
 
