@@ -414,6 +414,7 @@ void Reducer::finish() {
   }
   if (is_first_static) {
     // Everything was put off: now it is known what this graph brings.
+    require_used_by_others();
     unused_ = static_graph_.unused();
     unused_marked_ = false;
     mark_unused();

@@ -149,6 +149,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string names_of(const std::vector<std::size_t>& parameters) const;
   std::vector<std::size_t> unreachable_from(const std::vector<at::Tensor>& outputs) const;
   void check_static_graph(std::size_t parameter);
+  void require_used_by_others();
 
   const std::vector<ReducerParameter> parameters_;
   DeviceGroups groups_;  // of the buckets; its own one of everything else

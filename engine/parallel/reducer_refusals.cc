@@ -97,6 +97,22 @@ void Reducer::check_static_graph(std::size_t parameter) {
                                  "; the graph changed, switch static_graph off");
 }
 
+// Once this rank has counted. Where it only mirrored the pass in which the others counted, they know nothing of what it
+// alone uses: for good they leave that without a gradient, and it would be stepped on this rank only.
+void Reducer::require_used_by_others() {
+  if (!static_graph_.is_shared()) return;
+  std::vector<std::size_t> used_here;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (static_graph_.uses(i) && usage_.is_here(i) && !usage_.is_anywhere(i)) used_here.push_back(i);
+  }
+  if (used_here.empty()) return;
+  const Error error(Blame::Caller, "static_graph: this pass brings a gradient for " + names_of(used_here) +
+                                       ", which the first pass of the others, mirrored here by join, did not use; let all "
+                                       "ranks take part in the first backward, or switch static_graph off");
+  note_failure(error.text());
+  throw error;
+}
+
 std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -14,6 +14,8 @@ Usage::Usage(std::size_t parameters)
 
 void Usage::note(std::size_t parameter) { here_[static_cast<std::int64_t>(parameter)] = 1; }
 
+bool Usage::is_here(std::size_t parameter) const { return here_[static_cast<std::int64_t>(parameter)].item<int>() > 0; }
+
 void Usage::share(ProcessGroup& group) {
   const c10::Device device = group::Core::of(group).host_values_device();
   sum_ = here_.to(device, here_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);

@@ -18,6 +18,7 @@ class Usage {
   explicit Usage(std::size_t parameters);
   // Here, since the ranks last told each other.
   void note(std::size_t parameter);
+  bool is_here(std::size_t parameter) const;
   void forget() { here_.zero_(); }
   // The ranks tell each other, as one all-reduce of the group.
   void share(ProcessGroup& group);

@@ -187,6 +187,28 @@ TEST(Join, ARankThatOnlyMirroredTheFirstPassOfAStaticGraphTrainsLater) {
   });
 }
 
+TEST(Join, ARankThatMirroredTheFirstPassOfAStaticGraphIsRefusedWhatTheOthersDoNotUse) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    auto net = std::make_shared<PickyImpl>();
+    DistributedDataParallel<PickyImpl> ddp(net, group, {.static_graph = true});
+    join(ddp, [&] {
+      if (group.rank() == 0) ddp(std::vector<bool>{true, true, false}, 1.0).sum().backward();
+    });
+    if (group.rank() == 0) {  // is not waited for by who is refused
+      group.store()->wait({"refused"}, harness::kLimit);
+      return;
+    }
+    const Error error = harness::error_of([&] { ddp(std::vector<bool>{false, true, true}, 1.0).sum().backward(); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("a gradient for parameter 2 (w2) on rank 1, which the first pass of the others"));
+    EXPECT_THAT(harness::error_of([&] {
+                  ddp(std::vector<bool>{true, true, false}, 1.0);
+                }).text(),
+                HasSubstr("the last backward failed on rank 1"));
+    group.store()->set("refused", std::string("yes"));
+  });
+}
+
 // DD-016
 TEST(Join, ThrowsOnAllRanksAfterTheStepsThatAllCouldMake) {
   harness::run_ranks(harness::As::Threads, 3, [](ProcessGroup group) {
