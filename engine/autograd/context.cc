@@ -7,7 +7,6 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
-#include <weft/engine/rpc/numbers.h>
 
 namespace weft::autograd {
 
@@ -115,10 +114,10 @@ Context::Joined Context::join(const std::shared_ptr<rpc::AgentCore>& core, const
          "backward in context " + to_text(id_) + ": a message of a pass that is over came to " + describe(core->self())}};
   }
   settled = std::max(settled, name.settled);
-  fold_before(name.settled);
+  fold();
   PassName ours = name;
   ours.failed = to_name();
-  auto pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), deadline);
+  auto pass = std::make_shared<Pass>(core, shared_from_this(), std::move(ours), ++begun_, deadline);
   passes_.emplace(name.pass, pass);
   pass->watch();
   pass->expect(sends_in(name.plan));
@@ -134,9 +133,9 @@ std::shared_ptr<Pass> Context::begin(const std::shared_ptr<rpc::AgentCore>& core
   unsettled_.insert(name.pass);
   name.settled = *unsettled_.begin();
   name.failed = to_name();
-  fold_before(name.settled);
+  fold();
   std::erase_if(running_, [](const Running& one) { return one.ended.done(); });
-  auto pass = std::make_shared<Pass>(core, shared_from_this(), name, deadline);
+  auto pass = std::make_shared<Pass>(core, shared_from_this(), name, ++begun_, deadline);
   passes_.emplace(name.pass, pass);
   pass->watch();
   return pass;
@@ -179,7 +178,7 @@ std::vector<PassId> Context::to_name() const {
 void Context::require_no_other(const PassName& pass) const {
   std::lock_guard lock(mutex_);
   const auto is_other = [&](const auto& one) { return one.first != pass.pass; };
-  const auto may_fail = [&](const auto& one) { return root_of(one.first) != core_.self().rank; };
+  const auto may_fail = [&](const auto& one) { return root_of(one.second.pass) != core_.self().rank; };
   const bool runs = pass.settled < pass.pass || std::ranges::any_of(passes_, is_other);
   if (!runs && std::ranges::none_of(fresh_, may_fail)) return;
   throw Error(Blame::Caller, "another pass of context " + to_text(id_) +
@@ -218,7 +217,7 @@ void Context::succeeded(const PassName& name, Gradients&& gradients, const std::
     graphs.push_back(std::move(found->second));
     sends_.erase(found);
   }
-  if (!gradients.empty()) fresh_.insert_or_assign(pass, std::move(gradients));
+  if (dropped && !gradients.empty()) fresh_.insert_or_assign(dropped->order(), Fresh{pass, std::move(gradients)});
 }
 
 bool Context::failed(const PassName& name, const Outcome& why) {
@@ -240,8 +239,9 @@ bool Context::failed(const PassName& name, const Outcome& why) {
       pass = std::move(found->second);
       passes_.erase(found);
     }
-    if (const auto found = fresh_.find(id); found != fresh_.end()) {
-      discarded = std::move(found->second);
+    const auto found = std::ranges::find_if(fresh_, [&](const auto& one) { return one.second.pass == id; });
+    if (found != fresh_.end()) {
+      discarded = std::move(found->second.gradients);
       fresh_.erase(found);
     }
   }
@@ -344,19 +344,24 @@ void Context::remember_plan(const Edges& roots, PassId plan) {
   plans_[plan].roots = roots;
 }
 
-// With the mutex held. Those of one root from `first` to before `end`: none of them can be heard to have failed any more.
-void Context::fold(PassId first, PassId end) {
-  auto it = fresh_.lower_bound(first);
-  while (it != fresh_.end() && it->first < end) {
-    gradients_.merge(std::move(it->second));
-    it = fresh_.erase(it);
+// With the mutex held. What cannot be heard to have failed any more becomes part of the sum: all that has its root here, as
+// it has ended on all other workers; of another root's, what that has settled. Where one that may yet fail replaces the
+// sum, what has begun behind it waits: it is to be added to the sum that it makes.
+void Context::fold() {
+  for (auto it = fresh_.begin(); it != fresh_.end();) {
+    Fresh& one = it->second;
+    const int root = root_of(one.pass);
+    const auto settled = settled_.find(root);
+    if (root == core_.self().rank || (settled != settled_.end() && one.pass < settled->second)) {
+      gradients_.merge(std::move(one.gradients));
+      it = fresh_.erase(it);
+    } else if (one.gradients.replaces_any()) {
+      return;
+    } else {
+      ++it;
+    }
   }
 }
-
-void Context::fold_before(PassId settled) { fold(settled >> 48 << 48, settled); }
-
-// Where a pass has its root it ends when it has ended on all other workers.
-void Context::fold_own() { fold(rpc::number_of(core_.self().rank, 0), rpc::number_of(core_.self().rank, ~PassId{0})); }
 
 Outcome Context::outcome(const std::exception_ptr& error, const std::string& where) const {
   Outcome what = outcome_of(error);
@@ -377,13 +382,13 @@ void Context::require_alive() const {
 at::Tensor Context::gradient(const at::Tensor& parameter) {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold_own();
+  fold();
   const at::Tensor* found = gradients_.find(parameter);
   at::Tensor sum = found == nullptr ? at::Tensor() : *found;
-  for (const auto& [pass, gradients] : fresh_) {
-    const at::Tensor* one = gradients.find(parameter);
-    if (one == nullptr || !one->defined()) continue;
-    sum = gradients.replaces(parameter) ? *one : sum_of(sum, *one);
+  for (const auto& [order, one] : fresh_) {
+    const at::Tensor* more = one.gradients.find(parameter);
+    if (more == nullptr || !more->defined()) continue;
+    sum = one.gradients.replaces(parameter) ? *more : sum_of(sum, *more);
   }
   return sum;
 }
@@ -391,18 +396,18 @@ at::Tensor Context::gradient(const at::Tensor& parameter) {
 std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
   std::lock_guard lock(mutex_);
   require_alive();
-  fold_own();
+  fold();
   auto all = gradients_.all();
   std::unordered_map<const c10::TensorImpl*, std::size_t> places;
   for (const auto& [parameter, gradient] : all) places.emplace(parameter.unsafeGetTensorImpl(), places.size());
-  for (const auto& [pass, gradients] : fresh_) {
-    for (const auto& [parameter, gradient] : gradients.all()) {
+  for (const auto& [order, one] : fresh_) {
+    for (const auto& [parameter, gradient] : one.gradients.all()) {
       const auto [place, is_first] = places.try_emplace(parameter.unsafeGetTensorImpl(), all.size());
       if (is_first) {
         all.emplace_back(parameter, gradient);
       } else {
         at::Tensor& sum = all[place->second].second;
-        sum = gradients.replaces(parameter) ? gradient : sum_of(sum, gradient);
+        sum = one.gradients.replaces(parameter) ? gradient : sum_of(sum, gradient);
       }
     }
   }
@@ -413,7 +418,7 @@ void Context::release(const std::string& why) {
   std::map<MessageId, std::shared_ptr<SendNode>> sends;
   std::map<PassId, Plan> plans;
   std::unordered_map<Edges, PassId, HashOfEdges> planned;
-  std::map<PassId, Gradients> fresh;
+  std::map<std::uint64_t, Fresh> fresh;
   Gradients gradients;
   std::vector<Running> running;  // which hold their passes, and those this
   {

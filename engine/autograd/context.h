@@ -127,9 +127,11 @@ class Context : public std::enable_shared_from_this<Context> {
   void release(const std::string& why);
 
  private:
-  void fold(PassId first, PassId end);
-  void fold_own();
-  void fold_before(PassId settled);
+  void fold();
+  struct Fresh {
+    PassId pass = 0;
+    Gradients gradients;
+  };
   struct Plan {
     std::set<MessageId> messages;  // that count
     Edges roots;                   // that it is kept for, or to be; it keeps their graph alive
@@ -158,7 +160,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::map<PassId, Outcome> ended_;                 // the last ones
   std::map<PassId, Plan> plans_;
   std::unordered_map<Edges, PassId, HashOfEdges> planned_;
-  std::map<PassId, Gradients> fresh_;  // of passes that have ended here, and may yet fail elsewhere
+  std::uint64_t begun_ = 0;               // passes, here
+  std::map<std::uint64_t, Fresh> fresh_;  // of those that have ended here, and may yet fail elsewhere; as they began here
   Gradients gradients_;
   std::vector<Running> running_;
 };

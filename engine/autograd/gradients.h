@@ -27,6 +27,7 @@ class Gradients {
   void absorb(const at::Tensor& parameter, const at::Tensor& earlier);
   // Whether a merge of this replaces the parameter's gradient.
   bool replaces(const at::Tensor& parameter) const { return absorbed_.contains(parameter.unsafeGetTensorImpl()); }
+  bool replaces_any() const { return !absorbed_.empty(); }
   // Adds all of another's, or puts it in the place of what it has absorbed; the other is empty afterwards.
   void merge(Gradients&& other);
   // To be read and replaced; undefined for none. Valid until the object goes. renew() follows, on the streams that were

@@ -52,10 +52,12 @@ class Running {
 
 }  // namespace
 
-Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, Deadline deadline)
+Pass::Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, std::uint64_t order,
+           Deadline deadline)
     : core_(std::move(core)),
       context_(std::move(context)),
       name_(std::move(name)),
+      order_(order),
       deadline_(deadline),
       begins_here_(root_of(name_.pass) == core_->self().rank),
       promise_(core_->crew()),

@@ -24,9 +24,12 @@ namespace weft::autograd {
 
 class Pass : public std::enable_shared_from_this<Pass> {
  public:
-  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, Deadline deadline);
+  Pass(std::shared_ptr<rpc::AgentCore> core, std::shared_ptr<Context> context, PassName name, std::uint64_t order,
+       Deadline deadline);
   const std::shared_ptr<Context>& context() const { return context_; }
   const PassName& name() const { return name_; }
+  // Of its beginning on this worker, among the context's passes.
+  std::uint64_t order() const { return order_; }
 
   // Its time limit counts, at once.
   void watch();
@@ -77,6 +80,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   const std::shared_ptr<rpc::AgentCore> core_;
   const std::shared_ptr<Context> context_;
   const PassName name_;
+  const std::uint64_t order_;
   const Deadline deadline_;
   const bool begins_here_;  // this worker is the root
   const Promise<Outcome> promise_;

@@ -86,6 +86,7 @@ struct Averaged : torch::autograd::Function<Averaged> {
   }
 };
 at::Tensor averaged(at::Tensor a) { return Averaged::apply(a * weight()); }
+void run_a_pass_here(at::Tensor a) { AutogradContext::current().backward({weighted(a).sum()}); }
 
 }  // namespace unsettled
 
@@ -197,6 +198,27 @@ TEST_P(UnsettledPass, NothingIsAveragedWithItWhereItMayYetBringSomethingOrFail) 
     context.backward({there}, kAgain);
     context.backward({here}, kAgain);
     EXPECT_TRUE(at::equal(context.gradient(a), at::full({3}, 5.0, at::kDouble)));
+  });
+}
+
+TEST_P(UnsettledPass, WhatComesBehindAnAverageOfAnotherRootIsAddedToIt) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto a = leaf({3}), b = at::rand({3}, at::kDouble), c = leaf({3});
+    AutogradContext context(agent);
+    const auto expect_there = [&](const at::Tensor& expected) {
+      const auto found = agent.sync<&gradient_of_weight>(1);
+      EXPECT_TRUE(at::allclose(found, expected)) << found << expected;
+      const auto all = agent.sync<&gradients_here>(1);
+      ASSERT_EQ(all.size(), 1U);
+      EXPECT_TRUE(at::allclose(all[0], expected)) << all[0] << expected;
+    };
+    context.backward({agent.sync<&averaged>(1, a).sum()});
+    expect_there(2 * a.detach());
+    agent.sync<&run_a_pass_here>(1, b);  // worker 1's own
+    expect_there(2 * a.detach() + b);
+    context.backward({agent.sync<&weighted>(1, c).sum()});  // which tells worker 1 that the first one has ended everywhere
+    expect_there(2 * a.detach() + b + c.detach());
   });
 }
 
