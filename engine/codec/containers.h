@@ -6,6 +6,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <list>
 #include <map>
@@ -89,6 +90,15 @@ struct ConvertElements {
   }
 };
 
+template <class Bytes>
+struct ConvertBytes {
+  const msgpack::object& operator()(const msgpack::object& object, Bytes& bytes) const {
+    if (object.type != msgpack::type::BIN || object.via.bin.size != bytes.size()) throw msgpack::type_error();
+    std::memcpy(bytes.data(), object.via.bin.ptr, bytes.size());
+    return object;
+  }
+};
+
 template <class Map>
 struct ConvertPairs {
   const msgpack::object& operator()(const msgpack::object& object, Map& map) const {
@@ -141,7 +151,21 @@ requires(weft::codec::NeedsBlank<K> || weft::codec::NeedsBlank<V>)
 struct convert<std::unordered_multimap<K, V, Hash, Equal, A>>
     : weft::codec::ConvertPairs<std::unordered_multimap<K, V, Hash, Equal, A>> {};
 
-// Exactly as many.
+// Exactly as many: msgpack would take fewer, and for those that it lacks read on behind the message.
+template <std::size_t elements>
+requires(elements > 0)
+struct convert<std::array<char, elements>> : weft::codec::ConvertBytes<std::array<char, elements>> {};
+template <std::size_t elements>
+requires(elements > 0)
+struct convert<std::array<unsigned char, elements>> : weft::codec::ConvertBytes<std::array<unsigned char, elements>> {};
+template <std::destructible T, std::size_t elements>
+struct convert<T[elements]> {
+  const msgpack::object& operator()(const msgpack::object& object, T (&array)[elements]) const {
+    if (object.type != msgpack::type::ARRAY || object.via.array.size != elements) throw msgpack::type_error();
+    for (std::size_t i = 0; i < elements; ++i) object.via.array.ptr[i].convert(array[i]);
+    return object;
+  }
+};
 template <std::destructible T, std::size_t elements>
 struct convert<std::array<T, elements>> {
   const msgpack::object& operator()(const msgpack::object& object, std::array<T, elements>& array) const {

@@ -159,6 +159,39 @@ TEST(Codec, AnArrayOfAnotherLengthThrows) {
   EXPECT_THROW((decode<std::array<int, 3>>(bytes)), Error);
 }
 
+template <class Byte>
+void expect_exact_bytes() {
+  const std::array<Byte, 2> two{static_cast<Byte>(1), static_cast<Byte>(0)};
+  const auto bytes = encode(two);
+  EXPECT_EQ((decode<std::array<Byte, 2>>(bytes)), two);
+  EXPECT_THROW((decode<std::array<Byte, 1>>(bytes)), Error);
+  EXPECT_THROW((decode<std::array<Byte, 3>>(bytes)), Error);
+  EXPECT_THROW((decode<std::array<Byte, 4096>>(encode(std::string("x")))), Error) << "it is not read behind its end";
+}
+
+TEST(Codec, AnArrayOfBytesOfAnotherLengthThrows) {
+  expect_exact_bytes<char>();
+  expect_exact_bytes<unsigned char>();
+  expect_exact_bytes<std::byte>();
+}
+
+struct Two {
+  int values[2] = {1, 2};
+  WEFT_FIELDS(values)
+};
+struct Any {
+  std::vector<int> values;
+  WEFT_FIELDS(values)
+};
+
+TEST(Codec, AFieldThatIsAnArrayTakesExactlyAsMany) {
+  const auto two = decode<Two>(encode(Any{{3, 4}}));
+  EXPECT_EQ(two.values[0], 3);
+  EXPECT_EQ(two.values[1], 4);
+  EXPECT_EQ(decode<Any>(encode(two)).values, (std::vector<int>{3, 4}));
+  for (const auto& other : {Any{{}}, Any{{3}}, Any{{3, 4, 5}}}) EXPECT_THROW(decode<Two>(encode(other)), Error);
+}
+
 TEST(Codec, KeepsStructs) {
   expect_kept(Inner{"n", {1, 2}});
   expect_kept(Named{1, 2});
