@@ -178,8 +178,9 @@ class Timed {
     using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
     using Body = rpc::detail::MethodBody<Naming::function, T>;
     const auto core = reference_.usable();
-    return RRef<typename Body::Result>(
-        rpc::create<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
+    auto made = rpc::create<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+    if (const auto& asked = made->created()) static_cast<void>(until_answered(*asked, reference_.handle()));
+    return RRef<typename Body::Result>(std::move(made));
   }
 
  private:

@@ -123,6 +123,7 @@ TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
   run_one(
       [](rpc::Agent& agent) {
         Future<int> fetched, called;
+        RRef<int> left;
         {
           const auto account = agent.remote<refs::Account>(1, 4);
           const auto number = agent.remote<&refs::number>(1, 5);
@@ -130,12 +131,16 @@ TEST(LateCalls, OnAValueWhoseReferenceHasGoneFindIt) {
           number.created().get();
           called = account.async<&refs::Account::get>();
           fetched = number.fetch();
+          left = account.remote<&refs::Account::get>();
         }
         EXPECT_EQ(called.get(), 4);
         EXPECT_EQ(fetched.get(), 5);
+        EXPECT_EQ(left.to_here(), 4);
+        left = {};
         expect_counters(agent, 1, {0, 0, 0});
       },
-      {.faults = {.delay = {{rpc::MessageKind::Call, 50ms}, {rpc::MessageKind::Fetch, 50ms}}}});
+      {.faults = {
+           .delay = {{rpc::MessageKind::Call, 50ms}, {rpc::MessageKind::Fetch, 50ms}, {rpc::MessageKind::Create, 50ms}}}});
 }
 
 // Of values that the callee owns, and of a third worker's.
