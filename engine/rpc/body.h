@@ -113,28 +113,31 @@ struct FunctionBody : StartsAtOnce {
 template <class F, class M>
 struct MethodShape : ShapeOf<F> {
   static constexpr bool takes_value = false;  // a static member that has nothing to do with the value
+  using Value = void;                         // as which parameter it comes
 };
-template <class R, class... P>
+template <class First, class R, class... P>
 struct MemberShape : Shape<R, void, P...> {
   static constexpr bool takes_value = true;
+  using Value = First;
 };
 template <class F, class M>
 requires std::is_member_function_pointer_v<F>
 struct MethodShape<F, M> : ShapeOf<F> {
   static constexpr bool takes_value = true;
+  using Value = void;
 };
 template <class First, class M>
 concept RefersTo = std::is_reference_v<First> && std::is_base_of_v<std::remove_cvref_t<First>, M>;
 template <class R, class First, class M, class... P>
 requires RefersTo<First, M> ||
     (std::is_reference_v<First>&& std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...), M>
-    : MemberShape<R, P...> {
+    : MemberShape<First, R, P...> {
 };
 template <class R, class First, class M, class... P>
 requires RefersTo<First, M> ||
     (std::is_reference_v<First>&&
          std::is_same_v<std::remove_cvref_t<First>, M>)struct MethodShape<R (*)(First, P...) noexcept, M>
-    : MemberShape<R, P...> {
+    : MemberShape<First, R, P...> {
 };
 
 template <class Tuple>
@@ -143,13 +146,18 @@ template <class... A>
 struct WithId<std::tuple<A...>> {
   using Type = std::tuple<rref::Target, A...>;
 };
-// Overloads may differ in const alone: of a const member function it is that of an RRef<const M>, which there never is.
-template <class F, class R, class M, class Tuple>
+// Overloads may differ in const alone: of a const member function it is that of an RRef<const M>, which there never is; a
+// function's first parameter, which takes the value, is told as it is.
+template <class F, class R, class M, class Value, class Tuple>
 struct MethodSignature;
 template <class F, class R, class M, class... A>
-struct MethodSignature<F, R, M, std::tuple<A...>> {
+struct MethodSignature<F, R, M, void, std::tuple<A...>> {
   static constexpr bool is_const = std::is_member_function_pointer_v<F> && std::is_invocable_v<F, const M&, A...>;
   using Type = R(RRef<std::conditional_t<is_const, const M, M>>, A...);
+};
+template <class F, class R, class M, class Value, class... A>
+struct MethodSignature<F, R, M, Value, std::tuple<A...>> {
+  using Type = R(RRef<M>, Value, A...);
 };
 
 // On the value of an RRef<M> that is owned here, once it has been created. The first argument is that.
@@ -158,7 +166,8 @@ struct MethodBody {
   using Shape = MethodShape<std::remove_const_t<decltype(F)>, M>;
   using Arguments = typename WithId<typename Shape::Arguments>::Type;
   using Result = typename Shape::Result;
-  using Signature = typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Arguments>::Type;
+  using Signature = typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Value,
+                                             typename Shape::Arguments>::Type;
   static_assert(Shape::valid);
   static_assert(
       !std::is_member_function_pointer_v<decltype(F)> || std::is_base_of_v<typename Shape::Module, M> ||

@@ -16,6 +16,11 @@ struct Thing {
   int both() { return 0; }
   int both() const { return 1; }
 };
+int get(Thing&) { return 0; }
+int get(const Thing&) { return 1; }
+struct Special : Thing {};
+int get(Special&) { return 2; }
+int get(weft::RRef<Thing>) { return 3; }
 struct Made {
   explicit Made(int) {}
 };
@@ -70,6 +75,18 @@ TEST(FunctionNames, OverloadsMayDifferInConstAlone) {
   EXPECT_EQ(plain.name, constant.name);
   EXPECT_EQ(plain.signature, "int (weft::RRef<named::Thing>)");
   EXPECT_EQ(constant.signature, "int (weft::RRef<named::Thing const>)");
+}
+
+// Two of one identity would end the program when it starts.
+TEST(FunctionNames, FunctionsOfOneNameThatTakeTheValueDifferInHow) {
+  using Plain = detail::MethodBody<static_cast<int (*)(named::Thing&)>(&named::get), named::Special>;
+  using Const = detail::MethodBody<static_cast<int (*)(const named::Thing&)>(&named::get), named::Special>;
+  using Own = detail::MethodBody<static_cast<int (*)(named::Special&)>(&named::get), named::Special>;
+  const auto& called = of<static_cast<int (*)(weft::RRef<named::Thing>)>(&named::get)>();
+  EXPECT_EQ(detail::Called<Plain>::entered.signature, "int (weft::RRef<named::Special>, named::Thing&)");
+  EXPECT_EQ(detail::Called<Const>::entered.signature, "int (weft::RRef<named::Special>, named::Thing const&)");
+  EXPECT_EQ(detail::Called<Own>::entered.signature, "int (weft::RRef<named::Special>, named::Special&)");
+  EXPECT_EQ(named(called.id.name).size(), 4U);
 }
 
 // Programs of other builds call by it: none of the names in it is one that Weft may change.
