@@ -271,7 +271,7 @@ class Future {
   auto then(F function) const {
     detail::require_function(function);
     constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
-    using Raw = typename decltype(invoke_type<takes_future, F>())::type;
+    using Raw = std::remove_cvref_t<typename decltype(invoke_type<takes_future, F>())::type>;
     using R = typename detail::Flat<Raw>::Type;
     Promise<R> promise(state().home() ? state().home() : detail::ambient_home());
     Future<R> result = promise.future();

@@ -419,6 +419,18 @@ TEST(Coroutine, WhatItsValueThrowsWhileItIsMovedIsItsError) {
   EXPECT_GT(times, 3) << "in co_return, and behind it";
 }
 
+TEST(Then, TakesACopyOfWhatAReferenceIsReturnedTo) {
+  const std::vector<std::string> names{"a", "b"};
+  const auto name =
+      Future<int>::ready(1).then([&](int i) -> const std::string& { return names[static_cast<std::size_t>(i)]; });
+  static_assert(std::is_same_v<decltype(name), const Future<std::string>>);
+  EXPECT_EQ(name.get(), "b");
+  const auto inner = Future<int>::ready(7);
+  const auto flat = name.then([&](const std::string&) -> const Future<int>& { return inner; });
+  static_assert(std::is_same_v<decltype(flat), const Future<int>>);
+  EXPECT_EQ(flat.get(), 7);
+}
+
 struct OwnError : Error {
   OwnError() : Error(Blame::Caller, "own") {}
 };
