@@ -82,6 +82,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   for (int rank = 0; rank < made.size; ++rank) made.global_ranks.push_back(rank);
   // "0/" is the name of Python's first group.
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
+  if (!options.store) place.store->setTimeout(options.timeout);  // what is left of joining, until now
   // Where the user blocks on the store he does not hold up the group.
   made.own_store = group::connection_of(made.store);
   made.backend = options.backend;

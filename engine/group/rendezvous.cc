@@ -55,14 +55,15 @@ void check_range(int rank, int world_size) {
   }
 }
 
-int require_world_size(const Wanted& wanted, const std::string& method) {
+int require_world_size(const Wanted& wanted, const std::string& method,
+                       const char* or_else = ", ?world_size= or WORLD_SIZE") {
   if (wanted.world_size) return *wanted.world_size;
-  throw Error(Blame::Caller, "no world size for " + method + ": set world_size in the options, ?world_size= or WORLD_SIZE");
+  throw Error(Blame::Caller, "no world size for " + method + ": set world_size in the options" + or_else);
 }
 
-int require_rank(const Wanted& wanted, const std::string& method) {
+int require_rank(const Wanted& wanted, const std::string& method, const char* or_else = ", ?rank= or RANK") {
   if (wanted.rank) return *wanted.rank;
-  throw Error(Blame::Caller, "no rank for " + method + ": set rank in the options, ?rank= or RANK");
+  throw Error(Blame::Caller, "no rank for " + method + ": set rank in the options" + or_else);
 }
 
 std::chrono::milliseconds limit_for_c10d(Deadline deadline) { return std::min(deadline.remaining(), kLongestTimeout); }
@@ -210,7 +211,8 @@ std::string launcher_job(const Environment& environment) {
   return job.empty() ? "parent-" + std::to_string(getppid()) : job;
 }
 
-// How many meetings this process has had under a name. All ranks of a job count alike.
+// How many meetings this process has had under a name. All ranks of a job count alike, if each meeting succeeds or fails
+// for all of them.
 std::mutex meetings_mutex;
 auto& meetings = *new std::map<std::string, int>();
 
@@ -383,8 +385,8 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   Wanted wanted{options.rank, options.world_size};
   const Url url = options.store ? Url() : Url::parse(options.init_method);
   if (options.store) {
-    result.rank = require_rank(wanted, "a given store");
-    result.world_size = require_world_size(wanted, "a given store");
+    result.rank = require_rank(wanted, "a given store", "");
+    result.world_size = require_world_size(wanted, "a given store", "");
     check_range(result.rank, result.world_size);
     result.store = options.store;
   } else {

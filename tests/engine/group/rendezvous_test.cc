@@ -452,6 +452,7 @@ TEST(File, CC001_ST012_AMissingKeyIsWaitedForAsLongAsTheGroupsLimit) {
   const Folder folder;
   auto group = init_process_group(
       {.init_method = folder.url(), .rank = 0, .world_size = 1, .timeout = std::chrono::milliseconds(300)});
+  EXPECT_EQ(group.store()->getTimeout(), std::chrono::milliseconds(300)) << "not what joining has left of it";
   EXPECT_ANY_THROW(group.store()->get("missing"));
   group.store()->set("there", std::string("yes"));
   EXPECT_EQ(group.store()->get("there").size(), 3U) << "and goes on";
