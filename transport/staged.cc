@@ -402,7 +402,7 @@ void StagedCommunicator::outlive(const std::shared_ptr<Held>& held, const cuda::
   try {
     if (held) device_->retirement().retire(cuda::record(stream), [held] {});
   } catch (const Error&) {
-    // The context has ended: nothing copies any more.
+    // The device is lost, or its context has ended: nothing copies any more.
   }
 }
 

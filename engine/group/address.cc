@@ -293,7 +293,9 @@ LauncherFile::LauncherFile(const std::string& job) {
 }
 
 LauncherFile::~LauncherFile() {
-  if (published_) ::unlink(path_.c_str());
+  int port = 0;
+  // Another meeting may have taken the place of one that failed.
+  if (published_ != 0 && std::ifstream(path_) >> port && port == published_) ::unlink(path_.c_str());
 }
 
 void LauncherFile::publish(int port) {
@@ -309,7 +311,7 @@ void LauncherFile::publish(int port) {
     ::unlink(aside.c_str());
     throw system_error(Blame::Caller, "writing " + path_, number);
   }
-  published_ = true;
+  published_ = port;
 }
 
 int LauncherFile::port(Deadline deadline) const {

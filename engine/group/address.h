@@ -87,7 +87,7 @@ class LauncherFile {
 
  private:
   std::string path_;
-  bool published_ = false;
+  int published_ = 0;  // the port; 0: none
 };
 
 }  // namespace weft::group

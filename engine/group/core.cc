@@ -99,7 +99,10 @@ Core::Core(CoreOptions given)
         carrier.transport.reset();
       }
     } catch (const Error& error) {
-      if (!by_default) throw;
+      if (!by_default) {
+        member_.withdraw();  // see make()
+        throw;
+      }
       carrier.why_not = error.text();
       log::debug(place() + ": " + carrier.why_not);
     }
@@ -270,9 +273,27 @@ transport::Communicator& Core::communicator(c10::Device device) {
                                    "make a group for the other: new_group(ranks, {.device = …}))");
   }
   if (carrier.communicator) return *carrier.communicator;
-  if (is_broken()) throw_if_hopeless();
+  if (is_broken()) {
+    if (handle_.expired()) throw_if_hopeless();
+    throw_broken();
+  }
   options.job->devices->refuse_capture(device, "the first operation " + place(),
                                        "the ranks connect for it; run one collective of the group before the capture");
+  try {
+    make_communicator(carrier, device);
+  } catch (...) {
+    // For the first operation on a device: the group is there, and the others wait in that operation.
+    if (!handle_.expired()) {
+      const Error error = to_error(std::current_exception(), Blame::Busy);
+      tell_given_up(options, error);
+      fail(error);
+    }
+    throw;
+  }
+  return *carrier.communicator;
+}
+
+void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
   transport::JoinOptions join;
   join.rank = options.rank;
   join.size = options.size;
@@ -284,21 +305,15 @@ transport::Communicator& Core::communicator(c10::Device device) {
   join.timeout = options.timeout;
   join.loop = options.job->loop;
   join.interface_address = options.job->local_address;
-  std::shared_ptr<transport::Communicator> made;
-  try {
-    made = meet(carrier, device.type(), join);
-    if (carrier.staged) {
-      warn_of_shared_gpu(*join.store, device);
-      made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
-    }
-  } catch (...) {
-    // For the first operation on a device: the group is there, and the others wait in that operation.
-    if (!handle_.expired()) {
-      const Error error = to_error(std::current_exception(), Blame::Busy);
-      tell_given_up(options, error);
-      fail(error);
-    }
-    throw;
+  auto made = meet(carrier, device.type(), join);
+  if (carrier.staged) {
+    warn_of_shared_gpu(*join.store, device);
+    made = options.job->devices->stage_over(std::move(made), device.index(), options.job->loop);
+  }
+  if (!options.job->connected) {
+    // All ranks of the job have come this far: who among them runs Weft is known now.
+    options.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
+    options.job->connected = true;
   }
   std::optional<Error> broken;
   {
@@ -308,12 +323,6 @@ transport::Communicator& Core::communicator(c10::Device device) {
     carrier.device = device;
   }
   if (broken) carrier.communicator->abort(*broken);  // fail() came before it was there
-  if (!options.job->connected) {
-    // All ranks of the job have come this far: who among them runs Weft is known now.
-    options.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
-    options.job->connected = true;
-  }
-  return *carrier.communicator;
 }
 
 // A backend that waits for a rank which has died meanwhile waits for the whole timeout, and cannot be told: it is left

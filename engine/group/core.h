@@ -160,6 +160,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
   void throw_broken();
+  void make_communicator(Carrier& carrier, const c10::Device& device);
   void throw_if_aborted();
   Error with_hint(const Error& error) const;
   Error explained(const Error& error) const;  // by what is known now; under error_mutex_

@@ -327,7 +327,10 @@ void Core::explain_waiting() {
     waiting.swap(unexplained_);
     for (auto& [error, done] : waiting) error = explained(error);
   }
-  for (const auto& [why, done] : waiting) done(why);
+  // Users' continuations among them, which may use this group: not under the caller's locks, nor on the loop.
+  for (auto& [why, done] : waiting) {
+    options.job->continuations->run(Task([error = why, tell = std::move(done)] { tell(error); }));
+  }
 }
 
 Error Core::explained(const Error& error) const {

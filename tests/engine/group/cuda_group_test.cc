@@ -95,7 +95,7 @@ class CudaGroup : public testing::Test {
 // The group is there, and its first CUDA operation connects the ranks for it. Else the others would wait for this one, and
 // who comes later would find what it left in the store.
 TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
-  timeout_ = std::chrono::seconds(2);
+  timeout_ = std::chrono::seconds(5);
   std::latch given_up(1);
   run([&](Rank& one) {
     const auto broadcast = [&](const at::Tensor& tensor) {
@@ -104,7 +104,10 @@ TEST_F(CudaGroup, AFirstOperationThatNotAllComeToInTimeBreaksTheGroup) {
     if (one.rank == 0) {
       EXPECT_EQ(broadcast(bytes(one, 4)).blame(), Blame::Timeout);
       given_up.count_down();
-      EXPECT_EQ(broadcast(at::ones({1})).blame(), Blame::Timeout) << "at once, with the same error";
+      for (const at::Tensor& tensor : {at::ones({1}), bytes(one, 4)}) {
+        EXPECT_EQ(broadcast(tensor).blame(), Blame::Timeout) << "at once, with the same error";
+        EXPECT_EQ(error_of([&] { one.group.all_reduce(tensor).synchronize(); }).blame(), Blame::Timeout);
+      }
     } else {
       given_up.wait();
       const Error lost = broadcast(bytes(one, 4));

@@ -312,6 +312,7 @@ TEST(Values, ThatThrowWhenTheyAreMovedFailTheirCallAndHoldNothingUp) {
     } catch (const rpc::RemoteError& error) {
       EXPECT_NE(error.text().find("it is not moved"), std::string::npos) << error.what();
     }
+    while (agent.debug_info().handlers_busy != 0) std::this_thread::yield();
     EXPECT_EQ(agent.debug_info().calls_waiting, 0u);
   });
 }
