@@ -147,14 +147,20 @@ Descriptor PhysicalMemory::share() const {
   return Descriptor(number);
 }
 
-OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle) : device_(device.shared_from_this()) {
+OpenedMemory::OpenedMemory(Device& device, const IpcHandle& handle, const std::function<void()>& close_others)
+    : device_(device.shared_from_this()) {
   DeviceGuard guard(device);
   const Driver& driver = device.driver();
   RelaxedCapture relaxed(driver);
-  CUdeviceptr opened = 0;
-  device.check(driver.ipc_open_mem_handle(&opened, native_of<CUipcMemHandle>(handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-               "cuIpcOpenMemHandle");
-  base_ = opened;
+  const auto open = [&] {
+    return driver.ipc_open_mem_handle(&base_, native_of<CUipcMemHandle>(handle), CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  };
+  CUresult result = open();
+  if (result == CUDA_ERROR_ALREADY_MAPPED && close_others) {
+    close_others();
+    result = open();
+  }
+  device.check(result, "cuIpcOpenMemHandle");
   // The sender's word for it is not taken.
   const CUresult measured = driver.mem_get_address_range(nullptr, &bytes_, base_);
   if (measured == CUDA_SUCCESS) return;

@@ -6,6 +6,7 @@
 // pools is not shared. Opening takes long and closing waits for the device, so both are done once for an allocation.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,7 +80,9 @@ class PhysicalMemory {
 class OpenedMemory {
  public:
   // On a device that reaches the allocation's. May wait for the device. Throws Caller (freed, or of this very process).
-  OpenedMemory(Device& device, const IpcHandle& handle);
+  // `close_others` runs where the driver refuses, once, as memory that the other process has freed since is open at those
+  // addresses (CUDA_ERROR_ALREADY_MAPPED).
+  OpenedMemory(Device& device, const IpcHandle& handle, const std::function<void()>& close_others = {});
   // The first `bytes` of what was shared as a descriptor, which is not needed afterwards. Throws Caller (it is none, or of
   // less memory).
   OpenedMemory(Device& device, const Descriptor& descriptor, std::size_t bytes);

@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 
 #include <weft/base/log.h>
+#include <weft/cuda/retire.h>
 #include <weft/transport/cuda_ipc/receiver.h>
 #include <weft/transport/frame.h>
 
@@ -295,7 +296,14 @@ std::shared_ptr<cuda::OpenedMemory> Receiver::memory_of(const Piece& piece, Sour
     allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.descriptor, bytes);
     allocation.descriptor = Descriptor();
   } else if (!allocation.memory) {
-    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle);
+    // What no copy has a share in is opened again where it is named again.
+    const auto close_others = [&source] {
+      for (auto& [number, other] : source.allocations) {
+        if (other.passed == 0) other.memory.reset();
+      }
+      source.device->retirement().reclaim();
+    };
+    allocation.memory = std::make_shared<cuda::OpenedMemory>(*source.device, allocation.handle, close_others);
   }
   const auto& opened = allocation.memory;
   if (piece.offset > opened->bytes() || piece.bytes > opened->bytes() - piece.offset) {

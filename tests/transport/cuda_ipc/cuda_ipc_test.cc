@@ -74,6 +74,26 @@ TEST_F(CudaIpc, AnAllocationIsOpenedOnceAndItsSuccessorAtTheSameAddressAnew) {
   EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 2);
 }
 
+// As drivers do where memory that the peer has freed, and got anew, is open here yet.
+TEST_F(CudaIpc, WhatIsInTheWayOfAnAllocationIsClosed) {
+  open();
+  receive();
+  const auto to = shareable(100), first = shareable(100, 1), second = shareable(100, 2);
+  const auto pass = [&](const auto& from) {
+    near->send({}, std::array{from->slice()}, from, {});
+    next();
+    expect_good(far->accept(std::array{to->slice()}, to, {}));
+    EXPECT_EQ(read(to->slice()), read(from->slice()));
+  };
+  pass(first);
+  fake.fail(&cuda::Driver::ipc_open_mem_handle, CUDA_ERROR_ALREADY_MAPPED);
+  const int closed = fake.calls(&cuda::Driver::ipc_close_mem_handle);
+  pass(second);
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_close_mem_handle), closed + 1);
+  pass(first);
+  EXPECT_EQ(fake.calls(&cuda::Driver::ipc_open_mem_handle), 4) << "one of them refused, one anew";
+}
+
 TEST_F(CudaIpc, MoreMessagesThanSlotsWaitTheirTurnAndKeepTheirOrder) {
   open();
   receive();
