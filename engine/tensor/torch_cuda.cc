@@ -25,6 +25,9 @@ const bool kOpened = [] {
   // A stream that waits for a flag holds back every stream that shares its hardware queue. There are 8 unless this says
   // otherwise before the driver starts; a user's own value stays.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  // The first launch of a kernel may load its module, which waits for all that the GPU has queued; behind a stream that
+  // waits for a flag of ours it would wait for ever, with every other call into the driver behind it.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr) return true;
   log::warn(std::string("there is a GPU, but libtorch's CUDA half cannot be used: ") + dlerror());
   return false;
