@@ -121,7 +121,8 @@ std::optional<std::uint64_t> extent(at::IntArrayRef sizes, at::IntArrayRef strid
       return std::nullopt;
     }
   }
-  return last + 1;
+  if (__builtin_add_overflow(last, std::uint64_t{1}, &last)) return std::nullopt;
+  return last;
 }
 
 std::uint64_t aligned(std::uint64_t begin) { return begin / kPartAlignment * kPartAlignment; }

@@ -159,6 +159,38 @@ TEST(Codec, AnArrayOfAnotherLengthThrows) {
   EXPECT_THROW((decode<std::array<int, 3>>(bytes)), Error);
 }
 
+// A message with the tensor, as another program may send it.
+std::vector<std::byte> forged(const at::Tensor& tensor, const std::vector<std::uint64_t>& sizes,
+                              const std::vector<std::uint64_t>& strides) {
+  const auto bytes = encode(tensor);
+  auto [body, parts] = codec::split(bytes);
+  const auto unpacked = msgpack::unpack(reinterpret_cast<const char*>(body.data()), body.size());
+  const auto& fields = unpacked.get().via.array;
+  codec::Encoded message;
+  message.parts = std::move(parts);
+  codec::Packer packer(message.body);
+  packer.pack_array(fields.size);
+  for (std::uint32_t i = 0; i < fields.size; ++i) {
+    if (i == 5) {
+      packer.pack(sizes);
+    } else if (i == 6) {
+      packer.pack(strides);
+    } else {
+      packer.pack(fields.ptr[i]);
+    }
+  }
+  return codec::join(message);
+}
+
+TEST(Codec, ATensorThatReachesBeyondItsStorageThrowsHoweverItIsCounted) {
+  const at::Tensor bytes = at::ones({4}, at::kByte), floats = at::ones({8});
+  EXPECT_TRUE(decode<at::Tensor>(forged(bytes, {2, 2}, {2, 1})).equal(bytes.view({2, 2})));
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(decode<at::Tensor>(forged(bytes, {5}, {1})), Error);
+  EXPECT_THROW(decode<at::Tensor>(forged(bytes, {4}, {~std::uint64_t{0} / 3})), Error) << "2^64 - 1 to the last";
+  EXPECT_THROW(decode<at::Tensor>(forged(floats, {2, 2, 2}, {1, kMost, kMost})), Error);
+}
+
 template <class Byte>
 void expect_exact_bytes() {
   const std::array<Byte, 2> two{static_cast<Byte>(1), static_cast<Byte>(0)};
