@@ -262,7 +262,8 @@ Error Meeting::why_late() {
 }
 
 std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello& hello) const {
-  if (hello.secret != secret_) return "it does not know the group's secret";
+  // Before rank 0 has given it, nobody can know it: this rank's address is published afterwards.
+  if (secret_ == Secret() || hello.secret != secret_) return "it does not know the group's secret";
   if (hello.ranks != static_cast<std::uint32_t>(options_.size)) {
     return "it is one of " + std::to_string(hello.ranks) + " ranks, this group has " + std::to_string(options_.size);
   }
