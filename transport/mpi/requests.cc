@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <weft/transport/mpi/requests.h>
@@ -59,11 +61,17 @@ void Requests::settle(Entry& entry, const MPI_Status& status) {
   }
   if (!entry.call.receives) return;
   entry.completion->set_source_rank(status.MPI_SOURCE);
-  int bytes = 0;
-  world_->library().get_count(&status, world_->library().byte, &bytes);
-  if (static_cast<std::size_t>(bytes) == *entry.call.receives) return;
-  entry.error = Error(Blame::Caller, entry.call.name + " " + place_ + ": " + std::to_string(bytes) + " bytes came where " +
-                                         std::to_string(*entry.call.receives) + " were expected");
+  const std::size_t wanted = *entry.call.receives;
+  // MPI counts in int: more bytes than that in units of an element, which all of them are made of.
+  const std::size_t unit = wanted <= std::numeric_limits<int>::max() ? 1 : std::min<std::size_t>(16, wanted & -wanted);
+  int count = 0;
+  world_->library().get_count(&status, unit == 1 ? world_->library().byte : world_->elements(unit), &count);
+  const bool is_counted = count != MPI_UNDEFINED;
+  if (is_counted && static_cast<std::size_t>(count) * unit == wanted) return;
+  entry.error =
+      Error(Blame::Caller, entry.call.name + " " + place_ + ": " +
+                               (is_counted ? std::to_string(static_cast<std::size_t>(count) * unit) : "another number of") +
+                               " bytes came where " + std::to_string(wanted) + " were expected");
 }
 
 std::vector<Requests::Entry> Requests::take_ended() {
@@ -107,18 +115,17 @@ bool Requests::turn() {
     indices_.resize(natives_.size());
     statuses_.resize(natives_.size());
     int count = 0;
-    int code = MPI_SUCCESS;
     {
       const auto turn = world_->turn();
-      code = world_->library().testsome(static_cast<int>(natives_.size()), natives_.data(), &count, indices_.data(),
-                                        statuses_.data());
-    }
-    const bool has_errors = code == MPI_ERR_IN_STATUS;
-    if (code != MPI_SUCCESS && !has_errors) broken_by = error_of(world_->library(), code, "MPI_Testsome " + place_);
-    for (int i = 0; !broken_by && count != MPI_UNDEFINED && i < count; ++i) {
-      const auto which = static_cast<std::size_t>(i);
-      if (!has_errors) statuses_[which].MPI_ERROR = MPI_SUCCESS;  // set only with MPI_ERR_IN_STATUS
-      settle(entries_[static_cast<std::size_t>(indices_[which])], statuses_[which]);
+      const int code = world_->library().testsome(static_cast<int>(natives_.size()), natives_.data(), &count,
+                                                  indices_.data(), statuses_.data());
+      const bool has_errors = code == MPI_ERR_IN_STATUS;
+      if (code != MPI_SUCCESS && !has_errors) broken_by = error_of(world_->library(), code, "MPI_Testsome " + place_);
+      for (int i = 0; !broken_by && count != MPI_UNDEFINED && i < count; ++i) {
+        const auto which = static_cast<std::size_t>(i);
+        if (!has_errors) statuses_[which].MPI_ERROR = MPI_SUCCESS;  // set only with MPI_ERR_IN_STATUS
+        settle(entries_[static_cast<std::size_t>(indices_[which])], statuses_[which]);
+      }
     }
     ended = take_ended();
     if (!broken_by) broken_by = why_late();
