@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <unordered_set>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/runtime/operator.h>
@@ -26,10 +30,9 @@ namespace {
 
 // Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of
 // what it is given, as many of libtorch's internal ones do.
-void check_served(const c10::Symbol& name) {
-  const std::string_view text = name.toQualString();
+void check_served(std::string_view text) {
   const char* why = nullptr;
-  if (!name.is_aten()) {
+  if (!text.starts_with("aten::")) {
     why = "only operators of aten are";
   } else if (text.starts_with("aten::_")) {
     why = "it is internal to libtorch, as the '_' in front says";
@@ -46,7 +49,17 @@ void check_served(const c10::FunctionSchema& schema) {
   }
 }
 
-// "aten::add", or one overload of it, "aten::add.Scalar".
+// Asked before libtorch is, which keeps every name that it was ever asked for: peers give them.
+bool is_known(const std::string& name) {
+  static const auto& names = *new std::unordered_set<std::string>([] {
+    std::unordered_set<std::string> all;
+    for (const auto& one : torch::jit::getAllOperators()) all.insert(one->schema().name());
+    return all;
+  }());
+  return names.contains(name);
+}
+
+// "aten::add", or one overload of it, "aten::add.Scalar". Throws Caller for what is none, or is not served.
 struct Name {
   explicit Name(const std::string& text) {
     const auto colons = text.find("::");
@@ -54,7 +67,12 @@ struct Name {
       throw Error(Blame::Caller, "'" + text + "' is no operator's name; they are written \"aten::add\"");
     }
     const auto dot = text.find('.', colons);
-    symbol = c10::Symbol::fromQualString(text.substr(0, dot));
+    const std::string name = text.substr(0, dot);
+    check_served(name);
+    if (!is_known(name)) {
+      throw Error(Blame::Caller, "libtorch has no operator '" + text + "'; its name is as torch.ops has it, \"aten::add\"");
+    }
+    symbol = c10::Symbol::fromQualString(name);
     if (dot != std::string::npos) overload = text.substr(dot + 1);
   }
   c10::Symbol symbol;
@@ -68,14 +86,34 @@ bool is_left_out(const OperatorValue& value, const c10::FunctionSchema& schema, 
          schema.arguments()[place].type()->kind() == c10::TypeKind::OptionalType;
 }
 
+bool takes_number(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.type();
+  const auto optional = type->cast<c10::OptionalType>();
+  return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::NumberType;
+}
+
+// Whether an overload takes them, which adds what they leave out. Schemas do not count a bool as a number, and operators
+// do.
+bool takes(const c10::FunctionSchema& schema, std::vector<c10::IValue>& stack) {
+  std::map<std::size_t, bool> bools;
+  for (std::size_t place = 0; place < std::min(stack.size(), schema.arguments().size()); ++place) {
+    if (!stack[place].isBool() || !takes_number(schema.arguments()[place])) continue;
+    bools[place] = stack[place].toBool();
+    stack[place] = std::int64_t{0};
+  }
+  try {
+    schema.checkAndNormalizeInputs(stack);
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (const auto& [place, value] : bools) stack[place] = value;
+  return true;
+}
+
 // The first overload whose schema takes the arguments, as torch's own lookup by name has it.
 c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments) {
   const Name wanted(name);
-  check_served(wanted.symbol);
   const auto& overloads = torch::jit::getAllOperatorsFor(wanted.symbol);
-  if (overloads.empty()) {
-    throw Error(Blame::Caller, "libtorch has no operator '" + name + "'; its name is as torch.ops has it, \"aten::add\"");
-  }
   std::string tried;
   for (const auto& overload : overloads) {
     if (wanted.overload && overload->schema().overload_name() != *wanted.overload) {
@@ -87,9 +125,7 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
       stack.push_back(is_left_out(argument, overload->schema(), stack.size()) ? c10::IValue()
                                                                               : detail::to_ivalue(argument));
     }
-    try {
-      overload->schema().checkAndNormalizeInputs(stack);
-    } catch (const std::exception&) {
+    if (!takes(overload->schema(), stack)) {
       tried += "\n  " + c10::toString(overload->schema());
       continue;
     }

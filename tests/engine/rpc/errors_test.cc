@@ -213,6 +213,8 @@ TEST_P(Errors, AnOperatorsOverloadMayBeNamedAndAnUndefinedTensorIsNone) {
     for (const int to : {agent.self().rank, next_of(agent)}) {
       EXPECT_TRUE(agent.sync_op("aten::add.Scalar", to, ones, 2.0).equal(ones * 3));
       EXPECT_TRUE(agent.sync_op("aten::linear", to, ones, ones, at::Tensor()).equal(ones * 2));
+      EXPECT_TRUE(agent.sync_op("aten::eq", to, ones, true).all().item<bool>()) << "a bool is a number";
+      EXPECT_EQ(agent.sync_op("aten::full", to, std::vector<std::int64_t>{2}, true).scalar_type(), at::kBool);
       EXPECT_EQ(agent
                     .sync<&rpc::run_operator_for_list>(to, "aten::split.Tensor",
                                                        std::vector<rpc::OperatorValue>{ones, std::int64_t{1}})
