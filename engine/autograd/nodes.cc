@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include <ATen/ops/add.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/base/error.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/gradients.h>
 #include <weft/engine/autograd/nodes.h>
 #include <weft/engine/autograd/pass.h>
 
@@ -31,7 +31,7 @@ std::vector<at::Tensor> RecvNode::by_slot(torch::autograd::variable_list&& gradi
     sorted.resize(std::max(sorted.size(), slots_[i] + 1));
     at::Tensor& sum = sorted[slots_[i]];
     // A value that the message's reader took twice.
-    sum = sum.defined() ? sum.add(gradients[i]) : std::move(gradients[i]);
+    sum = sum.defined() ? sum_of(sum, gradients[i]) : std::move(gradients[i]);
   }
   for (at::Tensor& gradient : sorted) {
     if (gradient.defined() && gradient.requires_grad()) gradient = gradient.detach();
