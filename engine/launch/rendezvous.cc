@@ -164,7 +164,8 @@ Rendezvous::News Rendezvous::look() {
   const auto now = Clock::now();
   if (end_) return News::End;
   if (settings_.limits.most == 1 || now < next_look_) return News::None;
-  next_look_ = now + settings_.monitor_interval;
+  // Whoever looks seldom cannot tell who is silent: see lost().
+  next_look_ = now + std::min<Clock::duration>(settings_.monitor_interval, settings_.keep_alive_interval / 2);
   RendezvousState state = decode(store_->get());
   const std::vector<std::string> silent = lost(state);
   if (state.round == round_ && !state.end && (!silent.empty() || has_room_for_more(state, settings_.limits))) {
