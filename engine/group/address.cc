@@ -177,9 +177,13 @@ bool is_ipv4_only(const std::string& host) {
 }
 
 Descriptor open_listener(int family, int port) {
-  Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const SocketAddress any = socket_address(family == AF_INET6 ? "::" : "0.0.0.0", port);
-  const int yes = 1;  // connections of an earlier job may linger there
+  Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1, no = 0;
+  if (family == AF_INET6) {  // of IPv4 as well, whatever the system's default
+    static_cast<void>(::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no));
+  }
+  // Connections of an earlier job may linger there.
   if (socket.get() < 0 || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
       ::bind(socket.get(), any.get(), any.length) != 0 || ::listen(socket.get(), 1024) != 0) {
     throw system_error(Blame::Caller, "opening a port for the store", errno);

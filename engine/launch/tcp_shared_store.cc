@@ -79,12 +79,23 @@ class TcpSharedStore final : public SharedStore {
   std::atomic<bool> is_there_{false};
 };
 
+// One family where the host has one: c10d looks up a name for each address that connects, see group/rendezvous.cc. A kernel
+// may have no IPv6, though names have such addresses.
+Descriptor open_listener(const Options& options) {
+  if (!group::is_ipv4_only(options.endpoint_host)) {
+    try {
+      return group::open_listener(AF_INET6, options.endpoint_port);
+    } catch (const Error& error) {
+      if (error.native_code() == EADDRINUSE) throw;
+    }
+  }
+  return group::open_listener(AF_INET, options.endpoint_port);
+}
+
 // Null where somebody listens there already: another weft-run of this machine.
 c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   try {
-    // One family where the host has one: c10d looks up a name for each address that connects, see group/rendezvous.cc.
-    Descriptor socket =
-        group::open_listener(group::is_ipv4_only(options.endpoint_host) ? AF_INET : AF_INET6, options.endpoint_port);
+    Descriptor socket = open_listener(options);
     c10d::TCPStoreOptions made;
     made.port = static_cast<std::uint16_t>(options.endpoint_port);
     made.isServer = true;
