@@ -63,7 +63,6 @@ ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, con
       make_(make),
       options_(options),
       loads_(static_cast<std::size_t>(group_.size())) {
-  if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   lay_out(0);
 }
 
@@ -95,7 +94,11 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
                                      "parts share under every name)");
     }
   }
-  check_same_model(group_, named);
+  check_same_model(group_, named,
+                   "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
+                       "\nZeroOptions::parameters_as_bucket_view " +
+                       (options_.parameters_as_bucket_view ? "true" : "false") + "\n");
+  if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   all_.reset();
   std::vector<std::size_t> loads = loads_;
   std::vector<Shard> made;  // an optimizer's constructor may throw: all of them, or none

@@ -411,6 +411,19 @@ TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
   });
 }
 
+TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    for (const std::size_t theirs : {std::size_t{16}, std::size_t{0}}) {
+      const ZeroOptions options{.shard_bytes = group.rank() == 0 ? std::size_t{32} : theirs};
+      const auto error = harness::error_of([&] {
+        ZeroRedundancyOptimizer<torch::optim::SGD> zero(std::vector<torch::Tensor>{torch::ones({8})}, group, 0.1, options);
+      });
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), HasSubstr("ZeroOptions::shard_bytes"));
+    }
+  });
+}
+
 TEST(ZeroMisuse, ChangesBehindItsBackAreCallerErrors) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;
