@@ -7,6 +7,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/pause.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/transport/registry.h>
@@ -178,8 +179,8 @@ void Core::join(Core* parent) {
   try {
     if (carries(c10::kCPU)) {
       communicator(c10::Device(c10::kCPU));
-    } else if (options.size > 1 && !options.job->connected) {
-      meet_members();
+    } else if (options.size > 1) {
+      options.job->connected ? await_members() : meet_members();
     }
   } catch (...) {
     ledger_->on_joined();
@@ -209,6 +210,22 @@ void Core::meet_members() {
   }
   membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
   options.job->connected = true;
+}
+
+// The same for a later group: what one of them says of it, that it leaves, say, must find the others listening.
+void Core::await_members() {
+  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
+  const Deadline deadline = Deadline::in(options.timeout);
+  for (int rank = 0; rank < options.size; ++rank) {
+    const bool is_told = options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
+    if (rank == options.rank || !is_told) continue;
+    for (Pause pause; !bootstrap->exists(here_key(rank)); pause.wait(deadline)) {
+      throw_if_hopeless();
+      if (!deadline.passed()) continue;
+      throw Error(Blame::Timeout,
+                  "joining " + place() + ": " + missing_ranks() + " did not come within " + describe(options.timeout));
+    }
+  }
 }
 
 void Core::listen() {

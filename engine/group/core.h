@@ -149,6 +149,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::shared_ptr<transport::Communicator> meet(const Carrier& carrier, c10::DeviceType type,
                                                 const transport::JoinOptions& join);
   void meet_members();
+  void await_members();
   void throw_if_hopeless();
   void throw_if_left_without(const std::function<bool(int rank)>& came) const;
   StoreBootstrap meeting(const std::string& base);

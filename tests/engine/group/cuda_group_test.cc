@@ -1,5 +1,6 @@
 // Process groups with CUDA tensors, over the fake driver: staged through host memory to Gloo. Every rank has a GPU of its
 // own.
+#include <atomic>
 #include <cstring>
 #include <latch>
 #include <set>
@@ -62,7 +63,7 @@ class CudaGroup : public testing::Test {
       Rank one{
           rank,
           group::init(
-              {.backend = "gloo", .rank = rank, .world_size = kRanks, .store = store, .timeout = timeout_, .device = gpu},
+              {.backend = backend_, .rank = rank, .world_size = kRanks, .store = store, .timeout = timeout_, .device = gpu},
               std::make_shared<tensor::CudaDevices>(fake_->driver())),
           gpu};
       body(one);
@@ -87,10 +88,26 @@ class CudaGroup : public testing::Test {
   }
   static tensor::CudaDevices& devices(Rank& rank) { return *group::Core::of(rank.group).options.job->devices; }
 
+  std::string backend_ = "gloo";
   std::chrono::milliseconds timeout_ = std::chrono::seconds(20);
   std::unique_ptr<FakeDriver> fake_;
   std::unique_ptr<FakeTorchCuda> torch_;
 };
+
+// Whose first CUDA operation connects it: who left it before the others had made it would wait for them, and they hear
+// nothing of it.
+TEST_F(CudaGroup, AGroupForGpusAloneIsThereOnceAllItsRanksHaveCome) {
+  backend_ = "cuda:gloo";
+  std::atomic<bool> has_come{false};
+  run([&](Rank& one) {
+    if (one.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      has_come = true;
+    }
+    const ProcessGroup both = one.group.new_group({0, 1});
+    EXPECT_TRUE(has_come);
+  });
+}
 
 // The group is there, and its first CUDA operation connects the ranks for it. Else the others would wait for this one, and
 // who comes later would find what it left in the store.
