@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -239,7 +240,7 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
 
 void Core::lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
   for (const char* key : {"0", "verdict"}) monitored_keys_.push_back(base + key);
-  bootstrap->set(base + "0", {});
+  bootstrap->set(base + "0", to_bytes(std::to_string(timeout.count())));
   // In no time at all nobody comes, also who was there before: who gives none wants to see it fail, not to win a race.
   const std::set<int> absent = timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
   std::string missing;
@@ -285,7 +286,14 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
     if (bootstrap->add(own + "/" + attempt, 1) == 1) {
       throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
     }
-    if (!listen(Deadline::in(kReading))) throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went");
+    // Rank 0 has counted it in, and waits for others until its own time is over.
+    const std::string theirs = to_text(bootstrap->get(base + "0", Deadline::in(kReading)));
+    std::int64_t limit = 0;
+    std::from_chars(theirs.data(), theirs.data() + theirs.size(), limit);
+    const auto more = std::clamp(std::chrono::milliseconds(limit), std::chrono::milliseconds(0), kLongestTimeout);
+    if (!listen(Deadline::in(more + kReading))) {
+      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went");
+    }
   }
   bootstrap->set(own + "/read", {});
   if (*verdict != kPassed) throw Error(Blame::Timeout, came + "it failed: " + *verdict);

@@ -314,6 +314,22 @@ TEST_P(Subgroups, CG013_MonitoredBarrierWithoutRankZeroSaysSo) {
   });
 }
 
+TEST_P(Subgroups, CG013_WhoIsCountedInHearsHowItWentThoughItsOwnTimeIsOver) {
+  on_ranks(3, [](ProcessGroup& group) {
+    const auto error_after = [&](int limit) {
+      return error_of([&] { group.monitored_barrier(std::chrono::milliseconds(limit)); });
+    };
+    if (group.rank() == 1) static_cast<void>(error_after(50));  // it gives up before the others come
+    group.barrier().wait();
+    if (group.rank() != 1) {
+      const Error error = error_after(group.rank() == 0 ? 3000 : 300);
+      EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
+      EXPECT_NE(error.text().find("rank 1 did not come within 3"), std::string::npos) << error.text();
+    }
+    group.barrier().wait();
+  });
+}
+
 TEST_P(Subgroups, CG013_AMonitoredBarrierWithoutTimeFailsOnRankZero) {
   on_ranks(3, [](ProcessGroup& group) {
     using std::chrono::milliseconds;
