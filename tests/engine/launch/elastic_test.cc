@@ -12,6 +12,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
+using testing::UnorderedElementsAre;
 
 // One that starts `script` on each rank.
 std::string node(const std::string& options, const std::string& script) {
