@@ -151,13 +151,16 @@ requires(weft::codec::NeedsBlank<K> || weft::codec::NeedsBlank<V>)
 struct convert<std::unordered_multimap<K, V, Hash, Equal, A>>
     : weft::codec::ConvertPairs<std::unordered_multimap<K, V, Hash, Equal, A>> {};
 
-// Exactly as many: msgpack would take fewer, and for those that it lacks read on behind the message.
+// Exactly as many; msgpack would take fewer. Of bytes, as msgpack packs them, all at once.
 template <std::size_t elements>
 requires(elements > 0)
 struct convert<std::array<char, elements>> : weft::codec::ConvertBytes<std::array<char, elements>> {};
 template <std::size_t elements>
 requires(elements > 0)
 struct convert<std::array<unsigned char, elements>> : weft::codec::ConvertBytes<std::array<unsigned char, elements>> {};
+template <std::size_t elements>
+requires(elements > 0)
+struct convert<std::array<std::byte, elements>> : weft::codec::ConvertBytes<std::array<std::byte, elements>> {};
 template <std::destructible T, std::size_t elements>
 struct convert<T[elements]> {
   const msgpack::object& operator()(const msgpack::object& object, T (&array)[elements]) const {
