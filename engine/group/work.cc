@@ -113,7 +113,11 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
     }
   }
   state_->seen = true;
-  if (const auto error = state_->error()) throw *error;
+  if (const auto error = state_->error()) {
+    // Whoever has ended it breaks the group, and may not have come to that yet: what follows here finds it broken.
+    if (error->blame() == Blame::Timeout) state_->core->fail(*error);
+    throw *error;
+  }
 }
 
 bool Work::query() const { return !state_ || state_->done(); }
