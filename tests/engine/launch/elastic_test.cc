@@ -89,9 +89,8 @@ TEST(Logs, TakeWhatIsRedirected) {
           "; code=$?; cd $d; for f in $(find . -type f | sort); do "
           "echo $f: $(cat $f) | sed s/none_[0-9a-f]*/run/; done; rm -r $d; exit $code");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.lines(),
-              UnorderedElementsAre("./run/attempt_0/0/stdout.log: out 0", "./run/attempt_0/1/stderr.log: err 1", "out 1",
-                                   "out 2"));
+  EXPECT_THAT(outcome.lines(), UnorderedElementsAre("./run/attempt_0/0/stdout.log: out 0",
+                                                    "./run/attempt_0/1/stderr.log: err 1", "out 1", "out 2"));
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("err 0"), Not(HasSubstr("err 1")), HasSubstr("err 2")));
 }
 
