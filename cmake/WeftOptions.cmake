@@ -53,7 +53,7 @@ if(WEFT_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${WEFT_CCACHE})
 endif()
 
-# GNU ld takes five times as long, and there are some 200 programs.
+# Much faster than GNU ld, and each test and example is a program of its own.
 find_program(WEFT_LLD ld.lld)
 if(WEFT_LLD AND PROJECT_IS_TOP_LEVEL)
   add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=lld>)

@@ -141,8 +141,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::optional<WorkerInfo> worker_;
   EventLoop::Registration greeting_;  // until then
   Life life_ = 0;
-  std::shared_ptr<const DeviceMap>
-      map_;  // a lane for host memory: that of a caller whose map has no GPUs; else once needed
+  // Of a lane for host memory that of a caller whose map has no GPUs; else known once it is needed.
+  std::shared_ptr<const DeviceMap> map_;
   std::unordered_map<std::uint64_t, std::shared_ptr<CallState>> calls_;         // that run here
   std::unordered_map<std::uint64_t, std::shared_ptr<rref::ForkWriter>> given_;  // by call
   std::size_t prune_at_ = 64;                                                   // of those
