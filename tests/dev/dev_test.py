@@ -381,6 +381,42 @@ class Gpu(DevTest):
         self.assertEqual([ran[0], *ran[-2:]], ["b_gpu_test", "optim_bench", "a_gpu_test"])
         self.assertEqual([one["program"] for one in result["tests"]], ["b_gpu_test", "a_gpu_test"])
 
+    def test_those_alone_that_are_asked_for_by_a_part_of_their_name(self):
+        ran = []
+        def run(path, arguments, environment, seconds):
+            ran.append(Path(path).name)
+            return self.measured(path, arguments)
+        tests = [Path("a_gpu_test"), Path("b_gpu_test")]
+        with mock.patch.object(self.dev, "run_gpu_program", run):
+            result = self.dev.gpu_results(tests, Path("bin"), None, {}, 480, "b_gpu")
+            self.assertEqual((ran, result["only"], result["not_run"]), (["b_gpu_test"], "b_gpu", {}))
+            ran.clear()
+            self.dev.gpu_results(tests, Path("bin"), None, {}, 480, "gpu step")
+            self.assertEqual(ran, ["optim_bench"])
+            with self.assertRaisesRegex(self.dev.Stop, "'c_gpu' in its name; it runs a_gpu_test, b_gpu_test, .*optim_bench --case 'gpu step'"):
+                self.dev.gpu_results(tests, Path("bin"), None, {}, 480, "c_gpu")
+
+    def test_a_later_part_is_shown_in_the_place_of_what_it_ran_anew(self):
+        def row(case, p50):
+            return {"bench": "gpu", "case": case, "metric": "time", "peer": "weft", "unit": "us", "bytes": 0, "p50": p50}
+        def result(day, only=None, **more):
+            return {"date": f"2026-01-0{day}", "commit": f"c{day}", "devices": [{"name": "X"}], "sanitizer": None, "tests": [], "rows": [], "not_run": {},
+                    **({"only": only} if only else {}), **more}
+        folder = self.root / "profiling" / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        one = {"program": "a_gpu_test", "passed": 1}
+        for name, content in {
+                "z": result(1, rows=[row("old", 1)]),
+                "y": result(2, rows=[row("kept", 2), row("again", 3)], tests=[{**one, "program": "b_gpu_test"}, one], not_run={"a_gpu_test": "late", "b": "why"}),
+                "x": result(3, "a_gpu", tests=[{**one, "passed": 9}]),
+                "w": result(4, "again", rows=[row("again", 4)])}.items():
+            (folder / f"gpu-{name}.json").write_text(json.dumps(content))
+        shown = self.dev.newest_gpu_results()["X"]
+        self.assertEqual({each["case"]: each["p50"] for each in shown["rows"]}, {"kept": 2, "again": 4})
+        self.assertEqual([(each["program"], each["passed"]) for each in shown["tests"]], [("b_gpu_test", 1), ("a_gpu_test", 9)])
+        self.assertEqual(shown["not_run"], {"b": "why"})
+        self.assertEqual((shown["commit"], [part["commit"] for part in shown["parts"]]), ("c2", ["c3", "c4"]))
+
     def test_each_test_of_a_gpu_has_a_name_that_is_read(self):
         self.assertIn("zero_overlap_gpu_test", load(SCRIPT).gpu_targets())
         folder = self.root / "tests"

@@ -115,8 +115,10 @@ class NcclProcesses final : public Threads {
       kRanks, "/NcclProcesses", {.variables = environment_of, .limit = std::chrono::seconds(100)}};
 };
 
-std::vector<std::shared_ptr<Setting>> settings() {
-  return {std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(), std::make_shared<NcclProcesses>()};
+// GoogleTest asks for them again for each claim; the ranks of NcclProcesses are started for all.
+const std::vector<std::shared_ptr<Setting>>& settings() {
+  static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(), std::make_shared<NcclProcesses>()};
+  return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, CommunicatorClaims, testing::ValuesIn(settings()), name_of);
