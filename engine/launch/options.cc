@@ -236,7 +236,8 @@ Options parse_options(int argc, char** argv) {
   app.add_option("--rdzv-conf,--rdzv_conf", settings,
                  "NAME=NUMBER,…: join_timeout (600), last_call_timeout (30), keep_alive_interval (5), in seconds; "
                  "keep_alive_max_attempt (3); is_host (1 where the endpoint is this machine)");
-  app.add_option("--rdzv-backend,--rdzv_backend", backend, "c10d is the only one")->capture_default_str();
+  app.add_option("--rdzv-backend,--rdzv_backend", backend, "c10d; static where no --rdzv-endpoint is given")
+      ->capture_default_str();
   app.add_flag("--standalone", is_standalone, "A job of one machine, which is what weft-run does without --nnodes");
   app.add_option("--monitor-interval,--monitor_interval", monitor_seconds, "Seconds between looks at the other nodes")
       ->capture_default_str()
@@ -289,7 +290,12 @@ Options parse_options(int argc, char** argv) {
   if (!endpoint.empty()) read_endpoint(endpoint, options);
   read_settings(settings, options);
   rendezvous.monitor_interval = milliseconds(static_cast<std::int64_t>(monitor_seconds * 1000));
-  if (backend != "c10d") {
+  if (backend == "static" && !endpoint.empty()) {
+    throw Error(Blame::Caller,
+                "--rdzv-backend static goes with --node-rank, --master-addr and --master-port, and "
+                "--rdzv-endpoint with c10d");
+  }
+  if (backend != "c10d" && backend != "static") {
     throw Error(Blame::Caller, "--rdzv-backend " + backend +
                                    " is not there: c10d is (nodes that are told who they are need none: --node-rank, "
                                    "--master-addr, --master-port)");

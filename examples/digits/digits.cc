@@ -218,7 +218,9 @@ class Training {
       if (trained) {
         const double wait = std::chrono::duration<double>(ddp_.stats().wait).count();
         std::printf("throughput           %.0f samples/s\n", static_cast<double>(examples) / step_seconds);
-        std::printf("waiting for others   %.1f %% of the step (rank 0)\n", 100 * wait / step_seconds);
+        if (group_.device().is_cpu()) {  // on a GPU it is the stream that waits: weft-timeline summary shows how long
+          std::printf("waiting for others   %.1f %% of the step (rank 0)\n", 100 * wait / step_seconds);
+        }
       }
       for (int rank = 0; rank < group_.size(); ++rank) {
         std::printf("parameters, rank %-3d %016llx\n", rank,

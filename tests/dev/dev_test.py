@@ -84,9 +84,10 @@ class Arguments(DevTest):
     def started(self, *words):
         """What ./dev WORDS replaces itself with, where every program is built."""
         with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "program", lambda options, name: Path(name)):
-            with mock.patch("os.execv") as started, mock.patch.object(sys, "argv", ["dev", *words]):
+            with mock.patch("os.execve") as started, mock.patch.object(sys, "argv", ["dev", *words]):
                 self.dev.main()
         self.built = built.call_args.args[1]
+        self.assertIn("tsan.supp", started.call_args.args[2]["TSAN_OPTIONS"])
         return started.call_args.args[1]
 
     def test_options_behind_a_program_are_the_programs(self):

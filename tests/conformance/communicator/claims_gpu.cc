@@ -117,7 +117,8 @@ class NcclProcesses final : public Threads {
 
 // GoogleTest asks for them again for each claim; the ranks of NcclProcesses are started for all.
 const std::vector<std::shared_ptr<Setting>>& settings() {
-  static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(), std::make_shared<NcclProcesses>()};
+  static const std::vector<std::shared_ptr<Setting>> all{std::make_shared<GlooOnGpu>(), std::make_shared<NcclAlone>(),
+                                                         std::make_shared<NcclProcesses>()};
   return all;
 }
 

@@ -260,6 +260,8 @@ TEST(Elastic, RefusesWhatDoesNotGoTogether) {
   EXPECT_THAT(refusal("--nnodes 2 --rdzv-endpoint a:0"), HasSubstr("--rdzv-endpoint has port 0"));
   EXPECT_THAT(refusal("--rdzv-conf join_timeout=soon"), HasSubstr("--rdzv-conf has 'join_timeout=soon'"));
   EXPECT_THAT(refusal("--rdzv-backend etcd"), HasSubstr("--rdzv-backend etcd is not there"));
+  EXPECT_THAT(refusal("--rdzv-backend static --rdzv-endpoint a:1"),
+              HasSubstr("--rdzv-backend static goes with --node-rank, --master-addr and --master-port"));
   EXPECT_THAT(refusal("--standalone --nnodes 2"), HasSubstr("--standalone is for one machine"));
 }
 

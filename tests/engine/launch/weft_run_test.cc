@@ -28,9 +28,10 @@ TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
 }
 
 TEST(WeftRun, CountsRanksOverSeveralMachines) {
-  const auto outcome =
-      shell("--nnodes 3 --node-rank 2 --nproc-per-node 2 --master-addr 10.0.0.1 --master-port 29500 --no-prefix",
-            "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT");
+  const auto outcome = shell(
+      "--nnodes 3 --node-rank 2 --nproc-per-node 2 --rdzv-backend static --master-addr 10.0.0.1 --master-port 29500 "
+      "--no-prefix",
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT");
   EXPECT_THAT(outcome.lines(), ElementsAre("4 0 6 2 10.0.0.1:29500", "5 1 6 2 10.0.0.1:29500"));
 }
 
