@@ -24,5 +24,5 @@ fi
 code=0
 ncu --target-processes all --kernel-name-base demangled --kernel-name 'regex:weft' --launch-count 50 --print-units base \
   --metrics gpu__time_duration.sum,dram__bytes.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed --csv --log-file "$csv" "$@" || code=$?
-"$here/kernels.py" "$csv"
+"$here/kernels.py" "$csv" || code=$((code != 0 ? code : 1))
 exit $code

@@ -8,7 +8,7 @@ usage="usage: $0 NAME PROGRAM [args]
 
 Runs PROGRAM under nsys, which writes NAME.nsys-rep (for Nsight Systems), exports that to NAME.sqlite, and prints of it, for each
 process and GPU, how much of the communication compute has hidden (overlap.py NAME.sqlite prints it again; its --help says what
-counts as what). Ends with PROGRAM's exit code."
+counts as what). Ends with PROGRAM's exit code, or 1 where nothing could be shown of a program that succeeded."
 case ${1-} in -h | --help) echo "$usage"; exit 0 ;; esac
 if [ $# -lt 2 ]; then
   echo "$usage" >&2
@@ -21,6 +21,7 @@ command -v nsys > /dev/null || { echo "no nsys: install Nsight Systems (cuda-nsi
 code=0
 nsys profile --output "$name" --force-overwrite true --trace cuda,nvtx,osrt --cuda-graph-trace node --wait all \
   --sample none --cpuctxsw none "$@" || code=$?  # what was recorded before a failure is shown as well
-nsys export --type sqlite --force-overwrite true --output "$name.sqlite" "$name.nsys-rep"
-"$here/overlap.py" "$name.sqlite"
-exit $code
+if nsys export --type sqlite --force-overwrite true --output "$name.sqlite" "$name.nsys-rep" && "$here/overlap.py" "$name.sqlite"; then
+  exit $code
+fi
+exit $((code != 0 ? code : 1))

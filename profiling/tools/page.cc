@@ -97,6 +97,7 @@ class Lanes {
       : run_(run), window_(window), scale_((kWidth - kLeft) / std::max(1e-9, window.end - window.begin)) {}
 
   std::string draw() {
+    choose_most();
     for (const auto& [rank, events] : run_.ranks) {
       body_ += "<text class=\"rank\" x=\"0\" y=\"" + number(y_ + 12) + "\">" + escaped(events.name) + "</text>\n";
       y_ += kRow + 2;
@@ -109,8 +110,8 @@ class Lanes {
       y_ += 8;
     }
     draw_scale();
-    std::string left_out = cut_ ? "<p>Only the first " + std::to_string(kMostSpans) +
-                                      " spans are drawn; --from and --to choose a shorter time.</p>\n"
+    std::string left_out = cut_ ? "<p>Only the first " + std::to_string(most_) +
+                                      " spans of a row are drawn; --from and --to choose a shorter time.</p>\n"
                                 : "";
     return left_out + "<svg class=\"lanes\" viewBox=\"0 0 " + number(kWidth) + " " + number(y_ + 20) + "\">\n" + body_ +
            "</svg>\n";
@@ -119,6 +120,28 @@ class Lanes {
  private:
   double x(double time) const { return kLeft + (std::clamp(time, window_.begin, window_.end) - window_.begin) * scale_; }
 
+  bool is_shown(const Span& span) const { return span.end >= window_.begin && span.begin <= window_.end; }
+
+  // Of each row so many that all rows have no more than kMostSpans: ranks and kinds that have few keep theirs.
+  void choose_most() {
+    std::map<std::pair<int, int>, std::size_t> spans_of;  // by rank and row
+    for (const auto& [rank, events] : run_.ranks) {
+      for (const Span& span : events.ranges) spans_of[{rank, span.row}] += is_shown(span) ? 1 : 0;
+      for (const Span& span : events.operations) spans_of[{rank, span.row}] += is_shown(span) ? 1 : 0;
+    }
+    std::vector<std::size_t> counts;
+    for (const auto& [row, count] : spans_of) counts.push_back(count);
+    std::sort(counts.begin(), counts.end());
+    std::size_t left = kMostSpans;
+    most_ = kMostSpans;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      most_ = std::max<std::size_t>(1, left / (counts.size() - i));
+      if (counts[i] > most_) return;
+      left -= counts[i];
+      most_ = kMostSpans;
+    }
+  }
+
   void draw_marks(const RankRun& events) {
     for (const double step : events.steps) {
       if (step >= window_.begin && step <= window_.end) body_ += rectangle(x(step), y_ - kRow, 1, kRow, "#111827", "step");
@@ -126,15 +149,15 @@ class Lanes {
   }
 
   void draw_row(const std::string& name, const std::vector<const Span*>& spans) {
-    const std::size_t before = drawn_;
+    std::size_t drawn = 0;
     std::string body;
     for (const Span* span : spans) {
-      if (span->end < window_.begin || span->begin > window_.end) continue;
-      if (drawn_ >= kMostSpans) {
+      if (!is_shown(*span)) continue;
+      if (drawn >= most_) {
         cut_ = true;
         break;
       }
-      ++drawn_;
+      ++drawn;
       std::string shown = span->name + (span->sequence > 0 ? " #" + std::to_string(span->sequence) : "") + ": " +
                           number((span->end - span->begin) / 1e3, 3) + " ms from " + number(span->begin / 1e3, 3) + " ms";
       if (span->bytes > 0) shown += ", " + std::to_string(span->bytes) + " bytes";
@@ -146,7 +169,7 @@ class Lanes {
                                                : color_of(span->kind),
                         shown);
     }
-    if (drawn_ == before) return;
+    if (drawn == 0) return;
     body_ += text_at(kLeft - 6, y_ + 12, name, "end") + body;
     y_ += kRow;
   }
@@ -163,7 +186,7 @@ class Lanes {
   const double scale_;
   std::string body_;
   double y_ = 4;
-  std::size_t drawn_ = 0;
+  std::size_t most_ = kMostSpans;  // of a row
   bool cut_ = false;
 };
 

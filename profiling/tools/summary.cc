@@ -201,12 +201,24 @@ class Counting {
     }
   }
 
+  // Of those of one number the newest that had begun when it came, as far as the clocks can tell: each agent of a process
+  // counts its calls anew. Or null.
+  const Span* call_of(const Span& came, int rank, const std::vector<std::pair<int, const Span*>>& calls) const {
+    const double error = run_.ranks.at(calls.front().first).clock_error + run_.ranks.at(rank).clock_error;
+    const auto later = std::find_if(calls.begin(), calls.end(), [&](const auto& one) {
+      return one.second->begin > came.begin && one.second->begin - came.begin > error;
+    });
+    if (later != calls.begin()) return (later - 1)->second;
+    return error > 0 ? calls.front().second : nullptr;
+  }
+
   void count_calls() {
-    std::map<std::tuple<int, int, std::uint64_t>, std::pair<int, const Span*>> calls;  // from, to, number
+    // By from, to and number; in the order in which they began.
+    std::map<std::tuple<int, int, std::uint64_t>, std::vector<std::pair<int, const Span*>>> calls;
     for (const auto& [rank, events] : run_.ranks) {
       for (const Span& span : events.operations) {
         if (span.kind == "call" && span.state == "done" && span.peer != span.rank && !is_control(span.name))
-          calls[{span.rank, span.peer, span.sequence}] = {rank, &span};
+          calls[{span.rank, span.peer, span.sequence}].emplace_back(rank, &span);
       }
     }
     for (const auto& [rank, events] : run_.ranks) {
@@ -214,8 +226,10 @@ class Counting {
         if (span.kind != "served" || span.state != "done") continue;
         const auto called = calls.find({span.peer, span.rank, span.sequence});
         if (called == calls.end()) continue;
-        const Span& call = *called->second.second;
-        Link& link = link_of(called->second.first, rank);
+        const Span* const found = call_of(span, rank, called->second);
+        if (found == nullptr) continue;
+        const Span& call = *found;
+        Link& link = link_of(called->second.front().first, rank);
         ++link.calls;
         link.bytes += call.bytes;
         link.microseconds += std::max(0.0, (call.end - call.begin) - (span.end - span.begin));

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -14,7 +15,7 @@
 namespace weft::trace::timeline {
 
 struct Event {
-  enum class What : std::uint8_t { Push, Pop, Mark, Begin, End, Leave, Arrive, ArriveFrom };
+  enum class What : std::uint8_t { Push, Pop, Mark, Begin, End, Leave, Arrive, ArriveFrom, Lost };
   What what = What::Mark;
   Kind kind = Kind::Collective;
   Layer layer = Layer::User;
@@ -46,22 +47,25 @@ class Lane {
   int number() const { return number_; }
   const std::string& name() const { return name_; }
 
-  // By the thread. False where the reader is too far behind.
+  // By the thread. False where the reader is too far behind; the next that there is room for follows a Lost, whose time is
+  // that of the first that there was none for.
   bool add(Event event) {
-    if (waiting_.load(std::memory_order_relaxed) >= kMost) return false;
-    const std::size_t at = write_->filled.load(std::memory_order_relaxed);
-    write_->events[at] = std::move(event);
-    waiting_.fetch_add(1, std::memory_order_relaxed);
-    Block* const block = write_;
-    if (at + 1 == kBlock) {
-      auto* const fresh = new Block();
-      block->next.store(fresh, std::memory_order_release);
-      write_ = fresh;
+    if (waiting_.load(std::memory_order_relaxed) >= kMost) {
+      if (lost_since_ == 0) lost_since_ = event.time;
+      return false;
     }
-    block->filled.store(at + 1, std::memory_order_release);
+    tell_lost();
+    put(std::move(event));
     return true;
   }
-  void close() { closed_.store(true, std::memory_order_release); }
+  void close() noexcept {
+    try {
+      tell_lost();
+    } catch (const std::bad_alloc&) {
+      // nobody knows where, then
+    }
+    closed_.store(true, std::memory_order_release);
+  }
 
   // By the timeline's thread.
   template <class Take>
@@ -81,6 +85,27 @@ class Lane {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
  private:
+  void put(Event event) {
+    const std::size_t at = write_->filled.load(std::memory_order_relaxed);
+    write_->events[at] = std::move(event);
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    Block* const block = write_;
+    if (at + 1 == kBlock) {
+      auto* const fresh = new Block();
+      block->next.store(fresh, std::memory_order_release);
+      write_ = fresh;
+    }
+    block->filled.store(at + 1, std::memory_order_release);
+  }
+  void tell_lost() {
+    if (lost_since_ == 0) return;
+    Event lost;
+    lost.what = Event::What::Lost;
+    lost.time = lost_since_;
+    put(std::move(lost));
+    lost_since_ = 0;
+  }
+
   static constexpr std::size_t kBlock = 512;
   static constexpr std::size_t kMost = 1 << 17;
   struct Block {
@@ -92,6 +117,7 @@ class Lane {
   const std::string name_;
   std::atomic<bool> closed_{false};
   std::atomic<std::size_t> waiting_{0};
+  std::int64_t lost_since_ = 0;  // of the thread
   Block* write_;
   Block* read_;
   std::size_t taken_ = 0;

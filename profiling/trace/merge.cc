@@ -47,6 +47,37 @@ int kind_order(const std::string& kind) {
   return static_cast<int>(kOrder.size()) + 1;
 }
 
+// Groups of one name that are not one group have numbers of their own: in processes that call init_process_group again with
+// other ranks both are the first of theirs. As they began; one that is alone keeps what it has.
+void number_groups(Timeline& timeline) {
+  using Ranks = std::pair<std::vector<int>, int>;              // and generation
+  std::map<std::string, std::map<Ranks, std::int64_t>> begun;  // of each name
+  for (const Span& span : timeline.spans) {
+    if (span.owner->kind != "group") continue;
+    auto& first =
+        begun[span.owner->name].try_emplace({span.owner->ranks, span.owner->generation}, span.begin).first->second;
+    first = std::min(first, span.begin);
+  }
+  std::map<std::string, std::map<Ranks, int>> numbers;
+  for (const auto& [name, groups] : begun) {
+    const auto is_first = [&](const auto& group) { return group.first.first == groups.begin()->first.first; };
+    if (std::all_of(groups.begin(), groups.end(), is_first)) continue;  // generations of one
+    std::vector<std::pair<std::int64_t, Ranks>> order;
+    for (const auto& [ranks, time] : groups) order.emplace_back(time, ranks);
+    std::sort(order.begin(), order.end());
+    for (const auto& [time, ranks] : order) {
+      const int number = static_cast<int>(numbers[name].size());
+      numbers[name][ranks] = number;
+    }
+  }
+  for (const auto& owner : timeline.owners) {
+    const auto named = numbers.find(owner->name);
+    if (owner->kind != "group" || named == numbers.end()) continue;
+    const auto found = named->second.find({owner->ranks, owner->generation});
+    if (found != named->second.end()) owner->generation = found->second;
+  }
+}
+
 // Gives each span a row of its kind where it overlaps no other: slices of one row must nest.
 void choose_rows(std::vector<Span>& spans) {
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -56,7 +87,7 @@ void choose_rows(std::vector<Span>& spans) {
   };
   std::map<std::tuple<int, std::string>, std::vector<Row>> rows_of_kinds;
   for (Span& span : spans) {
-    auto& rows = rows_of_kinds[{span.owner.job_rank, span.kind}];
+    auto& rows = rows_of_kinds[{span.owner->job_rank, span.kind}];
     const auto free = std::find_if(rows.begin(), rows.end(),
                                    [&](const Row& row) { return row.lane == span.lane && row.taken_until <= span.begin; });
     const auto index = static_cast<std::size_t>(free - rows.begin());
@@ -84,19 +115,19 @@ class Drawing {
   }
 
   void span(const Span& span) {
-    Json args{{"rank", span.owner.rank},
-              {span.owner.kind, span.owner.name},
+    Json args{{"rank", span.owner->rank},
+              {span.owner->kind, span.owner->name},
               {"state", span.state},
               {"sequence", span.sequence},
               {"bytes", span.bytes}};
-    if (span.owner.generation > 0) args["generation"] = span.owner.generation;
+    if (span.owner->generation > 0) args["generation"] = span.owner->generation;
     if (span.peer >= 0) args[span.kind == "collective" ? "root" : "peer"] = span.peer;
     if (span.tag != 0) args["tag"] = span.tag;
     if (!span.dtype.empty()) args["tensor"] = span.dtype + " " + Json(span.shape).dump();
     if (!span.error.empty()) args["error"] = span.error;
     if (span.clock_error > 0) args["clock_error_ns"] = span.clock_error;
     event({{"ph", "X"},
-           {"pid", span.owner.job_rank},
+           {"pid", span.owner->job_rank},
            {"tid", span.row},
            {"ts", microseconds(span.begin)},
            {"dur", static_cast<double>(span.end - span.begin) / 1000.0},
@@ -125,7 +156,7 @@ class Drawing {
     std::int64_t time = 0;
   };
   static Tip tip(const Span& span, std::int64_t time) {
-    return {span.owner.job_rank, span.row, std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
+    return {span.owner->job_rank, span.row, std::clamp(time, span.begin, std::max(span.begin, span.end - 1))};
   }
   // `name` says what it is.
   void flow(const char* name, const Tip& from, const Tip& to) {
@@ -161,7 +192,7 @@ using Sent = std::vector<const Span*>;
 // The newest that had begun when it came, as far as the clocks can tell: those of two machines drift. Or null.
 const Span* origin_of(const Span& came, const Sent& sent, const std::map<int, RankInfo>& ranks) {
   const auto error_of = [&](const Span& span) {
-    const auto found = ranks.find(span.owner.job_rank);
+    const auto found = ranks.find(span.owner->job_rank);
     return found == ranks.end() ? 0 : found->second.clock_error;
   };
   if (sent.empty()) return nullptr;
@@ -184,7 +215,7 @@ void draw_flows(Drawing& drawing, const Timeline& timeline) {
   // A retained graph sends the same gradient in each of its passes, whose numbers are the tags.
   std::map<std::tuple<int, int, std::uint64_t, int>, Sent> gradients;  // from, to, message, pass
   for (const Span& span : spans) {
-    const Owner& owner = span.owner;
+    const Owner& owner = *span.owner;
     if (span.kind == "gradient" && span.name == "send gradient")
       gradients[{owner.rank, span.peer, span.sequence, span.tag}].push_back(&span);
     if (span.kind == "send") sends[{owner.name, owner.generation, owner.rank, span.peer, span.tag, span.sequence}] = &span;
@@ -192,10 +223,11 @@ void draw_flows(Drawing& drawing, const Timeline& timeline) {
     if (span.kind == "collective") collectives[{owner.name, owner.generation, span.sequence}].push_back(&span);
   }
   for (const Span& span : spans) {
-    const Owner& owner = span.owner;
+    const Owner& owner = *span.owner;
     if (span.kind == "receive") {
       const auto sent = sends.find({owner.name, owner.generation, span.peer, owner.rank, span.tag, span.sequence});
-      if (sent != sends.end()) drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
+      if (sent != sends.end() && span.state == "done")
+        drawing.flow("message", *sent->second, sent->second->begin, span, span.end);
     } else if (span.kind == "gradient" && span.name != "send gradient") {
       const Span* sent = origin_of(span, gradients[{span.peer, owner.rank, span.sequence, span.tag}], timeline.ranks);
       if (sent != nullptr) drawing.flow("gradient", *sent, sent->begin, span, span.begin);
@@ -252,7 +284,7 @@ void draw(const Timeline& timeline, std::FILE* file) {
   for (const ThreadRow& row : timeline.threads) origin = std::min(origin, row.points.front().time);
   Drawing drawing(file, origin);
   std::map<int, std::string> processes;
-  for (const Span& span : timeline.spans) processes[span.owner.job_rank];
+  for (const Span& span : timeline.spans) processes[span.owner->job_rank];
   for (const ThreadRow& row : timeline.threads) processes[row.rank];
   Json ranks = Json::array();
   bool is_measured_again = true;
@@ -277,12 +309,12 @@ void draw(const Timeline& timeline, std::FILE* file) {
   }
   std::set<std::pair<int, int>> named;
   for (const Span& span : timeline.spans) {
-    if (named.emplace(span.owner.job_rank, span.row).second) {
+    if (named.emplace(span.owner->job_rank, span.row).second) {
       const int more = span.row % kRowsOfKind;
       const std::string name =
           !span.lane.empty() ? span.lane : span.kind + (more > 0 ? " " + std::to_string(more + 1) : "");
-      drawing.meta("thread_name", span.owner.job_rank, span.row, {{"name", name}});
-      drawing.meta("thread_sort_index", span.owner.job_rank, span.row, {{"sort_index", span.row}});
+      drawing.meta("thread_name", span.owner->job_rank, span.row, {{"name", name}});
+      drawing.meta("thread_sort_index", span.owner->job_rank, span.row, {{"sort_index", span.row}});
     }
     drawing.span(span);
   }
@@ -302,20 +334,24 @@ void draw(const Timeline& timeline, std::FILE* file) {
 
 // --- files -----------------------------------------------------------------------------------------------------------
 
+constexpr const char* kLock = ".lock";  // beside the parts: who holds it merges
+
 std::vector<std::string> parts_of(const std::string& file) {
   std::vector<std::string> parts;
   std::error_code failure;
   for (const auto& entry : std::filesystem::directory_iterator(folder_of_parts(file), failure)) {
-    if (entry.is_regular_file(failure)) parts.push_back(entry.path().string());
+    if (entry.is_regular_file(failure) && entry.path().filename() != kLock) parts.push_back(entry.path().string());
   }
   std::sort(parts.begin(), parts.end());
   return parts;
 }
 
-// A lock on a file or folder, while it lives; without one where it cannot be had.
+// A lock on a file, while it lives; without one where it cannot be had. By NFS's rules one that is exclusive needs a
+// descriptor that is open for writing.
 class FileLock {
  public:
-  FileLock(const std::string& path, int how) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  FileLock(const std::string& path, int how, int flags = O_RDONLY)
+      : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
     held_ = descriptor_ >= 0 && ::flock(descriptor_, how) == 0;
   }
   ~FileLock() {
@@ -329,6 +365,9 @@ class FileLock {
   int descriptor_;
   bool held_ = false;
 };
+
+// Of one who merges, on whichever machine.
+FileLock lock_of(const std::string& file) { return {folder_of_parts(file) + "/" + kLock, LOCK_EX, O_RDWR | O_CREAT}; }
 
 void write(const Timeline& timeline, const std::string& path) {
   std::unique_ptr<std::FILE, decltype([](std::FILE* file) { std::fclose(file); })> out(std::fopen(path.c_str(), "w"));
@@ -359,9 +398,8 @@ void require_one_job(const Timeline& timeline, const std::string& file) {
                   "a WEFT_TIMELINE of its own");
 }
 
-}  // namespace
-
-Merged merge(const std::string& file) {
+// With the lock held, where it can be had.
+Merged merge_alone(const std::string& file) {
   Timeline timeline;
   Merged merged;
   for (const std::string& part : parts_of(file)) merged.parts += parts::read(part, timeline) ? 1 : 0;
@@ -370,6 +408,7 @@ Merged merge(const std::string& file) {
                                    "' what WEFT_TIMELINE was set to, and has it been merged before?");
   }
   require_one_job(timeline, file);
+  number_groups(timeline);
   choose_rows(timeline.spans);
   const std::string fresh = file + ".new";
   try {
@@ -386,17 +425,25 @@ Merged merge(const std::string& file) {
   return merged;
 }
 
+}  // namespace
+
+Merged merge(const std::string& file) {
+  const FileLock alone = lock_of(file);
+  return merge_alone(file);
+}
+
 void merge_if_last(const std::string& file) {
-  const FileLock alone(folder_of_parts(file), LOCK_EX);
+  const FileLock alone = lock_of(file);
   if (!alone) return;
   const auto parts = parts_of(file);
   if (parts.empty()) return;
   for (const std::string& part : parts) {
     if (!FileLock(part, LOCK_SH | LOCK_NB)) return;  // its writer lives, and will merge
   }
-  if (!merge(file).complete) return;  // a process may still come
+  if (!merge_alone(file).complete) return;  // a process may still come
   std::error_code ignored;
   for (const std::string& part : parts) std::filesystem::remove(part, ignored);
+  std::filesystem::remove(folder_of_parts(file) + "/" + kLock, ignored);
   std::filesystem::remove(folder_of_parts(file), ignored);
 }
 
@@ -404,7 +451,7 @@ void remove_leftovers(const std::string& file, const std::string& job) {
   for (const std::string& part : parts_of(file)) {
     if (std::filesystem::path(part).filename().string().starts_with(job + ".")) continue;
     std::error_code ignored;
-    // Its writer lets nobody share. An exclusive lock, by NFS's rules, would need a descriptor that is open for writing.
+    // Its writer lets nobody share.
     if (FileLock(part, LOCK_SH | LOCK_NB)) std::filesystem::remove(part, ignored);
   }
 }

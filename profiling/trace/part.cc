@@ -15,7 +15,8 @@ namespace weft::trace::timeline {
 
 namespace {
 
-constexpr std::uint64_t kEnd = 256;  // bytes that the clock and add_end() may need
+constexpr std::uint64_t kEnd = 256;        // bytes that the clock and add_end() may need
+constexpr std::size_t kBlock = 64 * 1024;  // that are written at a time
 
 #if WEFT_TRACE_ENABLED
 constexpr const char* kRanges = "true";
@@ -71,10 +72,9 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   path_ = folder + "/" + place.job + "." + std::to_string(place.rank) + "." + std::to_string(::getpid());
-  const int descriptor = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor < 0) throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written", errno);
-  ::flock(descriptor, LOCK_EX | LOCK_NB);  // goes with the process
-  file_ = ::fdopen(descriptor, "w");
+  descriptor_ = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) throw system_error(Blame::Caller, "the timeline's part '" + path_ + "' cannot be written", errno);
+  ::flock(descriptor_, LOCK_EX | LOCK_NB);  // goes with the process
   line_ = R"({"weft":"timeline part 1","job":)";
   append_quoted(line_, place.job);
   line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) + ",\"host\":";
@@ -90,8 +90,11 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
 
 Part::~Part() {
   flush();
-  std::fclose(file_);
+  ::flock(descriptor_, LOCK_UN);  // whoever has inherited the descriptor
+  ::close(descriptor_);
 }
+
+void Part::forget_in_child() noexcept { ::close(descriptor_); }
 
 void Part::text(const char* text) {
   line_ += ',';
@@ -114,14 +117,22 @@ void Part::write_line() {
 void Part::put_line() {
   line_ += '\n';
   bytes_ += line_.size();
-  if (!failed_) std::fwrite(line_.data(), 1, line_.size(), file_);
+  if (!failed_) waiting_ += line_;
   line_.clear();
+  if (waiting_.size() >= kBlock) flush();
 }
 
 void Part::flush() {
-  if ((std::fflush(file_) == 0 && std::ferror(file_) == 0) || failed_) return;
-  failed_ = true;
-  log::warn(system_error(Blame::Caller, "the timeline's part '" + path_ + "' is not whole: writing it", errno).text());
+  for (std::size_t written = 0; written < waiting_.size() && !failed_;) {
+    const ::ssize_t count = ::write(descriptor_, waiting_.data() + written, waiting_.size() - written);
+    if (count >= 0) {
+      written += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      failed_ = true;
+      log::warn(system_error(Blame::Caller, "the timeline's part '" + path_ + "' is not whole: writing it", errno).text());
+    }
+  }
+  waiting_.clear();
 }
 
 void Part::add_thread(const Lane& lane) {
@@ -204,6 +215,11 @@ void Part::add(const Lane& lane, const Event& event) {
     case Event::What::Leave: arrow("[\"L\""); break;
     case Event::What::Arrive: arrow("[\"A\""); break;
     case Event::What::ArriveFrom: arrow("[\"T\""); break;
+    case Event::What::Lost:
+      line_ = "[\"X\"";
+      number(lane.number());
+      number(event.time);
+      break;
   }
   line_ += ']';
   write_line();

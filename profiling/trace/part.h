@@ -11,11 +11,12 @@
 //   ["L",thread,time,arrow]   an arrow leaves the range that the thread is in      ["A",thread,time,arrow]   and arrives
 //   ["T",thread,time,ticket]   one arrives that left an operation
 //   ["D",device,stream,begin,end,"name","layer",bytes,rank,error,arrow]   what a device did
+//   ["X",thread,time]   from then on until the thread's next line events of it are missing
 //   {"clock":5,"offset":0,"error":0}   the Clock at another time, by which the times between are corrected
 //   {"lost":12}   so many events there was no room for        {"end":time}   the process ended in good order
 #pragma once
 
-#include <cstdio>
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -32,6 +33,8 @@ class Part {
   Part& operator=(const Part&) = delete;
 
   const std::string& path() const { return path_; }
+  // In a forked process, which would hold the lock as long as it lives.
+  void forget_in_child() noexcept;
   void add_thread(const Lane& lane);
   void add(const Lane& lane, const Event& event);
   void add(const DeviceSpan& span);
@@ -47,7 +50,9 @@ class Part {
   void put_line();
 
   std::string path_;
-  std::FILE* file_ = nullptr;
+  int descriptor_ = -1;
+  std::string
+      waiting_;  // lines that are to be written (not stdio's, which a forked process that exits would write as well)
   std::string line_;
   const std::uint64_t most_bytes_;
   std::uint64_t bytes_ = 0;

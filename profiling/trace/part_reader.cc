@@ -3,6 +3,7 @@
 #include <fstream>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -100,12 +101,8 @@ class PartReader {
     } else if (json.contains("thread")) {
       threads_[json.at("thread")].name = json.at("name");
     } else if (json.contains("party")) {
-      Owner owner{json.at("kind"), json.at("name"), json.at("rank"), rank(), json.at("ranks"), json.at("generation")};
-      const bool is_member = owner.rank >= 0 && static_cast<std::size_t>(owner.rank) < owner.ranks.size();
-      if (is_member) owner.job_rank = owner.ranks[static_cast<std::size_t>(owner.rank)];
-      if (owner.kind == "agent") owner.job_rank = owner.rank;
-      owned_.insert(owner.job_rank);
-      owners_[json.at("party")] = std::move(owner);
+      const Owner owner{json.at("kind"), json.at("name"), json.at("rank"), rank(), json.at("ranks"), json.at("generation")};
+      owners_[json.at("party")] = owned(owner);
     } else if (json.contains("lost")) {
       into_.ranks[rank()].lost += json.at("lost").get<std::uint64_t>();
     } else if (json.contains("end")) {
@@ -140,6 +137,12 @@ class PartReader {
     if (letter == "D") return device_span(json);
     Thread& thread = threads_[json.at(1)];
     const std::int64_t time = at(json.at(2));
+    if (letter == "X") {
+      // What is open may have ended, and nobody has written when. (Its end, if it comes, is of no range.)
+      lost_.push_back(time);
+      for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', time, "", "", 0});
+      return;
+    }
     if (letter == "E") {
       if (thread.depth == 0) return;  // it began before the timeline did
       --thread.depth;
@@ -180,8 +183,9 @@ class PartReader {
     const int device = json.at(1);
     const auto stream = streams_.try_emplace({device, json.at(2)}, static_cast<int>(streams_.size()) + 1).first->second;
     span.lane = "cuda:" + std::to_string(device) + " stream " + std::to_string(stream);
-    span.owner = {"device", span.lane, -1, rank(), {}, 0};
-    if (json.at(8).get<int>() >= 0) span.owner.rank = span.owner.job_rank = json.at(8);
+    auto& owner = device_owners_[{span.lane, json.at(8)}];
+    if (!owner) owner = owned({"device", span.lane, std::max(json.at(8).get<int>(), -1), rank(), {}, 0});
+    span.owner = owner;
     span.kind = "device";
     span.begin = at(json.at(3));
     span.end = std::max(at(json.at(4)), span.begin);
@@ -205,9 +209,32 @@ class PartReader {
     ends_[json.at(1)] = std::move(end);
   }
 
+  // Of several ranks that are threads of this process: those that are in one group, or that are agents. A process that is
+  // one rank may have others' numbers in groups of another job than the timeline's.
+  std::set<int> ranks_here() const {
+    std::map<std::tuple<std::string, std::string, std::vector<int>>, std::set<int>> ranks_of;
+    for (const auto& owner : mine_) {
+      if (owner->kind == "agent") ranks_of[{owner->kind, "", {}}].insert(owner->rank);
+      if (owner->kind == "group") ranks_of[{owner->kind, owner->name, owner->ranks}].insert(owner->rank);
+    }
+    std::set<int> here;
+    const auto has_several = [](const auto& party) { return party.second.size() > 1; };
+    if (std::none_of(ranks_of.begin(), ranks_of.end(), has_several)) return here;
+    for (const auto& owner : mine_) {
+      const bool is_member = owner->rank >= 0 && static_cast<std::size_t>(owner->rank) < owner->ranks.size();
+      if (is_member) owner->job_rank = owner->ranks[static_cast<std::size_t>(owner->rank)];
+      if (owner->kind == "agent" || (owner->kind == "device" && owner->rank >= 0)) owner->job_rank = owner->rank;
+      if (owner->kind != "device") here.insert(owner->job_rank);
+    }
+    return here;
+  }
+
   void finish() {
+    std::sort(lost_.begin(), lost_.end());
     for (auto& [ticket, span] : open_) {
-      span.end = std::max(last_, span.begin);
+      // Its end may be among what was lost.
+      const auto lost = std::lower_bound(lost_.begin(), lost_.end(), span.begin);
+      span.end = std::max(lost == lost_.end() ? last_ : *lost, span.begin);
       if (const auto found = ends_.find(ticket); found != ends_.end()) {
         const End& end = found->second;
         span.end = std::max(end.time, span.begin);
@@ -220,8 +247,8 @@ class PartReader {
       }
       into_.spans.push_back(std::move(span));
     }
-    const bool has_several = owned_.size() > 1;
-    for (const int other : owned_) {  // ranks that are threads of this process
+    const std::set<int> here = ranks_here();
+    for (const int other : here) {
       if (other < 0 || other >= into_.job_ranks) continue;
       RankInfo info = into_.ranks[rank()];
       info.lost = 0;  // counted there
@@ -229,7 +256,7 @@ class PartReader {
     }
     for (auto& [number, thread] : threads_) {
       for (; thread.depth > 0; --thread.depth) thread.points.push_back({'E', last_, "", "", 0});
-      const int drawn_in = has_several && thread.rank >= 0 ? thread.rank : rank();
+      const int drawn_in = !here.empty() && thread.rank >= 0 ? thread.rank : rank();
       if (thread.points.empty()) continue;
       for (const Arrow& arrow : thread.arrows) draw(arrow, {into_.threads.size(), arrow.time});
       into_.threads.push_back({drawn_in, thread.name, std::move(thread.points)});
@@ -246,6 +273,12 @@ class PartReader {
     if (arrow.letter == 'A') arrows().arrive.emplace_back(arrow.number, spot);
     if (arrow.letter == 'T') arrows().from_operation.emplace_back(arrow.number, spot);
     if (arrow.letter == 'O') arrows().to_operation.emplace_back(arrow.number, spot);
+  }
+  std::shared_ptr<Owner> owned(const Owner& owner) {
+    auto made = std::make_shared<Owner>(owner);
+    mine_.push_back(made);
+    into_.owners.push_back(made);
+    return made;
   }
   PartArrows& arrows() { return into_.arrows[static_cast<std::size_t>(part_)]; }
 
@@ -278,8 +311,10 @@ class PartReader {
   JobTime job_time_;
   std::optional<Clock> again_;
   std::int64_t last_ = 0;
-  std::map<int, Owner> owners_;
-  std::set<int> owned_;
+  std::map<int, std::shared_ptr<Owner>> owners_;                                 // by the part's numbers
+  std::map<std::pair<std::string, int>, std::shared_ptr<Owner>> device_owners_;  // by lane and rank
+  std::vector<std::shared_ptr<Owner>> mine_;                                     // all of these
+  std::vector<std::int64_t> lost_;                                               // when threads' events began to be missing
   std::map<int, Thread> threads_;
   std::map<std::uint64_t, Span> open_;
   std::map<std::uint64_t, End> ends_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,14 +14,14 @@ namespace weft::trace::timeline::parts {
 struct Owner {
   std::string kind;
   std::string name;
-  int rank = -1;      // there
-  int job_rank = -1;  // the process that it is drawn in
-  std::vector<int> ranks;
+  int rank = -1;           // there
+  int job_rank = -1;       // the process that it is drawn in
+  std::vector<int> ranks;  // the members
   int generation = 0;
 };
 
 struct Span {
-  Owner owner;
+  std::shared_ptr<Owner> owner;  // one of Timeline::owners
   std::string kind;
   std::string name;
   std::int64_t begin = 0;  // job time
@@ -80,6 +81,7 @@ struct RankInfo {
 };
 
 struct Timeline {
+  std::vector<std::shared_ptr<Owner>> owners;
   std::vector<Span> spans;
   std::vector<ThreadRow> threads;
   std::vector<PartArrows> arrows;  // by part

@@ -91,6 +91,9 @@ class Collector {
     again_ = clock;
   }
   void count_lost() { lost_.fetch_add(1, std::memory_order_relaxed); }
+  void forget_in_child() noexcept {
+    if (part_) part_->forget_in_child();
+  }
 
   // Called once.
   void end_part() {
@@ -246,7 +249,7 @@ void require_place(const std::string& file) {
 // A forked process has no thread that collects, and shares the parent's file.
 void forget_in_child() {
   detail::is_on.store(false);
-  collector.store(nullptr);
+  if (Collector* const parents = collector.exchange(nullptr)) parents->forget_in_child();
   if (kept.lane) static_cast<void>(new std::shared_ptr<Lane>(std::move(kept.lane)));  // the parent's; left as it is
   own_of = nullptr;
 }

@@ -215,6 +215,23 @@ TEST(Summary, CallsAreOfLinksAndNameTheSlowestWhereThereAreNoCollectives) {
   EXPECT_THAT(text, HasSubstr("slowest link: rank 0 to rank 1, 4 GB/s in 2 calls of 2000000 bytes together"));
 }
 
+// Each agent of a process counts its calls from 1.
+TEST(Summary, CallsOfTwoAgentsInTurnAreEachTheirOwn) {
+  tools::Run run;
+  for (int agent = 0; agent < 2; ++agent) {
+    for (std::uint64_t number = 1; number <= 3; ++number) {
+      const double begin = 10'000.0 * agent + 1'000.0 * static_cast<double>(number);
+      run.ranks[0].operations.push_back(span("call", number, begin, begin + (agent == 0 ? 10 : 500), 0, 1));
+      run.ranks[0].operations.back().bytes = agent == 0 ? 1'000 : 1;
+      run.ranks[1].operations.push_back(span("served", number, begin + 5, begin + 6, 1, 0));
+    }
+  }
+  const Summary summary = summarize(run);
+  ASSERT_EQ(summary.links.size(), 1u);
+  EXPECT_EQ(summary.links[0].bytes, 3'003u);
+  EXPECT_DOUBLE_EQ(summary.answers.at(1).mean(), 255);
+}
+
 TEST(Summary, SaysThatThereIsNoSlowestRankOrLink) {
   tools::Run run;
   run.ranks[0].end = 1000;
@@ -248,6 +265,21 @@ TEST(Page, ShowsTimesOfTheRunOnly) {
   const double infinity = std::numeric_limits<double>::infinity();
   const std::vector<std::pair<double, double>> wrong{{-5, -1}, {std::nan(""), 1}, {0, infinity}, {4.5, 5}, {2, 2}};
   for (const auto& [from, to] : wrong) EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
+}
+
+TEST(Page, ARankWithManySpansLeavesRoomForTheOthers) {
+  auto run = steps();
+  for (std::uint64_t i = 0; i < 25'000; ++i) {
+    const double begin = 0.1 * static_cast<double>(i);
+    run.ranks[0].operations.push_back(span("send", i, begin, begin + 0.05, 0, 1));
+    run.ranks[0].operations.back().row = 4000;
+  }
+  const std::string page = to_html(run, summarize(run), {0, 4000}, "many");
+  EXPECT_THAT(page, HasSubstr("spans of a row are drawn"));
+  const std::string second = page.substr(page.find("rank 1 &lt;on&gt; host"));
+  std::size_t drawn = 0;
+  for (std::size_t at = 0; (at = second.find(">all_reduce #", at)) != std::string::npos; ++at) ++drawn;
+  EXPECT_EQ(drawn, 4u);
 }
 
 TEST(Page, HasNoReferenceToAnythingOutside) {
