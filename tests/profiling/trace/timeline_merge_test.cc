@@ -93,6 +93,7 @@ TEST_F(Timeline, WhatWasOpenWhenEventsWereLostEndsThere) {
   take();
   EXPECT_EQ(lost, 3u);
   part.add_end(lost);
+  part.flush();
   EXPECT_TRUE(timeline::merge(file_).complete);
   const Json json = read();
   std::vector<double> ends;
