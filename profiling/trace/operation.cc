@@ -107,7 +107,10 @@ Operation Operation::begin(const Member& member, Kind kind, const About& about) 
   made.ticket_ = flight_recorder().begin(member, kind, about, made.begun_);
   made.range_ = nvtx::start(member, kind, about);
   if (timeline::on()) timeline::begin(made.ticket_, member, kind, about, made.begun_);
-  if (auto* watching = observer.load(std::memory_order_acquire)) watching->begun(kind, about.name, about.bytes);
+  if (auto* watching = observer.load(std::memory_order_acquire)) {
+    watching->begun(kind, about.name, about.bytes);
+    made.watched_ = true;
+  }
   return made;
 }
 
@@ -122,7 +125,7 @@ void Operation::finish(const Error* error, int peer, std::uint64_t sequence) noe
   flight_recorder().end(ticket_, time, error, peer, sequence);
   nvtx::stop(range_);
   if (timeline::on()) timeline::end(ticket_, time, error, peer, sequence);
-  if (auto* watching = observer.load(std::memory_order_acquire)) {
+  if (auto* watching = observer.load(std::memory_order_acquire); watching != nullptr && watched_) {
     watching->ended(kind_, name_, static_cast<double>(time - begun_) * 1e-9, error, more_);
   }
   Progress& done = progress();
