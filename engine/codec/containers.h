@@ -10,6 +10,7 @@
 #include <deque>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -75,6 +76,30 @@ T unpacked(const msgpack::object& object) {
   T value = Blank<T>::make();
   object.convert(value);
   return value;
+}
+
+// What msgpack writes as nil where it holds nothing.
+template <class T>
+constexpr bool kMayBeNil = false;
+template <class T>
+constexpr bool kMayBeNil<std::optional<T>> = true;
+template <class T>
+constexpr bool kMayBeNil<std::shared_ptr<T>> = true;
+template <class T>
+constexpr bool kMayBeNil<std::unique_ptr<T>> = true;
+
+template <class Outer>
+struct PackWithin {
+  Packer& operator()(Packer& packer, const Outer& outer) const {
+    if (!outer) return packer.pack_nil();
+    return packer.pack_array(1).pack(*outer);
+  }
+};
+// What that has written is in; null for nothing.
+inline const msgpack::object* within(const msgpack::object& object) {
+  if (object.is_nil()) return nullptr;
+  if (object.type != msgpack::type::ARRAY || object.via.array.size != 1) throw msgpack::type_error();
+  return object.via.array.ptr;
 }
 
 // An array into any container.
@@ -179,7 +204,8 @@ struct convert<std::array<T, elements>> {
 };
 // Where msgpack would copy it, too.
 template <class T>
-requires(weft::codec::NeedsBlank<T> || !std::is_copy_constructible_v<T> || !std::is_copy_assignable_v<T>)
+requires(!weft::codec::kMayBeNil<T> && (weft::codec::NeedsBlank<T> || !std::is_copy_constructible_v<T> ||
+                                        !std::is_copy_assignable_v<T>))
 struct convert<std::optional<T>> {
   const msgpack::object& operator()(const msgpack::object& object, std::optional<T>& value) const {
     value.reset();
@@ -190,19 +216,38 @@ struct convert<std::optional<T>> {
 
 // Nothing is nil, so what may be nothing itself travels in an array of its own.
 template <class T>
-struct pack<std::optional<std::optional<T>>> {
-  weft::codec::Packer& operator()(weft::codec::Packer& packer, const std::optional<std::optional<T>>& value) const {
-    if (!value) return packer.pack_nil();
-    return packer.pack_array(1).pack(*value);
+requires weft::codec::kMayBeNil<T>
+struct pack<std::optional<T>> : weft::codec::PackWithin<std::optional<T>> {};
+template <class T>
+requires weft::codec::kMayBeNil<T>
+struct pack<std::shared_ptr<T>> : weft::codec::PackWithin<std::shared_ptr<T>> {};
+template <class T>
+requires weft::codec::kMayBeNil<T>
+struct pack<std::unique_ptr<T>> : weft::codec::PackWithin<std::unique_ptr<T>> {};
+template <class T>
+requires weft::codec::kMayBeNil<T>
+struct convert<std::optional<T>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::optional<T>& value) const {
+    value.reset();
+    if (const auto* within = weft::codec::within(object)) value.emplace(weft::codec::unpacked<T>(*within));
+    return object;
   }
 };
 template <class T>
-struct convert<std::optional<std::optional<T>>> {
-  const msgpack::object& operator()(const msgpack::object& object, std::optional<std::optional<T>>& value) const {
+requires weft::codec::kMayBeNil<T>
+struct convert<std::shared_ptr<T>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::shared_ptr<T>& value) const {
     value.reset();
-    if (object.is_nil()) return object;
-    if (object.type != msgpack::type::ARRAY || object.via.array.size != 1) throw msgpack::type_error();
-    value.emplace(weft::codec::unpacked<std::optional<T>>(object.via.array.ptr[0]));
+    if (const auto* within = weft::codec::within(object)) value = std::make_shared<T>(weft::codec::unpacked<T>(*within));
+    return object;
+  }
+};
+template <class T>
+requires weft::codec::kMayBeNil<T>
+struct convert<std::unique_ptr<T>> {
+  const msgpack::object& operator()(const msgpack::object& object, std::unique_ptr<T>& value) const {
+    value.reset();
+    if (const auto* within = weft::codec::within(object)) value = std::make_unique<T>(weft::codec::unpacked<T>(*within));
     return object;
   }
 };

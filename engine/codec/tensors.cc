@@ -163,17 +163,14 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
   const std::int64_t dims = indices.size(0), entries = indices.size(1);
   const auto index = [data = indices.const_data_ptr<std::int64_t>(), row = indices.stride(0), column = indices.stride(1)](
                          std::int64_t dim, std::int64_t entry) { return data[dim * row + entry * column]; };
-  // The sender may have laid any number of entries into one place.
-  const bool is_one = indices.stride(1) == 0 || dims == 0;
   for (std::int64_t dim = 0; dim < dims; ++dim) {
-    for (std::int64_t entry = 0; entry < (is_one ? std::min<std::int64_t>(entries, 1) : entries); ++entry) {
+    for (std::int64_t entry = 0; entry < entries; ++entry) {
       if (index(dim, entry) < 0 || index(dim, entry) >= sizes[static_cast<std::size_t>(dim)]) {
         foreign("an index beyond its sizes");
       }
     }
   }
-  if (!coalesced || entries < 2) return;
-  if (is_one) foreign("its indices are in order, and are not");
+  if (!coalesced) return;
   for (std::int64_t entry = 1; entry < entries; ++entry) {
     std::int64_t dim = 0;
     while (dim < dims && index(dim, entry - 1) == index(dim, entry)) ++dim;
@@ -187,6 +184,29 @@ at::Tensor part_of(const TensorReader& reader, const msgpack::object& object) {
   if (!part.defined() || part.layout() != at::kStrided || part.requires_grad()) foreign("its indices or values");
   return part;
 }
+
+// A copy of its own: what is looked at below, and believed from then on, may lie in memory that another tensor of the
+// message writes to. No larger than what has come.
+at::Tensor indices_of(const TensorReader& reader, const msgpack::object& object) {
+  const at::Tensor part = part_of(reader, object);
+  if (!part.is_non_overlapping_and_dense()) foreign("its indices, of which some lie in one place or apart");
+  if (!part.is_cpu()) return part.clone();
+  at::Tensor copy = at::empty_like(part);  // with the same strides; (clone() of a large one begins a parallel region)
+  if (part.nbytes() > 0) std::memcpy(copy.mutable_data_ptr(), part.const_data_ptr(), part.nbytes());
+  return copy;
+}
+
+// libtorch reads the values of a compressed tensor without asking for their strides, and checks none.
+at::Tensor compressed_values_of(const TensorReader& reader, const msgpack::object& object, at::Layout layout) {
+  const at::Tensor part = part_of(reader, object);
+  const bool has_blocks = layout == at::kSparseBsr || layout == at::kSparseBsc;
+  if (has_blocks ? !part.is_non_overlapping_and_dense() : !part.is_contiguous()) {
+    foreign("its values, of which some lie in one place or apart");
+  }
+  return part;
+}
+
+at::Tensor dense(const at::Tensor& part) { return part.is_non_overlapping_and_dense() ? part : part.contiguous(); }
 
 }  // namespace
 
@@ -232,7 +252,7 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     pack_requires_grad(packer, given);
     tensor.is_coalesced() ? packer.pack_true() : packer.pack_false();
     pack_integers(packer, tensor.sizes());
-    pack(packer, tensor._indices());
+    pack(packer, dense(tensor._indices()));
     pack(packer, tensor._values());
   } else {
     const auto found = std::find(std::begin(kCompressed), std::end(kCompressed), tensor.layout());
@@ -243,9 +263,10 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
     pack_requires_grad(packer, given);
     packer.pack_uint8(static_cast<std::uint8_t>(found - std::begin(kCompressed)));
     pack_integers(packer, tensor.sizes());
-    pack(packer, rows ? tensor.crow_indices() : tensor.ccol_indices());
-    pack(packer, rows ? tensor.col_indices() : tensor.row_indices());
-    pack(packer, tensor.values());
+    pack(packer, dense(rows ? tensor.crow_indices() : tensor.ccol_indices()));
+    pack(packer, dense(rows ? tensor.col_indices() : tensor.row_indices()));
+    const bool has_blocks = *found == at::kSparseBsr || *found == at::kSparseBsc;
+    pack(packer, has_blocks ? dense(tensor.values()) : tensor.values().contiguous());
   }
 }
 
@@ -368,7 +389,7 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
   } else if (form == Form::Coo && fields.size == 6 && fields.ptr[2].type == msgpack::type::BOOLEAN) {
-    const auto indices = part_of(*this, fields.ptr[4]);
+    const auto indices = indices_of(*this, fields.ptr[4]);
     const auto values = part_of(*this, fields.ptr[5]);
     const auto sizes = integers(fields.ptr[3], "sizes");
     const bool coalesced = fields.ptr[2].via.boolean;
@@ -376,10 +397,10 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
     tensor = at::sparse_coo_tensor(indices, values, sizes, values.options().layout(at::kSparse))._coalesced_(coalesced);
   } else if (form == Form::Compressed && fields.size == 7) {
     const auto layout = number(fields.ptr[2], "layout");
-    const auto compressed = part_of(*this, fields.ptr[4]);
-    const auto plain = part_of(*this, fields.ptr[5]);
-    const auto values = part_of(*this, fields.ptr[6]);
     if (layout >= std::size(kCompressed)) foreign("its layout");
+    const auto compressed = indices_of(*this, fields.ptr[4]);
+    const auto plain = indices_of(*this, fields.ptr[5]);
+    const auto values = compressed_values_of(*this, fields.ptr[6], kCompressed[layout]);
     const auto sizes = integers(fields.ptr[3], "sizes");
     at::_validate_sparse_compressed_tensor_args(compressed, plain, values, sizes, kCompressed[layout]);
     tensor = at::sparse_compressed_tensor(compressed, plain, values, sizes, values.options().layout(kCompressed[layout]));

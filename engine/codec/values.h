@@ -128,9 +128,22 @@ struct pack<T, std::enable_if_t<std::is_enum_v<T>>> {
   }
 };
 template <class T>
+requires(!std::is_same_v<T, c10::ScalarType> && !std::is_same_v<T, c10::Layout> && !std::is_same_v<T, c10::MemoryFormat>)
 struct convert<T, std::enable_if_t<std::is_enum_v<T>>> {
   const msgpack::object& operator()(const msgpack::object& object, T& value) const {
     value = static_cast<T>(object.as<std::underlying_type_t<T>>());
+    return object;
+  }
+};
+
+// libtorch looks these up in tables by their numbers, and does not ask whether they are in there.
+template <class T>
+requires(std::is_same_v<T, c10::ScalarType> || std::is_same_v<T, c10::Layout> || std::is_same_v<T, c10::MemoryFormat>)
+struct convert<T> {
+  const msgpack::object& operator()(const msgpack::object& object, T& value) const {
+    const auto number = object.as<std::underlying_type_t<T>>();
+    if (number < 0 || number >= static_cast<std::underlying_type_t<T>>(T::NumOptions)) throw msgpack::type_error();
+    value = static_cast<T>(number);
     return object;
   }
 };

@@ -28,14 +28,26 @@ c10::IValue detail::to_ivalue(const OperatorValue& value) {
 
 namespace {
 
-// Every program serves operators, so none may do more than compute: neither read and write files nor skip the checks of
-// what it is given, as many of libtorch's internal ones do.
+// Begin so those that libtorch calls itself, and some libraries' own: the caller is trusted to have checked.
+constexpr const char* kInternal[] = {"aten::native_", "aten::cudnn_",  "aten::miopen_",
+                                     "aten::mkldnn_", "aten::fbgemm_", "aten::quantized_"};
+
+// Every program serves operators, so none may do more than compute: neither read and write files, nor change how later
+// calls compute, nor skip the checks of what it is given, as many of libtorch's internal ones do.
 void check_served(std::string_view text) {
   const char* why = nullptr;
+  const auto begins = [&](const char* one) { return text.starts_with(one); };
   if (!text.starts_with("aten::")) {
     why = "only operators of aten are";
   } else if (text.starts_with("aten::_")) {
     why = "it is internal to libtorch, as the '_' in front says";
+  } else if (std::any_of(std::begin(kInternal), std::end(kInternal), begins) ||
+             text.find("_backward") != std::string_view::npos) {
+    why = "it is libtorch's own step, which does not check what it is given";
+  } else if (text.starts_with("aten::sparse_") && text.find("_tensor") != std::string_view::npos) {
+    why = "it does not check the indices (a sparse tensor that is sent is checked)";
+  } else if (text.find("unsafe") != std::string_view::npos) {
+    why = "it skips checks, as its name says";
   }
   if (why == nullptr) return;
   throw Error(Blame::Caller,
@@ -110,8 +122,54 @@ bool takes(const c10::FunctionSchema& schema, std::vector<c10::IValue>& stack) {
   return true;
 }
 
+bool is_of(const c10::Argument& argument, c10::TypeKind kind, const char* name) {
+  c10::TypePtr type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type->kind() == kind || (type->kind() == c10::TypeKind::IntType && argument.name() == name);
+}
+
+// libtorch looks them up in tables by their numbers, and does not ask whether they are in there.
+void check_numbers(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& stack) {
+  const auto check = [&](const c10::Argument& argument, std::int64_t number, c10::TypeKind kind, const char* name,
+                         std::int64_t count) {
+    if (!is_of(argument, kind, name) || (number >= 0 && number < count)) return;
+    throw Error(Blame::Caller, schema.name() + ": " + argument.name() + " is " + std::to_string(number) +
+                                   "; libtorch has " + std::to_string(count) + " of them, from 0");
+  };
+  for (std::size_t place = 0; place < std::min(stack.size(), schema.arguments().size()); ++place) {
+    if (!stack[place].isInt()) continue;
+    const c10::Argument& argument = schema.arguments()[place];
+    const std::int64_t number = stack[place].toInt();
+    check(argument, number, c10::TypeKind::ScalarTypeType, "dtype", static_cast<std::int64_t>(at::ScalarType::Undefined));
+    check(argument, number, c10::TypeKind::LayoutType, "layout", static_cast<std::int64_t>(at::Layout::NumOptions));
+    check(argument, number, c10::TypeKind::MemoryFormatType, "memory_format",
+          static_cast<std::int64_t>(at::MemoryFormat::NumOptions));
+  }
+}
+
+enum class Gives { Tensor, Tensors };
+
+bool gives(const c10::FunctionSchema& schema, Gives wanted) {
+  const auto& returns = schema.returns();
+  const auto is_tensor = [](const c10::Argument& one) { return one.type()->kind() == c10::TypeKind::TensorType; };
+  if (wanted == Gives::Tensor) return returns.size() == 1 && is_tensor(returns[0]);
+  if (returns.size() == 1 && returns[0].type()->isSubtypeOf(*c10::ListType::ofTensors())) return true;
+  return !returns.empty() && std::all_of(returns.begin(), returns.end(), is_tensor);
+}
+
+// Before it is run: what is refused has done nothing.
+void check_gives(const c10::FunctionSchema& schema, Gives wanted) {
+  if (gives(schema, wanted)) return;
+  const std::string name = schema.name();
+  if (wanted == Gives::Tensor && gives(schema, Gives::Tensors)) {
+    throw Error(Blame::Caller, name + " gives no single tensor; call rpc::run_operator_for_list");
+  }
+  throw Error(Blame::Caller, name + " gives no tensors: " + c10::toString(schema) +
+                                 "; call a function of the program's own that calls it");
+}
+
 // The first overload whose schema takes the arguments, as torch's own lookup by name has it.
-c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments) {
+c10::IValue run(const std::string& name, const std::vector<OperatorValue>& arguments, Gives what) {
   const Name wanted(name);
   const auto& overloads = torch::jit::getAllOperatorsFor(wanted.symbol);
   std::string tried;
@@ -130,6 +188,8 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
       continue;
     }
     check_served(overload->schema());
+    check_gives(overload->schema(), what);
+    check_numbers(overload->schema(), stack);
     overload->getOperation()(stack);
     if (stack.size() == 1) return std::move(stack.front());
     return c10::ivalue::Tuple::create(std::move(stack));
@@ -141,27 +201,16 @@ c10::IValue run(const std::string& name, const std::vector<OperatorValue>& argum
 }  // namespace
 
 at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments) {
-  const c10::IValue result = run(name, arguments);
-  if (!result.isTensor()) {
-    throw Error(Blame::Caller, name + " gives no single tensor but " + result.tagKind() +
-                                   "; call rpc::run_operator_for_list for several, or a function of the program's own");
-  }
-  return result.toTensor();
+  return run(name, arguments, Gives::Tensor).toTensor();
 }
 
 std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments) {
-  const c10::IValue result = run(name, arguments);
+  const c10::IValue result = run(name, arguments, Gives::Tensors);
   if (result.isTensor()) return {result.toTensor()};
   if (result.isTensorList()) return result.toTensorVector();
   std::vector<at::Tensor> all;
-  if (result.isTuple()) {
-    for (const auto& one : result.toTupleRef().elements()) {
-      if (one.isTensor()) all.push_back(one.toTensor());
-    }
-    if (all.size() == result.toTupleRef().elements().size()) return all;
-  }
-  throw Error(Blame::Caller,
-              name + " gives no tensors but " + result.tagKind() + "; call a function of the program's own that calls it");
+  for (const auto& one : result.toTupleRef().elements()) all.push_back(one.toTensor());
+  return all;
 }
 
 }  // namespace weft::rpc

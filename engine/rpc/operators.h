@@ -1,6 +1,6 @@
 // Registered ATen operators, called by name: "aten::add". So overloaded functions of libtorch are called remotely without
-// wrapping them; which overload runs is decided where it runs, by the arguments, as in Python. Those of aten that compute:
-// none whose name begins with '_', which skip checks, and none that opens files.
+// wrapping them; which overload runs is decided where it runs, by the arguments, as in Python. Those of aten that
+// give tensors: none that is known to skip checks (operators.cc), and none that opens files.
 #pragma once
 
 #include <cstdint>

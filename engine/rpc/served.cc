@@ -1,5 +1,6 @@
 #include <cxxabi.h>
 
+#include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
 #include <weft/engine/autograd/ambient.h>
@@ -41,6 +42,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     agent.function_started();
     {
       const weft::detail::AmbientScope scope(ambient);
+      const c10::AutoGradMode recording(true);  // and what the function leaves it at is of no later call
       const c10::MultiStreamGuard streams(ambient->call().streams);
       const tensor::ContextGuard context(agent.devices(), ambient->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});

@@ -31,6 +31,9 @@ void use(const at::Tensor& tensor) {
   }
   const at::Tensor dense = tensor.detach().to_dense();  // writes where its indices say
   if (dense.sizes() != tensor.sizes()) broken("a sparse tensor of another shape");
+  // Which asks for no strides of the values.
+  const bool sums_up = tensor.layout() == at::kSparseCsr && tensor.dim() == 2 && at::isFloatingType(tensor.scalar_type());
+  if (sums_up && !tensor.detach().sum(1, true).defined()) broken("a sparse tensor without a sum");
 }
 template <class T>
 void use(const T&) {}

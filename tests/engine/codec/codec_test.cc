@@ -298,6 +298,44 @@ TEST(Codec, KeepsNothingWithinNothing) {
   expect_kept(std::optional<Inside>(Inside(4)));
   expect_kept(std::optional<std::optional<Inside>>(std::optional<Inside>(Inside())));
   EXPECT_THROW(decode<std::optional<Inside>>(encode(4)), Error);
+  using Pointer = std::shared_ptr<int>;
+  EXPECT_FALSE(there_and_back(std::optional<Pointer>()).has_value());
+  EXPECT_EQ(there_and_back(std::optional<Pointer>(Pointer())), std::optional<Pointer>(Pointer()));
+  EXPECT_EQ(**there_and_back(std::optional<Pointer>(std::make_shared<int>(4))), 4);
+  EXPECT_TRUE(there_and_back(std::optional(std::unique_ptr<int>())).has_value());
+  EXPECT_EQ(*there_and_back(std::make_shared<Inside>()), Inside());
+  EXPECT_EQ(*there_and_back(std::make_unique<Inside>()), Inside());
+}
+
+TEST(Codec, ATypeOrLayoutThatLibtorchDoesNotHaveIsRefused) {
+  expect_kept(at::kFloat);
+  expect_kept(at::kSparseCsr);
+  expect_kept(at::MemoryFormat::ChannelsLast);
+  for (const int number : {-100, -1, 77, 127}) {
+    EXPECT_THROW(decode<c10::ScalarType>(encode(static_cast<std::int8_t>(number))), Error) << number;
+    EXPECT_THROW(decode<c10::Layout>(encode(static_cast<std::int8_t>(number))), Error) << number;
+    EXPECT_THROW(decode<c10::MemoryFormat>(encode(static_cast<std::int8_t>(number))), Error) << number;
+  }
+}
+
+// libtorch reads them as if they were in order.
+TEST(Codec, ValuesOfACompressedTensorLieInOrderWhenTheyHaveCome) {
+  const auto rows = at::arange(4), columns = at::zeros({3}, at::kLong);
+  for (const auto& values : {at::ones({1}).expand({3}), at::arange(6, at::kFloat).slice(0, 0, 6, 2)}) {
+    const auto sent = at::sparse_csr_tensor(rows, columns, values, {3, 1}, at::TensorOptions(at::kSparseCsr));
+    const auto got = there_and_back(sent);
+    EXPECT_TRUE(got.values().is_contiguous());
+    EXPECT_TRUE(at::equal(got.sum(1, true).to_dense().flatten(), values));
+  }
+}
+
+// What was validated is not changed by what is done to another tensor of the message.
+TEST(Codec, IndicesOfASparseTensorAreInNoOtherTensorsMemory) {
+  const auto indices = at::zeros({1, 2}, at::kLong);
+  const auto sent = std::pair(indices, at::sparse_coo_tensor(indices, at::ones({2}), {4}));
+  auto got = there_and_back(sent);
+  got.first.fill_(std::int64_t{1} << 40);
+  EXPECT_TRUE(at::equal(got.second._indices(), at::zeros({1, 2}, at::kLong)));
 }
 
 TEST(Codec, KeepsTensorsOfAllDtypes) {

@@ -199,11 +199,47 @@ TEST_P(Errors, RE005_AnOperatorThatTakesNoSuchArgumentsSaysWhichItTakes) {
     const std::vector<std::pair<std::function<void()>, std::string>> not_served{
         {[&] { agent.sync_op("aten::from_file", to, "file", true, 8); }, "it opens files"},
         {[&] { agent.sync_op("aten::_conj", to, at::ones({2})); }, "it is internal to libtorch"},
+        {[&] { agent.sync_op("aten::max_pool2d_with_indices_backward", to, at::ones({2})); }, "it is libtorch's own step"},
+        {[&] { agent.sync_op("aten::native_batch_norm", to, at::ones({2})); }, "it is libtorch's own step"},
+        {[&] { agent.sync_op("aten::sparse_coo_tensor", to, at::ones({2})); }, "it does not check the indices"},
+        {[&] { agent.sync_op("aten::unsafe_split", to, at::ones({2}), 1); }, "it skips checks"},
         {[&] { agent.sync_op("prim::ones", to, at::ones({2})); }, "only operators of aten"}};
     for (const auto& [call, text] : not_served) {
       EXPECT_NE(error_of(call).text().find("is not called by name: " + text), std::string::npos) << error_of(call).text();
     }
     EXPECT_EQ(error_of([&] { agent.sync<&wrong::matmul>(to, at::ones({2, 3}), at::ones({2, 3})); }).blame(), Blame::Remote);
+  });
+}
+
+bool records() { return at::GradMode::is_enabled(); }
+void records_no_more() { at::GradMode::set_enabled(false); }
+
+TEST_P(Errors, ACallLeavesTheRecordingOfLaterOnesAsItIs) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int to = next_of(agent);
+    for (int i = 0; i < 20; ++i) {
+      agent.sync<&records_no_more>(to);
+      const auto error = error_of([&] { agent.sync_op("aten::set_grad_enabled", to, false); });
+      EXPECT_NE(error.text().find("gives no tensors"), std::string::npos) << error.what();
+    }
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(agent.sync<&records>(to));
+  });
+}
+
+TEST_P(Errors, AnOperatorIsNotRunForAResultThatCannotTravelNorWithNumbersThatLibtorchDoesNotHave) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    const int to = next_of(agent);
+    const at::Tensor ones = at::ones({4});
+    for (const auto& [name, by] : {std::pair("aten::remainder", 0), std::pair("aten::floordiv", -1)}) {
+      EXPECT_EQ(error_of([&] { agent.sync_op(name, to, std::numeric_limits<int>::min(), by); }).blame(), Blame::Caller);
+    }
+    for (const std::int64_t type : {-100, -1, 77, 1000}) {
+      EXPECT_EQ(error_of([&] { agent.sync_op("aten::view.dtype", to, ones, type); }).blame(), Blame::Caller) << type;
+      EXPECT_EQ(error_of([&] { agent.sync_op("aten::zeros", to, std::vector<std::int64_t>{2}, type); }).blame(),
+                Blame::Caller)
+          << type;
+    }
+    EXPECT_EQ(agent.sync_op("aten::view.dtype", to, ones, static_cast<std::int64_t>(at::kInt)).scalar_type(), at::kInt);
   });
 }
 
