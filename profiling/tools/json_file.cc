@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/json_file.h>
@@ -20,6 +21,35 @@ bool has_mark(const std::string& path, const std::string& mark) {
   return head.find(mark) != std::string::npos;
 }
 
+// Copying and printing a Json call themselves for each depth; what processes write has a depth of five.
+constexpr int kMostDepth = 32;
+
+// Looked for before it is parsed: the parser's callback would look at a list anew for each object in it. Both see the same
+// brackets until the first that is wrong.
+bool is_too_deep(std::ifstream& file) {
+  std::vector<char> block(std::size_t{1} << 16);
+  std::int64_t depth = 0;
+  bool in_text = false;
+  bool is_escaped = false;
+  do {
+    file.read(block.data(), static_cast<std::streamsize>(block.size()));
+    for (std::streamsize i = 0; i < file.gcount(); ++i) {
+      const char byte = block[static_cast<std::size_t>(i)];
+      if (in_text) {
+        in_text = is_escaped || byte != '"';
+        is_escaped = !is_escaped && byte == '\\';
+      } else if (byte == '"') {
+        in_text = true;
+      } else if (byte == '[' || byte == '{') {
+        if (++depth > kMostDepth) return true;
+      } else if (byte == ']' || byte == '}') {
+        --depth;
+      }
+    }
+  } while (file);
+  return false;
+}
+
 }  // namespace
 
 Json read_json(const std::string& path, const FileKind& kind) {
@@ -31,6 +61,12 @@ Json read_json(const std::string& path, const FileKind& kind) {
   std::ifstream file(path);
   if (!file) throw refuse("cannot be read; may this user?");
   const auto refuse_kind = [&] { return refuse("is no " + kind.name + "; " + kind.origin); };
+  if (is_too_deep(file)) {
+    if (!has_mark(path, kind.mark)) throw refuse_kind();
+    throw refuse("is damaged: it has lists more than " + std::to_string(kMostDepth) + " deep");
+  }
+  file.clear();
+  file.seekg(0);
   try {
     Json json = Json::parse(file);
     if (!json.is_object()) throw refuse_kind();
