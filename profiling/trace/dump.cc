@@ -128,6 +128,12 @@ constexpr std::size_t kMostJobs = 64;
 std::mutex joining;                           // of the next
 auto& jobs = *new std::deque<std::string>();  // the oldest first
 
+// A forked process takes part in none. (The mutex is held while it is forked: another thread could have it just then.)
+void leave_in_child() {
+  jobs.clear();
+  joining.unlock();
+}
+
 std::mutex writing;                 // of the next five
 auto& asked = *new std::string();   // what the folder was called, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
@@ -280,6 +286,8 @@ std::string dump(const std::string& reason) {
 }
 
 void joined_job(const std::string& id) {
+  static const int registered = ::pthread_atfork([] { joining.lock(); }, [] { joining.unlock(); }, leave_in_child);
+  static_cast<void>(registered);
   std::lock_guard lock(joining);
   std::erase(jobs, id);  // of ranks that are threads of this process
   jobs.push_back(id);

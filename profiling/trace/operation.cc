@@ -19,16 +19,27 @@ namespace {
 std::mutex names_mutex;  // of the two sets below
 
 // Never destroyed: operations end while the process does.
-std::map<Party, std::uint32_t>& parties() {
-  static auto* const made = new std::map<Party, std::uint32_t>();
-  return *made;
+using Parties = std::map<Party, std::uint32_t>;
+Parties*& own_parties() {
+  static auto* made = new Parties();
+  return made;
 }
+Parties& parties() { return *own_parties(); }
 std::set<std::string>& texts() {
   static auto* const made = new std::set<std::string>();
   return *made;
 }
 
 std::atomic<Observer*> observer{nullptr};
+
+// What was recorded is not what a forked process does, it is none of the members, and nobody asks there what was counted.
+// The parties stay where they are: members that it has inherited point to them. (The mutex is held while it is forked.)
+void forget_in_child() {
+  flight_recorder().forget();
+  observer.store(nullptr);
+  own_parties() = new Parties();
+  names_mutex.unlock();
+}
 
 constinit Name training_step{Layer::Engine, "step"};
 
@@ -66,11 +77,7 @@ const char* name(Layer layer) noexcept {
 }
 
 Member Member::join(const Party& party) {
-  // What was recorded is not what a forked process does, and nobody asks there what was counted.
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
-    flight_recorder().forget();
-    observer.store(nullptr);
-  });
+  static const int registered = ::pthread_atfork([] { names_mutex.lock(); }, [] { names_mutex.unlock(); }, forget_in_child);
   static_cast<void>(registered);
   std::lock_guard lock(names_mutex);
   const auto found = parties().try_emplace(party, 0).first;
@@ -80,8 +87,9 @@ Member Member::join(const Party& party) {
 void Member::withdraw() const {
   if (party_ == nullptr) return;
   std::lock_guard lock(names_mutex);
-  auto& joined = parties().at(*party_);
-  if (joined == generation_ + 1) joined = generation_;
+  const auto found = parties().find(*party_);
+  if (found == parties().end() || &found->first != party_) return;  // it was of the process that this one was forked from
+  if (found->second == generation_ + 1) found->second = generation_;
 }
 
 std::vector<Member> members() {

@@ -278,6 +278,54 @@ TEST_F(Dump, IsForErrorsOfOneOperationWhereARankIsLateOrGoneOrAGpu) {
     EXPECT_FALSE(is_worth_a_dump(Error(blame, "")));
 }
 
+TEST_F(Dump, OfAForkedProcessHasNothingThatItsParentIsAMemberOf) {
+  const Member parents = somebody();
+  joined_job("parent's");
+  const std::string path = folder_ + "/child.json";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    joined_job("child's");
+    Operation::note(Member::join({"group", "of the child", 1, {0, 1}}), Kind::Collective, {.name = "barrier"});
+    parents.withdraw();  // as where a group did not come to be
+    std::ofstream(path) << dump("asked");
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  const auto json = nlohmann::json::parse(std::ifstream(path));
+  EXPECT_EQ(json.at("jobs"), nlohmann::json({"child's"}));
+  ASSERT_EQ(json.at("parties").size(), 1u);
+  EXPECT_EQ(json.at("parties")[0].at("name"), "of the child");
+  EXPECT_EQ(nlohmann::json::parse(dump("asked")).at("jobs"), nlohmann::json({"parent's"}));
+}
+
+TEST_F(Dump, OfAProcessForkedWhileOthersAreMadeIsMade) {
+  somebody();
+  joined_job("parent's");
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    while (!is_over) {
+      members();
+      joined_job("parent's");
+    }
+  });
+  for (int round = 0; round < 100; ++round) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);  // it would block for ever
+      dump("asked");
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    if (status != 0) break;
+  }
+  is_over = true;
+  other.join();
+}
+
 TEST_F(Dump, WithoutAThreadForItsSignalIsBusyLeavesNothingOpenAndMayBeTriedAgain) {
   EXPECT_EXIT(
       {
