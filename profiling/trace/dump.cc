@@ -134,13 +134,15 @@ void leave_in_child() {
   joining.unlock();
 }
 
-std::mutex writing;                 // of the next five
+std::mutex writing;                 // of the next seven
 auto& asked = *new std::string();   // what the folder was called, which may be relative
 auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
 int written = 0;
-pid_t installed_in = 0;              // a child has the handler, and no thread
-int signal_end = -1;                 // of the pipe that the thread reads
-std::atomic<bool> is_wanted{false};  // there is a folder
+auto& newest = *new std::deque<std::string>();  // files, behind the first kKept
+auto& written_by = *new std::string();          // whose they are; a child leaves its parent's alone
+pid_t installed_in = 0;                         // a child has the handler, and no thread
+int signal_end = -1;                            // of the pipe that the thread reads
+std::atomic<bool> is_wanted{false};             // there is a folder
 std::atomic<std::int64_t> last_dump{0};
 
 // One byte: all that may be done here.
@@ -154,9 +156,12 @@ void write_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + ".new";
   std::FILE* file = std::fopen(fresh.c_str(), "w");
   if (file == nullptr) throw system_error(Blame::Caller, "'" + fresh + "' cannot be written", errno);
-  const bool is_whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !is_whole) throw system_error(Blame::Caller, "writing '" + fresh + "'", errno);
-  std::filesystem::rename(fresh, path);
+  int number = std::fwrite(text.data(), 1, text.size(), file) == text.size() ? 0 : errno;
+  if (std::fclose(file) != 0 && number == 0) number = errno;
+  if (number == 0 && std::rename(fresh.c_str(), path.c_str()) != 0) number = errno;
+  if (number == 0) return;
+  std::remove(fresh.c_str());
+  throw system_error(Blame::Caller, "writing '" + fresh + "'", number);
 }
 
 // A folder that no other user can have put there, or write to.
@@ -169,11 +174,25 @@ void make_own(const std::string& where) {
   throw Error(Blame::Caller, "'" + where + "' cannot be made or is another user's; set WEFT_DUMP_DIR to a folder");
 }
 
+// What went wrong first, and what is so now, are kept: a service that fails each second would fill the disk.
+constexpr std::size_t kKept = 8;  // of either
+
 std::string write_to(const std::string& where, const std::string& reason) {
   std::lock_guard lock(writing);
+  const std::string process = process_identity();
+  if (written_by != process) {
+    written_by = process;
+    written = 0;
+    newest.clear();
+  }
   const std::string path =
-      where + "/dump-" + std::to_string(::getpid()) + "-" + process_identity() + "-" + std::to_string(++written) + ".json";
+      where + "/dump-" + std::to_string(::getpid()) + "-" + process + "-" + std::to_string(++written) + ".json";
   write_file(path, dump(reason));
+  if (static_cast<std::size_t>(written) > kKept) newest.push_back(path);
+  if (newest.size() > kKept) {
+    std::remove(newest.front().c_str());
+    newest.pop_front();
+  }
   return path;
 }
 
@@ -230,7 +249,6 @@ void install_once() {
   if (installed_in == ::getpid()) return;
   install_signal();
   installed_in = ::getpid();
-  written = 0;
 }
 
 }  // namespace

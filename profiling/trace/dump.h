@@ -31,7 +31,8 @@ void dump_on_signal();
 // "/tmp/weft-1000": this user's, among the temporary files.
 std::string default_folder();
 // Writes one where dump_to() was called. At most one a second for each process: failures come in swarms. (The newest file
-// of a process holds all that the older ones do, but for what the ring has lost since.) The file's name, or "".
+// of a process holds all that the older ones do, but for what the ring has lost since: of many the first 8 and the newest 8
+// are kept.) The file's name, or "".
 std::string dump_now(const std::string& reason) noexcept;
 // The same after that error of something that is named; nothing where it was withdrawn.
 void dump_after(const std::string& what, const Error& error) noexcept;

@@ -3,11 +3,13 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -379,6 +381,72 @@ TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   EXPECT_EQ(json.at("pid"), child);
   ASSERT_EQ(json.at("records").size(), 1u);
   EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
+}
+
+// The number of a file of a process: the last of its name.
+int number_of(const std::string& file) { return std::stoi(file.substr(file.rfind('-') + 1)); }
+
+class ManyDumps : public Dump {
+ protected:
+  std::set<int> numbers(pid_t process) const {
+    std::set<int> found;
+    for (const std::string& file : files()) {
+      if (file.find("/dump-" + std::to_string(process) + "-") != std::string::npos) found.insert(number_of(file));
+    }
+    return found;
+  }
+  // By a process that has called dump_to().
+  void write(pid_t process, int count) const {
+    for (int number = 1; number <= count; ++number) {
+      ::kill(process, SIGUSR1);
+      while (!numbers(process).contains(number)) std::this_thread::yield();  // ctest's time limit ends it
+    }
+  }
+};
+
+TEST_F(ManyDumps, LeaveTheFirstAndTheNewest) {
+  const pid_t child = staying([&] { dump_to(folder_); });
+  write(child, 21);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  std::set<int> left = numbers(child);
+  left.erase(13);  // goes once the 21st is there
+  EXPECT_EQ(left, (std::set<int>{1, 2, 3, 4, 5, 6, 7, 8, 14, 15, 16, 17, 18, 19, 20, 21}));
+}
+
+TEST_F(ManyDumps, OfAParentAreLeftToIt) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    dump_to(folder_);
+    write(::getpid(), 16);
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) {
+      dump_to(folder_);
+      write(::getpid(), 2);
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(grandchild, &status, 0);
+    ::_exit(status == 0 && numbers(::getpid()).size() == 16 ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(Dump, ThatCannotBeWrittenLeavesNothing) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    dump_to(folder_);
+    const rlimit small{16, 16};
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    ::_exit(dump_now("the disk is full").empty() ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
 // As many as there are workers that come and go under new names.
