@@ -155,7 +155,7 @@ class Analysis {
         continue;
       } else if (const auto last = last_begun(view->second, series); last > sequence) {  // forgotten since, or left out
         met.may_come |= series.may_be_left_out;
-      } else if (last == 0 && dumps_.dumps[view->second.dump].knows_since > met.first) {  // it may have come, and gone on
+      } else if (may_have_gone_on(view->second, find(view->second, series, last), met.first)) {
         met.may_come = true;
       } else {
         const bool is_late =
@@ -165,6 +165,11 @@ class Analysis {
       }
     }
     return met;
+  }
+
+  // It may have come to one that others wait in since `then`, behind the last that its recorder shows, and forgotten it.
+  bool may_have_gone_on(const View& view, const Record* last, std::int64_t then) const {
+    return evidence_.has_forgotten(view, then) && (last == nullptr || evidence_.has_forgotten(view, last->begun));
   }
 
   // All have come, and for long: those who wait were asked some time after the last of them came.
@@ -190,7 +195,10 @@ class Analysis {
           "rank " + std::to_string(rank) + " is late: it has not come to " + where + ", where " + who_waits + "; ";
       const std::uint64_t last = last_begun(view, series);
       const Record* before = last == 0 ? nullptr : find(view, series, last);
-      text += before == nullptr ? "it has begun none at all" : "its last was " + describe(*before);
+      const bool has_begun_none = before == nullptr && !evidence_.has_forgotten(view, 0);
+      if (before == nullptr)
+        text += has_begun_none ? "it has begun none at all" : "its recorder shows none, as far back as it goes";
+      if (before != nullptr) text += "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
         text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) + " before its dump";
       for (const std::string& doing : evidence_.doings(view.job_rank)) text += "; it is in " + doing;
@@ -316,14 +324,22 @@ class Analysis {
     }
     if (evidence_.now_of(callee->second) < call.begun)
       return "the dump of rank " + std::to_string(call.peer) + " is older than it";
+    if (evidence_.has_forgotten(callee->second, call.begun - difference(from, callee->second)))
+      return "whether it has come there is not known: the recorder of rank " + std::to_string(call.peer) +
+             " has forgotten that time";
     return "it has never come there";
+  }
+
+  // By which the calendars of two machines may differ.
+  std::int64_t difference(const View& from, const View& to) const {
+    constexpr std::int64_t kCalendars = 1'000'000'000;
+    return dumps_.dumps[from.dump].host == dumps_.dumps[to.dump].host ? 0 : kCalendars;
   }
 
   // Each agent of a process counts its calls from 1: what was served is of the newest call of its number by then.
   bool is_of(const Record& served, const Record& call, const View& from, const View& to) const {
-    constexpr std::int64_t kCalendars = 1'000'000'000;  // that of machines may differ by so much
     if (served.sequence != call.sequence) return false;
-    const std::int64_t error = dumps_.dumps[from.dump].host == dumps_.dumps[to.dump].host ? 0 : kCalendars;
+    const std::int64_t error = difference(from, to);
     if (served.begun < call.begun - error) return false;
     return std::none_of(from.records.begin(), from.records.end(), [&](const Record& later) {
       return later.kind == "call" && later.peer == call.peer && later.sequence == call.sequence &&

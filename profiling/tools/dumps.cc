@@ -9,6 +9,7 @@
 #include <weft/profiling/tools/claims.h>
 #include <weft/profiling/tools/dumps.h>
 #include <weft/profiling/tools/json_file.h>
+#include <weft/profiling/trace/flight_recorder.h>
 
 namespace weft::tools {
 
@@ -61,6 +62,21 @@ Record record_of(const Json& json, std::int64_t now, std::int64_t to_calendar) {
   return record;
 }
 
+std::uint64_t ticket_of(const Json& record) {
+  return record.is_object() && record.contains("ticket") ? word_of(record, "ticket") : 0;
+}
+
+// Of the last that were begun, as many as the ring has room for, none has been overwritten: the oldest of them, or null
+// where there were no more. (What the ring holds beyond them is still open, or was until lately: it was passed over.)
+const Json* oldest_of_the_last(const Json& records) {
+  std::uint64_t last = 0;
+  for (const Json& record : records) last = std::max(last, ticket_of(record));
+  if (last <= trace::kRecords) return nullptr;
+  const auto oldest = std::find_if(records.begin(), records.end(),
+                                   [&](const Json& record) { return ticket_of(record) > last - trace::kRecords; });
+  return &*oldest;
+}
+
 // The members of a group as ranks of the job; `rank` is one of them.
 std::vector<int> members_of(const Json& party, int rank) {
   std::vector<int> ranks;
@@ -97,9 +113,8 @@ class Taking {
     const std::int64_t now = integer_of(loaded_.json, "time", 0, kMostTime);
     for (const Json& party : list_of(loaded_.json, "parties")) take_party(party);
     const Json& records = list_of(loaded_.json, "records");
-    if (!records.empty() && records.front().contains("ticket") && word_of(records.front(), "ticket") > 1) {
-      into_.dumps[number_].knows_since = record_of(records.front(), now, loaded_.dump.time - now).begun;
-    }
+    if (const Json* oldest = oldest_of_the_last(records))
+      into_.dumps[number_].knows_since = record_of(*oldest, now, loaded_.dump.time - now).begun;
     for (const Json& record : records) {
       const auto found = views_.find(int_of(record, "party"));
       if (found != views_.end()) found->second->records.push_back(record_of(record, now, loaded_.dump.time - now));

@@ -33,6 +33,8 @@ class Evidence {
   bool waits_long_or_in_vain(const Record& record, const View& view) const;
   // Both were asked long enough after it had begun. (Whoever was asked earlier may have come a moment later.)
   bool is_old_to_both(const Record& record, const View& view, const View& other) const;
+  // What the process did at that time, and ended, may have been overwritten in its recorder.
+  bool has_forgotten(const View& view, std::int64_t time) const { return dumps_.dumps[view.dump].knows_since > time; }
 
   // What a rank of the job has begun and not ended.
   std::vector<std::string> doings(int job) const;

@@ -84,32 +84,45 @@ class Messages {
       fate = other_end(*own, theirs, peer, there);
     } else {
       if (own->state == "open" && !evidence_.is_old_to_both(*own, view, there)) return {};
-      if (own->state == "open")
-        waits_.add(
-            view.job_rank, there.job_rank,
-            describe(*own) + " in " + title(group_) + " since " + duration_text(evidence_.now_of(view) - own->begun));
-      const std::string has_not = own->kind == "receive" ? " has not sent" : " has not begun to receive";
-      fate = ", which rank " + std::to_string(peer) + has_not + "; " +
-             (evidence_.now_of(there) < own->begun ? "its dump is older than that" : evidence_.whereabouts(there.job_rank));
+      fate = evidence_.has_forgotten(there, own->begun) ? not_known(*own, peer) : not_come(*own, view, peer, there);
     }
     return Finding{What::StuckMessage, {view.job_rank, job}, who + fate + why};
+  }
+
+  static std::string not_known(const Record& own, int peer) {
+    return ", and whether rank " + std::to_string(peer) + (own.kind == "receive" ? " has sent" : " has received") +
+           " that is not known: its recorder has forgotten that time";
+  }
+
+  std::string not_come(const Record& own, const View& view, int peer, const View& there) {
+    if (own.state == "open")
+      waits_.add(view.job_rank, there.job_rank,
+                 describe(own) + " in " + title(group_) + " since " + duration_text(evidence_.now_of(view) - own.begun));
+    const std::string has_not = own.kind == "receive" ? " has not sent" : " has not begun to receive";
+    return ", which rank " + std::to_string(peer) + has_not + "; " +
+           (evidence_.now_of(there) < own.begun ? "its dump is older than that" : evidence_.whereabouts(there.job_rank));
   }
 
   // A receive from any rank: whoever might have sent was asked some time after it had begun.
   std::optional<Finding> unsent(const Record& own, const View& view, const std::string& who, const std::string& why) const {
     Ranks without;
+    Ranks forgetful;
     for (int rank = 0; rank < static_cast<int>(group_.ranks.size()); ++rank) {
       const auto other = group_.views.find(rank);
       if (other == group_.views.end()) {
         without.push_back(rank);
       } else if (own.state == "open" && !evidence_.is_old_to_both(own, view, other->second)) {
         return {};
+      } else if (evidence_.has_forgotten(other->second, own.begun)) {
+        forgetful.push_back(rank);
       }
     }
-    return Finding{What::StuckMessage,
-                   {view.job_rank},
-                   who + ", which no rank has sent" +
-                       (without.empty() ? "" : " of those that left a dump (" + list_ranks(without) + " did not)") + why};
+    return Finding{
+        What::StuckMessage,
+        {view.job_rank},
+        who + (forgetful.empty() ? ", which no rank has sent" : ", which no rank is known to have sent") +
+            (without.empty() ? "" : " of those that left a dump (" + list_ranks(without) + " did not)") +
+            (forgetful.empty() ? "" : "; the recorder of " + list_ranks(forgetful) + " has forgotten that time") + why};
   }
 
   bool is_missing_already(int job) const {

@@ -160,6 +160,25 @@ TEST(Analysis, NamesTheEndsOfAMessageThatAreOfDifferentTensors) {
   EXPECT_EQ(of(analyze(dumps), What::Mismatch).size(), 1u);
 }
 
+TEST(Analysis, OfAMessageThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItWasNotSent) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {message("receive", 1, 1)};
+  views[1].records = {message("receive", 0, 1)};
+  dumps.dumps[1].knows_since = kStart + 2 * kSecond;
+  const auto findings = analyze(dumps);
+  EXPECT_THAT(of(findings, What::StuckMessage).at(1).text,
+              HasSubstr("and whether rank 1 has sent that is not known: its recorder has forgotten that time"));
+  EXPECT_TRUE(of(findings, What::CycleOfWaits).empty());
+  views[1].records.clear();
+  views[0].records = {message("send", 1, 1)};
+  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
+              HasSubstr("whether rank 1 has received that is not known"));
+  views[0].records = {message("receive", -1, 0)};
+  EXPECT_THAT(of(analyze(dumps), What::StuckMessage).at(0).text,
+              HasSubstr("which no rank is known to have sent; the recorder of rank 1 has forgotten that time"));
+}
+
 TEST(Analysis, AMessageThatIsUnderWayIsNoCircle) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;

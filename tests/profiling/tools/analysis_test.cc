@@ -215,6 +215,20 @@ TEST(Analysis, WhoseRecorderHasForgottenTheTimeIsNotCalledLate) {
   EXPECT_EQ(of(analyze(dumps), What::LateRank).size(), 2u);
 }
 
+// One that was passed over while others were overwritten says nothing of what came behind it.
+TEST(Analysis, ACollectiveThatWasOpenForLongDoesNotMakeItsRankLate) {
+  Dumps dumps = job(2);
+  auto& views = dumps.groups[0].views;
+  views[0].records = {collective(7, 2 * kSecond, 0)};
+  views[1].records = {collective(5, kSecond, 9 * kSecond)};
+  dumps.dumps[1].knows_since = kStart + 3 * kSecond;
+  EXPECT_TRUE(of(analyze(dumps), What::LateRank).empty());
+  dumps.dumps[1].knows_since = kStart + kSecond;
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("its last was collective #5"));
+  views[1].records.clear();
+  EXPECT_THAT(of(analyze(dumps), What::LateRank).at(0).text, HasSubstr("its recorder shows none, as far back as it goes"));
+}
+
 TEST(Analysis, NamesTheCircleOfACollectiveAndAMessage) {
   Dumps dumps = job(2);
   auto& views = dumps.groups[0].views;
@@ -249,6 +263,18 @@ TEST(Analysis, TellsWhatBecameOfACallWithoutReply) {
       HasSubstr("rank 0 waits for 9.0 s for a reply to the call of work::slowly on rank 1: it runs there since 9.0 s"));
   EXPECT_THAT(findings[1].text, HasSubstr("it was answered there after 1.0 s"));
   EXPECT_THAT(findings[2].text, HasSubstr("on rank 2: it has never come there"));
+}
+
+TEST(Analysis, OfACallThatTheOtherRecorderMayHaveForgottenItIsNotSaidThatItNeverCame) {
+  Dumps dumps = job(2);
+  dumps.agents[0].records = {call("call", 1, 7, "open")};
+  dumps.dumps[1].knows_since = kStart + 2 * kSecond;
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text,
+              HasSubstr("whether it has come there is not known: the recorder of rank 1 has forgotten that time"));
+  dumps.dumps[1].knows_since = kStart + kSecond;
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("it has never come there"));
+  dumps.dumps[1].host = "other";
+  EXPECT_THAT(of(analyze(dumps), What::NoReply).at(0).text, HasSubstr("has forgotten that time"));
 }
 
 // Each agent of a process counts its calls from 1.

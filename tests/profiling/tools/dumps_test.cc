@@ -16,6 +16,7 @@
 #include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/tests/harness/folder.h>
 
@@ -229,6 +230,32 @@ TEST_F(DumpFiles, ThatWereCutOffSaySo) {
     std::ofstream(file) << whole.substr(0, bytes);
     EXPECT_THAT(error_of({file}), HasSubstr("cut.json' ends in the middle, after " + std::to_string(bytes) + " bytes"));
   }
+}
+
+// The ring passes over what is open, and so the oldest that it holds says nothing of what it has forgotten.
+TEST_F(DumpFiles, KnowWhatTheLastOperationsWereAndOlderOnesThatAreOpen) {
+  const auto of_calls = [&](std::size_t calls) {
+    const std::string path = folder_.path() + "/calls.json";
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Operation::begin(Member::join(agent(1)), Kind::Served, {.name = "hangs", .sequence = 1, .peer = 0});
+      const Member member = Member::join(in_group(1, 2));
+      for (std::size_t i = 0; i < calls; ++i)
+        Operation::note(member, Kind::Collective, {.name = "barrier", .sequence = i + 1});
+      std::ofstream(path) << trace::dump("asked");
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    return read_dumps({path});
+  };
+  EXPECT_EQ(of_calls(trace::kRecords - 1).dumps[0].knows_since, 0);
+  const Dumps dumps = of_calls(trace::kRecords + 100);
+  EXPECT_EQ(dumps.agents.at(1).records.at(0).state, "open");
+  const auto& records = dumps.groups[0].views.at(1).records;
+  ASSERT_EQ(records.size(), trace::kRecords - 1);
+  EXPECT_EQ(dumps.dumps[0].knows_since, records[0].begun);
 }
 
 void add_places(const Json& json, const Json::json_pointer& at, std::vector<Json::json_pointer>& places) {
