@@ -47,8 +47,8 @@ class MemoryRegion {
 
 class OneSided {
  public:
-  // Lets the peer write into this memory. Errors: Caller (no host memory), Busy (it cannot be registered), and the lane's
-  // where that has ended.
+  // Lets the peer write into this memory. Errors: Caller (no host memory, or read-only), Busy (it cannot be registered),
+  // and the lane's where that has ended.
   virtual Result<std::shared_ptr<MemoryRegion>> expose(const Slice& memory) noexcept = 0;
 
   // Writes `from` into the peer's region, `offset` bytes behind its begin, in line with the sends of this lane: what is

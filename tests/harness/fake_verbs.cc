@@ -19,6 +19,7 @@ namespace {
 
 struct Region : ibv_mr {
   bool is_dma_buf = false;
+  int access = 0;
   bool covers(std::uint64_t address, std::uint64_t bytes) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(addr);
     return address >= begin && bytes <= length && address - begin <= length - bytes;
@@ -60,6 +61,7 @@ struct FakeVerbs::World {
   std::uint32_t next = 1;
   bool is_limited = false;
   bool refuses_dma_bufs = false;
+  std::pair<std::uint64_t, std::uint64_t> read_only;  // from and to
   std::function<std::byte*(const void*)> behind;
   std::function<void()> at_registration;
   std::function<void()> in_write;
@@ -68,10 +70,10 @@ struct FakeVerbs::World {
     auto* const bytes = reinterpret_cast<std::byte*>(address);
     return behind ? behind(bytes) : bytes;
   }
-  bool lets_at(std::uint32_t key, std::uint64_t address, std::uint64_t bytes) {
+  bool lets_at(std::uint32_t key, std::uint64_t address, std::uint64_t bytes, int access) {
     std::lock_guard lock(mutex);
     const auto region = regions.find(key);
-    return region != regions.end() && region->second->covers(address, bytes);
+    return region != regions.end() && region->second->covers(address, bytes) && (region->second->access & access) == access;
   }
 };
 
@@ -87,6 +89,7 @@ bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t co
   to.receives.pop_front();
   to.receive_pieces.erase(to.receive_pieces.begin());
   if (count > piece.length) return false;
+  if (count > 0 && !the_world->lets_at(piece.lkey, piece.addr, count, IBV_ACCESS_LOCAL_WRITE)) return false;
   if (count > 0) std::memcpy(reinterpret_cast<void*>(piece.addr), bytes, count);
   to.complete(to.recv_cq, receive.wr_id, IBV_WC_SUCCESS, opcode, count, immediate);
   return true;
@@ -105,13 +108,13 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   if (pair.is_cut) return finish(IBV_WC_WR_FLUSH_ERR);
   if (peer == the_world->pairs.end() || peer->second->is_cut) return finish(IBV_WC_RETRY_EXC_ERR);
   const bool may_read = (request->send_flags & IBV_SEND_INLINE) == 0
-                            ? the_world->lets_at(piece.lkey, piece.addr, piece.length)
+                            ? the_world->lets_at(piece.lkey, piece.addr, piece.length, 0)
                             : from == reinterpret_cast<const std::byte*>(piece.addr);
   if (!may_read) return finish(IBV_WC_LOC_PROT_ERR);
   if (request->opcode == IBV_WR_SEND) {
     return finish(deliver(*peer->second, IBV_WC_RECV, from, piece.length, 0) ? IBV_WC_SUCCESS : IBV_WC_RNR_RETRY_EXC_ERR);
   }
-  if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length)) {
+  if (!the_world->lets_at(request->wr.rdma.rkey, request->wr.rdma.remote_addr, piece.length, IBV_ACCESS_REMOTE_WRITE)) {
     return finish(IBV_WC_REM_ACCESS_ERR);
   }
   std::byte* const to = the_world->look_at(request->wr.rdma.remote_addr);
@@ -167,15 +170,19 @@ int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int) {
   return 0;
 }
 
-ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int) {
-  if (the_world->is_limited) {
-    errno = ENOMEM;
+ibv_mr* reg_mr(ibv_pd*, void* address, std::size_t bytes, int access) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  const auto& [from, to] = the_world->read_only;
+  const bool is_read_only = access != 0 && begin < to && from < begin + bytes;
+  if (the_world->is_limited || is_read_only) {
+    errno = is_read_only ? EFAULT : ENOMEM;
     return nullptr;
   }
   if (const auto call = std::exchange(the_world->at_registration, nullptr)) call();
   auto region = std::make_unique<Region>();
   region->addr = address;
   region->length = bytes;
+  region->access = access;
   std::lock_guard lock(the_world->mutex);
   region->lkey = region->rkey = the_world->next++;
   auto* const made = region.get();
@@ -305,6 +312,11 @@ std::size_t FakeVerbs::dma_bufs() const {
   std::lock_guard lock(world_->mutex);
   return static_cast<std::size_t>(
       std::ranges::count_if(world_->regions, [](const auto& entry) { return entry.second->is_dma_buf; }));
+}
+
+void FakeVerbs::map_read_only(const void* address, std::size_t bytes) {
+  const auto from = reinterpret_cast<std::uintptr_t>(address);
+  world_->read_only = {from, from + bytes};
 }
 
 void FakeVerbs::limit_locked_memory(bool is_limited) { world_->is_limited = is_limited; }

@@ -30,6 +30,8 @@ class FakeVerbs {
   std::size_t registrations() const;
   // From now on registering fails like where the limit of locked memory is reached.
   void limit_locked_memory(bool is_limited);
+  // Memory that is mapped read-only: registering any of it so that the device may write fails.
+  void map_read_only(const void* address, std::size_t bytes);
   // From now on no dma-buf is registered, as by drivers that do not know them.
   void refuse_dma_bufs(bool is_refusing);
   // Of what is registered now, how much came as dma-buf (the fake CUDA driver's).

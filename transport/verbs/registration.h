@@ -2,8 +2,8 @@
 // returned the device touches the memory no more.
 //
 // Registering pins pages and takes 10 µs and more, so what is in use already is not registered again: a part of a range
-// that somebody else holds a registration of shares it. Nothing is kept beyond its last user, as nobody tells when memory
-// is given back to the system: an address that was mapped anew would still lead to the old pages.
+// that somebody else holds a registration of, for the same access, shares it. Nothing is kept beyond its last user, as
+// nobody tells when memory is given back to the system: an address that was mapped anew would still lead to the old pages.
 #pragma once
 
 #include <atomic>
@@ -29,10 +29,14 @@ class Device;
 
 namespace weft::transport::verbs {
 
+// What the device may do besides reading: nothing where memory is only sent, which so may be mapped read-only.
+enum class Access { Read, Receive, RemoteWrite };
+
 class Registration {
  public:
-  // Throws Busy, saying how to allow more locked memory where that is the cause; Unsupported for memory of a GPU.
-  Registration(std::shared_ptr<Device> device, const Slice& memory);
+  // Throws Busy, saying how to allow more locked memory where that is the cause; Caller for memory that does not allow the
+  // access; Unsupported for memory of a GPU.
+  Registration(std::shared_ptr<Device> device, const Slice& memory, Access access);
   // One that has been made, of an allocation on that GPU. Does not keep the GPU.
   Registration(std::shared_ptr<Device> device, const Slice& memory, ibv_mr* region, std::weak_ptr<cuda::Device> gpu);
   ~Registration();
@@ -40,6 +44,7 @@ class Registration {
   Registration& operator=(const Registration&) = delete;
 
   const Slice& memory() const { return memory_; }
+  Access access() const { return access_; }
   std::uint32_t local_key() const { return region_->lkey; }
   std::uint32_t remote_key() const { return region_->rkey; }
   bool covers(const void* data, std::size_t bytes) const;
@@ -55,6 +60,7 @@ class Registration {
  private:
   const std::shared_ptr<Device> device_;
   const Slice memory_;
+  const Access access_;
   const std::weak_ptr<cuda::Device> gpu_;
   ibv_mr* region_ = nullptr;
 };
@@ -138,15 +144,16 @@ class RegistrationCache {
   explicit RegistrationCache(std::shared_ptr<Device> device, GpuDirect allowed = GpuDirect::Auto)
       : device_(device), gpus_(std::move(device), allowed) {}
 
-  // One that covers the memory, which is the host's, or a GPU's that has been registered already. Throws as Registration's
+  // One that covers the memory, which is the host's, or a GPU's that has been registered already. What a peer may write to
+  // is of the host's memory that it is asked for and of no more, as the peer gets its key. Throws as Registration's
   // constructor.
-  std::shared_ptr<const Registration> of(const void* data, std::size_t bytes);
+  std::shared_ptr<const Registration> of(const void* data, std::size_t bytes, Access access);
   GpuRegistrations& gpus() { return gpus_; }
   std::size_t in_use() const;
 
  private:
   using Entries = std::multimap<const std::byte*, std::weak_ptr<const Registration>>;
-  std::shared_ptr<const Registration> find(const void* data, std::size_t bytes) const;
+  std::shared_ptr<const Registration> find(const void* data, std::size_t bytes, Access access) const;
 
   const std::shared_ptr<Device> device_;
   GpuRegistrations gpus_;

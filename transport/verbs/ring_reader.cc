@@ -18,10 +18,10 @@ RingReader::RingReader(QueuePair& pair, std::shared_ptr<RegistrationCache> regis
       registrations_(std::move(registrations)),
       writer_(writer),
       ring_(kRingBytes),
-      ring_registration_(pair.path().device, ring_.whole()),
+      ring_registration_(pair.path().device, ring_.whole(), Access::RemoteWrite),
       receives_(static_cast<std::uint32_t>(pair.depths().receives)),
       notes_(receives_ * Note::kBytes),
-      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()}) {
+      notes_registration_(pair.path().device, {notes_.data(), notes_.size(), weft::Device::host()}, Access::Receive) {
   for (std::uint32_t i = 0; i < receives_; ++i) post_receive(i);
 }
 
@@ -137,7 +137,7 @@ bool RingReader::copy_out(std::span<std::byte> to) noexcept {
 void RingReader::name_place(std::span<std::byte> to) noexcept {
   const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(to.size(), direct_.bytes));
   try {
-    direct_.registration = registrations_->of(to.data(), bytes);
+    direct_.registration = registrations_->of(to.data(), bytes, Access::RemoteWrite);
   } catch (const Error& error) {
     log::warn("verbs: " + error.text() + "; it is copied instead");
     return send_through_ring();

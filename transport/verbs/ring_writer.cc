@@ -22,7 +22,7 @@ RingWriter::RingWriter(QueuePair& pair, std::shared_ptr<RegistrationCache> regis
       registrations_(std::move(registrations)),
       name_of_peer_(std::move(peer)),
       staging_(kRingBytes),
-      staged_(pair.path().device, staging_.whole()) {}
+      staged_(pair.path().device, staging_.whole(), Access::Read) {}
 
 void RingWriter::open(const Hello& peer) {
   std::lock_guard lock(mutex_);
@@ -115,7 +115,7 @@ Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes pie
   }
   if (direct_.phase == Phase::None && peer_) {
     try {
-      direct_.registration = registrations_->of(piece.data(), piece.size());
+      direct_.registration = registrations_->of(piece.data(), piece.size(), Access::Read);
     } catch (const Error& error) {
       return error;
     }
@@ -135,7 +135,7 @@ Result<bool> RingWriter::put(std::uint64_t address, std::uint32_t key, Bytes pie
 // False where the memory cannot be registered.
 bool RingWriter::begin_direct(Bytes piece) {
   try {
-    direct_.registration = registrations_->of(piece.data(), piece.size());
+    direct_.registration = registrations_->of(piece.data(), piece.size(), Access::Read);
   } catch (const Error& error) {
     log::warn("verbs: " + error.text() + "; it is copied instead");
     return false;

@@ -307,7 +307,7 @@ bool VerbsStream::carries(const Slice& memory) const noexcept {
 Result<std::shared_ptr<MemoryRegion>> VerbsStream::expose(const Slice& memory) {
   if (memory.bytes == 0) return std::make_shared<MemoryRegion>(memory, RegionKey(), nullptr);
   try {
-    auto registration = std::make_shared<const Registration>(shared_->pair.path().device, memory);
+    auto registration = std::make_shared<const Registration>(shared_->pair.path().device, memory, Access::RemoteWrite);
     const RegionKey key{reinterpret_cast<std::uintptr_t>(memory.data), memory.bytes, registration->remote_key()};
     return std::make_shared<MemoryRegion>(memory, key, std::move(registration));
   } catch (const Error& error) {

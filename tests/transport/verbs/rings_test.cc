@@ -139,7 +139,7 @@ TEST(VerbsRings, APlaceThatIsWithdrawnIsNotWrittenToByWhatIsUnderWayThoughItStay
   Ends ends;
   const auto piece = pattern(7, 1 << 20);
   std::vector<std::byte> place(piece.size());
-  const auto held = ends.b.registrations->of(place.data(), place.size());  // by another lane
+  const auto held = ends.b.registrations->of(place.data(), place.size(), Access::RemoteWrite);  // by another lane
   std::vector<std::byte> at_withdrawal;
   ends.fake.in_the_next_write([&] {
     ends.b.reader.withdraw();
@@ -193,6 +193,40 @@ TEST(VerbsRings, WhatCannotBeRegisteredIsCopiedAndThatIsSaid) {
   }
   ASSERT_GE(said.size(), 2u);
   EXPECT_THAT(said.front(), testing::HasSubstr("ulimit -l unlimited"));
+}
+
+TEST(VerbsRings, MemoryThatIsReadOnlyIsSentAndPutFromWhereItLies) {
+  Ends ends;
+  const log::Capture capture([&](LogLevel, std::string_view text) { ADD_FAILURE() << text; });
+  const auto piece = pattern(13, 200 << 10);
+  ends.fake.map_read_only(piece.data(), piece.size());
+  std::vector<std::byte> got(piece.size());
+  write(ends.a, piece);
+  ends.settle();
+  ends.b.reader.read(got);
+  ends.settle();
+  EXPECT_EQ(got, piece) << "it is there before anybody copies";
+  EXPECT_EQ(write(ends.a, piece), piece.size());
+  std::vector<std::byte> exposed(piece.size());
+  const auto region = ends.b.registrations->of(exposed.data(), exposed.size(), Access::RemoteWrite);
+  const auto address = reinterpret_cast<std::uintptr_t>(exposed.data());
+  const auto begun = ends.a.writer.put(address, region->remote_key(), piece);
+  ASSERT_TRUE(begun.ok()) << begun.error().text();
+  ends.settle();
+  EXPECT_EQ(exposed, piece);
+}
+
+// The key of a source reaches nobody, but it is a number that can be guessed.
+TEST(VerbsRings, WhatIsSentCannotBeWrittenTo) {
+  Ends ends;
+  const std::vector<std::byte> source(200 << 10);
+  const auto registration = ends.b.registrations->of(source.data(), source.size(), Access::Read);
+  const auto piece = pattern(14, 1000);
+  const auto address = reinterpret_cast<std::uintptr_t>(source.data());
+  ASSERT_TRUE(ends.a.writer.put(address, registration->remote_key(), piece).ok());
+  ends.settle();
+  EXPECT_EQ(ends.a.failed, IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(source, std::vector<std::byte>(source.size()));
 }
 
 TEST(VerbsRings, AReaderThatTakesNothingHoldsTheWriterBackUntilItDoes) {
@@ -277,10 +311,10 @@ TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
   const harness::FakeVerbs fake;
   RegistrationCache cache(fake.open());
   std::vector<std::byte> memory(10'000);
-  auto first = cache.of(memory.data(), memory.size());
-  auto part = cache.of(memory.data() + 5000, 5000);
+  auto first = cache.of(memory.data(), memory.size(), Access::Read);
+  auto part = cache.of(memory.data() + 5000, 5000, Access::Read);
   EXPECT_EQ(first, part);
-  auto beyond = cache.of(memory.data() + 1, memory.size());
+  auto beyond = cache.of(memory.data() + 1, memory.size(), Access::Read);
   EXPECT_NE(beyond, first);
   EXPECT_EQ(fake.registrations(), 2u);
   first.reset();
@@ -291,12 +325,39 @@ TEST(VerbsRegistrations, APartOfWhatIsInUseIsNotRegisteredAgain) {
   EXPECT_EQ(cache.in_use(), 0u);
 }
 
+TEST(VerbsRegistrations, APlaceIsRegisteredAloneWhateverLiesAroundIt) {
+  const harness::FakeVerbs fake;
+  RegistrationCache cache(fake.open());
+  std::vector<std::byte> memory(10'000);
+  const auto sent = cache.of(memory.data(), memory.size(), Access::Read);
+  const auto place = cache.of(memory.data() + 1000, 5000, Access::RemoteWrite);
+  EXPECT_EQ(place->memory(), (Slice{memory.data() + 1000, 5000, weft::Device::host()}));
+  const auto inside = cache.of(memory.data() + 2000, 1000, Access::RemoteWrite);
+  EXPECT_EQ(inside->memory().bytes, 1000u) << "or its key would open another's place";
+  EXPECT_EQ(cache.of(memory.data() + 2000, 1000, Access::RemoteWrite), inside);
+  EXPECT_EQ(cache.of(memory.data() + 2000, 1000, Access::Read), sent);
+}
+
+TEST(VerbsRegistrations, WhatMayNotBeWrittenToIsTheCallersMistakeAndThatIsSaid) {
+  harness::FakeVerbs fake;
+  RegistrationCache cache(fake.open());
+  std::vector<std::byte> memory(10'000);
+  fake.map_read_only(memory.data(), memory.size());
+  try {
+    cache.of(memory.data(), memory.size(), Access::RemoteWrite);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), HasSubstr("name memory that may be written to"));
+  }
+}
+
 TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   const harness::FakeVerbs fake;
   const auto device = fake.open();
   try {
     std::array<std::byte, 8> memory;
-    const Registration refused(device, Slice{memory.data(), memory.size(), weft::Device::cuda(3)});
+    const Registration refused(device, Slice{memory.data(), memory.size(), weft::Device::cuda(3)}, Access::Read);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.blame(), Blame::Unsupported);
