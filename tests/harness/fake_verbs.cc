@@ -49,6 +49,14 @@ struct Pair : ibv_qp {
   }
 };
 
+// A request that is carried out later, with what it carries in itself.
+struct Held {
+  Pair* pair = nullptr;
+  ibv_send_wr request{};
+  ibv_sge piece{};
+  std::vector<std::byte> inlined;
+};
+
 }  // namespace
 
 struct FakeVerbs::World {
@@ -58,6 +66,8 @@ struct FakeVerbs::World {
   std::mutex mutex;  // of the regions
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
+  std::deque<Held> held;
+  std::size_t held_for = 0;  // polls that find nothing
   std::uint32_t next = 1;
   bool is_limited = false;
   bool refuses_dma_bufs = false;
@@ -95,8 +105,7 @@ bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t co
   return true;
 }
 
-int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
-  auto& pair = *static_cast<Pair*>(qp);
+int carry_out(Pair& pair, const ibv_send_wr* request) {
   const auto peer = the_world->pairs.find(pair.peer);
   const ibv_sge& piece = *request->sg_list;
   const std::byte* const from = the_world->look_at(piece.addr);
@@ -130,6 +139,24 @@ int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
   return finish(IBV_WC_SUCCESS);
 }
 
+int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr**) {
+  auto& pair = *static_cast<Pair*>(qp);
+  if (the_world->held_for == 0) return carry_out(pair, request);
+  Held& held = the_world->held.emplace_back(Held{&pair, *request, *request->sg_list, {}});
+  if ((request->send_flags & IBV_SEND_INLINE) == 0) return 0;
+  const auto* const bytes = reinterpret_cast<const std::byte*>(held.piece.addr);
+  held.inlined.assign(bytes, bytes + held.piece.length);
+  held.piece.addr = reinterpret_cast<std::uintptr_t>(held.inlined.data());
+  return 0;
+}
+
+void carry_out_held() {
+  for (Held& held : std::exchange(the_world->held, {})) {
+    held.request.sg_list = &held.piece;
+    carry_out(*held.pair, &held.request);
+  }
+}
+
 int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr**) {
   auto& pair = *static_cast<Pair*>(qp);
   pair.receives.push_back(*request);
@@ -144,6 +171,7 @@ int poll_cq(ibv_cq* queue, int count, ibv_wc* to) {
     to[taken] = waiting.front();
     waiting.pop_front();
   }
+  if (taken == 0 && the_world->held_for > 0 && --the_world->held_for == 0) carry_out_held();
   return taken;
 }
 
@@ -159,6 +187,7 @@ ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
 
 int destroy_qp(ibv_qp* qp) {
   the_world->pairs.erase(qp->qp_num);
+  std::erase_if(the_world->held, [&](const Held& held) { return held.pair == qp; });
   delete static_cast<Pair*>(qp);
   return 0;
 }
@@ -305,6 +334,8 @@ void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) { wo
 void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_registration = std::move(call); }
 
 void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write = std::move(call); }
+
+void FakeVerbs::hold(std::size_t polls) { world_->held_for = polls; }
 
 void FakeVerbs::refuse_dma_bufs(bool is_refusing) { world_->refuses_dma_bufs = is_refusing; }
 

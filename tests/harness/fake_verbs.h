@@ -44,6 +44,8 @@ class FakeVerbs {
   // Called when half of the next write to a peer's memory has been carried out. The rest is as well, unless the peer's
   // queue pair has been destroyed by then: cutting it does not stop what is under way.
   void in_the_next_write(std::function<void()> call);
+  // What is posted from now on is carried out when queues have been found empty so many times, and nothing is held then.
+  void hold(std::size_t polls);
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;
 

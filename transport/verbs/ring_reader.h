@@ -30,6 +30,8 @@ class RingReader {
   Bytes peek() noexcept;
   void consume(std::size_t bytes) noexcept;
   std::size_t read(std::span<std::byte> to) noexcept;
+  // Whether the place that read() has named is being written to, which withdraw() ends.
+  bool is_placing() const { return direct_.phase == Phase::Placing; }
   // The place that read() has named is written to no more; destroys the queue pair, and returns true, where one is open.
   bool withdraw() noexcept;
 

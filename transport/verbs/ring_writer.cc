@@ -308,6 +308,17 @@ void RingWriter::destroy() noexcept {
   pair_.destroy();
 }
 
+bool RingWriter::has_words_underway() const noexcept {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(outstanding_,
+                             [](const Sent& one) { return one.what == Posted::Ring || one.what == Posted::Note; });
+}
+
+bool RingWriter::is_writing() const noexcept {
+  std::lock_guard lock(mutex_);
+  return direct_.phase == Phase::Writing;
+}
+
 bool RingWriter::withdraw() noexcept {
   std::lock_guard lock(mutex_);
   withdrawn_ = true;

@@ -53,6 +53,10 @@ class RingWriter {
   std::optional<Error> failure() const noexcept;
   // The other half's GPU has.
   void give_up(const Error& why) noexcept;
+  // Whether something but a piece that goes to its place has been posted and not carried out.
+  bool has_words_underway() const noexcept;
+  // Whether a piece is being written to its place, which withdraw() ends.
+  bool is_writing() const noexcept;
   // The pieces that write() did not take are not read any more; destroys the queue pair, and returns true,
   // where one is being written.
   bool withdraw() noexcept;

@@ -18,9 +18,10 @@ namespace {
 
 constexpr int kSends = 128;
 constexpr int kReceives = 256;
-constexpr int kInlineBytes = Note::kBytes;  // the least that a device must carry in a request
-constexpr int kBatches = 16;                // of completions that one turn takes
-constexpr std::byte kReady{'R'};            // what is said over TCP once the queue pair receives
+constexpr int kInlineBytes = Note::kBytes;                  // the least that a device must carry in a request
+constexpr int kBatches = 16;                                // of completions that one turn takes
+constexpr auto kLastWords = std::chrono::milliseconds(20);  // to arrive: behind 16 MiB of a put on a fast network
+constexpr std::byte kReady{'R'};                            // what is said over TCP once the queue pair receives
 
 }  // namespace
 
@@ -73,6 +74,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   bool park();
   bool drain();
   void take(const ibv_wc& completion);
+  void let_words_out();
   Ending ending() const;
   std::optional<Error> why_ended() const;
 };
@@ -258,6 +260,13 @@ void VerbsStream::Shared::fail(const Error& why) {
   pair.cut();
 }
 
+// What is posted was reported done, and would be lost with the queue pair.
+void VerbsStream::Shared::let_words_out() {
+  if (!reader.is_placing() && !writer.is_writing()) return;
+  const Deadline until = Deadline::in(kLastWords);
+  while (writer.has_words_underway() && ending() != Ending::Over && !until.passed()) drain();
+}
+
 VerbsStream::Shared::Ending VerbsStream::Shared::ending() const {
   std::lock_guard lock(mutex);
   if (hung_up || failure || writer.failure()) return Ending::Over;
@@ -324,6 +333,7 @@ Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes p
 }
 
 void VerbsStream::withdraw(const Error& why) noexcept {
+  shared_->let_words_out();
   bool was_destroyed = shared_->writer.withdraw();
   was_destroyed |= shared_->reader.withdraw();
   if (was_destroyed) shared_->fail(why);  // the peer hears of it over TCP

@@ -17,6 +17,8 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+constexpr std::size_t kHeld = 1000;  // polls: more than the loop makes in a few turns
+
 // Both ends on one loop, where all is done that touches the fake devices.
 class VerbsStreams : public cuda::FakeCuda {
  protected:
@@ -31,6 +33,7 @@ class VerbsStreams : public cuda::FakeCuda {
     auto met = connect_over(std::move(meeting), inproc::capabilities(), "inproc", loop);
     Capabilities capabilities;
     capabilities.direct_bytes = 128 << 10;
+    capabilities.one_sided = true;
     return connect_over(std::make_unique<VerbsStream>(path, registrations, std::move(met), Deadline::never()), capabilities,
                         "verbs", loop);
   }
@@ -63,6 +66,47 @@ class VerbsStreams : public cuda::FakeCuda {
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
   std::shared_ptr<Connection> near, far;
 };
+
+TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPayloadIsOnItsWayIn) {
+  std::vector<std::byte> place(1 << 20);
+  Op sent;
+  near->receive({[&](const Arrival&) {
+                   verbs.hold(kHeld);
+                   near->accept(std::array{harness::slice_of(place)}, nullptr, {});
+                   loop->post([&] {  // the place has been named by then
+                     sent = near->send(harness::bytes_of("the last word"), {}, nullptr, {});
+                     near->close(Error(Blame::Cancelled, "enough"));
+                   });
+                 },
+                 [](const Error&) {}});
+  harness::Mailbox box(*far, loop);
+  const auto payload = harness::pattern(1, place.size());
+  on_loop([&] { far->send({}, std::array{harness::slice_of(payload)}, nullptr, {}); });
+  EXPECT_EQ(box.next().header, "the last word");
+  EXPECT_TRUE(sent.ended() && !sent.error());
+  EXPECT_EQ(box.wait_closed().blame(), Blame::PeerLost);
+}
+
+TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPutIsUnderWay) {
+  std::vector<std::byte> memory(1 << 20);
+  const auto source = harness::pattern(2, memory.size());
+  harness::Mailbox box(*far, loop);
+  on_loop([&] { near->send(harness::bytes_of("hello"), {}, nullptr, {}); });
+  EXPECT_EQ(box.next().header, "hello");
+  std::shared_ptr<MemoryRegion> region;
+  Op sent, put;
+  on_loop([&] {
+    region = far->one_sided()->expose(harness::slice_of(memory)).value();
+    verbs.hold(kHeld);
+    sent = near->send(harness::bytes_of("the last word"), {}, nullptr, {});
+    put = near->one_sided()->put(harness::slice_of(source), region->key(), 0, nullptr, {});
+    loop->post([&] { loop->post([&] { near->close(Error(Blame::Cancelled, "enough")); }); });
+  });
+  EXPECT_EQ(box.next().header, "the last word");
+  EXPECT_TRUE(sent.ended() && !sent.error());
+  box.wait_closed();
+  region.reset();
+}
 
 TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
   std::promise<void> closed;
