@@ -45,6 +45,9 @@ class Op {
   std::shared_ptr<State> state_;
 };
 
+// Until the process ends: somebody may still write there, and cannot be stopped.
+void keep_for_good(Pin memory) noexcept;
+
 // The producer's side of one Op. The first of finish() and fail() decides; later calls do nothing. Copies share the Op.
 class Completion {
  public:
@@ -57,6 +60,8 @@ class Completion {
   void set_source_rank(int rank) noexcept;
   bool finish() noexcept;
   bool fail(Error error) noexcept;
+  // The Pin stays for good, however the operation ends: what works on the memory could not be stopped.
+  void keep_pin() noexcept;
   bool finished() const noexcept;
 
  private:

@@ -62,8 +62,8 @@ class ByteStream {
   virtual std::size_t window() const = 0;
   // A stream may move what is long without a copy, and after a read() or write() that took less than all be at work on that
   // memory; the next such call then begins with the same. Once this has returned, on the loop, it is not: the memory may
-  // go, and what was in the middle of it is cut.
-  virtual void withdraw(const Error& /*why*/) noexcept {}
+  // go, and what was in the middle of it is cut. False where the device could not be stopped: the memory must stay then.
+  virtual bool withdraw(const Error& /*why*/) noexcept { return true; }
   // Messages up to so many bytes, at most window(), are shown when all of them lies here: where the receiver can work on
   // them in place, that is worth more than to begin early. Such a stream's end() is known as soon as nothing more comes.
   virtual std::size_t shown_whole() const { return 0; }

@@ -296,6 +296,11 @@ Inbox::Step Inbox::discard() {
   return Step::Wait;
 }
 
+void Inbox::keep_pins() noexcept {
+  std::lock_guard lock(mutex_);
+  if (completion_) completion_->keep_pin();
+}
+
 void Inbox::end() noexcept {
   std::optional<Completion> cut;
   std::optional<Error> why;

@@ -38,6 +38,8 @@ class Inbox {
 
   // Reads on as far as that goes. Null: nobody receives yet. Returns why the lane ends, when it does.
   std::optional<Error> pump(const Arrived* arrived);
+  // The memory of the message that was accepted stays for good.
+  void keep_pins() noexcept;
   // Fails the message that was accepted and has not come whole.
   void end() noexcept;
   // Throws away what comes; returns whether the stream has ended.

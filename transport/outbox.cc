@@ -200,7 +200,7 @@ void Outbox::flush() noexcept {
       if (auto why = stream_.write_end()) unheard_ = why->within("send to " + who_);
     }
     if (unheard_ && !queue_.empty()) {
-      stream_.withdraw(*unheard_);  // before the pins go
+      if (!stream_.withdraw(*unheard_)) keep_line();  // before the pins go
       unheard.swap(queue_);
     }
     if (queue_.empty() && std::exchange(ending_, false)) stream_.finish_writing();
@@ -292,6 +292,17 @@ void Outbox::settle(std::size_t written) {
     gone_.push_back(std::move(item));
     queue_.pop_front();
     if (written == 0) return;
+  }
+}
+
+void Outbox::keep_pins() noexcept {
+  std::lock_guard lock(mutex_);
+  keep_line();
+}
+
+void Outbox::keep_line() noexcept {
+  for (Item& item : queue_) {
+    if (item.completion) item.completion->keep_pin();
   }
 }
 

@@ -40,6 +40,8 @@ class Outbox {
 
   // Writes what may be written.
   void flush() noexcept;
+  // The memory of what waits in line stays for good.
+  void keep_pins() noexcept;
   // Fails what waits in line, in order, with what send() fails with. Writes no more of it, and last a goodbye where a
   // reason is given and the peer can read one: returns whether it can.
   bool end(const std::optional<std::string>& reason) noexcept;
@@ -80,6 +82,7 @@ class Outbox {
   void queue_own(Bytes bytes);
   // Under the mutex; returns what must be passed before there is more to do, if that is not the stream's to say.
   std::optional<Fence> write_line();
+  void keep_line() noexcept;  // as keep_pins()
   // One call of write() for what may go of the line; returns whether all of that went.
   bool write_some();
   // The put that is first in line; returns whether it has ended.

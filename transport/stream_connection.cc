@@ -165,7 +165,10 @@ void StreamConnection::write() {
 
 void StreamConnection::end(const Error& why, const std::optional<std::string>& reason) {
   ended_ = why;
-  stream_->withdraw(why);  // before the pins go
+  if (!stream_->withdraw(why)) {  // before the pins go
+    inbox_.keep_pins();
+    outbox_.keep_pins();
+  }
   inbox_.end();
   const bool is_heard = outbox_.end(reason);
   tell_closed();

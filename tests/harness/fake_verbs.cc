@@ -67,6 +67,8 @@ struct FakeVerbs::World {
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
+  std::map<FakeVerbs::Thing, int> refused;
+  std::vector<std::unique_ptr<Queue>> stuck;
   std::size_t held_for = 0;  // polls that find nothing
   std::uint32_t next = 1;
   bool is_limited = false;
@@ -91,6 +93,8 @@ namespace {
 
 using World = FakeVerbs::World;
 World* the_world = nullptr;  // of the test that runs: the table's functions are plain ones
+
+int refusal(FakeVerbs::Thing thing) { return std::exchange(the_world->refused[thing], 0); }
 
 bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t count, std::uint32_t immediate) {
   if (to.receives.empty()) return false;
@@ -186,6 +190,7 @@ ibv_qp* create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
 }
 
 int destroy_qp(ibv_qp* qp) {
+  if (const int error = refusal(FakeVerbs::Thing::QueuePair)) return error;
   the_world->pairs.erase(qp->qp_num);
   std::erase_if(the_world->held, [&](const Held& held) { return held.pair == qp; });
   delete static_cast<Pair*>(qp);
@@ -239,6 +244,7 @@ ibv_mr* reg_dmabuf_mr(ibv_pd* domain, std::uint64_t offset, std::size_t bytes, s
 }
 
 int dereg_mr(ibv_mr* region) {
+  if (const int error = refusal(FakeVerbs::Thing::Registration)) return error;
   std::lock_guard lock(the_world->mutex);
   the_world->regions.erase(region->lkey);
   return 0;
@@ -286,8 +292,10 @@ void fill(Library& library) {
     return queue;
   };
   library.destroy_cq = [](ibv_cq* queue) {
-    delete static_cast<Queue*>(queue);
-    return 0;
+    std::unique_ptr<Queue> gone(static_cast<Queue*>(queue));
+    const int error = refusal(FakeVerbs::Thing::CompletionQueue);
+    if (error != 0) the_world->stuck.push_back(std::move(gone));
+    return error;
   };
   library.create_qp = create_qp;
   library.destroy_qp = destroy_qp;
@@ -307,7 +315,10 @@ FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
   world_->context.ops.req_notify_cq = [](ibv_cq*, int) { return 0; };
 }
 
-FakeVerbs::~FakeVerbs() { the_world = nullptr; }
+FakeVerbs::~FakeVerbs() {
+  for (const auto& [number, pair] : world_->pairs) delete pair;  // that could not be destroyed
+  the_world = nullptr;
+}
 
 std::shared_ptr<transport::verbs::Device> FakeVerbs::open() const {
   return std::make_shared<transport::verbs::Device>(world_->library, &world_->device);
@@ -334,6 +345,10 @@ void FakeVerbs::look_through(std::function<std::byte*(const void*)> behind) { wo
 void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_registration = std::move(call); }
 
 void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write = std::move(call); }
+
+void FakeVerbs::refuse_to_end(Thing thing, int error) { world_->refused[thing] = error; }
+
+std::size_t FakeVerbs::queue_pairs() const { return world_->pairs.size(); }
 
 void FakeVerbs::hold(std::size_t polls) { world_->held_for = polls; }
 

@@ -46,6 +46,10 @@ class FakeVerbs {
   void in_the_next_write(std::function<void()> call);
   // What is posted from now on is carried out when queues have been found empty so many times, and nothing is held then.
   void hold(std::size_t polls);
+  // The next one of these that is to be given back is not, with this error.
+  enum class Thing { QueuePair, Registration, CompletionQueue };
+  void refuse_to_end(Thing thing, int error);
+  std::size_t queue_pairs() const;
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;
 

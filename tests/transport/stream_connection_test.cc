@@ -135,6 +135,7 @@ struct DeafStream : ByteStream {
   struct State {
     std::atomic<bool> is_deaf{false};
     std::atomic<bool> withdrawn{false};
+    std::atomic<bool> is_stuck{false};  // a device is at work on the memory and cannot be stopped
     std::function<void()> writable;
   };
   explicit DeafStream(std::shared_ptr<State> shared) : state(std::move(shared)) {}
@@ -153,7 +154,10 @@ struct DeafStream : ByteStream {
   void consume(std::size_t) noexcept override {}
   std::size_t read(std::span<std::byte>) noexcept override { return 0; }
   std::size_t window() const override { return kRing; }
-  void withdraw(const Error&) noexcept override { state->withdrawn = true; }
+  bool withdraw(const Error&) noexcept override {
+    state->withdrawn = true;
+    return !state->is_stuck;
+  }
   std::optional<Error> end() const noexcept override { return std::nullopt; }
   std::optional<Error> write_end() const noexcept override {
     return state->is_deaf ? std::optional(Error(Blame::PeerLost, "it hears nothing")) : std::nullopt;
@@ -179,6 +183,26 @@ TEST(StreamConnection, ASendThatFailsWhileThereIsMoreToReadIsWithdrawnBeforeItsP
   loop->post([&] { state->writable(); });
   EXPECT_EQ(failure_of(sent).blame(), Blame::PeerLost);
   EXPECT_TRUE(withdrawn_first.get_future().get());
+}
+
+TEST(StreamConnection, MemoryThatADeviceCannotBeKeptFromStaysForGood) {
+  for (const bool by_peer : {true, false}) {
+    const auto state = std::make_shared<DeafStream::State>();
+    state->is_stuck = true;
+    const auto loop = std::make_shared<EventLoop>("near");
+    const auto near = connect_over(std::make_unique<DeafStream>(state), inproc::capabilities(), "deaf", loop);
+    flush(*loop);
+    auto payload = std::make_shared<const std::vector<std::byte>>(pattern(1, kRing));
+    const std::weak_ptr<const void> seen = payload;
+    const auto slice = slice_of(*payload);
+    const Op sent = near->send({}, std::array{slice}, std::move(payload), {});
+    flush(*loop);
+    state->is_deaf = by_peer;
+    by_peer ? loop->post([&] { state->writable(); }) : near->close(Error(Blame::Cancelled, "enough"));
+    failure_of(sent);
+    EXPECT_TRUE(state->withdrawn);
+    EXPECT_FALSE(seen.expired());
+  }
 }
 
 // Its reach() takes as long as the test says, and is over only when it has begun.

@@ -42,7 +42,7 @@ Completions::Completions(std::shared_ptr<Device> device, int entries) : device_(
 }
 
 Completions::~Completions() {
-  device_->library().destroy_cq(queue_);
+  device_->has_ended(device_->library().destroy_cq(queue_), "a completion queue cannot be destroyed");
   device_->library().destroy_comp_channel(channel_);
 }
 

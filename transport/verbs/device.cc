@@ -102,6 +102,12 @@ std::vector<PortReport> Device::ports() const {
   return ports;
 }
 
+bool Device::has_ended(int returned, const char* what) const {
+  if (returned == 0) return true;
+  log::error(name_ + ": " + what + ": " + std::strerror(returned > 0 ? returned : errno));
+  return false;
+}
+
 std::vector<std::shared_ptr<Device>> open_devices(const std::shared_ptr<const Library>& library) {
   int count = 0;
   ibv_device** const list = library->get_device_list(&count);

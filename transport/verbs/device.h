@@ -25,6 +25,8 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* domain() const { return domain_; }
   std::vector<PortReport> ports() const;
+  // Of what libibverbs returned when something was to be given back: whether it was. Logs where not, as "`what`: why".
+  bool has_ended(int returned, const char* what) const;
 
  private:
   PortReport report(int port) const;

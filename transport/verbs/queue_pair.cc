@@ -50,7 +50,7 @@ QueuePair::QueuePair(Path path, const Completions& completions, const Depths& wa
   try {
     prepare();
   } catch (...) {
-    device.library().destroy_qp(pair_);
+    destroy();
     throw;
   }
 }
@@ -122,7 +122,11 @@ void QueuePair::cut() noexcept {
 }
 
 void QueuePair::destroy() noexcept {
-  if (ibv_qp* const pair = std::exchange(pair_, nullptr)) path_.device->library().destroy_qp(pair);
+  ibv_qp* const pair = std::exchange(pair_, nullptr);
+  if (pair == nullptr) return;
+  const Device& device = *path_.device;
+  is_stuck_ = !device.has_ended(device.library().destroy_qp(pair),
+                                "a queue pair cannot be destroyed, so the memory that it may still write to is kept");
 }
 
 bool QueuePair::post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept {

@@ -41,6 +41,8 @@ class QueuePair {
   // Completions that have not been polled may be lost, and nothing is posted from then on. Not while anybody posts.
   // Idempotent. (To reset the pair would do, but that of rxe, in Linux 6.1, lost count of references.)
   void destroy() noexcept;
+  // The device refused to destroy it, which is logged: it may be at work on that memory for ever.
+  bool is_stuck() const { return is_stuck_; }
 
   // The numbers come back in the completions. False where the device takes no more, or has failed.
   bool post_receive(std::uint64_t number, void* to, std::uint32_t bytes, std::uint32_t key) noexcept;
@@ -64,6 +66,7 @@ class QueuePair {
   Depths depths_;
   std::uint32_t first_packet_;
   ibv_qp* pair_ = nullptr;  // null once it has been destroyed
+  bool is_stuck_ = false;
 };
 
 }  // namespace weft::transport::verbs

@@ -40,7 +40,10 @@ Registration::Registration(std::shared_ptr<Device> device, const Slice& memory, 
                            std::weak_ptr<cuda::Device> gpu)
     : device_(std::move(device)), memory_(memory), access_(Access::RemoteWrite), gpu_(std::move(gpu)), region_(region) {}
 
-Registration::~Registration() { device_->library().dereg_mr(region_); }
+Registration::~Registration() {
+  device_->has_ended(device_->library().dereg_mr(region_),
+                     "memory cannot be deregistered, so who has its key may write there");
+}
 
 bool Registration::covers(const void* data, std::size_t bytes) const {
   const auto* const begin = static_cast<const std::byte*>(memory_.data);

@@ -1,5 +1,5 @@
 // Memory that a device may read and write. A registration is an object: destroying it deregisters, and once that has
-// returned the device touches the memory no more.
+// returned the device touches the memory no more, unless the log says that it cannot be deregistered.
 //
 // Registering pins pages and takes 10 µs and more, so what is in use already is not registered again: a part of a range
 // that somebody else holds a registration of, for the same access, shares it. Nothing is kept beyond its last user, as

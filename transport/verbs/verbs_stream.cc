@@ -36,7 +36,11 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
         deadline(until),
         until_met(std::move(ticket)),
         meeting(std::move(lane)) {}
-  ~Shared() { pair.destroy(); }  // before the memory that it reads and writes goes
+  // The queue pair goes before the memory that it reads and writes; where it does not, that stays.
+  static void end(Shared* shared) {
+    shared->pair.destroy();
+    shared->pair.is_stuck() ? keep_for_good(Pin(shared, [](const void*) {})) : delete shared;
+  }
 
   const std::shared_ptr<RegistrationCache> registrations;
   Completions completions;
@@ -81,7 +85,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
 
 VerbsStream::VerbsStream(const Path& path, const std::shared_ptr<RegistrationCache>& registrations,
                          std::shared_ptr<Connection> meeting, Deadline deadline, Pin until_met)
-    : shared_(std::make_shared<Shared>(path, registrations, std::move(meeting), deadline, std::move(until_met))) {}
+    : shared_(new Shared(path, registrations, std::move(meeting), deadline, std::move(until_met)), Shared::end) {}
 
 VerbsStream::~VerbsStream() { stop(); }
 
@@ -332,11 +336,12 @@ Result<bool> VerbsStream::put(const RegionKey& to, std::uint64_t offset, Bytes p
   return shared_->writer.put(to.address + offset, static_cast<std::uint32_t>(to.token), piece);
 }
 
-void VerbsStream::withdraw(const Error& why) noexcept {
+bool VerbsStream::withdraw(const Error& why) noexcept {
   shared_->let_words_out();
   bool was_destroyed = shared_->writer.withdraw();
   was_destroyed |= shared_->reader.withdraw();
   if (was_destroyed) shared_->fail(why);  // the peer hears of it over TCP
+  return !shared_->pair.is_stuck();
 }
 
 std::optional<Error> VerbsStream::end() const noexcept { return shared_->why_ended(); }

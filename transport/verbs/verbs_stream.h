@@ -27,7 +27,7 @@ class VerbsStream final : public ByteStream, private PlacedWrites {
   void consume(std::size_t bytes) noexcept override;
   std::size_t read(std::span<std::byte> to) noexcept override;
   std::size_t window() const override;
-  void withdraw(const Error& why) noexcept override;
+  bool withdraw(const Error& why) noexcept override;
   Reach reach() const override;
   bool carries(const Slice& memory) const noexcept override;
   PlacedWrites* placed_writes() override { return this; }

@@ -352,6 +352,37 @@ TEST(VerbsRegistrations, WhatMayNotBeWrittenToIsTheCallersMistakeAndThatIsSaid) 
   }
 }
 
+TEST(VerbsRegistrations, WhatTheDeviceDoesNotGiveBackIsLogged) {
+  harness::FakeVerbs fake;
+  const auto path = fake.path();
+  std::vector<std::string> said;
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Error) said.emplace_back(text);
+  });
+  std::array<std::byte, 8> memory;
+  std::optional<Registration> registration(std::in_place, path.device, Slice{memory.data(), memory.size(), {}},
+                                           Access::Read);
+  fake.refuse_to_end(harness::FakeVerbs::Thing::Registration, EIO);
+  registration.reset();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0],
+              HasSubstr("fake0: memory cannot be deregistered, so who has its key may write there: Input/output error"));
+  std::optional<Completions> completions(std::in_place, path.device, 16);
+  {
+    QueuePair pair(path, *completions, {16, 16, 64});
+    fake.refuse_to_end(harness::FakeVerbs::Thing::QueuePair, EBUSY);
+    pair.destroy();
+    pair.destroy();
+    EXPECT_TRUE(pair.is_stuck()) << "it is not tried again";
+  }
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_THAT(said[1], HasSubstr("fake0: a queue pair cannot be destroyed"));
+  fake.refuse_to_end(harness::FakeVerbs::Thing::CompletionQueue, EBUSY);
+  completions.reset();
+  ASSERT_EQ(said.size(), 3u);
+  EXPECT_THAT(said[2], HasSubstr("fake0: a completion queue cannot be destroyed: Device or resource busy"));
+}
+
 TEST(VerbsRegistrations, MemoryOfAGpuIsRefusedByName) {
   const harness::FakeVerbs fake;
   const auto device = fake.open();

@@ -52,7 +52,8 @@ class VerbsStreams : public cuda::FakeCuda {
     near_registrations.reset();
     far_registrations.reset();
     // All that touches the fake devices has gone, in turns of the loop.
-    EXPECT_TRUE(loop->drive([this] { return path.device.use_count() == 1; }, harness::patience()));
+    const auto is_gone = [this] { return is_stuck ? verbs.queue_pairs() == 1 : path.device.use_count() == 1; };
+    EXPECT_TRUE(loop->drive(is_gone, harness::patience()));
     on_loop([] {});
     loop.reset();
     EXPECT_TRUE(device->retirement().reclaim_all(harness::patience()));
@@ -65,6 +66,7 @@ class VerbsStreams : public cuda::FakeCuda {
   std::shared_ptr<RegistrationCache> far_registrations = std::make_shared<RegistrationCache>(path.device);
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
   std::shared_ptr<Connection> near, far;
+  bool is_stuck = false;  // what one queue pair needs stays
 };
 
 TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPayloadIsOnItsWayIn) {
@@ -106,6 +108,33 @@ TEST_F(VerbsStreams, WhatWasDoneArrivesThoughTheLaneIsClosedWhileAPutIsUnderWay)
   EXPECT_TRUE(sent.ended() && !sent.error());
   box.wait_closed();
   region.reset();
+}
+
+TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
+  auto place = std::make_shared<std::vector<std::byte>>(1 << 20);
+  const std::weak_ptr<const void> seen = place;
+  const auto slice = harness::slice_of(*place);
+  Op accepted;
+  is_stuck = true;
+  near->receive({[&](const Arrival&) {
+                   verbs.hold(kHeld);
+                   accepted = near->accept(std::array{slice}, std::exchange(place, nullptr), {});
+                   loop->post([&] {
+                     verbs.refuse_to_end(harness::FakeVerbs::Thing::QueuePair, EBUSY);
+                     near->close(Error(Blame::Cancelled, "enough"));
+                   });
+                 },
+                 [](const Error&) {}});
+  harness::Mailbox box(*far, loop);
+  const auto payload = harness::pattern(1, slice.bytes);
+  on_loop([&] { far->send({}, std::array{harness::slice_of(payload)}, nullptr, {}); });
+  box.wait_closed();
+  EXPECT_EQ(harness::failure_of(accepted).blame(), Blame::Cancelled);
+  EXPECT_FALSE(seen.expired());
+  const auto said = take_logged();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0],
+              AllOf(HasSubstr("fake0: a queue pair cannot be destroyed"), HasSubstr("is kept: Device or resource")));
 }
 
 TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
