@@ -67,6 +67,9 @@ struct FakeVerbs::World {
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
+  std::uint32_t spoken_to = 0;  // who gets the following again and again
+  std::vector<std::byte> spoken;
+  std::size_t left_to_send = 0;
   std::map<FakeVerbs::Thing, int> refused;
   std::vector<std::unique_ptr<Queue>> stuck;
   std::size_t held_for = 0;  // polls that find nothing
@@ -165,6 +168,10 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* request, ibv_recv_wr**) {
   auto& pair = *static_cast<Pair*>(qp);
   pair.receives.push_back(*request);
   pair.receive_pieces.push_back(*request->sg_list);
+  if (pair.qp_num == the_world->spoken_to && !pair.is_cut && the_world->left_to_send > 0) {
+    --the_world->left_to_send;
+    deliver(pair, IBV_WC_RECV, the_world->spoken.data(), static_cast<std::uint32_t>(the_world->spoken.size()), 0);
+  }
   return 0;
 }
 
@@ -349,6 +356,16 @@ void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write
 void FakeVerbs::refuse_to_end(Thing thing, int error) { world_->refused[thing] = error; }
 
 std::size_t FakeVerbs::queue_pairs() const { return world_->pairs.size(); }
+
+void FakeVerbs::go_on_sending(std::uint32_t queue_pair, const void* bytes, std::size_t count, std::size_t times) {
+  const auto* const begin = static_cast<const std::byte*>(bytes);
+  world_->spoken.assign(begin, begin + count);
+  world_->spoken_to = queue_pair;
+  world_->left_to_send = times;
+  send_to(queue_pair, bytes, count);
+}
+
+std::size_t FakeVerbs::left_to_send() const { return world_->left_to_send; }
 
 void FakeVerbs::hold(std::size_t polls) { world_->held_for = polls; }
 

@@ -19,9 +19,13 @@ namespace {
 constexpr int kSends = 128;
 constexpr int kReceives = 256;
 constexpr int kInlineBytes = Note::kBytes;                  // the least that a device must carry in a request
-constexpr int kBatches = 16;                                // of completions that one turn takes
+constexpr int kBatch = 32;                                  // completions
+constexpr int kBatches = 16;                                // that one turn takes
 constexpr auto kLastWords = std::chrono::milliseconds(20);  // to arrive: behind 16 MiB of a put on a fast network
 constexpr std::byte kReady{'R'};                            // what is said over TCP once the queue pair receives
+
+// So a turn takes all that was in the queue when it began.
+static_assert(kBatch * kBatches >= kSends + kReceives);
 
 }  // namespace
 
@@ -187,10 +191,8 @@ void VerbsStream::stop() noexcept {
 
 bool VerbsStream::Shared::look() {
   if (stopped) return false;
-  const bool hears_last = hung_up;  // what came before that is in the queue by now
+  const bool hears_last = hung_up;  // what came before that is in the queue by now, and no more is waited for
   bool found = drain();
-  while (hears_last && drain()) {
-  }
   if (std::exchange(has_news, false) && !stopped) {
     found = true;
     readable();
@@ -217,7 +219,7 @@ bool VerbsStream::Shared::park() {
 }
 
 bool VerbsStream::Shared::drain() {
-  std::array<ibv_wc, 32> room;
+  std::array<ibv_wc, kBatch> room;
   bool found = false;
   for (int batch = 0; batch < kBatches; ++batch) {
     try {

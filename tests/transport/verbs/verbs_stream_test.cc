@@ -7,6 +7,7 @@
 #include <weft/tests/cuda/fake_cuda.h>
 #include <weft/tests/harness/fake_verbs.h>
 #include <weft/tests/harness/mail.h>
+#include <weft/tests/transport/verbs/ends.h>
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/stream_connection.h>
 #include <weft/transport/verbs/verbs_stream.h>
@@ -135,6 +136,36 @@ TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
   ASSERT_EQ(said.size(), 1u);
   EXPECT_THAT(said[0],
               AllOf(HasSubstr("fake0: a queue pair cannot be destroyed"), HasSubstr("is kept: Device or resource")));
+}
+
+// What it says is allowed: room that it had said before.
+TEST_F(VerbsStreams, APeerThatHangsUpAndTalksOnDoesNotHoldTheLoop) {
+  auto meeting = inproc::make_streams();
+  auto lane = open(std::move(meeting.a), near_registrations);
+  const auto other = connect_over(std::move(meeting.b), inproc::capabilities(), "inproc", loop);
+  std::optional<End> talker(verbs);
+  std::uint32_t listener = 0;
+  other->receive({[&](const Arrival& arrival) {
+                    if (const auto hello = decode_hello(arrival.header)) {
+                      listener = hello.value().queue_pair;
+                      talker->pair.join(hello.value());
+                      other->send(encode(talker->hello()), {}, nullptr, {});
+                      other->send(harness::bytes_of("R"), {}, nullptr, {});
+                    }
+                    other->accept({}, nullptr, {});
+                  },
+                  [](const Error&) {}});
+  std::promise<std::size_t> unsaid;
+  lane->receive({[](const Arrival&) {}, [&](const Error&) { unsaid.set_value(verbs.left_to_send()); }});
+  for (bool has_opened = false; !has_opened;) on_loop([&] { has_opened = talker->turn(); });
+  on_loop([&] {
+    const auto room = encode(Note{.kind = Note::Kind::Room});
+    verbs.go_on_sending(listener, room.data(), room.size(), 1'000'000);
+    other->close(Error(Blame::Cancelled, "enough"));
+  });
+  EXPECT_GT(unsaid.get_future().get(), 0u);
+  lane.reset();
+  on_loop([&] { talker.reset(); });
 }
 
 TEST_F(VerbsStreams, ARegistrationThatTakesLongerThanItsLaneKeepsWhatItNeeds) {
