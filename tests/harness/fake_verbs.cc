@@ -34,6 +34,7 @@ struct Pair : ibv_qp {
   std::deque<ibv_recv_wr> receives;
   std::vector<ibv_sge> receive_pieces;
   std::uint32_t peer = 0;
+  int port = 0;
   bool is_cut = false;
 
   void complete(ibv_cq* queue, std::uint64_t number, ibv_wc_status status, ibv_wc_opcode opcode, std::uint32_t bytes = 0,
@@ -67,6 +68,7 @@ struct FakeVerbs::World {
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
+  int ports = 1;
   std::uint32_t spoken_to = 0;  // who gets the following again and again
   std::vector<std::byte> spoken;
   std::size_t left_to_send = 0;
@@ -206,6 +208,7 @@ int destroy_qp(ibv_qp* qp) {
 
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int) {
   auto& pair = *static_cast<Pair*>(qp);
+  if (attributes->qp_state == IBV_QPS_INIT) pair.port = attributes->port_num;
   if (attributes->qp_state == IBV_QPS_RTR) pair.peer = attributes->dest_qp_num;
   if (attributes->qp_state == IBV_QPS_ERR) pair.is_cut = true;
   return 0;
@@ -275,9 +278,28 @@ void fill(Library& library) {
   library.close_device = [](ibv_context*) { return 0; };
   library.query_device = [](ibv_context*, ibv_device_attr* limits) {
     limits->max_qp_wr = 1024;
-    limits->phys_port_cnt = 1;
+    limits->phys_port_cnt = static_cast<std::uint8_t>(the_world->ports);
     return 0;
   };
+  library.query_port = [](ibv_context*, std::uint8_t, _compat_ibv_port_attr* to) {
+    auto& port = *reinterpret_cast<ibv_port_attr*>(to);
+    port.state = IBV_PORT_ACTIVE;
+    port.link_layer = IBV_LINK_LAYER_ETHERNET;
+    port.active_mtu = IBV_MTU_4096;
+    port.max_msg_sz = 1 << 30;
+    return 0;
+  };
+  library.query_gid_table = [](ibv_context*, ibv_gid_entry* to, std::size_t, std::uint32_t, std::size_t) -> ssize_t {
+    for (int port = 1; port <= the_world->ports; ++port, ++to) {
+      *to = {};
+      to->port_num = static_cast<std::uint32_t>(port);
+      to->gid_type = IBV_GID_TYPE_ROCE_V2;
+      const std::uint8_t address[] = {0xff, 0xff, 192, 0, 2, static_cast<std::uint8_t>(port)};
+      std::memcpy(to->gid.raw + 10, address, sizeof address);
+    }
+    return the_world->ports;
+  };
+  library.port_state_str = [](ibv_port_state) -> const char* { return "a state"; };
   library.alloc_pd = [](ibv_context* context) {
     auto* const domain = new ibv_pd{};
     domain->context = context;
@@ -316,6 +338,7 @@ FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
   the_world = world_.get();
   fill(*world_->library);
   world_->context.device = &world_->device;
+  world_->device.transport_type = IBV_TRANSPORT_IB;
   world_->context.ops.post_send = post_send;
   world_->context.ops.post_recv = post_recv;
   world_->context.ops.poll_cq = poll_cq;
@@ -340,6 +363,14 @@ transport::verbs::Path FakeVerbs::path() const {
   path.choice.port.mtu_bytes = 4096;
   path.choice.port.max_message = 1 << 30;
   return path;
+}
+
+void FakeVerbs::give_ports(int count) { world_->ports = count; }
+
+std::vector<int> FakeVerbs::ports_in_use() const {
+  std::vector<int> ports;
+  for (const auto& [number, pair] : world_->pairs) ports.push_back(pair->port);
+  return ports;
 }
 
 std::size_t FakeVerbs::registrations() const {

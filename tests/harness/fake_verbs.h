@@ -23,9 +23,13 @@ class FakeVerbs {
   FakeVerbs(const FakeVerbs&) = delete;
   FakeVerbs& operator=(const FakeVerbs&) = delete;
 
-  // One device with one active RoCE port.
+  // One device with one active RoCE port, or as many as give_ports() says, with the addresses 192.0.2.1 and on.
   std::shared_ptr<transport::verbs::Device> open() const;
   transport::verbs::Path path() const;
+
+  void give_ports(int count);
+  // Of the queue pairs there are.
+  std::vector<int> ports_in_use() const;
 
   std::size_t registrations() const;
   // From now on registering fails like where the limit of locked memory is reached.

@@ -59,6 +59,13 @@ Verbs::Way Verbs::way_from(const std::string& interface_address) const {
   return {std::move(path), std::move(registrations)};
 }
 
+Verbs::Way Verbs::way_out() const {
+  std::unique_lock lock(mutex_);
+  const std::string interface_address = listens_at_;
+  lock.unlock();
+  return way_from(interface_address);
+}
+
 std::vector<std::string> Verbs::describe() const {
   std::vector<std::string> lines;
   for (const auto& device : devices_) {
@@ -81,7 +88,7 @@ Capabilities Verbs::capabilities() const { return capabilities_of_rings(); }
 std::optional<std::string> Verbs::why_unreachable(const std::string& text) const {
   try {
     const Address address = Address::parse(text);
-    const Fabric here = *way_from("").path.choice.port.fabric;
+    const Fabric here = *way_out().path.choice.port.fabric;
     if (address.fabric != here) {
       return "it is on " + std::string(verbs::name(address.fabric)) + ", and " + std::string(verbs::name(here)) +
              " is used here (see WEFT_IB_HCA)";
@@ -95,6 +102,10 @@ std::optional<std::string> Verbs::why_unreachable(const std::string& text) const
 std::unique_ptr<Listener> Verbs::listen(const ListenOptions& options) {
   if (!options.loop || !options.accepted) throw Error(Blame::Caller, "verbs listen: a loop and `accepted` must be given");
   const Way way = way_from(options.interface_address);
+  {
+    std::lock_guard lock(mutex_);
+    listens_at_ = options.interface_address;
+  }
   ListenOptions meeting = options;
   // Shared by each guest that has not said hello: it has a queue pair and locked memory already.
   const auto unmet = std::make_shared<const int>();
@@ -121,7 +132,7 @@ std::shared_ptr<Connection> Verbs::connect(const std::string& text, const Connec
   if (!options.loop) throw Error(Blame::Caller, "verbs connect to " + text + ": a loop must be given");
   const Address address = Address::parse(text);
   if (const auto why = why_unreachable(text)) throw Error(Blame::Caller, "verbs: cannot connect to " + text + ": " + *why);
-  const Way way = way_from("");
+  const Way way = way_out();
   auto meeting = meeting_->connector()->connect(address.meeting, options);
   auto stream = std::make_unique<VerbsStream>(way.path, way.registrations, std::move(meeting), options.deadline);
   return connect_over(std::move(stream), capabilities_of_rings(), "verbs", options.loop);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <mutex>
 
 #include <weft/transport/transport.h>
 #include <weft/transport/verbs/registration.h>
@@ -41,11 +42,15 @@ class Verbs final : public Transport, public Connector {
     std::shared_ptr<RegistrationCache> registrations;
   };
   Way way_from(const std::string& interface_address) const;
+  // Of what connects: the port that this process listens on, as others may not be on the peers' network.
+  Way way_out() const;
 
   const std::vector<std::shared_ptr<Device>> devices_;
   const Config config_;
   const std::shared_ptr<Transport> meeting_;
   std::map<const Device*, std::shared_ptr<RegistrationCache>> registrations_;
+  mutable std::mutex mutex_;  // of what follows
+  std::string listens_at_;    // the interface, as the last listen() had it
 };
 
 }  // namespace weft::transport::verbs
