@@ -139,6 +139,8 @@ void TcpStream::Core::failed(const Error& error) {
     end_ = error;
     ended_ = true;
   }
+  // Connected, but the loop cannot watch it: nobody would be told of room, nor a lane's other sockets of the end.
+  if (descriptor_ >= 0) break_off(error.native_code() != 0 ? error.native_code() : EIO);
   call(&Handlers::readable);
 }
 
@@ -316,7 +318,7 @@ std::optional<Error> TcpStream::Core::end() const noexcept {
 std::optional<Error> TcpStream::Core::write_end() const noexcept {
   const int number = broken_;
   std::lock_guard lock(mutex_);
-  if (number != 0) return reason(number);
+  if (number != 0) return end_ ? *end_ : reason(number);
   return socket_ ? std::nullopt : end_;  // where the peer has only said that it writes no more, it may still read
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <future>
 #include <set>
+#include <thread>
 
 #include <malloc.h>
 
@@ -457,6 +458,49 @@ TEST(StripedLane, IsMadeAnewWhereOneSocketIsNotTaken) {
   EXPECT_EQ(lanes.size(), 2u) << "another attempt is another lane";
   ASSERT_EQ(::send(taken[0].socket.get(), "there", 5, 0), 5);
   EXPECT_EQ(a.take(5), "there");
+}
+
+// This process' socket that is connected to that one.
+int other_end(const Descriptor& socket) {
+  const std::string there = remote_end(socket).text();
+  for (int number = 0; number < 4096; ++number) {
+    sockaddr_storage about{};
+    socklen_t bytes = sizeof about;
+    if (::getsockname(number, reinterpret_cast<sockaddr*>(&about), &bytes) != 0 || about.ss_family != AF_INET) continue;
+    const Descriptor looked_at(::dup(number));
+    if (looked_at && local_end(looked_at).text() == there) return number;
+  }
+  return -1;
+}
+
+// As the kernel does where this user may watch no more; here since the test watches that socket itself.
+TEST(StripedLane, OfWhichALaterSocketCannotBeWatchedEndsThoughItOnlySends) {
+  const auto loop = make_loop();
+  const Descriptor door = reserved_port();
+  ASSERT_EQ(::listen(door.get(), 16), 0);
+  const auto answer = Greeting::encode({1, 2});
+  End a(loop, dial(loop, "127.0.0.1:" + std::to_string(local_end(door).port()), patience(), sockets(2)));
+  a.send(pattern(8 << 20));
+  std::vector<Said> taken;
+  for (int i = 0; i < 2; ++i) taken.push_back(accept_at(door));
+  if (taken[0].part.index != 0) std::swap(taken[0], taken[1]);
+  const int watched = other_end(taken[1].socket);
+  ASSERT_GE(watched, 0);
+  // Once its answer has been read nobody watches it, until the lane's last answer comes.
+  ASSERT_EQ(::send(taken[1].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  EventLoop::Registration in_the_way;
+  while (!in_the_way) {
+    try {
+      in_the_way = loop->watch(watched, 0, [](std::uint32_t) {});
+    } catch (const Error&) {
+      std::this_thread::yield();
+    }
+  }
+  ASSERT_EQ(::send(taken[0].socket.get(), answer.data(), answer.size(), 0), static_cast<ssize_t>(answer.size()));
+  const Error error = a.wait_end();
+  EXPECT_EQ(error.native_code(), EEXIST);
+  EXPECT_THAT(error.text(), HasSubstr("cannot watch descriptor"));
+  EXPECT_TRUE(a.stream().write_end());
 }
 
 // A stranger or a peer at a listener's door.
