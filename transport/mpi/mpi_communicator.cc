@@ -208,7 +208,7 @@ Op MpiCommunicator::issue(FencedQueue& queue, Requests::Call call, Fence ready, 
   return completion.op();
 }
 
-// By what a call needs besides the user's memory: its own, and MPI's types. The others will be in it.
+// By what a call needs besides the user's memory. The others will be in it.
 Op MpiCommunicator::failed_here(const char* name) noexcept {
   const Error why = to_error(std::current_exception(), Blame::Busy).within(std::string(name) + " " + place_);
   requests_->abort(why);
@@ -221,7 +221,8 @@ Op MpiCommunicator::failed_here(const char* name) noexcept {
 Op MpiCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept try {
   if (auto why = why_too_large("broadcast " + place_, data.count())) return Op::failed(*why);
   return issue(*collectives_, {.name = "broadcast", .pin = std::move(pin)}, std::move(ready), {},
-               [data, root, type = type_of(data.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [data, root, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(data.dtype));
                  return mpi.ibcast(data.slice.data, static_cast<int>(data.count()), type, root, native, request);
                });
 } catch (...) {
@@ -240,7 +241,8 @@ Op MpiCommunicator::all_gather(std::span<const Slice> outputs, const Elements& i
   Requests::Call call{.name = "all_gather", .pin = held};
   if (is_scattered) call.finish = [held, parts = std::move(parts)] { copy(parts, held->output); };
   return issue(*collectives_, std::move(call), std::move(ready), {},
-               [=, type = type_of(input.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(input.dtype));
                  const auto count = static_cast<int>(input.count());
                  return mpi.iallgather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, native,
                                        request);
@@ -262,7 +264,8 @@ Op MpiCommunicator::gather(std::span<const Slice> outputs, const Elements& input
   Requests::Call call{.name = "gather", .pin = held};
   if (is_scattered) call.finish = [held, parts = std::move(parts)] { copy(parts, held->output); };
   return issue(*collectives_, std::move(call), std::move(ready), {},
-               [=, type = type_of(input.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(input.dtype));
                  const auto count = static_cast<int>(input.count());
                  return mpi.igather(in_place ? MPI_IN_PLACE : input.slice.data, count, type, to, count, type, root, native,
                                     request);
@@ -284,7 +287,8 @@ Op MpiCommunicator::scatter(const Elements& output, std::span<const Slice> input
   std::function<void()> before;
   if (is_scattered) before = [held, parts = std::move(parts)] { copy(held->input, parts); };
   return issue(*collectives_, {.name = "scatter", .pin = held}, std::move(ready), std::move(before),
-               [=, type = type_of(output.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(output.dtype));
                  const auto count = static_cast<int>(output.count());
                  return mpi.iscatter(from, count, type, in_place ? MPI_IN_PLACE : output.slice.data, count, type, root,
                                      native, request);
@@ -327,7 +331,8 @@ Op MpiCommunicator::all_to_all(std::span<const Slice> outputs, std::span<const S
   call.finish = [held, parts = std::move(to_copy)] { copy(parts, held->output); };
   const auto before = [held, parts = std::move(from_copy)] { copy(held->input, parts); };
   return issue(*collectives_, std::move(call), std::move(ready), before,
-               [=, type = type_of(dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(dtype));
                  return mpi.ialltoallv(from, held->counts[0].data(), held->places[0].data(), type, to,
                                        held->counts[1].data(), held->places[1].data(), type, native, request);
                });
@@ -445,7 +450,8 @@ Op MpiCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence r
   const std::string what = "send to rank " + std::to_string(to);
   if (auto why = why_refused(what, data, tag)) return Op::failed(*why);
   return issue(*sends_, {.name = what, .pin = std::move(pin)}, std::move(ready), {},
-               [=, type = type_of(data.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(data.dtype));
                  return mpi.isend(data.slice.data, static_cast<int>(data.count()), type, to, tag, native, request);
                });
 } catch (...) {
@@ -456,7 +462,8 @@ Op MpiCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence
   const std::string what = "recv from " + (from == kAnySource ? "any rank" : "rank " + std::to_string(from));
   if (auto why = why_refused(what, data, tag)) return Op::failed(*why);
   return issue(*receives_, {.name = what, .pin = std::move(pin), .receives = data.slice.bytes}, std::move(ready), {},
-               [=, type = type_of(data.dtype)](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+               [=, world = world_](const Library& mpi, MPI_Comm native, MPI_Request* request) {
+                 const MPI_Datatype type = world->elements(size_of(data.dtype));
                  return mpi.irecv(data.slice.data, static_cast<int>(data.count()), type,
                                   from == kAnySource ? MPI_ANY_SOURCE : from, tag, native, request);
                });

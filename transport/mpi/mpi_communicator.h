@@ -47,7 +47,7 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
 
  private:
-  // MPI's call on these, when its turn has come.
+  // MPI's call on these, when its turn has come: World's types are asked for there as well.
   using Start = std::function<int(const Library& mpi, MPI_Comm native, MPI_Request* request)>;
 
   // `before` runs when the bytes are ready, right before `start`.
@@ -56,7 +56,6 @@ class MpiCommunicator final : public Communicator, public PointToPoint {
   Op failed_here(const char* name) noexcept;
   std::optional<Error> why_refused(const char* what, Dtype dtype, ReduceOp op, std::size_t elements) const;
   std::optional<Error> why_refused(const std::string& what, const Elements& data, int tag) const;
-  MPI_Datatype type_of(Dtype dtype) const { return world_->elements(size_of(dtype)); }
 
   const std::shared_ptr<World> world_;
   const int rank_;

@@ -32,23 +32,22 @@ void Requests::start(std::uint64_t key, Call call) noexcept {
     const auto found = expected_.find(key);
     if (found == expected_.end()) return;
     MPI_Request native = nullptr;
-    int code = MPI_SUCCESS;
     try {
       if (entries_.size() == entries_.capacity()) entries_.reserve(2 * entries_.size() + 8);
       if (natives_.size() == natives_.capacity()) natives_.reserve(2 * natives_.size() + 8);
       const auto turn = world_->turn();
-      code = call.start(&native);
+      const int code = call.start(&native);
+      if (code != MPI_SUCCESS) refused = error_of(world_->library(), code, call.name + " " + place_);
     } catch (...) {
       refused = to_error(std::current_exception(), Blame::Busy).within(call.name + " " + place_);
     }
-    if (!refused && code == MPI_SUCCESS) {
+    if (!refused) {
       entries_.push_back({std::move(call), std::move(found->second), std::chrono::steady_clock::now()});
       natives_.push_back(native);
       expected_.erase(found);
       if (!watch_ && !loop_.expired()) watch_ = loop_address_->poll([self = shared_from_this()] { return self->turn(); });
       return;
     }
-    if (!refused) refused = error_of(world_->library(), code, call.name + " " + place_);
   }
   abort(*refused);  // the other ranks will be in it
 }
