@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <mutex>
+#include <set>
 
 #include <weft/base/log.h>
 #include <weft/transport/registry.h>
@@ -13,6 +15,33 @@ std::string list(const std::vector<std::string>& names) {
   for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
   return text;
 }
+
+// Once in a process for each key, as every agent finds it anew, and for every peer.
+void say_once(const std::string& key, const std::string& text) {
+  constexpr std::size_t kMost = 256;  // a peer has a part in them
+  static std::mutex mutex;
+  static auto* const said = new std::set<std::string>;  // agents may outlive what is static
+  {
+    std::lock_guard lock(mutex);
+    if (said->size() == kMost || !said->insert(key).second) return;
+  }
+  log::info(text);
+}
+
+// Why a transport that both might have had is not taken. Reasons that differ by the peer's address only are one.
+struct PassedOver {
+  std::string transport;
+  std::string reason;
+  std::string address;
+
+  std::string text() const { return transport + ": " + reason; }
+  void say(const std::string& taken) const {
+    const std::string begin = "transport '" + transport + "' is passed over for '" + taken + "': ";
+    std::string key = reason;
+    if (const auto at = key.find(address); !address.empty() && at != std::string::npos) key.erase(at, address.size());
+    say_once(begin + key, begin + reason);
+  }
+};
 
 }  // namespace
 
@@ -29,7 +58,9 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
   for (const Backend& backend : backends()) {
     auto opened = backend.open();
     if (!opened) {
-      why += "; " + std::string(backend.name) + ": " + opened.error().text();
+      const std::string reason = std::string(backend.name) + ": " + opened.error().text();
+      why += "; " + reason;
+      say_once(reason, "a transport is of no use here; " + reason);
     } else if (Connector* connector = opened.value()->connector(); connector != nullptr && connector->preference() >= 0) {
       transports_.push_back(std::move(opened.value()));
     }
@@ -61,18 +92,21 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
 void Routes::close() { listeners_.clear(); }
 
 std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, const ConnectOptions& options) const {
-  std::string why;
+  std::vector<PassedOver> better;
   for (const auto& transport : transports_) {
     const std::string name(transport->name());
     const auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer& one) { return one.transport == name; });
     if (offer == offers.end()) {
-      why += (why.empty() ? "" : "; ") + name + ": the peer does not offer it";
+      better.push_back({name, "the peer does not offer it", {}});
     } else if (const auto reason = transport->connector()->why_unreachable(offer->address)) {
-      why += (why.empty() ? "" : "; ") + name + ": " + *reason;
+      better.push_back({name, *reason, offer->address});
     } else {
+      for (const PassedOver& one : better) one.say(name);
       return transport->connector()->connect(offer->address, options);
     }
   }
+  std::string why;
+  for (const PassedOver& one : better) why += (why.empty() ? "" : "; ") + one.text();
   throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()) +
                                       (chosen_ ? ", which were chosen: choose others, or leave the choice open" : ""));
 }

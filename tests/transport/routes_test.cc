@@ -1,9 +1,14 @@
 // Which way to a peer is taken, and what is said where there is none.
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <iostream>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <weft/base/log.h>
 #include <weft/tests/harness/mail.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/routes.h>
@@ -95,10 +100,39 @@ TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
   for (Offer& offer : host.offers) {
     if (offer.transport == "shm") offer.address = "another-boot/1/1/3";
   }
-  EXPECT_EQ(chosen(Routes(), host.offers), "tcp");
+  std::atomic<int> said{0};
+  {
+    const log::Capture capture([&](LogLevel level, std::string_view text) {
+      if (text == "transport 'shm' is passed over for 'tcp': it is on another host" && level == LogLevel::Info) ++said;
+    });
+    const Routes all;
+    EXPECT_EQ(chosen(all, host.offers), "tcp");
+    EXPECT_EQ(chosen(all, host.offers), "tcp");
+  }
+  static bool is_known = false;  // where the tests of one process are repeated
+  EXPECT_EQ(said, std::exchange(is_known, true) ? 0 : 1) << "once, and not for every peer";
   const Error why = refusal([&] { chosen(Routes({"shm"}), host.offers); });
   EXPECT_EQ(why.blame(), Blame::Unsupported);
   EXPECT_THAT(why.text(), HasSubstr("it is on another host"));
+}
+
+// Each process says it once, so this is one of its own.
+TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
+  std::vector<testing::Matcher<const std::string&>> reasons;
+  for (const Backend& backend : backends()) {
+    const auto opened = backend.open();
+    if (opened) continue;
+    reasons.push_back(
+        HasSubstr("a transport is of no use here; " + std::string(backend.name) + ": " + opened.error().text()));
+  }
+  if (reasons.empty()) GTEST_SKIP() << "every backend can be used here";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto be_made = [] {
+    const log::Capture capture([](LogLevel, std::string_view text) { std::cerr << text << std::endl; });
+    const Routes all;
+    std::exit(0);
+  };
+  EXPECT_EXIT(be_made(), testing::ExitedWithCode(0), testing::AllOfArray(reasons));
 }
 
 TEST(Routes, SaysForEachTransportWhyItIsOfNoUse) {

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <random>
 
@@ -32,6 +33,21 @@ Identity fresh_identity() {
   std::random_device random;
   return {this_machine(), static_cast<std::uint64_t>(random()) << 32 | random()};
 }
+
+// An address at which a listener does not listen, though it does at another.
+struct Missing {
+  SocketAddress address;
+  int number = 0;  // errno
+
+  void say(bool is_asked_for) const {
+    const std::string at = address.text();
+    const std::string text =
+        "tcp: does not listen at " + at.substr(0, at.rfind(':')) + ", only at others: " + std::strerror(number);
+    // A machine without IPv6 is as good as any, where nobody has asked for more than the loopback.
+    const bool has_no_such = number == EAFNOSUPPORT || number == EADDRNOTAVAIL;
+    has_no_such && !is_asked_for ? log::info(text) : log::warn(text);
+  }
+};
 
 }  // namespace
 
@@ -232,9 +248,12 @@ TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::stri
                          const Settings& settings, Accepted accepted)
     : loop_(loop), entrance_(std::make_shared<Entrance>(loop, settings, std::move(accepted))) {
   int number = 0;
+  std::vector<Missing> missing;
   for (const SocketAddress& address : local_addresses(interface_address)) {
     const int failed = entrance_->add_door(address);
-    if (failed != 0) number = failed;
+    if (failed == 0) continue;
+    number = failed;
+    missing.push_back({address, failed});
   }
   const Address address = entrance_->address();
   if (address.hosts.empty()) {
@@ -242,6 +261,7 @@ TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::stri
                        "tcp: cannot listen on '" + (interface_address.empty() ? "loopback" : interface_address) + "'",
                        number);
   }
+  for (const Missing& one : missing) one.say(/*is_asked_for=*/!interface_address.empty());
   address_ = address.text();
   loop->post([entrance = entrance_] { entrance->open(); });
 }

@@ -206,5 +206,23 @@ TEST(TcpListener, AShortageOfDescriptorsPasses) {
   EXPECT_EQ(warnings, 1) << "says so once";
 }
 
+TEST(TcpListener, SaysAtWhichAddressItDoesNotListen) {
+  std::vector<std::string> warnings;
+  const log::Capture capture([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::Warn) warnings.emplace_back(text);
+  });
+  const auto loop = make_loop();
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  // One descriptor is left, and that is for the first address.
+  const int next = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).get();
+  const rlimit tight{static_cast<rlim_t>(next) + 1, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const auto lobby = std::make_unique<Lobby>(loop);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(Address::parse(lobby->address()).hosts.size(), 1u);
+  EXPECT_THAT(warnings, testing::ElementsAre(HasSubstr("does not listen at [::1], only at others: ")));
+}
+
 }  // namespace
 }  // namespace weft::transport::tcp
