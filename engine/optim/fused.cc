@@ -39,15 +39,33 @@ void check_fits(const char* name, const char* plain, const at::Tensor& parameter
   if (!parameter.is_non_overlapping_and_dense()) refuse(Blame::Caller, "a parameter has gaps or overlaps in memory");
 }
 
+// The state is the optimizer's own or comes from a file, or from a time when the parameter was another. libtorch throws for
+// these as well, but when it comes to them.
+void check_state(const char* name, const at::Tensor& parameter, const char* what, const at::Tensor& state) {
+  if (!state.defined()) return;
+  const bool fits = state.layout() == at::kStrided && at::isFloatingType(state.scalar_type());
+  if (fits && state.sizes() == parameter.sizes()) return;
+  throw Error(Blame::Caller, std::string(name) + ": a parameter's " + what +
+                                 " does not fit it: " + tensor::describe(state) + " for " + tensor::describe(parameter) +
+                                 "; load what was saved of the same model, or erase it from state()");
+}
+
+// `each_of(group, state, visit)` calls visit(name, tensor) for what a step reads of a parameter's state.
 // `why_once(group, parameter)` says why the next step is not to be repeated as it is; null where it may be.
-template <class WhyOnce>
+template <class States, class EachOf, class WhyOnce>
 void check_all_fit(const char* name, const char* plain, const std::vector<OptimizerParamGroup>& groups,
-                   std::shared_ptr<optim::CudaSteps>& cuda, const WhyOnce& why_once) {
+                   const States& states, std::shared_ptr<optim::CudaSteps>& cuda, const EachOf& each_of,
+                   const WhyOnce& why_once) {
   std::map<int, const char*> gpus;  // and why_once of a parameter there
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       check_fits(name, plain, parameter);
+      const auto held = states.find(parameter.unsafeGetTensorImpl());
+      if (held != states.end()) {
+        each_of(group, *held->second,
+                [&](const char* what, const at::Tensor& state) { check_state(name, parameter, what, state); });
+      }
       if (!parameter.is_cuda()) continue;
       const char*& why = gpus[static_cast<int>(parameter.get_device())];
       if (why == nullptr) why = why_once(group, parameter);
@@ -73,10 +91,16 @@ std::pair<int, at::ScalarType> launch_of(const at::Tensor& parameter) {
   return {parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type()};
 }
 
-// The tensor with its elements in the parameter's order in memory: itself, where it has that.
+// Whether it has the parameter's type and lies where that lies, with its elements in the same order in memory.
+bool is_laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
+  return tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device() &&
+         tensor.strides() == parameter.strides() && !tensor.is_neg();
+}
+
+// The tensor as the kernels take it: itself, where it is so. State has another type, or lies elsewhere, where it was loaded
+// from a file or the parameter was changed by module->to().
 at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
-  if (tensor.strides() == parameter.strides() && !tensor.is_neg()) return tensor;
-  return at::empty_like(parameter).copy_(tensor);
+  return is_laid_out_like(parameter, tensor) ? tensor : at::empty_like(parameter).copy_(tensor);
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
@@ -90,14 +114,22 @@ at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
 at::Tensor FusedSGD::step(LossClosure closure) {
   const c10::AutoGradMode no_grad(false);
   at::Tensor loss = loss_of(closure);
-  const auto why_once = [this](const OptimizerParamGroup& group, const at::Tensor& parameter) -> const char* {
-    if (static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() == 0) return nullptr;
-    const auto state = state_.find(parameter.unsafeGetTensorImpl());
-    if (state != state_.end() && static_cast<torch::optim::SGDParamState&>(*state->second).momentum_buffer().defined())
-      return nullptr;
+  const auto has_momentum = [](const OptimizerParamGroup& group) {
+    return static_cast<const torch::optim::SGDOptions&>(group.options()).momentum() != 0;
+  };
+  const auto each_of = [&](const OptimizerParamGroup& group, torch::optim::OptimizerParamState& state, const auto& visit) {
+    if (has_momentum(group)) visit("momentum", static_cast<torch::optim::SGDParamState&>(state).momentum_buffer());
+  };
+  const auto why_once = [&](const OptimizerParamGroup& group, const at::Tensor& parameter) -> const char* {
+    if (!has_momentum(group)) return nullptr;
+    const auto held = state_.find(parameter.unsafeGetTensorImpl());
+    if (held != state_.end()) {
+      const auto& momentum = static_cast<torch::optim::SGDParamState&>(*held->second).momentum_buffer();
+      if (momentum.defined() && is_laid_out_like(parameter, momentum)) return nullptr;
+    }
     return "its first step makes the momentum; step once before the capture";
   };
-  check_all_fit("FusedSGD", "SGD", param_groups_, cuda_, why_once);
+  check_all_fit("FusedSGD", "SGD", param_groups_, state_, cuda_, each_of, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
     using State = torch::optim::SGDParamState;
@@ -144,7 +176,14 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
     return "it counts its steps on the host, and every launch would repeat one; capture without it, and step behind a "
            "launch";
   };
-  check_all_fit("FusedAdamW", "AdamW", param_groups_, cuda_, why_once);
+  const auto each_of = [](const OptimizerParamGroup& group, torch::optim::OptimizerParamState& state, const auto& visit) {
+    auto& of = static_cast<torch::optim::AdamWParamState&>(state);
+    visit("exp_avg", of.exp_avg());
+    visit("exp_avg_sq", of.exp_avg_sq());
+    if (static_cast<const torch::optim::AdamWOptions&>(group.options()).amsgrad())
+      visit("max_exp_avg_sq", of.max_exp_avg_sq());
+  };
+  check_all_fit("FusedAdamW", "AdamW", param_groups_, state_, cuda_, each_of, why_once);
   for (OptimizerParamGroup& group : param_groups_) {
     const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
     using State = torch::optim::AdamWParamState;

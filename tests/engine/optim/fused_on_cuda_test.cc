@@ -185,6 +185,12 @@ TEST_F(FusedOnCuda, OnlyStepsThatCanBeRepeatedAreCaptured) {
   EXPECT_EQ(in_capture(plain), "");
   EXPECT_NE(std::vector<float>(data, data + 33), before) << "the launch has stepped";
   EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos);
+  for (const at::Tensor& parameter : pair.there) {
+    auto state = std::make_unique<torch::optim::SGDParamState>();
+    state->momentum_buffer(torch_->empty({33}, at::kDouble));
+    momentum.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+  EXPECT_NE(in_capture(momentum).find("its first step makes the momentum"), std::string::npos) << "it would convert it";
   EXPECT_NE(in_capture(adamw).find("counts its steps on the host"), std::string::npos);
   EXPECT_TRUE(adamw.state().empty());
 }

@@ -214,7 +214,93 @@ TEST(FusedOptimizers, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   refuse(torch::ones({2}), torch::ones({3}), "another shape");
 }
 
-// The second parameter's state, from a file of another model, does not fit: the step fails when the first one's is made.
+// State of another type than the parameter has: made before set_data() gave it memory of that type, as module->to() does,
+// or loaded. libtorch computes with both types; the fused ones take the state over into the parameter's.
+template <class Fused, class Plain, class Options>
+void expect_goes_on_as(torch::ScalarType before, torch::ScalarType state, torch::ScalarType after, const Options& options) {
+  torch::manual_seed(1);
+  const auto start = torch::randn({50}, torch::kDouble).to(before);
+  const std::vector<torch::Tensor> gradients = {torch::randn({50}), torch::randn({50}), torch::randn({50})};
+  const auto run = [&]<class Optimizer>(std::type_identity<Optimizer>) {
+    auto parameter = start.clone();
+    Optimizer optimizer({parameter}, options);
+    for (int step = 0; step < 2; ++step) {
+      parameter.mutable_grad() = gradients[static_cast<std::size_t>(step)].to(before);
+      optimizer.step();
+    }
+    parameter.mutable_grad() = torch::Tensor();
+    parameter.set_data(parameter.to(after));
+    auto& held = *optimizer.state().at(parameter.unsafeGetTensorImpl());
+    if constexpr (std::is_base_of_v<torch::optim::AdamW, Optimizer>) {
+      auto& moments = static_cast<torch::optim::AdamWParamState&>(held);
+      moments.exp_avg(moments.exp_avg().to(state));
+      moments.exp_avg_sq(moments.exp_avg_sq().to(state));
+    } else {
+      auto& momentum = static_cast<torch::optim::SGDParamState&>(held);
+      momentum.momentum_buffer(momentum.momentum_buffer().to(state));
+    }
+    parameter.mutable_grad() = gradients[2].to(after);
+    optimizer.step();
+    return parameter.to(torch::kFloat);
+  };
+  const auto fused = run(std::type_identity<Fused>()), plain = run(std::type_identity<Plain>());
+  EXPECT_TRUE(torch::allclose(fused, plain, 0x1p-6, 0x1p-6))
+      << "off by " << (fused - plain).abs().max().template item<float>() << " with state of " << c10::toString(state)
+      << " for " << c10::toString(after);
+}
+
+TEST(FusedOptimizers, StateOfAnotherTypeCountsAsItsValue) {
+  using torch::kBFloat16, torch::kDouble, torch::kFloat, torch::kHalf;
+  const auto sgd = SGDOptions(0.1).momentum(0.9);
+  const auto adamw = AdamWOptions(0.1);
+  for (const auto& [before, state, after] : {std::tuple{kHalf, kHalf, kBFloat16},
+                                             {kBFloat16, kFloat, kBFloat16},
+                                             {kFloat, kFloat, kBFloat16},
+                                             {kHalf, kBFloat16, kHalf},
+                                             {kFloat, kDouble, kFloat}}) {
+    expect_goes_on_as<FusedSGD, torch::optim::SGD>(before, state, after, sgd);
+    expect_goes_on_as<FusedAdamW, torch::optim::AdamW>(before, state, after, adamw);
+  }
+}
+
+// The first group would have been stepped.
+template <class Fused, class State, class Options>
+void expect_refused_at_once(const Options& options, const std::function<void(State&)>& spoil) {
+  auto first = torch::ones({1}).requires_grad_(), second = torch::ones({2, 3}).requires_grad_();
+  using Group = torch::optim::OptimizerParamGroup;
+  Fused fused({Group({first}), Group({second})}, options);
+  first.mutable_grad() = torch::ones({1});
+  second.mutable_grad() = torch::ones({2, 3});
+  auto spoiled = std::make_unique<State>();
+  spoil(*spoiled);
+  fused.state()[second.unsafeGetTensorImpl()] = std::move(spoiled);
+  try {
+    fused.step();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.what(), HasSubstr("does not fit it"));
+  }
+  EXPECT_EQ(fused.state().size(), 1U);
+  EXPECT_EQ(first.template item<float>(), 1);
+}
+
+TEST(FusedOptimizers, StateThatDoesNotFitIsRefusedBeforeAnythingChanges) {
+  using SGDState = torch::optim::SGDParamState;
+  using AdamWState = torch::optim::AdamWParamState;
+  for (const auto& wrong :
+       {torch::ones({7}), torch::ones({3}), torch::ones({2, 3}).to_sparse(), torch::ones({2, 3}, torch::kInt)}) {
+    expect_refused_at_once<FusedSGD, SGDState>(SGDOptions(0.1).momentum(0.9),
+                                               [&](SGDState& state) { state.momentum_buffer(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1), [&](AdamWState& state) { state.exp_avg_sq(wrong); });
+    expect_refused_at_once<FusedAdamW, AdamWState>(AdamWOptions(0.1).amsgrad(true),
+                                                   [&](AdamWState& state) { state.max_exp_avg_sq(wrong); });
+  }
+}
+
+// The second parameter's state cannot be read, as one on the meta device has no values: the step fails when the first one's
+// is made.
 template <class Fused, class Plain, class State, class Options>
 void expect_unharmed_by_a_failed_step(const Options& options, const std::function<void(State&)>& spoil) {
   const auto make = [] { return Tensors{torch::ones({4}).requires_grad_(), torch::ones({2, 3}).requires_grad_()}; };
@@ -242,9 +328,12 @@ TEST(FusedOptimizers, AStepThatFailsHalfwayLeavesNoStateThatItHasNotFilled) {
   using SGDState = torch::optim::SGDParamState;
   using AdamWState = torch::optim::AdamWParamState;
   expect_unharmed_by_a_failed_step<FusedSGD, torch::optim::SGD, SGDState>(
-      SGDOptions(0.1).momentum(0.9), [](SGDState& state) { state.momentum_buffer(torch::ones({7})); });
-  expect_unharmed_by_a_failed_step<FusedAdamW, torch::optim::AdamW, AdamWState>(
-      AdamWOptions(0.1), [](AdamWState& state) { state.exp_avg(torch::ones({7})); });
+      SGDOptions(0.1).momentum(0.9), [](SGDState& state) {
+        state.momentum_buffer(torch::ones({2, 3}, torch::kMeta));
+      });
+  expect_unharmed_by_a_failed_step<FusedAdamW, torch::optim::AdamW, AdamWState>(AdamWOptions(0.1), [](AdamWState& state) {
+    state.exp_avg(torch::ones({2, 3}, torch::kMeta));
+  });
 }
 
 // Known to the optimizer already, its steps are counted when they have been taken.
@@ -256,7 +345,7 @@ TEST(FusedAdamW, AStepThatFailsHalfwayIsNotCounted) {
   const auto state = [&](std::size_t i) -> torch::optim::AdamWParamState& {
     return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameters[i].unsafeGetTensorImpl()));
   };
-  state(1).exp_avg(torch::ones({7}));
+  state(1).exp_avg(torch::ones({2, 3}, torch::kMeta));
   const auto before = parameters[0].detach().clone();
   EXPECT_THROW(optimizer.step(), std::exception);
   EXPECT_EQ(state(0).step(), 1);
