@@ -1,5 +1,6 @@
 #include <map>
 #include <memory>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,10 +58,17 @@ void check_all_fit(const char* name, const char* plain, const std::vector<Optimi
                    const States& states, std::shared_ptr<optim::CudaSteps>& cuda, const EachOf& each_of,
                    const WhyOnce& why_once) {
   std::map<int, const char*> gpus;  // and why_once of a parameter there
+  std::unordered_set<const c10::TensorImpl*> known;
   for (const OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       check_fits(name, plain, parameter);
+      // libtorch steps it twice, one after the other; in one launch the two would write over each other.
+      if (!known.insert(parameter.unsafeGetTensorImpl()).second) {
+        throw Error(Blame::Caller, std::string(name) + ": a parameter (" + tensor::describe(parameter) +
+                                       ") is here twice; give each once (a module's parameters() lists a weight that its "
+                                       "parts share under every name)");
+      }
       const auto held = states.find(parameter.unsafeGetTensorImpl());
       if (held != states.end()) {
         each_of(group, *held->second,

@@ -8,8 +8,9 @@
 // For dense tensors of fp16, bf16, fp32 and fp64 on the CPU and on GPUs, whose strides fill memory without gaps. On a GPU a
 // step is enqueued on libtorch's current stream of its device; the first one loads the kernels, which may block. For others
 // step() throws before it changes anything: Unsupported for other devices and where kernels cannot be loaded, Caller
-// otherwise, as for state of another shape, with the advice to take libtorch's own where that helps. Where one fails later,
-// for want of memory or at a launch, what has been launched has been stepped, and the rest is as it was.
+// otherwise, as for state of another shape or a parameter that is listed twice, with the advice to take libtorch's own
+// where that helps. Where one fails later, for want of memory or at a launch, what has been launched has been stepped, and
+// the rest is as it was.
 #pragma once
 
 #include <memory>

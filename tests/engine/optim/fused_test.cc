@@ -263,6 +263,33 @@ TEST(FusedOptimizers, StateOfAnotherTypeCountsAsItsValue) {
   }
 }
 
+// A module's parameters() lists a shared weight under every name.
+TEST(FusedOptimizers, AParameterThatIsListedTwiceIsRefusedBeforeAnythingChanges) {
+  auto first = torch::ones({1}).requires_grad_(), tied = torch::ones({2}).requires_grad_();
+  first.mutable_grad() = torch::ones({1});
+  tied.mutable_grad() = torch::ones({2});
+  const auto expect_refused = [&](torch::optim::Optimizer& optimizer) {
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::Caller);
+      EXPECT_THAT(error.what(), HasSubstr("is here twice; give each once"));
+    }
+    EXPECT_TRUE(optimizer.state().empty());
+    EXPECT_EQ(first.item<float>(), 1);
+    EXPECT_TRUE(tied.equal(torch::ones({2})));
+  };
+  using Group = torch::optim::OptimizerParamGroup;
+  for (const std::vector<Group>& groups :
+       {std::vector{Group({first, tied, tied})}, {Group({first, tied}), Group({tied})}}) {
+    FusedSGD sgd(groups, SGDOptions(0.1).momentum(0.9));
+    expect_refused(sgd);
+    FusedAdamW adamw(groups);
+    expect_refused(adamw);
+  }
+}
+
 // The first group would have been stepped.
 template <class Fused, class State, class Options>
 void expect_refused_at_once(const Options& options, const std::function<void(State&)>& spoil) {
