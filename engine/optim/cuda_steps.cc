@@ -1,3 +1,6 @@
+#include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -10,13 +13,38 @@
 
 namespace weft::optim {
 
+namespace {
+
+// Those of the process, for whoever names none. They stay until it ends: what an optimizer that is gone has retired is
+// reclaimed by the next one, and at the end of the process by nobody.
+const std::shared_ptr<tensor::CudaDevices>& machines() {
+  static const auto* const devices = new std::shared_ptr<tensor::CudaDevices>(std::make_shared<tensor::CudaDevices>());
+  return *devices;
+}
+
+// The kernels on a device: loaded once, as long as one of those who step with them is there, or has not been reclaimed.
+std::shared_ptr<const kernels::CudaKernels> kernels_on(const std::shared_ptr<cuda::Device>& device) {
+  static std::mutex mutex;
+  static auto* const loaded = new std::map<const cuda::Device*, std::weak_ptr<const kernels::CudaKernels>>();
+  std::lock_guard lock(mutex);
+  // Kernels own their device: an entry of a device that is gone has expired, though another may have its address.
+  std::erase_if(*loaded, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = (*loaded)[device.get()];
+  auto kernels = known.lock();
+  if (!kernels) known = kernels = std::make_shared<const kernels::CudaKernels>(device);
+  return kernels;
+}
+
+}  // namespace
+
 struct CudaSteps::OnDevice {
   OnDevice(tensor::CudaDevices& devices, int index)
-      : device(devices.open(index)),
-        name(c10::kCUDA, static_cast<c10::DeviceIndex>(index)),
-        kernels(std::make_unique<kernels::CudaKernels>(device)) {}
+      : device(devices.open(index)), name(c10::kCUDA, static_cast<c10::DeviceIndex>(index)), kernels(kernels_on(device)) {
+    // Of optimizers before this one; but not the kernels, which it has now.
+    device->retirement().reclaim();
+  }
 
-  // The kernels go when what was enqueued has run.
+  // The kernels go when what was enqueued has run, and somebody reclaims.
   ~OnDevice() {
     device->retirement().retire(last, [kernels = std::move(kernels)]() mutable { kernels.reset(); });
   }
@@ -32,12 +60,12 @@ struct CudaSteps::OnDevice {
 
   std::shared_ptr<cuda::Device> device;
   c10::Device name;
-  std::unique_ptr<kernels::CudaKernels> kernels;
+  std::shared_ptr<const kernels::CudaKernels> kernels;
   std::optional<c10::Stream> before;  // that of the step before
   Fence last;                         // its end
 };
 
-CudaSteps::CudaSteps() : CudaSteps(std::make_shared<tensor::CudaDevices>()) {}
+CudaSteps::CudaSteps() : CudaSteps(machines()) {}
 CudaSteps::CudaSteps(std::shared_ptr<tensor::CudaDevices> devices) : devices_(std::move(devices)) {}
 CudaSteps::~CudaSteps() = default;
 

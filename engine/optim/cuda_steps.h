@@ -1,6 +1,7 @@
 // Optimizer steps on GPUs: the kernels, loaded for each device that has parameters, on libtorch's current stream. The host
 // never waits for a step; steps of one optimizer follow each other also where they come on different streams. Used by one
-// thread at a time, as the optimizer is.
+// thread at a time, as the optimizer is. Kernels are loaded once for all that have the same CudaDevices, and unloaded when
+// the last of these is gone and the owner of the CudaDevices reclaims; a new one reclaims what former ones have left.
 #pragma once
 
 #include <map>
@@ -18,11 +19,13 @@ namespace weft::optim {
 
 class CudaSteps {
  public:
-  CudaSteps();  // on the machine's GPUs, opened at the first use
+  CudaSteps();  // on the machine's GPUs, opened at the first use, once in a process
   explicit CudaSteps(std::shared_ptr<tensor::CudaDevices> devices);
   ~CudaSteps();
   CudaSteps(const CudaSteps&) = delete;
   CudaSteps& operator=(const CudaSteps&) = delete;
+
+  const std::shared_ptr<tensor::CudaDevices>& devices() const { return devices_; }
 
   // Loads the kernels, once for a device, which may block. Throws Unsupported where that cannot be: no GPU of that number,
   // no code for it, a build without CUDA; Caller where the current stream is being captured into a CUDA graph and the

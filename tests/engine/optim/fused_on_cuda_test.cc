@@ -9,6 +9,8 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <weft/cuda/device.h>
+#include <weft/cuda/retire.h>
 #include <weft/engine/optim/cuda_steps.h>
 #include <weft/engine/optim/fused.h>
 #include <weft/engine/tensor/cuda_devices.h>
@@ -131,6 +133,43 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
   EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
   fake_->run();
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
+}
+
+// One optimizer after the other, and at the same time, as ZeRO has one for each shard.
+TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
+  auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
+  const Pair pair = parameters();
+  const auto step = [&] {
+    auto optimizer = std::make_unique<FusedSGD>(std::vector{pair.there[0]}, torch::optim::SGDOptions(0.1));
+    optimizer->step_by(std::make_shared<optim::CudaSteps>(devices));
+    optimizer->step();
+    return optimizer;
+  };
+  {
+    const auto first = step(), second = step(), third = step();
+    EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 1);
+  }
+  const std::weak_ptr<cuda::Device> device = devices->open(0);
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 1) << "they were still there";
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 0) << "an optimizer's end waits for nothing";
+  fake_->run();
+  step();
+  EXPECT_LE(device.lock()->retirement().pending(), 2U) << "what the former ones left is reclaimed";
+  fake_->run();
+  devices->reclaim(Deadline::never());
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 1);
+  step();
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_load_data), 2);
+  fake_->run();
+  devices->reclaim(Deadline::never());
+  EXPECT_EQ(fake_->calls(&cuda::Driver::library_unload), 2);
+  devices.reset();
+  EXPECT_TRUE(device.expired());
+}
+
+TEST_F(FusedOnCuda, TheMachinesGpusAreOpenedOnceForAllOptimizers) {
+  EXPECT_EQ(optim::CudaSteps().devices(), optim::CudaSteps().devices());
 }
 
 TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
