@@ -46,23 +46,37 @@ struct CudaSteps::OnDevice {
 
   // The kernels go when what was enqueued has run, and somebody reclaims.
   ~OnDevice() {
-    device->retirement().retire(last, [kernels = std::move(kernels)]() mutable { kernels.reset(); });
+    device->retirement().retire(before.end, [kernels = std::move(kernels)]() mutable { kernels.reset(); });
+  }
+
+  // The step before, on one stream, as others are to follow it.
+  struct Before {
+    std::optional<c10::Stream> stream;
+    Fence end;
+    void precede(tensor::CudaDevices& devices, const c10::Stream& next) const {
+      if (stream && *stream != next) devices.wait(end, next);
+    }
+  };
+
+  void follow(tensor::CudaDevices& devices) const {
+    const c10::Stream stream = tensor::CudaDevices::current_stream(name);
+    before.precede(devices, stream);
+    captured.precede(devices, stream);
   }
 
   template <class F>
   void enqueue(tensor::CudaDevices& devices, F launch) {
     const c10::Stream stream = tensor::CudaDevices::current_stream(name);
-    if (before && *before != stream) devices.wait(last, stream);
     launch(*kernels, cuda::StreamRef{*device, static_cast<CUstream>(stream.native_handle())});
-    before = stream;
-    last = devices.recorded(stream);
+    const Fence end = devices.recorded(stream);
+    (tensor::CudaDevices::is_captured(end) ? captured : before) = Before{stream, end};
   }
 
   std::shared_ptr<cuda::Device> device;
   c10::Device name;
   std::shared_ptr<const kernels::CudaKernels> kernels;
-  std::optional<c10::Stream> before;  // that of the step before
-  Fence last;                         // its end
+  Before before;    // that has run, or will
+  Before captured;  // into a graph: it runs when that is launched, and passes when the capture ends
 };
 
 CudaSteps::CudaSteps() : CudaSteps(machines()) {}
@@ -77,6 +91,7 @@ void CudaSteps::prepare(int device, const char* optimizer, const char* why_once)
     devices_->refuse_capture(name, optimizer, why);
   }
   if (!on) on = std::make_unique<OnDevice>(*devices_, device);
+  on->follow(*devices_);
 }
 
 void CudaSteps::sgd(int device, std::span<const kernels::SgdTensor> tensors, Dtype dtype,

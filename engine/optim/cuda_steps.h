@@ -27,11 +27,13 @@ class CudaSteps {
 
   const std::shared_ptr<tensor::CudaDevices>& devices() const { return devices_; }
 
-  // Loads the kernels, once for a device, which may block. Throws Unsupported where that cannot be: no GPU of that number,
+  // Before each step: the current stream waits for the step before, where that came on another one. Loads the kernels, once
+  // for a device, which may block. Throws Unsupported where that cannot be: no GPU of that number,
   // no code for it, a build without CUDA; Caller where the current stream is being captured into a CUDA graph and the
   // kernels are not loaded yet, or there is a reason why the optimizer's next step cannot be repeated (null: none).
   void prepare(int device, const char* optimizer, const char* why_once);
-  // Slices lie on the device, which is prepared; gradients have the parameters' type. As in kernels.h.
+  // Slices lie on the device, which is prepared for its current stream; gradients have the parameters' type. As in
+  // kernels.h.
   void sgd(int device, std::span<const kernels::SgdTensor> tensors, Dtype dtype, const kernels::SgdOptions& options);
   void adamw(int device, std::span<const kernels::AdamWTensor> tensors, Dtype dtype, const kernels::AdamWOptions& options);
 

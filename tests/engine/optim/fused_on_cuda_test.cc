@@ -135,6 +135,66 @@ TEST_F(FusedOnCuda, StepsOnDifferentStreamsFollowEachOther) {
   EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
 }
 
+// What was captured runs when its graph is launched: the step to follow is the one before it.
+TEST_F(FusedOnCuda, AStepThatIsCapturedInBetweenChangesNothingOfThat) {
+  const Pair pair = parameters();
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  there.step_by(steps_);
+  const at::Tensor before = pair.here[0].clone();
+  here.step();
+  here.step();
+  const c10::Stream first = torch_->new_stream(), second = torch_->new_stream();
+  {
+    const c10::StreamGuard current(first);
+    there.step();
+    FakeDriver::Graph graph;
+    EXPECT_EQ(fake_->begin_capture(torch_->view(first)), CUDA_SUCCESS);
+    there.step();
+    EXPECT_EQ(fake_->end_capture(torch_->view(first), graph), CUDA_SUCCESS);
+  }
+  {
+    const c10::StreamGuard current(second);
+    there.step();
+  }
+  fake_->run(torch_->view(second));
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  fake_->run();
+  EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
+}
+
+// Within a capture steps follow each other as well.
+TEST_F(FusedOnCuda, StepsOnDifferentStreamsOfACaptureFollowEachOther) {
+  const Pair pair = parameters();
+  FusedSGD here(pair.here, torch::optim::SGDOptions(0.1)), there(pair.there, torch::optim::SGDOptions(0.1));
+  there.step_by(steps_);
+  here.step();
+  there.step();
+  fake_->run();
+  const at::Tensor before = pair.here[0].clone();
+  for (int i = 0; i < 2; ++i) here.step();
+  const c10::Stream first = torch_->new_stream(), second = torch_->new_stream();
+  const auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
+  FakeDriver::Graph graph;
+  bool may_go_on = false;
+  EXPECT_EQ(fake_->begin_capture(torch_->view(first)), CUDA_SUCCESS);
+  devices->wait(devices->recorded(first), second);  // which makes it a part of the capture
+  EXPECT_EQ(fake_->enqueue(
+                torch_->view(first).native(), "what comes first", [] {}, [&] { return may_go_on; }),
+            CUDA_SUCCESS);
+  for (const c10::Stream& stream : {first, second}) {
+    const c10::StreamGuard current(stream);
+    there.step();
+  }
+  devices->wait(devices->recorded(second), first);
+  EXPECT_EQ(fake_->end_capture(torch_->view(first), graph), CUDA_SUCCESS);
+  EXPECT_EQ(fake_->launch(graph, torch_->view(first)), CUDA_SUCCESS);
+  fake_->run();
+  EXPECT_TRUE(same_bytes(pair.there[0], before)) << "the second step has come before the first";
+  may_go_on = true;
+  fake_->run();
+  EXPECT_TRUE(same_bytes(pair.there[0], pair.here[0]));
+}
+
 // One optimizer after the other, and at the same time, as ZeRO has one for each shard.
 TEST_F(FusedOnCuda, KernelsAreLoadedOnceForAllAndNothingOfADeviceIsLeft) {
   auto devices = std::make_shared<tensor::CudaDevices>(fake_->driver());
