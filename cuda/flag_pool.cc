@@ -43,20 +43,50 @@ class FlagWords {
   std::vector<std::weak_ptr<Device>> other_waiters_;
 };
 
-FlagWords::~FlagWords() {
-  // All flags are raised, but streams may still be on their way to the waits. The pages, retired after this task, are freed
-  // after it as well.
-  device_->retirement().retire(Fence(), [&device = *device_, others = std::move(other_waiters_)] {
-    const auto drain = [](Device& waiter) {
-      if (waiter.is_lost()) return;  // its streams wait for nothing any more
-      DeviceGuard guard(waiter);
-      waiter.check(waiter.driver().ctx_synchronize(), "cuCtxSynchronize");
-    };
+namespace {
+
+// The pages when all flags are raised. Streams may still be on their way to the waits, so nothing is freed before all that
+// may look has been drained; what fails is tried again by whoever reclaims next.
+struct Pages {
+  Device& device;  // whose retirement has them
+  std::vector<std::weak_ptr<Device>> other_waiters;
+  std::vector<std::byte*> all;
+
+  static void drain(Device& waiter) {
+    if (waiter.is_lost()) return;  // its streams wait for nothing any more
+    DeviceGuard guard(waiter);
+    waiter.check(waiter.driver().ctx_synchronize(), "cuCtxSynchronize");
+  }
+  void free() {
+    const RelaxedCapture relaxed(device.driver());
     drain(device);
-    for (const auto& other : others) {
+    for (const auto& other : other_waiters) {
       if (const auto waiter = other.lock()) drain(*waiter);
     }
+    if (device.is_lost()) return;  // nothing of it can be freed
+    DeviceGuard guard(device);
+    for (; !all.empty(); all.pop_back()) device.check(device.driver().mem_free_host(all.back()), "cuMemFreeHost");
+  }
+};
+
+void retire(Pages pages) noexcept {
+  Retirement& retirement = pages.device.retirement();
+  retirement.retire(Fence(), [pages = std::move(pages)]() mutable {
+    try {
+      pages.free();
+    } catch (...) {
+      retire(std::move(pages));
+      throw;
+    }
   });
+}
+
+}  // namespace
+
+FlagWords::~FlagWords() {
+  Pages pages{*device_, std::move(other_waiters_), {}};
+  for (PinnedSlab& page : pages_) pages.all.push_back(page.release());
+  retire(std::move(pages));
 }
 
 void FlagWords::grow() {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include <weft/base/slice.h>
@@ -28,6 +29,8 @@ class PinnedSlab {
   std::size_t bytes() const { return bytes_; }
   // Where the devices see it.
   CUdeviceptr address() const { return address_; }
+  // Leaves the freeing (cuMemFreeHost) to the caller, who has more to wait for.
+  std::byte* release() noexcept { return std::exchange(data_, nullptr); }
 
  private:
   Device& device_;

@@ -12,6 +12,36 @@ namespace {
 
 constinit trace::Name reclaiming{trace::Layer::Cuda, "reclaim"};
 
+struct Round {
+  std::size_t ran = 0;
+  std::size_t failed = 0;
+};
+
+template <class Item>
+Round run_passed(std::mutex& mutex, std::vector<Item>& items) {
+  std::vector<Item> ready;
+  {
+    std::lock_guard lock(mutex);
+    const auto rest = std::stable_partition(items.begin(), items.end(), [](const Item& i) { return !i.last_use.query(); });
+    ready.assign(std::make_move_iterator(rest), std::make_move_iterator(items.end()));
+    items.erase(rest, items.end());
+  }
+  Round round;
+  if (ready.empty()) return round;
+  trace::Range range(reclaiming);
+  // One that fails must not keep the others from being freed.
+  for (Item& item : ready) {
+    ++round.ran;
+    try {
+      item.free();
+    } catch (const std::exception& error) {
+      ++round.failed;
+      log::error(std::string("reclaiming a CUDA resource: ") + error.what());
+    }
+  }
+  return round;
+}
+
 }  // namespace
 
 void Retirement::retire(Fence last_use, Task free) noexcept {
@@ -19,27 +49,7 @@ void Retirement::retire(Fence last_use, Task free) noexcept {
   items_.push_back({std::move(last_use), std::move(free)});
 }
 
-std::size_t Retirement::reclaim() {
-  std::vector<Item> ready;
-  {
-    std::lock_guard lock(mutex_);
-    const auto rest =
-        std::stable_partition(items_.begin(), items_.end(), [](const Item& i) { return !i.last_use.query(); });
-    ready.assign(std::make_move_iterator(rest), std::make_move_iterator(items_.end()));
-    items_.erase(rest, items_.end());
-  }
-  if (ready.empty()) return 0;
-  trace::Range range(reclaiming);
-  // One that fails must not keep the others from being freed.
-  for (Item& item : ready) {
-    try {
-      item.free();
-    } catch (const std::exception& error) {
-      log::error(std::string("reclaiming a CUDA resource: ") + error.what());
-    }
-  }
-  return ready.size();
-}
+std::size_t Retirement::reclaim() { return run_passed(mutex_, items_).ran; }
 
 bool Retirement::reclaim_all(Deadline deadline) {
   // Freeing one may retire others.
@@ -51,8 +61,10 @@ bool Retirement::reclaim_all(Deadline deadline) {
     }
     if (fences.empty()) return true;
     const bool passed = std::all_of(fences.begin(), fences.end(), [&](const Fence& f) { return f.synchronize(deadline); });
-    reclaim();
-    if (!passed || deadline.passed()) return passed && pending() == 0;
+    const Round round = run_passed(mutex_, items_);
+    // What fails and comes again would be tried for ever.
+    const bool stuck = round.failed > 0 && round.failed == round.ran;
+    if (!passed || stuck || deadline.passed()) return passed && pending() == 0;
   }
 }
 

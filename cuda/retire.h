@@ -17,13 +17,15 @@ namespace weft::cuda {
 class Retirement {
  public:
   // Keeps the task until the fence has passed and somebody reclaims. Never blocks: for destructors. The task should not own
-  // its device, and the fence of an event does: such a device lives until somebody reclaims.
+  // its device, and the fence of an event does: such a device lives until somebody reclaims. One that fails is logged and
+  // dropped; it may retire itself again.
   void retire(Fence last_use, Task free) noexcept;
 
   // Runs the tasks whose fences have passed; returns how many. May block until everything on the device has finished, so
   // call it where no stream waits for this thread: between steps, at shutdown, before a memory budget is exceeded.
   std::size_t reclaim();
-  // The same for all of them, and what they retire, waiting for their fences; false if the deadline came first.
+  // The same for all of them, and what they retire, waiting for their fences; false if the deadline came first, or what is
+  // left has failed.
   [[nodiscard]] bool reclaim_all(Deadline deadline);
 
   // How many tasks wait here.

@@ -5,6 +5,7 @@
 namespace weft::cuda {
 namespace {
 
+using harness::FakeDriver;
 using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -209,6 +210,36 @@ TEST_F(FlagsOfTwo, PagesAreFreedOnlyWhenNoStreamOfAnyDeviceCanLook) {
   // The wait is still enqueued; freeing its word first would be a use of freed memory, which the fake complains of.
   EXPECT_TRUE(device->retirement().reclaim_all(Deadline::never()));
   EXPECT_EQ(fake.pending(there), 0u);
+  EXPECT_EQ(fake.alive().pinned_allocations, 0u);
+}
+
+// A pool is gone, and a stream has not come to its wait.
+TEST_F(Flags, PagesStayWhereDrainingFailsAndAreFreedByALaterReclaim) {
+  Stream late(*device);
+  {
+    FlagPool flags(*device);
+    const auto flag = flags.make();
+    flag->wait(late);
+    flag->raise();
+  }
+  fake.fail(&Driver::ctx_synchronize, CUDA_ERROR_OUT_OF_MEMORY);
+  device->retirement().reclaim();
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("cuCtxSynchronize")));
+  EXPECT_EQ(fake.calls(&Driver::mem_free_host), 0);
+  EXPECT_EQ(fake.pending(late), 1u);
+  EXPECT_EQ(device->retirement().pending(), 1u);
+  device->retirement().reclaim();
+  EXPECT_EQ(fake.alive().pinned_allocations, 0u);
+  EXPECT_EQ(device->retirement().pending(), 0u);
+}
+
+TEST_F(Flags, PagesAreFreedWithoutHarmToACapture) {
+  Stream captured(*device);
+  { FlagPool flags(*device); }
+  FakeDriver::Graph graph;
+  EXPECT_EQ(fake.begin_capture(captured), CUDA_SUCCESS);
+  device->retirement().reclaim();
+  EXPECT_EQ(fake.end_capture(captured, graph), CUDA_SUCCESS);
   EXPECT_EQ(fake.alive().pinned_allocations, 0u);
 }
 

@@ -1,3 +1,4 @@
+#include <functional>
 #include <stdexcept>
 
 #include <weft/cuda/fence.h>
@@ -53,6 +54,24 @@ TEST_F(Retired, OneThatFailsDoesNotKeepTheOthers) {
   EXPECT_EQ(device->retirement().reclaim(), 2u);
   EXPECT_EQ(freed, 1);
   EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("stuck")));
+}
+
+TEST_F(Retired, OneThatFailsAndComesAgainIsNotTriedForEver) {
+  Retirement& retirement = device->retirement();
+  bool fails = true;
+  int freed = 0;
+  std::function<void()> free = [&] {
+    if (!fails) return void(++freed);
+    retirement.retire(Fence(), free);
+    throw std::runtime_error("stuck");
+  };
+  retirement.retire(Fence(), free);
+  EXPECT_FALSE(retirement.reclaim_all(Deadline::in(std::chrono::seconds(1))));
+  EXPECT_THAT(take_logged(), ElementsAre(HasSubstr("stuck")));
+  EXPECT_EQ(retirement.pending(), 1u);
+  fails = false;
+  EXPECT_TRUE(retirement.reclaim_all(Deadline::in(std::chrono::seconds(30))));
+  EXPECT_EQ(freed, 1);
 }
 
 TEST_F(Retired, TasksMayRetireMore) {
