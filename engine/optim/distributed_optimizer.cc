@@ -201,6 +201,12 @@ void follow(const at::Tensor& parameter, const at::Tensor& stepped, std::size_t 
   if (!shares_memory) stepped.set_data(parameter.detach());
 }
 
+// The streams of this call wait, for what reads or replaces what a step on others changes.
+void wait_here(const Fence& step, const char* what) {
+  const auto core = rpc::current_call(what).core();
+  for (const c10::Stream& stream : tensor::CudaDevices::current_streams(core->gpus())) core->devices().wait(step, stream);
+}
+
 constexpr const char* kStep = "the optimizer's step";
 using Passes = std::vector<std::shared_ptr<autograd::Pass>>;
 
@@ -335,7 +341,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
   }
   const auto end = [&] {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
-    last = core->devices().recorded(streams);
+    last = last_ = core->devices().recorded(streams);
   };
   try {
     optimizer_->step();
@@ -360,11 +366,13 @@ double LocalOptimizer::lr() const {
 
 std::string LocalOptimizer::save() const {
   std::lock_guard lock(mutex_);
+  wait_here(last_, "save()");
   return saved(*optimizer_);
 }
 
 void LocalOptimizer::load(std::string text) {
   std::lock_guard lock(mutex_);
+  wait_here(last_, "load()");
   optim::load(*optimizer_, text);
 }
 

@@ -55,6 +55,7 @@ class LocalOptimizer {
   Fence step(autograd::Context& context);
   void set_lr(double lr);
   double lr() const;
+  // Called by an owner's RPC, on whose streams they come behind the step before.
   std::string save() const;
   void load(std::string text);
 
@@ -67,7 +68,7 @@ class LocalOptimizer {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> stepped_;
   mutable std::mutex mutex_;
-  Fence last_;  // StepOrder::Hogwild: the step before has run on the GPUs
+  Fence last_;  // its step before has run on the GPUs
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

@@ -71,6 +71,17 @@ struct Copying : torch::optim::SGD {
   }
 };
 
+// Saving reads its weights, loading writes twos over them, both on the current stream.
+at::Tensor* what_is_saved = nullptr;
+struct Keeping : Copying {
+  using Copying::Copying;
+  at::Tensor weight() const { return param_groups()[0].params()[0]; }
+  void save(torch::serialize::OutputArchive&) const override {
+    cuda::copy(torch_cuda->view(current()), tensor::slice_of(*what_is_saved), tensor::slice_of(weight()));
+  }
+  void load(torch::serialize::InputArchive&) override { fill(weight(), 2); }
+};
+
 // For every stream: its allocation is over.
 at::Tensor make_weight() {
   at::Tensor weight = torch_cuda->empty({16}, at::kFloat);
@@ -83,10 +94,12 @@ at::Tensor use(at::Tensor x, RRef<at::Tensor> weight, bool is_slow) {
   return Weighted::apply(x, weight.local_value(), is_slow);
 }
 // As the host finds it at once: what a stream that waits for nothing would read.
-bool is_stepped(RRef<at::Tensor> weight) {
-  const auto* bytes = static_cast<const char*>(weight.local_value().const_data_ptr());
-  return std::all_of(bytes, bytes + weight.local_value().nbytes(), [](char byte) { return byte == 1; });
+bool is_full_of(const at::Tensor& tensor, int value) {
+  const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+  return std::all_of(bytes, bytes + tensor.nbytes(), [value](char byte) { return byte == value; });
 }
+bool is_stepped(RRef<at::Tensor> weight) { return is_full_of(weight.local_value(), 1); }
+bool is_loaded(RRef<at::Tensor> weight) { return is_full_of(weight.local_value(), 2); }
 int plus(int a, int b) { return a + b; }
 
 }  // namespace steps_on_gpu
@@ -223,6 +236,40 @@ TEST_P(StepOnCuda, OfOnesOwnWeightsIsEnqueuedBehindTheCallersStream) {
     while (fake->pending(torch_->view(side)) > 0) std::this_thread::yield();
     EXPECT_TRUE(is_stepped(weight));
   });
+}
+
+TEST_P(StepOnCuda, ItsStateIsSavedAndReplacedBehindIt) {
+  for (const auto order : {StepOrder::Locked, StepOrder::Hogwild}) {
+    for (const bool loads : {false, true}) {
+      fake->hold(torch_->view(*slow));
+      at::Tensor saved = make_weight();
+      what_is_saved = &saved;
+      run([&](rpc::Agent& agent) {
+        const auto weight = agent.remote<&make_weight>("worker1");
+        const DistributedOptimizer<Keeping> optimizer({weight}, kOptions, {.order = order});
+        std::vector<std::string> states;
+        if (loads) states = optimizer.save();
+        AutogradContext context(agent);
+        context.backward({agent.sync<&use>("worker1", at::ones({2}), weight, true).sum()});
+        const int copies = fake->calls(&cuda::Driver::memcpy_async);
+        const auto step = optimizer.step_async(context);
+        wait_for_copies(copies + 1);
+        if (loads) {
+          optimizer.load(states);
+        } else {
+          optimizer.save();
+        }
+        hear_all(agent);
+        EXPECT_FALSE(step.done()) << "the host has not waited";
+        EXPECT_FALSE(loads && agent.sync<&is_loaded>("worker1", weight)) << "it is not stepped yet";
+        go_on();
+        step.get();
+        while (fake->pending() > 0) std::this_thread::yield();
+        EXPECT_TRUE(loads ? agent.sync<&is_loaded>("worker1", weight) : is_full_of(saved, 1));
+      });
+      what_is_saved = nullptr;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Optim, StepOnCuda, testing::Values("inproc", "shm", "tcp"),
