@@ -4,6 +4,7 @@
 // the last of these is gone and the owner of the CudaDevices reclaims; a new one reclaims what former ones have left.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <span>
@@ -19,6 +20,10 @@ namespace weft::optim {
 
 class CudaSteps {
  public:
+  // So many tensors are one launch in any case, where they are of one step (AdamW), or all first steps or none (SGD). More
+  // of them may be several, of which the later ones may fail.
+  static constexpr std::size_t kTensorsOfALaunch = 628;
+
   CudaSteps();  // on the machine's GPUs, opened at the first use, once in a process
   explicit CudaSteps(std::shared_ptr<tensor::CudaDevices> devices);
   ~CudaSteps();

@@ -1,3 +1,6 @@
+#include <compare>
+#include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <unordered_set>
@@ -91,13 +94,35 @@ struct Launch {
   std::vector<std::pair<c10::TensorImpl*, std::unique_ptr<State>>> made;
   std::vector<std::pair<c10::TensorImpl*, State*>> counted;
 };
-// By device (-1: the CPU) and type.
-template <class T, class State>
-using Launches = std::map<std::pair<int, at::ScalarType>, Launch<T, State>>;
 
-std::pair<int, at::ScalarType> launch_of(const at::Tensor& parameter) {
-  return {parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type()};
-}
+// By device (-1: the CPU), type, and what else the tensors of one launch have in common.
+struct LaunchKey {
+  int device;
+  at::ScalarType type;
+  std::int64_t step;
+  auto operator<=>(const LaunchKey&) const = default;
+};
+// Each is one launch on a GPU and no more, which has been made or has not.
+template <class T, class State>
+class Launches {
+ public:
+  Launch<T, State>& of(const at::Tensor& parameter, std::int64_t step) {
+    auto& all =
+        launches_[{parameter.is_cuda() ? static_cast<int>(parameter.get_device()) : -1, parameter.scalar_type(), step}];
+    if (all.empty() || all.back().tensors.size() == optim::CudaSteps::kTensorsOfALaunch) all.emplace_back();
+    return all.back();
+  }
+  // Calls run(device, type, launch) for each.
+  template <class F>
+  void each(const F& run) {
+    for (auto& [key, all] : launches_) {
+      for (auto& launch : all) run(key.device, tensor::dtype_of(key.type), launch);
+    }
+  }
+
+ private:
+  std::map<LaunchKey, std::deque<Launch<T, State>>> launches_;
+};
 
 // Whether it has the parameter's type and lies where that lies, with its elements in the same order in memory.
 bool is_laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
@@ -146,12 +171,12 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       kept.push_back(laid_out_like(parameter, parameter.grad()));
-      auto& launch = launches[launch_of(parameter)];
       kernels::SgdTensor one{slice_of(parameter), slice_of(kept.back()), {}, false};
+      const auto held = state_.find(parameter.unsafeGetTensorImpl());
+      auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
+      one.first_step = options.momentum() != 0 && (state == nullptr || !state->momentum_buffer().defined());
+      auto& launch = launches.of(parameter, one.first_step ? 1 : 0);
       if (options.momentum() != 0) {
-        const auto held = state_.find(parameter.unsafeGetTensorImpl());
-        auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
-        one.first_step = state == nullptr || !state->momentum_buffer().defined();
         if (one.first_step) {
           state = launch.made.emplace_back(parameter.unsafeGetTensorImpl(), std::make_unique<State>()).second.get();
           state->momentum_buffer(at::empty_like(parameter));
@@ -167,12 +192,10 @@ at::Tensor FusedSGD::step(LossClosure closure) {
                                   .dampening = options.dampening(),
                                   .weight_decay = options.weight_decay(),
                                   .nesterov = options.nesterov()};
-    for (auto& [where, launch] : launches) {
-      const Dtype dtype = tensor::dtype_of(where.second);
-      where.first < 0 ? kernels::sgd_step(launch.tensors, dtype, dtype, how)
-                      : cuda_->sgd(where.first, launch.tensors, dtype, how);
+    launches.each([&](int device, Dtype dtype, auto& launch) {
+      device < 0 ? kernels::sgd_step(launch.tensors, dtype, dtype, how) : cuda_->sgd(device, launch.tensors, dtype, how);
       for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);
-    }
+    });
   }
   return loss;
 }
@@ -199,10 +222,11 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
     std::vector<at::Tensor> kept;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      auto& launch = launches[launch_of(parameter)];
       c10::TensorImpl* const key = parameter.unsafeGetTensorImpl();
       const auto held = state_.find(key);
       auto* state = held == state_.end() ? nullptr : static_cast<State*>(held->second.get());
+      const std::int64_t step = state == nullptr ? 1 : state->step() + 1;
+      auto& launch = launches.of(parameter, step);
       if (state == nullptr) state = launch.made.emplace_back(key, std::make_unique<State>()).second.get();
       const auto ready = [&](at::Tensor& moment) {
         moment = moment.defined() ? laid_out_like(parameter, moment) : at::zeros_like(parameter);
@@ -210,8 +234,7 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
       };
       kept.push_back(laid_out_like(parameter, parameter.grad()));
       kernels::AdamWTensor one{
-          slice_of(parameter), slice_of(kept.back()), ready(state->exp_avg()), ready(state->exp_avg_sq()), {},
-          state->step() + 1};
+          slice_of(parameter), slice_of(kept.back()), ready(state->exp_avg()), ready(state->exp_avg_sq()), {}, step};
       if (options.amsgrad()) one.max_exp_avg_sq = ready(state->max_exp_avg_sq());
       launch.counted.emplace_back(key, state);
       launch.tensors.push_back(one);
@@ -222,17 +245,16 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
                                     .eps = options.eps(),
                                     .weight_decay = options.weight_decay(),
                                     .amsgrad = options.amsgrad()};
-    for (auto& [where, launch] : launches) {
-      const Dtype dtype = tensor::dtype_of(where.second);
-      where.first < 0 ? kernels::adamw_step(launch.tensors, dtype, dtype, how)
-                      : cuda_->adamw(where.first, launch.tensors, dtype, how);
+    launches.each([&](int device, Dtype dtype, auto& launch) {
+      device < 0 ? kernels::adamw_step(launch.tensors, dtype, dtype, how)
+                 : cuda_->adamw(device, launch.tensors, dtype, how);
       for (const auto& [parameter, state] : launch.counted) {
         state->step(state->step() + 1);
         // Written behind autograd's back: what a graph has saved of them is not valid any more. libtorch's SGD hides that.
         parameter->bump_version();
       }
       for (auto& [parameter, state] : launch.made) state_[parameter] = std::move(state);
-    }
+    });
   }
   return loss;
 }

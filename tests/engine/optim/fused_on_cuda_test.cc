@@ -50,6 +50,22 @@ class FusedOnCuda : public testing::Test {
   static bool same_bytes(const at::Tensor& on_gpu, const at::Tensor& here) {
     return std::memcmp(on_gpu.const_data_ptr(), here.const_data_ptr(), here.nbytes()) == 0;
   }
+  // As if the optimizer had stepped the parameter so often, with gradients of zero.
+  void make_state(FusedAdamW& optimizer, const at::Tensor& parameter, int steps) {
+    const auto zeros = [&] {
+      const at::Tensor here = at::zeros(parameter.sizes(), parameter.scalar_type());
+      return parameter.is_cuda() ? there(here) : here;
+    };
+    auto state = std::make_unique<torch::optim::AdamWParamState>();
+    state->exp_avg(zeros());
+    state->exp_avg_sq(zeros());
+    state->max_exp_avg_sq(zeros());
+    state->step(steps);
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+  static std::int64_t steps_of(FusedAdamW& optimizer, const at::Tensor& parameter) {
+    return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).step();
+  }
   // Two parameters of different types, with gradients, here and there.
   struct Pair {
     std::vector<at::Tensor> here, there;
@@ -247,6 +263,61 @@ TEST_F(FusedOnCuda, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   }
   fake_->run();
   EXPECT_TRUE(same_bytes(pair.there[0], before));
+}
+
+// Parameters with different step counts come in different launches.
+TEST_F(FusedOnCuda, WhatWasLaunchedBeforeALaunchFailedIsSteppedAndCounted) {
+  Pair pair;
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor value = torch::randn({33}), gradient = torch::randn({33});
+    pair.here.push_back(value.clone());
+    pair.there.push_back(there(value));
+    pair.here.back().mutable_grad() = gradient;
+    pair.there.back().mutable_grad() = there(gradient);
+  }
+  FusedAdamW here(pair.here), there(pair.there);
+  there.step_by(steps_);
+  for (int i = 0; i < 2; ++i) {
+    make_state(here, pair.here[static_cast<std::size_t>(i)], 1 + i);
+    make_state(there, pair.there[static_cast<std::size_t>(i)], 1 + i);
+  }
+  const at::Tensor gradient = pair.here[1].grad();
+  pair.here[1].mutable_grad() = at::Tensor();
+  here.step();
+  pair.here[1].mutable_grad() = gradient;
+  fake_->fail(&cuda::Driver::launch_kernel, CUDA_ERROR_OUT_OF_MEMORY, 2);
+  EXPECT_THROW(there.step(), Error);
+  fake_->run();
+  const auto expect_same = [&] {
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(steps_of(there, pair.there[i]), steps_of(here, pair.here[i])) << i;
+      EXPECT_TRUE(same_bytes(pair.there[i], pair.here[i])) << i;
+    }
+  };
+  expect_same();
+  here.step();
+  there.step();
+  fake_->run();
+  expect_same();
+}
+
+// The widest ones: fp64 with five arrays.
+TEST_F(FusedOnCuda, MoreParametersThanALaunchTakesAreCountedLaunchByLaunch) {
+  constexpr std::size_t kOfALaunch = optim::CudaSteps::kTensorsOfALaunch;
+  std::vector<at::Tensor> parameters;
+  for (std::size_t i = 0; i <= kOfALaunch; ++i) {
+    parameters.push_back(there(at::ones({1}, at::kDouble)));
+    parameters.back().mutable_grad() = there(at::ones({1}, at::kDouble));
+  }
+  FusedAdamW optimizer(parameters, torch::optim::AdamWOptions(0.1).amsgrad(true));
+  optimizer.step_by(steps_);
+  for (const at::Tensor& parameter : parameters) make_state(optimizer, parameter, 1);
+  optimizer.step();
+  EXPECT_EQ(fake_->calls(&cuda::Driver::launch_kernel), 2);
+  fake_->fail(&cuda::Driver::launch_kernel, CUDA_ERROR_OUT_OF_MEMORY, 2);
+  EXPECT_THROW(optimizer.step(), Error);
+  for (std::size_t i = 0; i <= kOfALaunch; ++i) EXPECT_EQ(steps_of(optimizer, parameters[i]), i < kOfALaunch ? 3 : 2) << i;
+  fake_->run();
 }
 
 // A launch of a graph repeats what was captured: a step that is not like the next one must not be.
