@@ -142,11 +142,26 @@ class InprocConnector final : public Connector {
   std::shared_ptr<Connection> connect(const std::string& address, const ConnectOptions& options) override;
 };
 
-// Hands the listener its end; whoever connected hears where nobody listens any more.
-void hand_over(const std::shared_ptr<Place>& place, Streams streams) {
+// One that connects. Once: the listener takes its end, or it is given up at the deadline.
+struct Call {
+  std::atomic<bool> is_decided{false};
+  EventLoop::Registration timer;
+};
+
+// Hands the listener its end; whoever connected hears where nobody listens any more, or has not come to it by the deadline.
+void hand_over(const std::shared_ptr<Place>& place, Streams streams, EventLoop& caller, Deadline deadline) {
   const auto loop = place->loop.lock();
   if (!loop) return;
-  loop->post([place, stream = std::move(streams.b), back = streams.b_to_a]() mutable {
+  const auto call = std::make_shared<Call>();
+  if (!deadline.is_never()) {
+    call->timer = caller.at(deadline, [call, back = streams.b_to_a] {
+      if (call->is_decided.exchange(true)) return;
+      back.cut_at(0, Error(Blame::Timeout, "the listener has not accepted by the deadline; its loop is stuck or busy"));
+    });
+  }
+  loop->post([place, call, stream = std::move(streams.b), back = streams.b_to_a]() mutable {
+    call->timer.reset();
+    if (call->is_decided.exchange(true)) return;
     const auto own = place->loop.lock();
     if (own && place->is_open) return place->accepted(connect_over(std::move(stream), capabilities(), "inproc", own));
     back.cut_at(0, Error(Blame::PeerLost, "nobody listens there any more"));
@@ -165,7 +180,7 @@ std::shared_ptr<Connection> InprocConnector::connect(const std::string& address,
   if (const auto unreachable = why_unreachable(address)) {
     streams.b_to_a.cut_at(0, Error(Blame::PeerLost, *unreachable));
   } else if (const auto place = Places::of_process().find(parsed->number)) {
-    hand_over(place, std::move(streams));
+    hand_over(place, std::move(streams), *options.loop, options.deadline);
   } else {
     streams.b_to_a.cut_at(0, Error(Blame::PeerLost, "nobody listens there"));  // nor ever will: numbers do not come back
   }

@@ -16,6 +16,7 @@ namespace weft::transport::shm {
 struct Segment::Control {
   RingControl rings[2];  // 0: from the maker to the taker
   SideControl sides[2];  // 0: the maker
+  alignas(64) std::atomic<std::uint32_t> fate;
 };
 
 namespace {
@@ -25,7 +26,9 @@ constexpr std::size_t kControlBytes = 4096;
 constexpr std::size_t kSegmentBytes = 2 * kRingBytes + kControlBytes;
 constexpr std::size_t kControlAt = 4 * kRingBytes;  // where they are mapped, each ring twice
 constexpr std::size_t kMappedBytes = kControlAt + kControlBytes;
-constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '2'};
+constexpr char kHello[8] = {'W', 'E', 'F', 'T', 's', 'h', 'm', '3'};
+constexpr std::uint32_t kAccepted = 1;  // else 0 until it is decided
+constexpr std::uint32_t kGivenUp = 2;
 
 }  // namespace
 
@@ -94,6 +97,14 @@ RingReader Segment::reader() const {
   const int direction = side_ == Side::Maker ? 1 : 0;
   return {&control().rings[direction], ring(direction), kRingBytes};
 }
+
+bool Segment::decide(std::uint32_t fate) const noexcept {
+  std::uint32_t none = 0;
+  return control().fate.compare_exchange_strong(none, fate);
+}
+
+bool Segment::accept() const noexcept { return decide(kAccepted); }
+bool Segment::give_up() const noexcept { return decide(kGivenUp); }
 
 SideControl& Segment::mine() const { return control().sides[side_ == Side::Maker ? 0 : 1]; }
 SideControl& Segment::theirs() const { return control().sides[side_ == Side::Maker ? 1 : 0]; }

@@ -39,6 +39,10 @@ class Segment {
   const Descriptor& memory() const { return memory_; }
   RingWriter writer() const;
   RingReader reader() const;
+  // Once: the taker takes the lane, or its maker, who has waited long enough, gives it up. False where the other was first.
+  // A peer that lies about it spoils its own lane: one that was taken and is never served.
+  bool accept() const noexcept;
+  bool give_up() const noexcept;
   SideControl& mine() const;
   SideControl& theirs() const;
 
@@ -46,6 +50,7 @@ class Segment {
   struct Control;
   Segment(Descriptor memory, Side side);
   Control& control() const;
+  bool decide(std::uint32_t fate) const noexcept;
   std::byte* ring(int direction) const;
 
   Descriptor memory_;

@@ -121,6 +121,12 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
     auto segment = Segment::take_from(found->second.socket);
     if (!segment) return;
     const pid_t process = check_peer(found->second.socket, "shm");
+    if (!segment->accept()) {
+      log::debug("shm: process " + std::to_string(process) +
+                 " has waited long enough for being accepted, and has given up");
+      self->handshakes.erase(found);
+      return;
+    }
     found->second.watch.reset();
     Descriptor socket = std::move(found->second.socket);
     self->handshakes.erase(found);

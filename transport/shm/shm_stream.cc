@@ -56,7 +56,7 @@ struct ShmStream::Shared {
   Descriptor socket;
   EventLoop::Registration poller;
   EventLoop::Registration watch;
-  EventLoop::Registration retry;
+  EventLoop::Registration timer;       // of the next try to connect, then of the deadline for being accepted
   std::optional<Error> not_connected;  // why
   bool parked = false;                 // on the loop
   Ending told_ending = Ending::None;   // on the loop
@@ -71,6 +71,8 @@ struct ShmStream::Shared {
   // Connects where that is still to be done, and watches the socket.
   static void connect(const std::shared_ptr<Shared>& self, EventLoop& loop, const Address& address, Deadline deadline);
   static void watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop);
+  // The deadline has passed.
+  void end_unless_accepted();
   bool look();
   bool park();
   void take_tokens();
@@ -122,7 +124,10 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
     }
     if (self->socket && self->segment.pass_to(self->socket)) {
       self->token_socket = self->socket.get();
-      return watch_socket(self, loop);
+      watch_socket(self, loop);
+      // The kernel has taken it; a process that is stopped, or whose loop is stuck, never will.
+      if (!deadline.is_never()) self->timer = loop.at(deadline, [self] { self->end_unless_accepted(); });
+      return;
     }
     if (deadline.passed()) {
       throw Error(Blame::Timeout, "shm: " + self->peer +
@@ -130,7 +135,7 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
                                                       "raise ulimit -n"
                                                     : " accepts no connection"));
     }
-    self->retry = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
+    self->timer = loop.at(Deadline::in(kRetry), [self, &loop, address, deadline] {
       std::lock_guard lock(self->mutex);
       if (!self->stopped) connect(self, loop, address, deadline);
     });
@@ -138,6 +143,14 @@ void ShmStream::Shared::connect(const std::shared_ptr<Shared>& self, EventLoop& 
     self->not_connected = error;
     self->hung_up = true;
   }
+}
+
+void ShmStream::Shared::end_unless_accepted() {
+  std::lock_guard lock(mutex);
+  if (stopped || hung_up || !segment.give_up()) return;
+  not_connected =
+      Error(Blame::Timeout, "shm: " + peer + " listens, but has not accepted by the deadline; it is stopped or busy");
+  hung_up = true;  // look() tells of it
 }
 
 void ShmStream::Shared::watch_socket(const std::shared_ptr<Shared>& self, EventLoop& loop) {
@@ -150,7 +163,7 @@ void ShmStream::stop() noexcept {
     std::lock_guard lock(shared_->mutex);
     shared_->poller.reset();
     shared_->watch.reset();
-    shared_->retry.reset();
+    shared_->timer.reset();
   }
   // The other process learns of it when it has read what was written.
   finish_writing();

@@ -15,7 +15,7 @@ class ShmStream final : public ByteStream {
  public:
   // `socket` is non-blocking and connected to the process that has the other side of the segment.
   ShmStream(Segment segment, Descriptor socket, std::string peer);
-  // Makes a segment and passes it to the listener there, as soon as it accepts.
+  // Makes a segment and passes it to the listener there. Ends with Timeout where that has not accepted it by the deadline.
   ShmStream(const Address& address, Deadline deadline);
   ~ShmStream() override;
 

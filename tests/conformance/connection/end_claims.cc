@@ -47,6 +47,21 @@ TEST_P(ConnectionClaims, ConnectingWhereNobodyListensEndsByTheDeadline) {
   EXPECT_EQ(failure_of(connection->send(bytes_of("again"), {}, nullptr, {})).blame(), why.blame());
 }
 
+// TP-009: a stopped process, or one that computes on its loop. The kernel may have taken the connection long since.
+TEST_P(ConnectionClaims, AListenerThatAcceptsNobodyIsATimeoutAtTheDeadline) {
+  const auto loop = std::make_shared<EventLoop>("near");
+  const auto stuck = std::make_shared<EventLoop>("stuck", EventLoop::Thread::Given);
+  Harbour harbour(connector_, stuck);
+  const auto payload = pattern(1, 8 << 20);
+  const auto connection = connect(harbour.address(), loop, Deadline::in(std::chrono::milliseconds(200)));
+  Mailbox mail(*connection, loop);
+  const Op sent = connection->send(bytes_of("hello"), std::array{slice_of(payload)}, nullptr, {});
+  const Error why = mail.wait_closed();
+  EXPECT_EQ(why.blame(), Blame::Timeout) << why.what();
+  EXPECT_NE(why.text().find(connection->peer()), std::string::npos) << why.what();
+  EXPECT_EQ(failure_of(sent).blame(), Blame::Timeout);
+}
+
 // TP-009
 TEST_P(ConnectionClaims, AddressesOfOtherTransportsAreRefused) {
   const auto loop = std::make_shared<EventLoop>("near");

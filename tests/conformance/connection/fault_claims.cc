@@ -211,27 +211,32 @@ TEST_P(ConnectionFaults, WhoClosesTowardsAStoppedPeerIsDoneAtOnceAndThePeerGetsW
 }
 
 TEST_P(ConnectionFaults, AListenerThatIsStoppedIsWaitedForUntilTheDeadlineOrItsEnd) {
-  const auto listening = std::make_unique<Child>([&](Child& self) {
-    const auto own_loop = std::make_shared<EventLoop>("stopped");
-    const auto own = open_for_claims(GetParam());
-    Harbour harbour(*own->connector(), own_loop);
-    self.say(harbour.address());
-    static_cast<void>(self.hear());
-  });
-  const std::string address = listening->hear();
-  listening->signal(SIGSTOP);
-  transport = open_for_claims(GetParam());
-  if (transport->connector()->why_unreachable(address)) GTEST_SKIP() << GetParam() << " does not reach another process";
-  loop = std::make_shared<EventLoop>("near");
-  const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(200))});
-  Mailbox mail(*connection, loop);
-  const auto payload = pattern(1, kPayloadBytes);
-  const Op stuck = connection->send({}, std::array{slice_of(payload)}, nullptr, {});
-  flush(*loop);
-  listening->kill();
-  const Error why = mail.wait_closed();
-  EXPECT_TRUE(why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout) << why.what();
-  EXPECT_EQ(failure_of(stuck).blame(), why.blame());
+  for (const bool is_killed : {true, false}) {
+    loop.reset();  // nothing of this process' is in the next one
+    transport.reset();
+    const auto listening = std::make_unique<Child>([&](Child& self) {
+      // Which nobody turns: its threads may run for a moment after the signal.
+      const auto own_loop = std::make_shared<EventLoop>("stopped", EventLoop::Thread::Given);
+      const auto own = open_for_claims(GetParam());
+      Harbour harbour(*own->connector(), own_loop);
+      self.say(harbour.address());
+      static_cast<void>(self.hear());
+    });
+    const std::string address = listening->hear();
+    listening->signal(SIGSTOP);
+    transport = open_for_claims(GetParam());
+    if (transport->connector()->why_unreachable(address)) GTEST_SKIP() << GetParam() << " does not reach another process";
+    loop = std::make_shared<EventLoop>("near");
+    const auto connection = transport->connector()->connect(address, {loop, Deadline::in(std::chrono::milliseconds(200))});
+    Mailbox mail(*connection, loop);
+    const auto payload = pattern(1, kPayloadBytes);
+    const Op stuck = connection->send({}, std::array{slice_of(payload)}, nullptr, {});
+    flush(*loop);
+    if (is_killed) listening->kill();
+    const Error why = mail.wait_closed();
+    EXPECT_TRUE((is_killed && why.blame() == Blame::PeerLost) || why.blame() == Blame::Timeout) << why.what();
+    EXPECT_EQ(failure_of(stuck).blame(), why.blame());
+  }
 }
 
 // Ten messages of which the peer takes none until it is told to: the sender keeps what does not fit, and nothing is lost.

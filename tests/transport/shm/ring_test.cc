@@ -111,6 +111,20 @@ TEST(ShmSegment, HasItsRingsAtMultiplesOfTheLargestPage) {
   EXPECT_EQ(kRingBytes % (64 << 10), 0u);
 }
 
+TEST(ShmSegment, IsEitherAcceptedOrGivenUp) {
+  for (const bool is_accepted_first : {true, false}) {
+    const Segment made = Segment::make();
+    const Segment taken = Segment::take(Descriptor(dup(made.memory().get())));
+    if (is_accepted_first) {
+      EXPECT_TRUE(taken.accept());
+      EXPECT_FALSE(made.give_up());
+    } else {
+      EXPECT_TRUE(made.give_up());
+      EXPECT_FALSE(taken.accept());
+    }
+  }
+}
+
 TEST(ShmSegment, RefusesADescriptorThatIsNoSealedSegment) {
   const auto refused = [](Descriptor memory) {
     try {

@@ -309,6 +309,39 @@ TEST(ShmListener, ThatIsShortOfDescriptorsSaysSoOnceAndAcceptsWhenThereAreSome) 
   EXPECT_EQ(warnings, 1);
 }
 
+// What it has sent to nobody by its deadline is not delivered either.
+TEST(ShmStream, WhoHasGivenUpIsNotAcceptedAfterwards) {
+  const auto transport = open().value();
+  const auto near_loop = std::make_shared<EventLoop>("near");
+  const auto busy = std::make_shared<EventLoop>("busy", EventLoop::Thread::Given);
+  std::vector<std::shared_ptr<Connection>> accepted;
+  const auto listener = transport->connector()->listen(
+      {.loop = busy, .interface_address = {}, .accepted = [&](std::shared_ptr<Connection> one) {
+         accepted.push_back(one);
+       }});
+  const auto connect = [&](Deadline deadline) {
+    return transport->connector()->connect(listener->address(), {.loop = near_loop, .deadline = deadline});
+  };
+  std::atomic<bool> closed{false};
+  const auto first = connect(Deadline::in(std::chrono::milliseconds(20)));
+  first->receive({[](const Arrival&) {},
+                  [&](const Error& why) {
+                    EXPECT_EQ(why.blame(), Blame::Timeout) << why.what();
+                    closed = true;
+                  }});
+  ASSERT_TRUE(near_loop->drive([&] { return closed.load(); }, patience()));
+  // The listener comes to both one behind the other.
+  const auto second = connect(patience());
+  const auto third = connect(patience());
+  ASSERT_TRUE(busy->drive([&] { return accepted.size() >= 2; }, patience()));
+  EXPECT_EQ(accepted.size(), 2u);
+  // That nobody comes behind them either is seen in the turns of a while.
+  std::atomic<bool> later{false};
+  const auto timer = busy->at(Deadline::in(std::chrono::milliseconds(20)), [&] { later = true; });
+  ASSERT_TRUE(busy->drive([&] { return later.load(); }, patience()));
+  EXPECT_EQ(accepted.size(), 2u);
+}
+
 TEST(ShmAddress, ThatIsNoneIsACallerError) {
   for (const char* text : {"", "a/b/c", "a/b/1/x", "a/b/-1/3", "/b/1/2", "127.0.0.1:80", "a/b/1/2/3"}) {
     EXPECT_THROW(Address::parse(text), Error) << text;
