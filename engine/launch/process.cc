@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <random>
 
 #include <arpa/inet.h>
@@ -47,6 +48,12 @@ int first_handed_out() {
   return first;
 }
 
+// False of a child that somebody else has reaped: its number may be another process's by now.
+bool is_child(pid_t process) {
+  siginfo_t ignored;
+  return ::waitid(P_PID, static_cast<id_t>(process), &ignored, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD;
+}
+
 }  // namespace
 
 int free_port() {
@@ -64,6 +71,7 @@ int free_port() {
 }
 
 std::string describe_status(int status) {
+  if (status == kTakenStatus) return "a status that something else in this process took (a SIGCHLD handler, wait())";
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
   return "signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
 }
@@ -75,12 +83,14 @@ Children::Children(Reach reach) : reach_(reach) {
 Children::~Children() { end_all(std::chrono::seconds(2)); }
 
 std::vector<pid_t> Children::reached() const {
-  if (reach_ == Reach::Children) return processes_;
+  std::vector<pid_t> own;
+  std::copy_if(processes_.begin(), processes_.end(), std::back_inserter(own), is_child);
+  if (reach_ == Reach::Children) return own;
   siginfo_t child;
   if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
-  std::vector<pid_t> reached = descendants({processes_.begin(), processes_.end()});
+  std::vector<pid_t> reached = descendants({own.begin(), own.end()});
   // Where there is no /proc, the children at least.
-  for (const pid_t process : processes_) {
+  for (const pid_t process : own) {
     if (std::find(reached.begin(), reached.end(), process) == reached.end()) reached.push_back(process);
   }
   return reached;
@@ -92,15 +102,16 @@ Children::Ended Children::reap() {
     for (;;) {
       int status = 0;
       const pid_t process = ::waitpid(-1, &status, WNOHANG);
-      if (process <= 0) return {};
+      if (process <= 0) break;
       if (std::erase(processes_, process) > 0) return {process, status};  // else it was an orphan
     }
   }
   for (const pid_t process : processes_) {
     int status = 0;
-    if (::waitpid(process, &status, WNOHANG) != process) continue;
+    const pid_t reaped = ::waitpid(process, &status, WNOHANG);
+    if (reaped == 0 || (reaped < 0 && errno != ECHILD)) continue;
     std::erase(processes_, process);
-    return {process, status};
+    return {process, reaped < 0 ? kTakenStatus : status};
   }
   return {};
 }

@@ -14,6 +14,9 @@ namespace weft::launch {
 // still finds it free. Throws Busy.
 int free_port();
 
+// The status of a child that something else in this process has waited for: a SIGCHLD handler, or a thread in wait().
+constexpr int kTakenStatus = -1;
+
 // "exit code 3", "signal 9 (Killed)".
 std::string describe_status(int status);
 
@@ -38,7 +41,7 @@ class Children {
   std::vector<pid_t> reached() const;
   struct Ended {
     pid_t process = 0;
-    int status = 0;
+    int status = 0;  // or kTakenStatus
   };
   // Blocks until a child ends or the time is over (process 0 then). Only children that were added count.
   Ended wait(std::chrono::milliseconds patience);

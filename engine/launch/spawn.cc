@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -25,6 +26,7 @@ namespace {
 
 // What a failed rank tells its parent through a pipe: blame and text.
 constexpr std::size_t kMaxReport = 64 * 1024;
+constexpr std::string_view kWell = "well";  // of a rank whose function has returned
 
 std::string encode(const Error& error) { return std::to_string(static_cast<int>(error.blame())) + " " + error.text(); }
 
@@ -45,9 +47,11 @@ Error decode(const std::string& report) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
-  const auto fail = [&](const Error& error) {
-    const std::string text = encode(error).substr(0, kMaxReport);
+  const auto tell = [&](std::string_view text) {
     [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
+  };
+  const auto fail = [&](const Error& error) {
+    tell(encode(error).substr(0, kMaxReport));
     code = 1;
   };
   // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
@@ -67,6 +71,7 @@ Error decode(const std::string& report) {
   }
   std::fflush(nullptr);
   trace::timeline::finish();
+  if (code == 0) tell(kWell);
   // Not exit(): the parent's static objects are not this process's to destroy.
   ::_exit(code);
 }
@@ -92,15 +97,18 @@ struct Failure {
   bool is_consequence = false;  // of another rank's failure, by the look of it
 };
 
-Failure failure_of(const Rank& child, int status) {
+// Nothing where it ended well.
+std::optional<Failure> failure_of(const Rank& child, int status) {
+  if (status == 0) return std::nullopt;
   const std::string text = read_all(child.report.get());
   const std::string who = "rank " + std::to_string(child.rank);
-  if (!text.empty()) {
+  if (text == kWell && status == launch::kTakenStatus) return std::nullopt;
+  if (!text.empty() && text != kWell) {
     const Error error = decode(text);
-    return {error.within(who), error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
+    return Failure{error.within(who), error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
   }
-  const bool killed = WIFSIGNALED(status);
-  return {Error(killed ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
+  const bool killed = WIFSIGNALED(status) || status == launch::kTakenStatus;
+  return Failure{Error(killed ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
 }
 
 // Waits for the first failure, or for all to end well. A rank that lost a peer may end before the peer that failed: then
@@ -111,9 +119,10 @@ std::optional<Failure> first_failure(launch::Children& children, const std::map<
   Deadline deadline = Deadline::never();
   while (!children.running().empty() && !deadline.passed()) {
     const auto ended = children.wait(std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1))));
-    if (ended.process == 0 || ended.status == 0) continue;
-    Failure next = failure_of(by_process.at(ended.process), ended.status);
-    if (!failure || !next.is_consequence) failure = std::move(next);
+    if (ended.process == 0) continue;
+    auto next = failure_of(by_process.at(ended.process), ended.status);
+    if (!next) continue;
+    if (!failure || !next->is_consequence) failure = std::move(next);
     if (!failure->is_consequence) break;
     deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
   }

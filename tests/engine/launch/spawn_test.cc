@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -137,6 +138,67 @@ TEST(Spawn, WhereChildrenAreIgnoredSaysWhatToDo) {
     EXPECT_NE(error.text().find("signal(SIGCHLD, SIG_DFL)"), std::string::npos) << error.text();
   }
   ::signal(SIGCHLD, SIG_DFL);
+}
+
+// As a host program of many children may do.
+class WithAReaper : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::signal(SIGCHLD, [](int) {
+      const int before = errno;
+      while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+      }
+      errno = before;
+    });
+  }
+  void TearDown() override { std::signal(SIGCHLD, SIG_DFL); }
+};
+
+TEST_F(WithAReaper, RanksWhoseFunctionsReturnHaveEndedWell) {
+  spawn(2, [](int, int) {});
+  expect_no_children();
+}
+
+TEST_F(WithAReaper, TheErrorOfARankIsRethrown) {
+  const auto error = error_of([] {
+    spawn(2, [](int rank, int) {
+      if (rank == 1) throw Error(Blame::Unsupported, "this");
+      wait_for_the_end();
+    });
+  });
+  EXPECT_EQ(error.blame(), Blame::Unsupported);
+  EXPECT_EQ(error.text(), "rank 1: this");
+  expect_no_children();
+}
+
+TEST_F(WithAReaper, ARankThatIsKilledIsLostThoughNobodyKnowsHow) {
+  const auto error = error_of([] {
+    spawn(2, [](int rank, int) {
+      if (rank == 1) ::raise(SIGKILL);
+      wait_for_the_end();
+    });
+  });
+  EXPECT_EQ(error.blame(), Blame::PeerLost);
+  EXPECT_EQ(error.text(),
+            "rank 1 ended with a status that something else in this process took (a SIGCHLD handler, wait())");
+  expect_no_children();
+}
+
+TEST(Children, ThatSomebodyElseHasReapedAreNotSignalled) {
+  for (const auto reach : {launch::Reach::Children, launch::Reach::Descendants}) {
+    launch::Children children(reach);
+    const pid_t process = ::fork();
+    if (process == 0) ::_exit(0);
+    children.add(process);
+    ::waitpid(process, nullptr, 0);
+    EXPECT_TRUE(children.reached().empty());
+    children.end_all(std::chrono::seconds(1));
+    const auto ended = children.wait(std::chrono::seconds(10));
+    EXPECT_EQ(ended.process, process);
+    EXPECT_EQ(ended.status, launch::kTakenStatus);
+    EXPECT_TRUE(children.running().empty());
+  }
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
 TEST(Spawn, AKilledRankIsLostAndOneThatExitsHasFailed) {
