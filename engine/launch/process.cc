@@ -147,20 +147,22 @@ int Children::signal_who_catch(int number) const {
   return count;
 }
 
-void Children::end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry) {
+void Children::end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry,
+                       const std::function<void()>& meanwhile) {
   if (reached().empty()) return;
   signal_all(SIGTERM);
   signal_all(SIGCONT);  // a stopped process sees no SIGTERM
   const auto wait_a_moment = [&](std::chrono::milliseconds longest) {
     // Nothing tells when what is not a child of ours ends: look again soon.
     constexpr auto kSoon = std::chrono::milliseconds(10);
-    if (reach_ == Reach::Descendants) longest = std::min(longest, kSoon);
+    if (reach_ == Reach::Descendants || meanwhile) longest = std::min(longest, kSoon);
     if (!processes_.empty()) {
       wait(longest);
     } else {
       reap();
       ::poll(nullptr, 0, static_cast<int>(longest.count()));
     }
+    if (meanwhile) meanwhile();
   };
   const Deadline deadline = Deadline::in(grace);
   const auto is_over = [&] { return deadline.passed() || (hurry && hurry()); };

@@ -49,8 +49,10 @@ class Children {
   // Only to those that handle the signal: the others, such as a shell around the program, would die of it. Returns how
   // many there are.
   int signal_who_catch(int number) const;
-  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL.
-  void end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry = {});
+  // SIGTERM, then after `grace`, or once `hurry` says so, SIGKILL. `meanwhile` is called every 10 ms until all have ended:
+  // who writes to a pipe that nobody reads cannot end by itself.
+  void end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry = {},
+               const std::function<void()>& meanwhile = {});
 
  private:
   Ended reap();

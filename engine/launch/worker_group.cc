@@ -235,7 +235,8 @@ void WorkerGroup::ask_for_dumps() {
 }
 
 void WorkerGroup::end_children(milliseconds patience) {
-  children_.end_all(patience, [] { return is_hurried != 0; });
+  children_.end_all(
+      patience, [] { return is_hurried != 0; }, [this] { forward_output(milliseconds(0)); });
 }
 
 void WorkerGroup::end_on_signal(int number) {

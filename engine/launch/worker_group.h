@@ -67,6 +67,7 @@ class WorkerGroup {
   Failure report(Children::Ended first);
   // What ranks that hang were doing, before they are ended.
   void ask_for_dumps();
+  // Forwards output meanwhile.
   void end_children(std::chrono::milliseconds patience);
   std::chrono::seconds grace() const { return std::chrono::seconds(options_.grace_seconds); }
 

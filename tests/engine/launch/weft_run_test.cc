@@ -65,6 +65,21 @@ TEST(WeftRun, EndsRanksThatIgnoreTheRequest) {
   EXPECT_EQ(outcome.code, 4);
 }
 
+// More than a pipe holds, which is 64 KiB.
+TEST(WeftRun, RanksThatItEndsMaySayMuchBeforeTheyDo) {
+  const auto outcome = run("d=$(mktemp -d); export d; " + path_of("weft-run") +
+                           " --nproc-per-node 2 --grace 3 sh -c '"
+                           "test $RANK = 1 && { until test -e $d/ready; do sleep 0.01; done; exit 5; }; "
+                           "trap \"seq 100000 159999; echo > $d/saved; exit 0\" TERM; echo > $d/ready; "
+                           "while :; do sleep 0.01; done'; code=$?; test -e $d/saved && echo saved; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 5) << outcome.err;
+  const auto lines = outcome.lines();
+  ASSERT_EQ(lines.size(), 60'001U);
+  EXPECT_EQ(lines.front(), "[rank 0] 100000");
+  EXPECT_EQ(lines[59'999], "[rank 0] 159999");
+  EXPECT_EQ(lines.back(), "saved");
+}
+
 TEST(WeftRun, ASignalIsReportedByItsName) {
   const auto outcome = shell("--nproc-per-node 2 --grace 1", "test $RANK = 1 || exec sleep 1000; kill -KILL $$");
   EXPECT_EQ(outcome.code, 128 + 9);
