@@ -94,6 +94,18 @@ bool agent_hosts(const Environment& environment) {
   return agent != nullptr && std::string(agent) == "True";
 }
 
+// An agent's store outlives failures, before which perhaps not all ranks have counted their lives in it: each restart of
+// the ranks has a part of the store to itself. Agents of several machines count restarts each by itself, so there the ranks
+// count on; and the first start has no prefix, as in Python's torch.distributed.
+c10::intrusive_ptr<c10d::Store> of_this_attempt(const c10::intrusive_ptr<c10d::Store>& store,
+                                                const Environment& environment) {
+  const char* const agents = environment("GROUP_WORLD_SIZE");
+  const char* const attempt = environment("TORCHELASTIC_RESTART_COUNT");
+  const bool is_told = agents != nullptr && std::string(agents) == "1" && attempt != nullptr;
+  if (!is_told || std::string(attempt) == "0") return store;
+  return c10::make_intrusive<c10d::PrefixStore>("/worker/attempt_" + std::string(attempt), store);
+}
+
 struct TcpAddress {
   std::string host;
   int port = 0;
@@ -198,6 +210,7 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
     result.store = by_agent || open ? join_store(address, result.rank, deadline)
                                     : join_store_of_this_life(address, result.rank, group_name, deadline);
   }
+  if (by_agent) result.store = of_this_attempt(result.store, environment);
   result.local_address = local_address_towards(address.host, address.port);
   return result;
 }

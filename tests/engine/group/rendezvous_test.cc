@@ -205,6 +205,61 @@ TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
       Blame::Caller, "mpirun -x MASTER_ADDR");
 }
 
+// --- below torchrun, whose agent hosts the store ---------------------------------------------------------------------
+
+class AgentStore : public testing::Test {
+ protected:
+  // The store in which the rank has joined.
+  c10::intrusive_ptr<c10d::Store> join(int rank, int restarts, int agents = 1) {
+    const auto variables = environment({{"RANK", std::to_string(rank)},
+                                        {"WORLD_SIZE", "2"},
+                                        {"GROUP_WORLD_SIZE", std::to_string(agents)},
+                                        {"MASTER_ADDR", "127.0.0.1"},
+                                        {"MASTER_PORT", std::to_string(hosted_->getPort())},
+                                        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                        {"TORCHELASTIC_RESTART_COUNT", std::to_string(restarts)}});
+    return group::rendezvous({}, variables, Deadline::in(seconds(20))).store;
+  }
+  // Each sees what the other has set, and nothing of those who met there before.
+  static void expect_to_meet(const c10::intrusive_ptr<c10d::Store>& one, const c10::intrusive_ptr<c10d::Store>& other) {
+    EXPECT_FALSE(one->check({"met"}));
+    one->set("met", std::string("yes"));
+    EXPECT_TRUE(other->check({"met"}));
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::TCPStore> hosted_ = [] {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }();
+};
+
+TEST_F(AgentStore, RanksMeetAfterAFailureBeforeAllHadCome) {
+  join(0, /*restarts=*/0);
+  const auto again = join(0, /*restarts=*/1);
+  expect_to_meet(again, join(1, /*restarts=*/1));
+  // Other nodes came or went, which is no restart.
+  const auto changed = join(0, /*restarts=*/1);
+  expect_to_meet(changed, join(1, /*restarts=*/1));
+}
+
+TEST_F(AgentStore, RanksOfSeveralAgentsMeetThoughEachCountsItsOwnRestarts) {
+  const auto first = join(0, /*restarts=*/0, /*agents=*/2);
+  expect_to_meet(first, join(1, /*restarts=*/0, /*agents=*/2));
+  const auto again = join(0, /*restarts=*/0, /*agents=*/2);
+  expect_to_meet(again, join(1, /*restarts=*/1, /*agents=*/2));
+}
+
+TEST_F(AgentStore, TheFirstStartHasTheKeysOfPythonsTorchDistributed) {
+  const auto store = join(0, /*restarts=*/0);
+  const auto all = dynamic_cast<c10d::PrefixStore&>(*store).getUnderlyingNonPrefixStore();
+  store->set("key", std::string("value"));
+  EXPECT_TRUE(all->check({"default_pg/key"}));
+}
+
 // --- tcp:// ----------------------------------------------------------------------------------------------------------
 
 TEST(Tcp, TakesRankAndSizeFromItsQuery) {
