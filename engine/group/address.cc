@@ -9,6 +9,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -235,6 +236,50 @@ std::string local_address_towards(const std::string& host, int port) {
     socklen_t length = sizeof local;
     if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &length) != 0) continue;
     return numeric(reinterpret_cast<const sockaddr*>(&local), length);
+  }
+  return "";
+}
+
+namespace {
+
+bool is_loopback(const std::string& address) {
+  in_addr four{};
+  if (inet_pton(AF_INET, address.c_str(), &four) == 1) return ntohl(four.s_addr) >> 24 == 127;
+  in6_addr six{};
+  if (inet_pton(AF_INET6, address.c_str(), &six) != 1) return false;
+  return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 127);
+}
+
+// RFC 6761, and how Debian calls ::1.
+bool names_loopback(const std::string& host) {
+  return host == "localhost" || host.starts_with("localhost.") || host.ends_with(".localhost") || host == "ip6-localhost" ||
+         host == "ip6-loopback" || is_loopback(host);
+}
+
+}  // namespace
+
+std::string address_for_others(const std::string& host, const std::string& towards_host, const std::string& outward) {
+  const bool is_of_use = !is_loopback(towards_host) || names_loopback(host) || outward.empty();
+  return is_of_use ? towards_host : outward;
+}
+
+std::string address_for_others(const std::string& host, int port) {
+  return address_for_others(host, local_address_towards(host, port), outward_address());
+}
+
+std::string outward_address() {
+  // Addresses of documentation (RFC 5737, 3849) are nobody's: the default route leads there. Nothing is sent.
+  for (const char* nobody : {"203.0.113.1", "2001:db8::1"}) {
+    const std::string local = local_address_towards(nobody, 9);
+    if (!local.empty() && !is_loopback(local) && !local.starts_with("fe80:")) return local;
+  }
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> interfaces(list, &freeifaddrs);
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    const bool is_running = (item->ifa_flags & IFF_RUNNING) != 0 && (item->ifa_flags & IFF_LOOPBACK) == 0;
+    if (!is_running || item->ifa_addr == nullptr || item->ifa_addr->sa_family != AF_INET) continue;
+    return numeric(item->ifa_addr, sizeof(sockaddr_in));
   }
   return "";
 }

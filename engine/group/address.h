@@ -23,6 +23,15 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
 // The local address that packets to the host leave from; "" if there is no route.
 std::string local_address_towards(const std::string& host, int port);
 
+// That address as it is told to other machines, which have no use for a loopback. A machine's own name may stand for one
+// ("127.0.1.1 name" in Debian's /etc/hosts): then outward_address(), if there is any. Where the job itself names a
+// loopback, by number or as localhost, all its ranks are here.
+std::string address_for_others(const std::string& host, int port);
+// The same, of what was found: where packets to `host` leave from, and the outward address.
+std::string address_for_others(const std::string& host, const std::string& towards_host, const std::string& outward);
+// Where the default route leaves from; without one, the address of an interface that runs and is no loopback; or "".
+std::string outward_address();
+
 // An address of an interface ("eth0"): IPv4 if it has one, or one of the given family; link-local ones last. Throws Caller,
 // listing the interfaces there are.
 std::string address_of_interface(const std::string& name, int family = AF_UNSPEC);

@@ -211,7 +211,7 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
                                     : join_store_of_this_life(address, result.rank, group_name, deadline);
   }
   if (by_agent) result.store = of_this_attempt(result.store, environment);
-  result.local_address = local_address_towards(address.host, address.port);
+  result.local_address = address_for_others(address.host, address.port);
   return result;
 }
 

@@ -150,7 +150,7 @@ OpenedStore open_tcp_store(const Options& options) {
     // Who hosts it is reached by the endpoint's name; the others by the address that they reach it from.
     std::string address = options.local_address;
     if (address.empty() && is_host) address = options.endpoint_host;
-    if (address.empty()) address = group::local_address_towards(options.endpoint_host, options.endpoint_port);
+    if (address.empty()) address = group::address_for_others(options.endpoint_host, options.endpoint_port);
     return {std::make_shared<TcpSharedStore>(store, options.run_id, where, is_host), address};
   } catch (const Error& error) {
     throw error.within("no rendezvous at " + where);

@@ -272,6 +272,26 @@ TEST(Tcp, TakesRankAndSizeFromItsQuery) {
   });
 }
 
+// Which /etc/hosts may say is a loopback: of no use to the ranks of other machines.
+TEST(Tcp, RankZeroIsReachedFromElsewhereWhereItsAddressIsItsMachinesName) {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  const std::string host = name;
+  if (group::outward_address().empty()) GTEST_SKIP() << "this machine has no network";
+  if (host.starts_with("localhost") || !group::is_this_machine(host)) GTEST_SKIP() << "its name is not its own: " << host;
+  const std::string url = "tcp://" + host + ":" + std::to_string(launch::free_port());
+  const auto place =
+      group::rendezvous({.init_method = url, .rank = 0, .world_size = 1}, environment({}), Deadline::in(seconds(20)));
+  EXPECT_FALSE(place.local_address.starts_with("127.") || place.local_address == "::1") << place.local_address;
+  // And from here.
+  const std::string other = "tcp://" + host + ":" + std::to_string(launch::free_port());
+  harness::run_threads(2, [&](int rank) {
+    auto group =
+        init_process_group({.init_method = other, .rank = rank, .world_size = 2, .timeout = std::chrono::seconds(30)});
+    expect_whole(group, 2);
+  });
+}
+
 TEST(Tcp, GroupsOfDifferentNamesShareOneAddress) {
   const int port = launch::free_port();
   Processes processes(4, [=](int process) {

@@ -50,6 +50,26 @@ TEST(Address, KnowsMulticastAddresses) {
   }
 }
 
+TEST(Address, ForOthersIsNoLoopbackButWhereTheJobNamesOne) {
+  for (const char* loopback : {"127.0.0.1", "127.0.1.1", "::1"}) {
+    EXPECT_EQ(address_for_others("node1", loopback, "10.0.0.7"), "10.0.0.7") << loopback;
+    EXPECT_EQ(address_for_others("node1", loopback, ""), loopback) << "there is no other";
+    for (const char* host : {"localhost", "localhost.localdomain", "a.localhost", "ip6-localhost", "127.0.0.1", "127.0.1.1",
+                             "::1", "::ffff:127.0.0.1"}) {
+      EXPECT_EQ(address_for_others(host, loopback, "10.0.0.7"), loopback) << host;
+    }
+  }
+  EXPECT_EQ(address_for_others("node1", "10.0.0.6", "10.0.0.7"), "10.0.0.6") << "the route there";
+  EXPECT_EQ(address_for_others("node1", "", "10.0.0.7"), "") << "no route";
+}
+
+TEST(Address, OutwardIsOfThisMachineAndNoLoopback) {
+  const std::string outward = outward_address();
+  if (outward.empty()) GTEST_SKIP() << "this machine has no network";
+  EXPECT_TRUE(is_this_machine(outward)) << outward;
+  EXPECT_EQ(address_for_others("node1", outward, "10.0.0.7"), outward) << "no loopback";
+}
+
 TEST(Address, OfAnInterfaceIsFoundByName) {
   EXPECT_EQ(address_of_interface("lo", AF_INET), "127.0.0.1");
   try {
