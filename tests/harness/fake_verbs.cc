@@ -68,6 +68,9 @@ struct FakeVerbs::World {
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
+  std::mutex saying;  // of the next two
+  std::deque<ibv_async_event> said;
+  std::size_t unacknowledged = 0;
   int ports = 1;
   std::uint32_t spoken_to = 0;  // who gets the following again and again
   std::vector<std::byte> spoken;
@@ -315,6 +318,19 @@ void fill(Library& library) {
   library.create_comp_channel = create_channel;
   library.destroy_comp_channel = destroy_channel;
   library.get_cq_event = [](ibv_comp_channel*, ibv_cq**, void**) { return -1; };
+  library.get_async_event = [](ibv_context* context, ibv_async_event* to) {
+    eventfd_t one = 0;
+    if (::eventfd_read(context->async_fd, &one) != 0) return -1;
+    std::lock_guard lock(the_world->saying);
+    *to = the_world->said.front();
+    the_world->said.pop_front();
+    return 0;
+  };
+  library.ack_async_event = [](ibv_async_event*) {
+    std::lock_guard lock(the_world->saying);
+    --the_world->unacknowledged;
+  };
+  library.event_type_str = [](ibv_event_type) -> const char* { return "an event"; };
   library.create_cq = [](ibv_context* context, int, void*, ibv_comp_channel*, int) -> ibv_cq* {
     auto* const queue = new Queue{};
     queue->context = context;
@@ -338,6 +354,7 @@ FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
   the_world = world_.get();
   fill(*world_->library);
   world_->context.device = &world_->device;
+  world_->context.async_fd = ::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
   world_->device.transport_type = IBV_TRANSPORT_IB;
   world_->context.ops.post_send = post_send;
   world_->context.ops.post_recv = post_recv;
@@ -347,6 +364,7 @@ FakeVerbs::FakeVerbs() : world_(std::make_unique<World>()) {
 
 FakeVerbs::~FakeVerbs() {
   for (const auto& [number, pair] : world_->pairs) delete pair;  // that could not be destroyed
+  ::close(world_->context.async_fd);
   the_world = nullptr;
 }
 
@@ -397,6 +415,25 @@ void FakeVerbs::go_on_sending(std::uint32_t queue_pair, const void* bytes, std::
 }
 
 std::size_t FakeVerbs::left_to_send() const { return world_->left_to_send; }
+
+std::uint32_t FakeVerbs::newest_pair() const { return world_->pairs.rbegin()->first; }
+
+void FakeVerbs::say(ibv_event_type event, std::uint32_t queue_pair) {
+  ibv_async_event said{};
+  said.event_type = event;
+  if (queue_pair != 0) said.element.qp = world_->pairs.at(queue_pair);
+  {
+    std::lock_guard lock(world_->saying);
+    world_->said.push_back(said);
+    ++world_->unacknowledged;
+  }
+  ::eventfd_write(world_->context.async_fd, 1);
+}
+
+std::size_t FakeVerbs::unacknowledged() const {
+  std::lock_guard lock(world_->saying);
+  return world_->unacknowledged;
+}
 
 void FakeVerbs::hold(std::size_t polls) { world_->held_for = polls; }
 

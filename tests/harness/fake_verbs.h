@@ -54,9 +54,13 @@ class FakeVerbs {
   enum class Thing { QueuePair, Registration, CompletionQueue };
   void refuse_to_end(Thing thing, int error);
   std::size_t queue_pairs() const;
+  std::uint32_t newest_pair() const;
   // A peer that sends this again whenever that queue pair has posted a receive, so many times; how many are left.
   void go_on_sending(std::uint32_t queue_pair, const void* bytes, std::size_t count, std::size_t times);
   std::size_t left_to_send() const;
+  // What the device says beside completions, of that queue pair where it is about one; how much of it was not acknowledged.
+  void say(ibv_event_type event, std::uint32_t queue_pair = 0);
+  std::size_t unacknowledged() const;
   // Posted receives that nothing has come for, of the queue pair with that number.
   std::size_t receives_of(std::uint32_t queue_pair) const;
 

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include <fcntl.h>
 #include <net/if.h>
 
 #include <weft/base/log.h>
@@ -43,6 +44,7 @@ Device::Device(std::shared_ptr<const Library> library, ibv_device* device)
   if (context_ == nullptr) {
     throw system_error(Blame::Unsupported, name_ + ": cannot be opened; is /dev/infiniband in this container?", errno);
   }
+  ::fcntl(context_->async_fd, F_SETFL, ::fcntl(context_->async_fd, F_GETFL) | O_NONBLOCK);
   const int failed = library_->query_device(context_, &limits_);
   if (failed == 0) domain_ = library_->alloc_pd(context_);
   if (domain_ == nullptr) {

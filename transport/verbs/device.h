@@ -3,6 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +13,8 @@
 #include <weft/transport/verbs/ports.h>
 
 namespace weft::transport::verbs {
+
+class Alarm;
 
 class Device {
  public:
@@ -27,8 +32,14 @@ class Device {
   std::vector<PortReport> ports() const;
   // Of what libibverbs returned when something was to be given back: whether it was. Logs where not, as "`what`: why".
   bool has_ended(int returned, const char* what) const;
+  // Takes what it has said beside completions, and rings the alarms of the lanes that this is about.
+  void take_events();
 
  private:
+  friend class Alarm;
+  // Under the mutex.
+  void tell(const ibv_async_event& event);
+  void lose(const Error& why);
   PortReport report(int port) const;
 
   const std::shared_ptr<const Library> library_;
@@ -36,6 +47,9 @@ class Device {
   ibv_context* context_ = nullptr;
   ibv_pd* domain_ = nullptr;
   ibv_device_attr limits_{};
+  std::mutex mutex_;  // of what follows
+  std::set<Alarm*> alarms_;
+  std::optional<Error> failure_;  // of all of it
 };
 
 // All devices of this machine that can be opened. Throws Unsupported with the reason where there is none that can be.

@@ -36,6 +36,9 @@ namespace weft::transport::verbs {
   function(destroy_cq, ibv_destroy_cq)                     \
   function(get_cq_event, ibv_get_cq_event)                 \
   function(ack_cq_events, ibv_ack_cq_events)               \
+  function(get_async_event, ibv_get_async_event)           \
+  function(ack_async_event, ibv_ack_async_event)           \
+  function(event_type_str, ibv_event_type_str)             \
   function(create_qp, ibv_create_qp)                       \
   function(destroy_qp, ibv_destroy_qp)                     \
   function(modify_qp, ibv_modify_qp)                       \

@@ -29,6 +29,7 @@ class QueuePair {
   const Depths& depths() const { return depths_; }
   // Not once it has been destroyed.
   std::uint32_t number() const { return pair_->qp_num; }
+  const ibv_qp* handle() const { return pair_; }
   // Of the first packet that it sends.
   std::uint32_t first_packet() const { return first_packet_; }
 

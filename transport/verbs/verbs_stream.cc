@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 
 #include <weft/base/log.h>
+#include <weft/transport/verbs/alarm.h>
 #include <weft/transport/verbs/ring_reader.h>
 #include <weft/transport/verbs/verbs_stream.h>
 
@@ -35,6 +36,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
       : registrations(cache),
         completions(path.device, kSends + kReceives),
         pair(path, completions, {kSends, kReceives, kInlineBytes}),
+        alarm(path.device, pair.handle(), completions.queue()),
         writer(pair, cache, lane->peer()),
         reader(pair, cache, writer),
         deadline(until),
@@ -49,6 +51,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   const std::shared_ptr<RegistrationCache> registrations;
   Completions completions;
   QueuePair pair;
+  Alarm alarm;
   RingWriter writer;
   RingReader reader;  // the loop's, as the next two
   std::optional<Hello> hello;
@@ -69,6 +72,8 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   std::shared_ptr<Connection> meeting;
   EventLoop::Registration poller;
   EventLoop::Registration watch;
+  EventLoop::Registration events;
+  EventLoop::Registration bell;
   EventLoop::Registration patience;
   std::optional<Error> failure;
   bool was_flushed = false;  // which is all that is known of the failure
@@ -82,6 +87,7 @@ struct VerbsStream::Shared : std::enable_shared_from_this<Shared> {
   bool park();
   bool drain();
   void take(const ibv_wc& completion);
+  void hear_alarm();
   void let_words_out();
   Ending ending() const;
   std::optional<Error> why_ended() const;
@@ -103,6 +109,9 @@ void VerbsStream::start(EventLoop& loop, std::function<void()> readable, std::fu
   std::lock_guard lock(shared_->mutex);
   shared_->watch = loop.watch(shared_->completions.descriptor(), EPOLLIN,
                               [shared = shared_](std::uint32_t) { shared->completions.take_event(); });
+  shared_->events = loop.watch(shared_->alarm.events(), EPOLLIN,
+                               [shared = shared_](std::uint32_t) { shared->pair.path().device->take_events(); });
+  shared_->bell = loop.watch(shared_->alarm.bell(), EPOLLIN, [shared = shared_](std::uint32_t) { shared->hear_alarm(); });
   shared_->poller = loop.poll([shared = shared_] { return shared->look(); }, [shared = shared_] { return shared->park(); });
   if (!shared_->deadline.is_never()) {
     shared_->patience = loop.at(shared_->deadline, [shared = shared_] {
@@ -181,6 +190,8 @@ void VerbsStream::stop() noexcept {
     std::lock_guard lock(shared.mutex);
     shared.poller.reset();
     shared.watch.reset();
+    shared.events.reset();
+    shared.bell.reset();
     shared.patience.reset();
     meeting.swap(shared.meeting);
   }
@@ -264,6 +275,13 @@ void VerbsStream::Shared::fail(const Error& why) {
   }
   log::debug(why.text());
   pair.cut();
+}
+
+void VerbsStream::Shared::hear_alarm() {
+  if (const auto why = alarm.why()) fail(why->within("verbs: the lane to " + peer));
+  std::lock_guard lock(mutex);
+  events.reset();  // which stay readable where the device was taken out, as the other one
+  watch.reset();
 }
 
 // What is posted was reported done, and would be lost with the queue pair.

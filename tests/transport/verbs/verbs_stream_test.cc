@@ -2,6 +2,9 @@
 // tests/conformance/connection, which tests/guest runs over RDMA in software.
 #include <array>
 #include <future>
+#include <limits>
+
+#include <poll.h>
 
 #include <weft/cuda/ipc.h>
 #include <weft/tests/cuda/fake_cuda.h>
@@ -10,6 +13,7 @@
 #include <weft/tests/transport/verbs/ends.h>
 #include <weft/transport/inproc/faults.h>
 #include <weft/transport/stream_connection.h>
+#include <weft/transport/verbs/alarm.h>
 #include <weft/transport/verbs/verbs_stream.h>
 
 namespace weft::transport::verbs {
@@ -27,6 +31,7 @@ class VerbsStreams : public cuda::FakeCuda {
     verbs.look_through([this](const void* address) { return fake.behind(address); });
     auto meeting = inproc::make_streams();
     near = open(std::move(meeting.a), near_registrations);
+    near_pair = verbs.newest_pair();
     far = open(std::move(meeting.b), far_registrations);
   }
   std::shared_ptr<Connection> open(std::unique_ptr<ByteStream> meeting,
@@ -67,6 +72,7 @@ class VerbsStreams : public cuda::FakeCuda {
   std::shared_ptr<RegistrationCache> far_registrations = std::make_shared<RegistrationCache>(path.device);
   std::shared_ptr<EventLoop> loop = std::make_shared<EventLoop>("both");
   std::shared_ptr<Connection> near, far;
+  std::uint32_t near_pair = 0;
   bool is_stuck = false;  // what one queue pair needs stays
 };
 
@@ -136,6 +142,45 @@ TEST_F(VerbsStreams, APlaceThatTheDeviceCannotBeKeptFromStaysForGood) {
   ASSERT_EQ(said.size(), 1u);
   EXPECT_THAT(said[0],
               AllOf(HasSubstr("fake0: a queue pair cannot be destroyed"), HasSubstr("is kept: Device or resource")));
+}
+
+// Nothing completes any more, not even with an error.
+TEST_F(VerbsStreams, ADeviceThatFailsEndsItsLanesInItsNameThoughItCompletesNothing) {
+  std::vector<std::byte> memory(1 << 20);
+  const auto source = harness::pattern(3, memory.size());
+  harness::Mailbox near_box(*near, loop), far_box(*far, loop);
+  on_loop([&] { near->send(harness::bytes_of("hello"), {}, nullptr, {}); });
+  EXPECT_EQ(far_box.next().header, "hello");
+  std::shared_ptr<MemoryRegion> region;
+  Op put;
+  on_loop([&] {
+    region = far->one_sided()->expose(harness::slice_of(memory)).value();
+    verbs.hold(std::numeric_limits<std::size_t>::max());
+    put = near->one_sided()->put(harness::slice_of(source), region->key(), 0, nullptr, {});
+    verbs.say(IBV_EVENT_PORT_ERR);
+    loop->post([&] { verbs.say(IBV_EVENT_DEVICE_FATAL); });
+  });
+  const Error failure = harness::failure_of(put);
+  EXPECT_EQ(failure.blame(), Blame::Device) << failure.text();
+  EXPECT_THAT(failure.text(), HasSubstr("fake0: an event"));
+  EXPECT_EQ(near_box.wait_closed().blame(), Blame::Device);
+  EXPECT_EQ(far_box.wait_closed().blame(), Blame::Device);
+  EXPECT_EQ(verbs.unacknowledged(), 0u);
+  EXPECT_THAT(take_logged(), testing::ElementsAre(HasSubstr("fake0:0: an event")));
+  const Alarm late(path.device, nullptr, nullptr);
+  pollfd rung{late.bell(), POLLIN, 0};
+  EXPECT_EQ(::poll(&rung, 1, 0), 1) << "of what has failed before";
+  region.reset();
+}
+
+TEST_F(VerbsStreams, AQueuePairThatFailsEndsItsLaneAlone) {
+  harness::Mailbox near_box(*near, loop), far_box(*far, loop);
+  on_loop([&] { near->send(harness::bytes_of("hello"), {}, nullptr, {}); });
+  EXPECT_EQ(far_box.next().header, "hello");
+  on_loop([&] { verbs.say(IBV_EVENT_QP_FATAL, near_pair); });
+  EXPECT_EQ(near_box.wait_closed().blame(), Blame::Device);
+  EXPECT_EQ(far_box.wait_closed().blame(), Blame::PeerLost);
+  EXPECT_EQ(verbs.unacknowledged(), 0u);
 }
 
 // What it says is allowed: room that it had said before.
