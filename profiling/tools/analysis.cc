@@ -47,7 +47,8 @@ std::uint64_t last_begun(const View& view, const Series& series) {
 
 class Analysis {
  public:
-  Analysis(const Dumps& dumps, std::chrono::nanoseconds older_than) : dumps_(dumps), evidence_(dumps, older_than) {}
+  Analysis(const Dumps& dumps, std::chrono::nanoseconds older_than)
+      : dumps_(dumps), evidence_(dumps, older_than), who_(evidence_.participants()) {}
 
   std::vector<Finding> run() {
     for (const Group& group : dumps_.groups) {
@@ -201,10 +202,10 @@ class Analysis {
       if (before != nullptr) text += "its last was " + describe(*before);
       if (before != nullptr && before->ended != 0)
         text += ", which ended " + duration_text(evidence_.now_of(view) - before->ended) + " before its dump";
-      for (const std::string& doing : evidence_.doings(view.job_rank)) text += "; it is in " + doing;
+      for (const std::string& doing : evidence_.doings(who_.of(view))) text += "; it is in " + doing;
       report(What::LateRank, {job_rank(group, rank)}, text);
       for (const int one : met.waiting) {
-        if (series.waits_for_all) waits_.add(job_rank(group, one), job_rank(group, rank), where);
+        if (series.waits_for_all) waits_.add(who_.of(group.views.at(one)), who_.of(view), where);
       }
     }
     for (const int rank : met.missing) {
@@ -280,13 +281,13 @@ class Analysis {
               record.tag != static_cast<int>(pass & 0x7fffffff))
             continue;
           if (running.empty() || running.back() != rank) running.push_back(rank);
-          where += (where.empty() ? "rank " : "; rank ") + std::to_string(rank) + " runs what a gradient of rank " +
-                   std::to_string(record.peer) + " started, since " + duration_text(evidence_.now_of(agent) - record.begun);
+          where += (where.empty() ? "" : "; ") + who_.agent(rank) + " runs what a gradient of " + who_.agent(record.peer) +
+                   " started, since " + duration_text(evidence_.now_of(agent) - record.begun);
         }
       }
       report(What::StuckBackward, running.empty() ? standing.in : running,
-             list_ranks(standing.in) + (standing.in.size() == 1 ? " is" : " are") + " in a backward pass, for " +
-                 duration_text(standing.longest) + ": " +
+             list_ranks(standing.in, who_.agents()) + (standing.in.size() == 1 ? " is" : " are") +
+                 " in a backward pass, for " + duration_text(standing.longest) + ": " +
                  (where.empty() ? "no dump shows a gradient that came and is at work" : where));
     }
   }
@@ -299,8 +300,8 @@ class Analysis {
                               (call.state == "failed" && call.blame == "Timeout");
         if (call.kind != "call" || !no_reply || is_of_shutdown(call)) continue;
         const std::int64_t waited = (call.ended == 0 ? evidence_.now_of(agent) : call.ended) - call.begun;
-        std::string text = "rank " + std::to_string(rank) + (call.ended == 0 ? " waits" : " waited") + " for " +
-                           duration_text(waited) + " for a reply to " + describe(call) + ": " + fate(call, agent);
+        std::string text = who_.agent(rank) + (call.ended == 0 ? " waits" : " waited") + " for " + duration_text(waited) +
+                           " for a reply to " + describe(call, who_.agents()) + ": " + fate(call, agent);
         if (++found <= kMostOfAKind) report(What::NoReply, {rank, call.peer}, text);
       }
     }
@@ -312,9 +313,9 @@ class Analysis {
     const int caller = from.rank;
     if (call.peer == caller) return "it is a call to itself";
     const auto callee = dumps_.agents.find(call.peer);
-    if (callee == dumps_.agents.end()) return "there is no dump of rank " + std::to_string(call.peer);
+    if (callee == dumps_.agents.end()) return "there is no dump of " + who_.agent(call.peer);
     if (call.state == "open" && evidence_.is_old_to_both(call, from, callee->second))
-      waits_.add(caller, call.peer, describe(call));
+      waits_.add(who_.of(from), who_.of(callee->second), describe(call, who_.agents()));
     for (const Record& served : callee->second.records) {
       if (served.kind != "served" || served.peer != caller || !is_of(served, call, from, callee->second)) continue;
       if (served.state == "open")
@@ -322,10 +323,9 @@ class Analysis {
       return "it was answered there after " + duration_text(served.ended - served.begun) +
              "; the reply did not come, or too late";
     }
-    if (evidence_.now_of(callee->second) < call.begun)
-      return "the dump of rank " + std::to_string(call.peer) + " is older than it";
+    if (evidence_.now_of(callee->second) < call.begun) return "the dump of " + who_.agent(call.peer) + " is older than it";
     if (evidence_.has_forgotten(callee->second, call.begun - difference(from, callee->second)))
-      return "whether it has come there is not known: the recorder of rank " + std::to_string(call.peer) +
+      return "whether it has come there is not known: the recorder of " + who_.agent(call.peer) +
              " has forgotten that time";
     return "it has never come there";
   }
@@ -348,15 +348,20 @@ class Analysis {
   }
 
   void find_cycle() {
-    const Ranks circle = waits_.shortest_circle();
+    const std::vector<int> circle = waits_.shortest_circle();
     if (circle.empty()) return;
-    std::string text = list_ranks(circle) + " wait for each other: ";
+    Ranks ranks;
+    std::string names;
+    std::string text;
     for (std::size_t i = 0; i < circle.size(); ++i) {
       const int whom = circle[(i + 1) % circle.size()];
-      text += (i > 0 ? "; " : "") + std::string("rank ") + std::to_string(circle[i]) + " for rank " + std::to_string(whom) +
-              " in " + waits_.in(circle[i], whom);
+      const std::string name = who_.name(circle[i]);
+      ranks.push_back(who_.rank(circle[i]));
+      names += (i > 0 ? ", " : "") + name;
+      text += (i > 0 ? "; " : "") + name + " for " + who_.name(whom) + " in " + waits_.in(circle[i], whom);
     }
-    report(What::CycleOfWaits, circle, text);
+    report(What::CycleOfWaits, ranks,
+           (who_.are_numbered_alike() ? list_ranks(ranks) : names) + " wait for each other: " + text);
   }
 
   void find_first_failure() {
@@ -375,13 +380,14 @@ class Analysis {
     for (const auto& [rank, view] : dumps_.agents) look(view);
     if (first == nullptr) return;
     report(What::Failure, {whose->job_rank},
-           "the first failure was on rank " + std::to_string(whose->job_rank) + ": " + describe(*first) + ": " +
+           "the first failure was on " + who_.name(who_.of(*whose)) + ": " + describe(*first, who_.agents()) + ": " +
                first->blame + ": " + first->error);
   }
 
   const Dumps& dumps_;
   const Evidence evidence_;
-  Waits waits_;  // of ranks of the job
+  const Participants& who_;
+  Waits waits_;
   std::vector<Finding> findings_;
 };
 

@@ -29,7 +29,7 @@ struct Finding {
     Failure
   };
   What what = What::Failure;
-  std::vector<int> ranks;  // of the job: whom it is about
+  std::vector<int> ranks;  // whom it is about: of the job; of agents, as they count, where calls did not end
   std::string text;
 };
 const char* name(Finding::What what);

@@ -50,7 +50,6 @@ void require_one_job(const Dumps& dumps) {
   for (const Group& group : dumps.groups) {
     for (const auto& [rank, view] : group.views) claims[view.job_rank].insert(view.dump);
   }
-  for (const auto& [rank, view] : dumps.agents) claims[rank].insert(view.dump);
   for (const auto& [rank, who] : claims) {
     const std::size_t first = *who.begin();
     for (const std::size_t other : who) {

@@ -1,5 +1,6 @@
-// Whether dumps are of one job. A rank is one process: where two claim it, a folder of dumps was used again, and what would
-// be read out of both together is of no job at all.
+// Whether dumps are of one job. A rank of a group is one process, and so is an agent: where two claim to be it, a folder of
+// dumps was used again, and what would be read out of both together is of no job at all. (Who is agent 0 need not be rank
+// 0.)
 #pragma once
 
 #include <string>
@@ -12,8 +13,8 @@ namespace weft::tools {
 // Two processes that are the same rank of a group, or the same agent; `what` says of which: "rank 0 of group 'default'".
 Error two_jobs(const Dump& one, const Dump& other, const std::string& what);
 
-// Throws Caller where members of one group have not joined one job, or two processes are the same rank of the job, and no
-// group or job of agents has both as members. (Ranks change when the survivors of a group make a new one.)
+// Throws Caller where members of one group have not joined one job, or two processes are the same rank of the job in
+// groups, and no group or job of agents has both as members. (Ranks change when the survivors of a group make a new one.)
 void require_one_job(const Dumps& dumps);
 
 }  // namespace weft::tools

@@ -128,14 +128,14 @@ class Taking {
     const int rank = int_of(party, "rank", 0);
     const std::string kind = text_of(party, "kind");
     View* view = nullptr;
-    if (kind == "agent") view = agent(rank);
+    if (kind == "agent") view = agent(rank, text_of(party, "name"));
     if (kind == "group") view = member(party, rank);
     if (view != nullptr) views_[number] = view;
   }
 
   // A process may have been the same agent several times.
-  View* agent(int rank) {
-    const auto [found, is_new] = into_.agents.try_emplace(rank, View{number_, rank, rank, {}});
+  View* agent(int rank, const std::string& name) {
+    const auto [found, is_new] = into_.agents.try_emplace(rank, View{number_, rank, rank, {}, name});
     if (is_new || found->second.dump == number_) return &found->second;
     return claimed(found->second, "the agent of rank " + std::to_string(rank));
   }
@@ -151,7 +151,7 @@ class Taking {
     });
     if (group == into_.groups.end()) group = into_.groups.insert(group, Group{name, generation, ranks, {}});
     const auto [found, is_new] =
-        group->views.try_emplace(rank, View{number_, rank, ranks[static_cast<std::size_t>(rank)], {}});
+        group->views.try_emplace(rank, View{number_, rank, ranks[static_cast<std::size_t>(rank)], {}, ""});
     if (is_new) return &found->second;
     const std::string what = "rank " + std::to_string(rank) + " of group '" + name + "'";
     if (found->second.dump == number_) throw Error(Blame::Caller, "it is " + what + " twice");

@@ -32,6 +32,7 @@ struct View {
   int rank = -1;
   int job_rank = -1;
   std::vector<Record> records;  // in the order in which they began
+  std::string name;             // of an agent: its worker's
 };
 
 struct Dump {
@@ -55,7 +56,7 @@ struct Group {
 struct Dumps {
   std::vector<Dump> dumps;
   std::vector<Group> groups;
-  std::map<int, View> agents;  // by rank
+  std::map<int, View> agents;  // by their own rank
 };
 
 // Of several dumps of one process the newest counts. Throws Caller for a file that cannot be read or is no dump.

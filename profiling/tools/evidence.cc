@@ -26,13 +26,14 @@ bool Evidence::is_old_to_both(const Record& record, const View& view, const View
   return is_old(std::min(now_of(view), now_of(other)) - record.begun);
 }
 
-std::vector<std::string> Evidence::doings(int job) const {
+std::vector<std::string> Evidence::doings(int who) const {
   std::vector<std::string> texts;
   const auto look = [&](const View& view, const std::string& where) {
-    if (view.job_rank != job) return;
+    if (participants_.of(view) != who) return;
     for (const Record& record : view.records) {
       if (record.state == "open" && !is_of_shutdown(record) && texts.size() < 4)
-        texts.push_back(describe(record) + where + " since " + duration_text(now_of(view) - record.begun));
+        texts.push_back(describe(record, participants_.agents()) + where + " since " +
+                        duration_text(now_of(view) - record.begun));
     }
   };
   for (const Group& group : dumps_.groups) {
@@ -42,14 +43,14 @@ std::vector<std::string> Evidence::doings(int job) const {
   return texts;
 }
 
-std::string Evidence::whereabouts(int job) const {
+std::string Evidence::whereabouts(int who) const {
   std::string text;
-  for (const std::string& doing : doings(job)) text += (text.empty() ? "it is in " : "; it is in ") + doing;
+  for (const std::string& doing : doings(who)) text += (text.empty() ? "it is in " : "; it is in ") + doing;
   if (!text.empty()) return text;
   const Record* last = nullptr;
   const View* where = nullptr;
   const auto look = [&](const View& view) {
-    if (view.job_rank != job) return;
+    if (participants_.of(view) != who) return;
     for (const Record& record : view.records) {
       if (record.ended == 0 || (last != nullptr && last->ended >= record.ended)) continue;
       last = &record;
@@ -61,8 +62,8 @@ std::string Evidence::whereabouts(int job) const {
   }
   for (const auto& [rank, view] : dumps_.agents) look(view);
   if (last == nullptr) return "it has done nothing at all";
-  return "it is in no operation: its last, " + describe(*last) + ", ended " + duration_text(now_of(*where) - last->ended) +
-         " before its dump";
+  return "it is in no operation: its last, " + describe(*last, participants_.agents()) + ", ended " +
+         duration_text(now_of(*where) - last->ended) + " before its dump";
 }
 
 bool Evidence::on_several_hosts(const Group& group) const {

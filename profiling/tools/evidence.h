@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weft/profiling/tools/dumps.h>
+#include <weft/profiling/tools/participants.h>
 
 namespace weft::tools {
 
@@ -23,7 +24,10 @@ int job_rank(const Group& group, int rank);
 // Refers to the dumps.
 class Evidence {
  public:
-  Evidence(const Dumps& dumps, std::chrono::nanoseconds older_than) : dumps_(dumps), older_than_(older_than.count()) {}
+  Evidence(const Dumps& dumps, std::chrono::nanoseconds older_than)
+      : dumps_(dumps), participants_(dumps), older_than_(older_than.count()) {}
+
+  const Participants& participants() const { return participants_; }
 
   // All in nanoseconds.
   std::int64_t now_of(const View& view) const { return dumps_.dumps[view.dump].time; }
@@ -36,14 +40,15 @@ class Evidence {
   // What the process did at that time, and ended, may have been overwritten in its recorder.
   bool has_forgotten(const View& view, std::int64_t time) const { return dumps_.dumps[view.dump].knows_since > time; }
 
-  // What a rank of the job has begun and not ended.
-  std::vector<std::string> doings(int job) const;
+  // What a participant has begun and not ended.
+  std::vector<std::string> doings(int who) const;
   // "it is in …", or what it did last.
-  std::string whereabouts(int job) const;
+  std::string whereabouts(int who) const;
   bool on_several_hosts(const Group& group) const;
 
  private:
   const Dumps& dumps_;
+  const Participants participants_;
   const std::int64_t older_than_;
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <set>
 
+#include <weft/profiling/tools/participants.h>
 #include <weft/profiling/tools/remarks.h>
 #include <weft/profiling/tools/wording.h>
 
@@ -10,14 +11,16 @@ namespace {
 
 constexpr std::size_t kMostOperations = 20;
 
-std::vector<int> ranks_without_dump(const Dumps& dumps) {
+std::vector<int> ranks_without_dump(const Dumps& dumps, bool alike) {
   std::set<int> members;
   std::set<int> seen;
   for (const Group& group : dumps.groups) {
     members.insert(group.ranks.begin(), group.ranks.end());
     for (const auto& [rank, view] : group.views) seen.insert(view.job_rank);
   }
-  for (const auto& [rank, view] : dumps.agents) seen.insert(rank);
+  if (alike) {
+    for (const auto& [rank, view] : dumps.agents) seen.insert(rank);
+  }
   std::vector<int> without;
   std::set_difference(members.begin(), members.end(), seen.begin(), seen.end(), std::back_inserter(without));
   return without;
@@ -27,10 +30,11 @@ std::vector<int> ranks_without_dump(const Dumps& dumps) {
 
 Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than) {
   Remarks made;
-  made.without_dump = ranks_without_dump(dumps);
+  const Participants who(dumps);
+  made.without_dump = ranks_without_dump(dumps, who.are_numbered_alike());
   std::size_t more = 0;
   const auto look = [&](const View& view, const std::string& where) {
-    const std::string rank = "rank " + std::to_string(view.job_rank);
+    const std::string name = who.name(who.of(view));
     for (const Record& record : view.records) {
       const std::int64_t age = dumps.dumps[view.dump].time - record.begun;
       const bool shuts_down = is_of_shutdown(record);
@@ -39,8 +43,9 @@ Remarks remarks(const Dumps& dumps, std::chrono::nanoseconds older_than) {
       if (made.running.size() >= kMostOperations) {
         ++more;
       } else {
-        made.running.push_back(shuts_down ? rank + " has called shutdown(), " + duration_text(age) + " ago"
-                                          : rank + " is in " + describe(record) + where + " since " + duration_text(age));
+        made.running.push_back(shuts_down ? name + " has called shutdown(), " + duration_text(age) + " ago"
+                                          : name + " is in " + describe(record, who.agents()) + where + " since " +
+                                                duration_text(age));
       }
     }
   };

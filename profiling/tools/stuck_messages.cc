@@ -96,11 +96,12 @@ class Messages {
 
   std::string not_come(const Record& own, const View& view, int peer, const View& there) {
     if (own.state == "open")
-      waits_.add(view.job_rank, there.job_rank,
+      waits_.add(evidence_.participants().of(view), evidence_.participants().of(there),
                  describe(own) + " in " + title(group_) + " since " + duration_text(evidence_.now_of(view) - own.begun));
     const std::string has_not = own.kind == "receive" ? " has not sent" : " has not begun to receive";
     return ", which rank " + std::to_string(peer) + has_not + "; " +
-           (evidence_.now_of(there) < own.begun ? "its dump is older than that" : evidence_.whereabouts(there.job_rank));
+           (evidence_.now_of(there) < own.begun ? "its dump is older than that"
+                                                : evidence_.whereabouts(evidence_.participants().of(there)));
   }
 
   // A receive from any rank: whoever might have sent was asked some time after it had begun.

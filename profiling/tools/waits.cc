@@ -15,7 +15,7 @@ std::vector<int> Waits::shortest_circle() const {
       for (const auto& [whom, in] : next->second) {
         if (whom == start) {
           std::vector<int> circle;
-          for (int rank = front[i]; rank != start; rank = from[rank]) circle.push_back(rank);
+          for (int who = front[i]; who != start; who = from[who]) circle.push_back(who);
           circle.push_back(start);
           std::reverse(circle.begin(), circle.end());
           if (best.empty() || circle.size() < best.size()) best = circle;

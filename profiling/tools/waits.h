@@ -1,4 +1,4 @@
-// Who waits for whom.
+// Who waits for whom, of those who take part (participants.h).
 #pragma once
 
 #include <map>

@@ -4,8 +4,8 @@
 
 namespace weft::tools {
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+std::string list_ranks(const std::vector<int>& ranks, const std::string& what) {
+  std::string text = what + (ranks.size() == 1 ? " " : "s ");
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
   return text;
 }
@@ -26,7 +26,7 @@ std::string call_of(const Record& collective) {
   return collective.name + (how.empty() ? "" : " (" + how + ")") + (tensor.empty() ? "" : " of " + tensor);
 }
 
-std::string describe(const Record& record) {
+std::string describe(const Record& record, const std::string& agent) {
   if (record.kind == "collective") return "collective #" + std::to_string(record.sequence) + ", " + call_of(record);
   const std::string tensor = tensor_of(record);
   std::string text = record.name;
@@ -35,8 +35,8 @@ std::string describe(const Record& record) {
   if (record.kind == "receive")
     text += record.peer < 0 ? " from any rank"
                             : " #" + std::to_string(record.sequence) + " from rank " + std::to_string(record.peer);
-  if (record.kind == "call") text = "the call of " + text + " on rank " + std::to_string(record.peer);
-  if (record.kind == "served") text += ", called by rank " + std::to_string(record.peer);
+  if (record.kind == "call") text = "the call of " + text + " on " + agent + " " + std::to_string(record.peer);
+  if (record.kind == "served") text += ", called by " + agent + " " + std::to_string(record.peer);
   if (record.tag != 0) text += " with tag " + std::to_string(record.tag);
   return text + (tensor.empty() ? "" : " of " + tensor);
 }

@@ -184,6 +184,13 @@ TEST_F(DumpFiles, OfTwoJobsAreRefused) {
   EXPECT_EQ(error_of(second), "");
 }
 
+// A server that calls nobody, and waits for those who have not come as agents yet.
+TEST_F(DumpFiles, OfAnAgentAndARankOfOneNumberAreOfOneJob) {
+  const Dumps dumps = read_dumps({dump_of("server", {agent(0)}), dump_of("trainer", {in_group(0, 2)})});
+  EXPECT_EQ(dumps.agents.at(0).name, "worker0");
+  EXPECT_EQ(dumps.groups.at(0).views.size(), 1u);
+}
+
 TEST_F(DumpFiles, OfTwoJobsOfOneSizeAreRefusedWithTheRankThatBothAre) {
   const std::string first = dump_of("first", {in_group(0, 2)});
   const std::string second = dump_of("second", {in_group(0, 2)});
