@@ -210,8 +210,8 @@ class Analysis {
     }
     for (const int rank : met.missing) {
       report(What::MissingRank, {job_rank(group, rank)},
-             "rank " + std::to_string(rank) + " is missing: there is no dump of it, and " + who_waits + " in " + where +
-                 (met.late.empty() ? "" : " (for others as well)"));
+             "rank " + std::to_string(rank) + " is missing: " + evidence_.without_view(group, rank) + ", and " + who_waits +
+                 " in " + where + (met.late.empty() ? "" : " (for others as well)"));
     }
     if (!is_stuck(group, met)) return;
     Ranks all;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include <weft/profiling/tools/claims.h>
 
@@ -21,9 +22,25 @@ bool belong_together(const Dumps& dumps, std::size_t one, std::size_t other) {
                      [&](const Group& group) { return has(group.views, one) && has(group.views, other); });
 }
 
+bool have_joined_one(const Dump& one, const Dump& other) {
+  return std::ranges::find_first_of(one.jobs, other.jobs) != one.jobs.end();
+}
+
 bool is_known_otherwise(const Dump& one, const Dump& other) {
-  const auto has_it = [&](const std::string& job) { return std::ranges::find(other.jobs, job) != other.jobs.end(); };
-  return !one.jobs.empty() && !other.jobs.empty() && std::ranges::none_of(one.jobs, has_it);
+  return !one.jobs.empty() && !other.jobs.empty() && !have_joined_one(one, other);
+}
+
+// Each has joined a job that the next one has as well: who came in place of a rank that was lost knows the others, which
+// knew that one.
+bool are_linked(const Dumps& dumps, std::size_t one, std::size_t other) {
+  std::vector<std::size_t> known{one};
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    for (std::size_t next = 0; next < dumps.dumps.size(); ++next) {
+      if (have_joined_one(dumps.dumps[known[i]], dumps.dumps[next]) && std::ranges::find(known, next) == known.end())
+        known.push_back(next);
+    }
+  }
+  return std::ranges::find(known, other) != known.end();
 }
 
 }  // namespace
@@ -53,7 +70,7 @@ void require_one_job(const Dumps& dumps) {
   for (const auto& [rank, who] : claims) {
     const std::size_t first = *who.begin();
     for (const std::size_t other : who) {
-      if (other != first && !belong_together(dumps, first, other))
+      if (other != first && !belong_together(dumps, first, other) && !are_linked(dumps, first, other))
         throw two_jobs(dumps.dumps[first], dumps.dumps[other], "rank " + std::to_string(rank));
     }
   }

@@ -14,7 +14,8 @@ namespace weft::tools {
 Error two_jobs(const Dump& one, const Dump& other, const std::string& what);
 
 // Throws Caller where members of one group have not joined one job, or two processes are the same rank of the job in
-// groups, and no group or job of agents has both as members. (Ranks change when the survivors of a group make a new one.)
+// groups, and no group, job of agents or chain of jobs has both. (Ranks change when the survivors of a group make a new
+// one, and another process may come in place of one that was lost.)
 void require_one_job(const Dumps& dumps);
 
 }  // namespace weft::tools

@@ -8,6 +8,7 @@
 #include <weft/base/error.h>
 #include <weft/profiling/tools/claims.h>
 #include <weft/profiling/tools/dumps.h>
+#include <weft/profiling/tools/generations.h>
 #include <weft/profiling/tools/json_file.h>
 #include <weft/profiling/trace/flight_recorder.h>
 
@@ -98,13 +99,37 @@ struct Loaded {
   Json json;
 };
 
+struct GroupParty {
+  std::string name;
+  int rank;
+  std::vector<int> ranks;
+  std::uint32_t generation;  // as its process counts
+};
+
+GroupParty group_party_of(const Json& party) {
+  const int rank = int_of(party, "rank", 0);
+  const std::int64_t generation =
+      integer_of(party, "generation", 0, std::int64_t{std::numeric_limits<std::uint32_t>::max()});
+  return {text_of(party, "name"), rank, members_of(party, rank), static_cast<std::uint32_t>(generation)};
+}
+
+void add_generations(const Loaded& loaded, std::size_t number, Generations& generations) {
+  generations.add_process(number, loaded.dump.jobs);
+  for (const Json& party : list_of(loaded.json, "parties")) {
+    if (text_of(party, "kind") != "group") continue;
+    const GroupParty one = group_party_of(party);
+    generations.add(number, one.name, one.ranks, one.generation);
+  }
+}
+
 // Views are pointed to while groups are added.
 static_assert(std::is_nothrow_move_constructible_v<Group>);
 
 // One dump, added to the others.
 class Taking {
  public:
-  Taking(const Loaded& loaded, Dumps& into) : loaded_(loaded), into_(into), number_(into.dumps.size()) {
+  Taking(const Loaded& loaded, const Generations& generations, Dumps& into)
+      : loaded_(loaded), generations_(generations), into_(into), number_(into.dumps.size()) {
     into_.dumps.push_back(loaded.dump);
   }
 
@@ -129,7 +154,7 @@ class Taking {
     const std::string kind = text_of(party, "kind");
     View* view = nullptr;
     if (kind == "agent") view = agent(rank, text_of(party, "name"));
-    if (kind == "group") view = member(party, rank);
+    if (kind == "group") view = member(group_party_of(party));
     if (view != nullptr) views_[number] = view;
   }
 
@@ -140,14 +165,12 @@ class Taking {
     return claimed(found->second, "the agent of rank " + std::to_string(rank));
   }
 
-  View* member(const Json& party, int rank) {
-    const std::string name = text_of(party, "name");
-    const auto generation = static_cast<std::uint32_t>(
-        integer_of(party, "generation", 0, std::int64_t{std::numeric_limits<std::uint32_t>::max()}));
-    const std::vector<int> ranks = members_of(party, rank);
+  View* member(const GroupParty& party) {
+    const auto& [name, rank, ranks, counted] = party;
+    const std::uint32_t generation = generations_.common(number_, name, ranks, counted);
     // Who survive a group may make one of the same name.
     auto group = std::find_if(into_.groups.begin(), into_.groups.end(), [&](const Group& one) {
-      return one.name == name && one.generation == generation && one.ranks == ranks;
+      return one.name == party.name && one.generation == generation && one.ranks == party.ranks;
     });
     if (group == into_.groups.end()) group = into_.groups.insert(group, Group{name, generation, ranks, {}});
     const auto [found, is_new] =
@@ -164,6 +187,7 @@ class Taking {
   }
 
   const Loaded& loaded_;
+  const Generations& generations_;
   Dumps& into_;
   const std::size_t number_;
   std::map<int, View*> views_;  // by the file's number; of maps, whose values stay where they are
@@ -215,9 +239,13 @@ Dumps read_dumps(const std::vector<std::string>& files) {
     auto& place = newest[{loaded.dump.host, loaded.dump.pid, loaded.dump.process}];
     if (place.json.is_null() || place.dump.time < loaded.dump.time) place = std::move(loaded);
   }
+  Generations generations;
+  std::size_t number = 0;
+  for (const auto& [process, loaded] : newest)
+    reading(loaded.dump.file, [&] { add_generations(loaded, number++, generations); });
   Dumps dumps;
   for (const auto& [process, loaded] : newest) {
-    Taking taking(loaded, dumps);
+    Taking taking(loaded, generations, dumps);
     const auto conflict = reading(loaded.dump.file, [&] { return taking.take(); });
     if (conflict) throw *conflict;
   }

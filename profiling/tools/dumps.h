@@ -48,9 +48,9 @@ struct Dump {
 
 struct Group {
   std::string name;
-  std::uint32_t generation = 0;
-  std::vector<int> ranks;     // the members as ranks of the job
-  std::map<int, View> views;  // of the ranks that left a dump
+  std::uint32_t generation = 0;  // of those of one name and the same members, whichever process has counted
+  std::vector<int> ranks;        // the members as ranks of the job
+  std::map<int, View> views;     // of the ranks that left a dump
 };
 
 struct Dumps {

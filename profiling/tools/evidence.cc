@@ -66,6 +66,13 @@ std::string Evidence::whereabouts(int who) const {
          duration_text(now_of(*where) - last->ended) + " before its dump";
 }
 
+std::string Evidence::without_view(const Group& group, int rank) const {
+  const bool has_dump = std::ranges::any_of(dumps_.groups, [&](const Group& other) {
+    return other.name == group.name && other.ranks == group.ranks && other.views.contains(rank);
+  });
+  return has_dump ? "its dump shows it in an older or newer group of that name only" : "there is no dump of it";
+}
+
 bool Evidence::on_several_hosts(const Group& group) const {
   std::set<std::string> hosts;
   for (const auto& [rank, view] : group.views) hosts.insert(dumps_.dumps[view.dump].host);

@@ -45,6 +45,8 @@ class Evidence {
   // "it is in …", or what it did last.
   std::string whereabouts(int who) const;
   bool on_several_hosts(const Group& group) const;
+  // Why a rank that the group has no view of is missing: "there is no dump of it".
+  std::string without_view(const Group& group, int rank) const;
 
  private:
   const Dumps& dumps_;

@@ -74,7 +74,8 @@ class Messages {
     const int job = job_rank(group_, peer);
     const auto other = group_.views.find(peer);
     if (other == group_.views.end()) {
-      const std::string text = "rank " + std::to_string(peer) + " is missing: there is no dump of it, and " + who + why;
+      const std::string text =
+          "rank " + std::to_string(peer) + " is missing: " + evidence_.without_view(group_, peer) + ", and " + who + why;
       return is_missing_already(job) ? std::nullopt : std::optional(Finding{What::MissingRank, {job}, text});
     }
     const View& there = other->second;

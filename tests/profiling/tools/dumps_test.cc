@@ -1,6 +1,7 @@
 // Genuine dumps, of one job and of two, whole and damaged.
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <sstream>
 
@@ -59,16 +60,21 @@ void work(const Member& member) {
   Operation::begin(member, Kind::Receive, {.name = "recv", .sequence = 1, .peer = other, .tag = 3, .bytes = 16});
 }
 
+void run_collectives(const Member& member, std::uint64_t begun, std::uint64_t ended) {
+  for (std::uint64_t i = 1; i <= begun; ++i) {
+    Operation one = Operation::begin(member, Kind::Collective, {.name = "barrier", .sequence = i});
+    if (i <= ended) one.end();
+  }
+}
+
 class DumpFiles : public testing::Test {
  protected:
-  // Of a process that is these, in a file of that name. Returns its path.
-  std::string dump_of(const std::string& name, const std::vector<Party>& parties,
-                      const std::vector<std::string>& jobs = {}) {
+  // Of a process that does that, in a file of that name. Returns its path.
+  std::string dump_by(const std::string& name, const std::function<void()>& work) {
     const std::string path = folder_.path() + "/" + name + ".json";
     const pid_t child = ::fork();
     if (child == 0) {
-      for (const std::string& id : jobs) trace::joined_job(id);
-      for (const Party& party : parties) work(Member::join(party));
+      work();
       std::ofstream(path) << trace::dump("asked");
       ::_exit(0);
     }
@@ -76,6 +82,14 @@ class DumpFiles : public testing::Test {
     ::waitpid(child, &status, 0);
     EXPECT_EQ(status, 0);
     return path;
+  }
+  // Of one that is these.
+  std::string dump_of(const std::string& name, const std::vector<Party>& parties,
+                      const std::vector<std::string>& jobs = {}) {
+    return dump_by(name, [&] {
+      for (const std::string& id : jobs) trace::joined_job(id);
+      for (const Party& party : parties) work(Member::join(party));
+    });
   }
   std::vector<std::string> job(const std::string& name, int size) {
     std::vector<std::string> files;
@@ -217,6 +231,62 @@ TEST_F(DumpFiles, OfSurvivorsInASmallerGroupAreOfOneJob) {
   EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 5u);
 }
 
+// Rank 2 was lost, and another process came in its place: the others count the group that they made with it as their
+// second.
+TEST_F(DumpFiles, OfOneThatCameInPlaceOfALostRankAreOfTheGroupThatItIsIn) {
+  const auto of_a_survivor = [&](int rank, std::uint64_t collectives) {
+    return dump_by("survivor" + std::to_string(rank), [=] {
+      trace::joined_job("aa");
+      Operation::note(Member::join(in_group(rank, 3)), Kind::Collective, {.name = "barrier", .sequence = 1});
+      const Member again = Member::join(in_group(rank, 3));
+      trace::joined_job("bb");
+      run_collectives(again, collectives, 2);
+    });
+  };
+  const std::string lost = dump_by("lost", [] {
+    trace::joined_job("aa");
+    Operation::note(Member::join(in_group(2, 3)), Kind::Collective, {.name = "barrier", .sequence = 1});
+  });
+  const std::string newcomer = dump_by("newcomer", [] {
+    const Member member = Member::join(in_group(2, 3));
+    trace::joined_job("bb");
+    run_collectives(member, 3, 2);
+  });
+  const std::vector files{of_a_survivor(0, 3), of_a_survivor(1, 2), newcomer};
+  std::vector with_the_lost = files;
+  with_the_lost.push_back(lost);
+  for (const auto& each : {files, with_the_lost}) {
+    const Dumps dumps = read_dumps(each);
+    ASSERT_EQ(dumps.groups.size(), 2u);
+    for (const Group& group : dumps.groups)
+      EXPECT_EQ(group.views.size(), group.generation == 1 || each.size() == 4 ? 3u : 2u) << group.generation;
+    const auto findings = analyze(dumps, std::chrono::nanoseconds(0));
+    ASSERT_EQ(findings.size(), 1u);
+    EXPECT_EQ(findings[0].what, Finding::What::LateRank);
+    EXPECT_THAT(findings[0].ranks, testing::ElementsAre(1));
+  }
+}
+
+// One survivor has come to make a group anew, and the other one has not.
+TEST_F(DumpFiles, OfProcessesOfTheSameJobsKeepTheirGenerations) {
+  std::vector<std::string> files;
+  for (const int rank : {0, 1}) {
+    files.push_back(dump_by("survivor" + std::to_string(rank), [=] {
+      trace::joined_job("aa");
+      Operation::note(Member::join(in_group(rank, 2)), Kind::Collective, {.name = "barrier", .sequence = 1});
+      trace::joined_job("bb");
+      if (rank == 0) run_collectives(Member::join(in_group(rank, 2)), 1, 0);
+    }));
+  }
+  const Dumps dumps = read_dumps(files);
+  ASSERT_EQ(dumps.groups.size(), 2u);
+  EXPECT_EQ(dumps.groups[0].views.size() + dumps.groups[1].views.size(), 3u);
+  const auto findings = analyze(dumps, std::chrono::nanoseconds(0));
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].text,
+              HasSubstr("rank 1 is missing: its dump shows it in an older or newer group of that name only"));
+}
+
 TEST_F(DumpFiles, OfARankThatIsNoneOfItsGroupAreDamaged) {
   const auto files = job("job", 2);
   const Json genuine = Json::parse(read(files[1]));
@@ -242,20 +312,12 @@ TEST_F(DumpFiles, ThatWereCutOffSaySo) {
 // The ring passes over what is open, and so the oldest that it holds says nothing of what it has forgotten.
 TEST_F(DumpFiles, KnowWhatTheLastOperationsWereAndOlderOnesThatAreOpen) {
   const auto of_calls = [&](std::size_t calls) {
-    const std::string path = folder_.path() + "/calls.json";
-    const pid_t child = ::fork();
-    if (child == 0) {
+    return read_dumps({dump_by("calls", [=] {
       Operation::begin(Member::join(agent(1)), Kind::Served, {.name = "hangs", .sequence = 1, .peer = 0});
       const Member member = Member::join(in_group(1, 2));
       for (std::size_t i = 0; i < calls; ++i)
         Operation::note(member, Kind::Collective, {.name = "barrier", .sequence = i + 1});
-      std::ofstream(path) << trace::dump("asked");
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    EXPECT_EQ(status, 0);
-    return read_dumps({path});
+    })});
   };
   EXPECT_EQ(of_calls(trace::kRecords - 1).dumps[0].knows_since, 0);
   const Dumps dumps = of_calls(trace::kRecords + 100);
