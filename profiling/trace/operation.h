@@ -115,7 +115,7 @@ class Observer {
   // `more`: the bytes that it has moved beyond those it began with.
   virtual void ended(Kind kind, const char* name, double seconds, const Error* error, std::uint64_t more) noexcept = 0;
 };
-// One for a process, for operations that begin from now on until it ends; a forked one begins with none. A second call is a broken invariant.
+// One for a process, for what begins from now on; a forked one has none. A second call is a broken invariant.
 void observe(Observer& observer) noexcept;
 
 // A training step begins on this thread: counted (progress.h), and a mark for the timeline and tools. -1: of no known rank.

@@ -1,21 +1,19 @@
 #include <cmath>
 #include <deque>
-#include <filesystem>
 #include <limits>
 #include <list>
 #include <random>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <gtest/gtest.h>
 
-#include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <weft/codec.h>
+#include <weft/tests/engine/codec/kept.h>
 #include <weft/tests/engine/codec/tree.h>
 
 namespace weft {
@@ -63,33 +61,6 @@ struct Packed {
   std::string b;
   MSGPACK_DEFINE(a, b)
 };
-
-template <class T>
-T there_and_back(const T& value) {
-  return decode<T>(encode(value));
-}
-
-template <class T>
-void expect_kept(const T& value) {
-  EXPECT_EQ(there_and_back(value), value);
-}
-
-void expect_same(const at::Tensor& got, const at::Tensor& sent) {
-  ASSERT_TRUE(got.defined());
-  EXPECT_EQ(got.scalar_type(), sent.scalar_type());
-  EXPECT_EQ(got.sizes(), sent.sizes());
-  EXPECT_EQ(got.layout(), sent.layout());
-  EXPECT_EQ(got.requires_grad(), sent.requires_grad());
-  if (sent.layout() == at::kStrided) {
-    EXPECT_EQ(got.strides(), sent.strides());
-  }
-  const auto plain = [](const at::Tensor& tensor) {
-    at::Tensor dense = tensor.detach();
-    if (dense.layout() != at::kStrided) dense = dense.to_dense();
-    return dense.is_complex() ? at::view_as_real(dense.to(at::kComplexDouble)) : dense.to(at::kDouble);
-  };
-  EXPECT_TRUE(at::equal(plain(got), plain(sent)));
-}
 
 TEST(Codec, KeepsPlainValues) {
   expect_kept(true);
@@ -318,26 +289,6 @@ TEST(Codec, ATypeOrLayoutThatLibtorchDoesNotHaveIsRefused) {
   }
 }
 
-// libtorch reads them as if they were in order.
-TEST(Codec, ValuesOfACompressedTensorLieInOrderWhenTheyHaveCome) {
-  const auto rows = at::arange(4), columns = at::zeros({3}, at::kLong);
-  for (const auto& values : {at::ones({1}).expand({3}), at::arange(6, at::kFloat).slice(0, 0, 6, 2)}) {
-    const auto sent = at::sparse_csr_tensor(rows, columns, values, {3, 1}, at::TensorOptions(at::kSparseCsr));
-    const auto got = there_and_back(sent);
-    EXPECT_TRUE(got.values().is_contiguous());
-    EXPECT_TRUE(at::equal(got.sum(1, true).to_dense().flatten(), values));
-  }
-}
-
-// What was validated is not changed by what is done to another tensor of the message.
-TEST(Codec, IndicesOfASparseTensorAreInNoOtherTensorsMemory) {
-  const auto indices = at::zeros({1, 2}, at::kLong);
-  const auto sent = std::pair(indices, at::sparse_coo_tensor(indices, at::ones({2}), {4}));
-  auto got = there_and_back(sent);
-  got.first.fill_(std::int64_t{1} << 40);
-  EXPECT_TRUE(at::equal(got.second._indices(), at::zeros({1, 2}, at::kLong)));
-}
-
 TEST(Codec, KeepsTensorsOfAllDtypes) {
   for (const auto type : {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kFloat, at::kDouble,
                           at::kBool, at::kBFloat16, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2,
@@ -365,71 +316,6 @@ TEST(Codec, KeepsShapesStridesAndFlags) {
     expect_same(there_and_back(tensor), tensor);
   }
   EXPECT_FALSE(there_and_back(at::Tensor()).defined());
-}
-
-TEST(Codec, KeepsSparseTensors) {
-  const auto indices = at::tensor({0, 1, 1, 2, 0, 0}, at::kLong).reshape({2, 3});
-  const auto coo = at::sparse_coo_tensor(indices, at::tensor({1.0, 2.0, 3.0}), {3, 3});
-  expect_same(there_and_back(coo), coo);
-  EXPECT_FALSE(there_and_back(coo).is_coalesced());
-  EXPECT_TRUE(there_and_back(coo.coalesce()).is_coalesced());
-  const auto dense = at::eye(4) * 2;
-  expect_same(there_and_back(dense.to_sparse_csr()), dense.to_sparse_csr());
-  expect_same(there_and_back(dense.to_sparse_csc()), dense.to_sparse_csc());
-  expect_same(there_and_back(dense.to_sparse_bsr({2, 2})), dense.to_sparse_bsr({2, 2}));
-}
-
-// As the bytes of a peer may have it: libtorch would believe them.
-TEST(Codec, RefusesACooTensorWhoseIndicesAreBeyondItsSizesOrNotInOrder) {
-  const auto unchecked = [](const at::Tensor& indices, const at::Tensor& values, at::IntArrayRef sizes, bool coalesced) {
-    return encode(at::_sparse_coo_tensor_unsafe(indices, values, sizes)._coalesced_(coalesced));
-  };
-  const auto blame_of = [](const std::vector<std::byte>& bytes) -> std::optional<Blame> {
-    try {
-      decode<at::Tensor>(bytes);
-      return std::nullopt;
-    } catch (const Error& error) {
-      return error.blame();
-    }
-  };
-  const auto at = [](std::vector<std::int64_t> rows, std::vector<std::int64_t> columns) {
-    return at::stack({at::tensor(rows, at::kLong), at::tensor(columns, at::kLong)});
-  };
-  const auto two = at::ones({2}), three = at::ones({3});
-  EXPECT_EQ(blame_of(unchecked(at({0, 1, 2}, {0, 3, 1}), three, {3, 4}, false)), std::nullopt);
-  EXPECT_EQ(blame_of(unchecked(at({0, 1, 3}, {0, 3, 1}), three, {3, 4}, false)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at({0, 1, 2}, {0, 4, 1}), three, {3, 4}, false)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at({0, -1, 2}, {0, 3, 1}), three, {3, 4}, false)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at({0, 0, 2}, {0, 3, 1}), three, {3, 4}, true)), std::nullopt);
-  EXPECT_EQ(blame_of(unchecked(at({0, 0, 2}, {3, 0, 1}), three, {3, 4}, true)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at({0, 2, 2}, {3, 1, 1}), three, {3, 4}, true)), Blame::Caller);
-  // Entries that lie in one place, and such as have none.
-  const auto one = at({1}, {2}).expand({2, 2});
-  EXPECT_EQ(blame_of(unchecked(one, two, {3, 4}, false)), std::nullopt);
-  EXPECT_EQ(blame_of(unchecked(one, two, {3, 2}, false)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(one, two, {3, 4}, true)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at::empty({0, 2}, at::kLong), two, {}, false)), std::nullopt);
-  EXPECT_EQ(blame_of(unchecked(at::empty({0, 2}, at::kLong), two, {}, true)), Blame::Caller);
-  EXPECT_EQ(blame_of(unchecked(at::empty({2, 0}, at::kLong), at::empty({0, 5}), {3, 4, 5}, true)), std::nullopt);
-}
-
-// Where threads outnumber processors, libtorch's wait long for each other.
-TEST(Codec, ReadingACooTensorStartsNoThreadsOfLibtorch) {
-  const auto threads = [] {
-    const std::filesystem::directory_iterator all("/proc/self/task");
-    return std::distance(begin(all), end(all));
-  };
-  const auto coalesced = (at::eye(50) * 2).to_sparse();
-  const auto bytes = {encode(coalesced), encode(at::cat({coalesced, coalesced}))};
-  // A thread that has run nothing in parallel has no others yet.
-  std::thread([&] {
-    const int before = at::get_num_threads();
-    at::set_num_threads(4);
-    const auto at_first = threads();
-    for (const auto& one : bytes) decode<at::Tensor>(one);
-    EXPECT_EQ(threads(), at_first);
-    at::set_num_threads(before);
-  }).join();
 }
 
 TEST(Codec, StorageSharedInOneValueStaysShared) {
