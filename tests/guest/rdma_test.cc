@@ -152,8 +152,8 @@ TEST(Rdma, AWriteWithAWrongKeyFailsInWordsAndNothingIsWritten) {
   b.join(hello_of(a));
   std::vector<std::byte> from(8192, std::byte{1});
   std::vector<std::byte> to(8192);
-  const Registration local(path.device, slice_of(from));
-  const Registration remote(path.device, slice_of(to));
+  const Registration local(path.device, slice_of(from), Access::Read);
+  const Registration remote(path.device, slice_of(to), Access::RemoteWrite);
   const auto write = [&](std::uint32_t key) {
     EXPECT_TRUE(
         a.post_write(7, {from.data(), 8192, local.local_key(), reinterpret_cast<std::uintptr_t>(to.data()), key, {}}));
