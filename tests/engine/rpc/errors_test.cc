@@ -230,14 +230,17 @@ TEST_P(Errors, AnOperatorIsNotRunForAResultThatCannotTravelNorWithNumbersThatLib
   run_workers(GetParam(), [](rpc::Agent& agent) {
     const int to = next_of(agent);
     const at::Tensor ones = at::ones({4});
+    const auto expect_refused = [](const auto& call, const std::string& why) {
+      const std::string text = error_of(call).text();
+      EXPECT_NE(text.find(why), std::string::npos) << text;
+    };
     for (const auto& [name, by] : {std::pair("aten::remainder", 0), std::pair("aten::floordiv", -1)}) {
-      EXPECT_EQ(error_of([&] { agent.sync_op(name, to, std::numeric_limits<int>::min(), by); }).blame(), Blame::Caller);
+      expect_refused([&] { agent.sync_op(name, to, std::numeric_limits<int>::min(), by); }, "gives no tensors");
     }
     for (const std::int64_t type : {-100, -1, 77, 1000}) {
-      EXPECT_EQ(error_of([&] { agent.sync_op("aten::view.dtype", to, ones, type); }).blame(), Blame::Caller) << type;
-      EXPECT_EQ(error_of([&] { agent.sync_op("aten::zeros", to, std::vector<std::int64_t>{2}, type); }).blame(),
-                Blame::Caller)
-          << type;
+      const std::string why = "dtype is " + std::to_string(type);
+      expect_refused([&] { agent.sync_op("aten::view.dtype", to, ones, type); }, why);
+      expect_refused([&] { agent.sync_op("aten::zeros", to, std::vector<std::int64_t>{2}, type); }, why);
     }
     EXPECT_EQ(agent.sync_op("aten::view.dtype", to, ones, static_cast<std::int64_t>(at::kInt)).scalar_type(), at::kInt);
   });
