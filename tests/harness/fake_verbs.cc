@@ -64,7 +64,7 @@ struct FakeVerbs::World {
   ibv_device device{};
   ibv_context context{};
   std::shared_ptr<Library> library = std::make_shared<Library>();
-  std::mutex mutex;  // of the regions
+  std::mutex mutex;  // of the regions, and of what is refused
   std::map<std::uint32_t, std::unique_ptr<Region>> regions;
   std::map<std::uint32_t, Pair*> pairs;
   std::deque<Held> held;
@@ -102,7 +102,10 @@ namespace {
 using World = FakeVerbs::World;
 World* the_world = nullptr;  // of the test that runs: the table's functions are plain ones
 
-int refusal(FakeVerbs::Thing thing) { return std::exchange(the_world->refused[thing], 0); }
+int refusal(FakeVerbs::Thing thing) {
+  std::lock_guard lock(the_world->mutex);
+  return std::exchange(the_world->refused[thing], 0);
+}
 
 bool deliver(Pair& to, ibv_wc_opcode opcode, const void* bytes, std::uint32_t count, std::uint32_t immediate) {
   if (to.receives.empty()) return false;
@@ -402,7 +405,10 @@ void FakeVerbs::at_next_registration(std::function<void()> call) { world_->at_re
 
 void FakeVerbs::in_the_next_write(std::function<void()> call) { world_->in_write = std::move(call); }
 
-void FakeVerbs::refuse_to_end(Thing thing, int error) { world_->refused[thing] = error; }
+void FakeVerbs::refuse_to_end(Thing thing, int error) {
+  std::lock_guard lock(world_->mutex);
+  world_->refused[thing] = error;
+}
 
 std::size_t FakeVerbs::queue_pairs() const { return world_->pairs.size(); }
 
