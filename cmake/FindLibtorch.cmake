@@ -37,6 +37,38 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Libtorch
   REQUIRED_VARS Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY Libtorch_INCLUDE_DIR VERSION_VAR Libtorch_VERSION)
 
+# The releases whose headers Weft compiles with; engine/tensor/torch_releases.h holds what differs between them.
+set(Libtorch_OLDEST 2.11)
+set(Libtorch_NEWEST 2.15)
+if(Libtorch_FOUND AND Libtorch_VERSION VERSION_LESS Libtorch_OLDEST)
+  message(FATAL_ERROR "libtorch ${Libtorch_VERSION} in ${Libtorch_ROOT} is too old: Weft needs ${Libtorch_OLDEST} or newer "
+    "(tested with ${Libtorch_OLDEST} to ${Libtorch_NEWEST}). Give -DWEFT_TORCH_ROOT=<folder of a newer torch wheel or libtorch archive>.")
+endif()
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" Libtorch_MINOR_RELEASE "${Libtorch_VERSION}")
+if(Libtorch_FOUND AND Libtorch_MINOR_RELEASE VERSION_GREATER Libtorch_NEWEST)
+  message(WARNING "libtorch ${Libtorch_VERSION} is newer than those that Weft is tested with (${Libtorch_OLDEST} to "
+    "${Libtorch_NEWEST}). If it does not compile or its tests fail, give -DWEFT_TORCH_ROOT=<folder of one of these>.")
+endif()
+
+# libtorch's functions take std::string and std::list, of which libstdc++ has two forms and libc++ a third: with another form
+# than libtorch's the program does not link, or worse.
+if(Libtorch_FOUND)
+  file(STRINGS "${Libtorch_C10_LIBRARY}" cxx11_symbols REGEX "_ZN3c10.*__cxx11" LIMIT_COUNT 1)
+  if(NOT cxx11_symbols)
+    message(FATAL_ERROR "the libtorch in ${Libtorch_ROOT} was built with another C++ ABI (libstdc++'s before C++11, or libc++); Weft needs "
+      "one of libstdc++'s C++11 ABI. All torch wheels since 2.7 are, and the libtorch archives named cxx11-abi.")
+  endif()
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_QUIET TRUE)
+  check_cxx_source_compiles("#include <string>\n#if !defined(_GLIBCXX_USE_CXX11_ABI) || !_GLIBCXX_USE_CXX11_ABI\n#error another ABI\n#endif\nint main() {}"
+    WEFT_HAS_LIBTORCH_ABI)
+  unset(CMAKE_REQUIRED_QUIET)
+  if(NOT WEFT_HAS_LIBTORCH_ABI)
+    message(FATAL_ERROR "this compiler, with these flags, uses another C++ ABI than libtorch, which has libstdc++'s C++11 ABI: "
+      "remove -D_GLIBCXX_USE_CXX11_ABI=0 or -stdlib=libc++ from the flags, and this build folder's CMakeCache.txt.")
+  endif()
+endif()
+
 set(Libtorch_HAS_GLOO FALSE)
 if(EXISTS "${Libtorch_INCLUDE_DIR}/torch/csrc/distributed/c10d/ProcessGroupGloo.hpp")
   set(Libtorch_HAS_GLOO TRUE)

@@ -151,3 +151,5 @@ endif()
 find_package(Threads REQUIRED)
 find_package(spdlog REQUIRED)
 set(CMAKE_CXX_EXTENSIONS OFF)
+# No source is a module; CMake would start clang-scan-deps for every file.
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)

@@ -1,5 +1,7 @@
 #include <algorithm>
-#include <iterator>
+#include <exception>
+#include <string>
+#include <utility>
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
@@ -22,9 +24,9 @@ Round run_passed(std::mutex& mutex, std::vector<Item>& items) {
   std::vector<Item> ready;
   {
     std::lock_guard lock(mutex);
-    const auto rest = std::stable_partition(items.begin(), items.end(), [](const Item& i) { return !i.last_use.query(); });
-    ready.assign(std::make_move_iterator(rest), std::make_move_iterator(items.end()));
-    items.erase(rest, items.end());
+    std::vector<Item> rest;
+    for (Item& item : items) (item.last_use.query() ? ready : rest).push_back(std::move(item));
+    items = std::move(rest);
   }
   Round round;
   if (ready.empty()) return round;

@@ -60,7 +60,7 @@ std::set<int> Context::workers() const {
 }
 
 void Context::sent(const MessageId& message, int to, const std::vector<at::Tensor>& tensors) {
-  auto send = tensors.empty() ? nullptr : std::make_shared<SendNode>(message, to, tensors);
+  auto send = tensors.empty() ? nullptr : make_node<SendNode>(message, to, tensors);
   std::lock_guard lock(mutex_);
   workers_.insert(to);
   lost_.erase(to);
@@ -68,7 +68,7 @@ void Context::sent(const MessageId& message, int to, const std::vector<at::Tenso
 }
 
 void Context::forget(const MessageId& message) {
-  std::shared_ptr<SendNode> dropped;
+  NodePtr<SendNode> dropped;
   std::lock_guard lock(mutex_);
   const auto found = sends_.find(message);
   if (found == sends_.end()) return;
@@ -77,21 +77,21 @@ void Context::forget(const MessageId& message) {
 }
 
 codec::AttachGradient Context::receiver(const MessageId& message, const rpc::WorkerInfo& from) {
-  auto recv = std::make_shared<std::shared_ptr<RecvNode>>();
+  auto recv = std::make_shared<NodePtr<RecvNode>>();
   return [weak = weak_from_this(), message, from, recv](const at::Tensor& tensor, std::size_t slot) {
-    if (!*recv) *recv = std::make_shared<RecvNode>(message, from, weak);
+    if (!*recv) *recv = make_node<RecvNode>(message, from, weak);
     (*recv)->attach(tensor, slot);
   };
 }
 
-std::shared_ptr<SendNode> Context::send_of(const MessageId& message) const {
+NodePtr<SendNode> Context::send_of(const MessageId& message) const {
   std::lock_guard lock(mutex_);
   const auto found = sends_.find(message);
   return found == sends_.end() ? nullptr : found->second;
 }
 
-std::vector<std::shared_ptr<SendNode>> Context::sends() const {
-  std::vector<std::shared_ptr<SendNode>> all;
+std::vector<NodePtr<SendNode>> Context::sends() const {
+  std::vector<NodePtr<SendNode>> all;
   std::lock_guard lock(mutex_);
   for (const auto& [message, send] : sends_) all.push_back(send);
   return all;
@@ -188,8 +188,8 @@ void Context::require_no_other(const PassName& pass) const {
 }
 
 // With the mutex held.
-std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
-  std::vector<std::shared_ptr<SendNode>> sends;
+std::vector<NodePtr<SendNode>> Context::sends_in(PassId plan) const {
+  std::vector<NodePtr<SendNode>> sends;
   const auto planned = plans_.find(plan);
   if (plan != 0 && planned == plans_.end()) return sends;
   for (const auto& [message, send] : sends_) {
@@ -201,7 +201,7 @@ std::vector<std::shared_ptr<SendNode>> Context::sends_in(PassId plan) const {
 void Context::succeeded(const PassName& name, Gradients&& gradients, const std::vector<MessageId>& freed) {
   const PassId pass = name.pass;
   std::shared_ptr<Pass> dropped;
-  std::vector<std::shared_ptr<SendNode>> graphs;  // dropped outside of the lock, as is what follows
+  std::vector<NodePtr<SendNode>> graphs;  // dropped outside of the lock, as is what follows
   Plan plan;
   std::lock_guard lock(mutex_);
   if (const auto found = passes_.find(pass); found != passes_.end()) {
@@ -302,8 +302,8 @@ void Context::fail_passes(const Outcome& why) {
   for (const auto& pass : passes) pass->fail(why);
 }
 
-std::vector<std::shared_ptr<SendNode>> Context::reach(const PassName& pass, const std::vector<MessageId>& messages) {
-  std::vector<std::shared_ptr<SendNode>> fresh;
+std::vector<NodePtr<SendNode>> Context::reach(const PassName& pass, const std::vector<MessageId>& messages) {
+  std::vector<NodePtr<SendNode>> fresh;
   std::lock_guard lock(mutex_);
   if (released_) throw Error(Blame::Cancelled, "the context has been released");  // which is to keep no plan any more
   if (const auto ended = ended_.find(pass.pass); ended != ended_.end() && ended->second.failed())
@@ -415,7 +415,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> Context::gradients() {
 }
 
 void Context::release(const std::string& why) {
-  std::map<MessageId, std::shared_ptr<SendNode>> sends;
+  std::map<MessageId, NodePtr<SendNode>> sends;
   std::map<PassId, Plan> plans;
   std::unordered_map<Edges, PassId, HashOfEdges> planned;
   std::map<std::uint64_t, Fresh> fresh;

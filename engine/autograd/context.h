@@ -21,6 +21,7 @@
 #include <weft/engine/autograd/nodes.h>
 #include <weft/engine/codec/tensors.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::rpc {
 class AgentCore;
@@ -63,8 +64,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // For the tensors of a message that comes.
   codec::AttachGradient receiver(const MessageId& message, const rpc::WorkerInfo& from);
   // Null where there is none.
-  std::shared_ptr<SendNode> send_of(const MessageId& message) const;
-  std::vector<std::shared_ptr<SendNode>> sends() const;
+  NodePtr<SendNode> send_of(const MessageId& message) const;
+  std::vector<NodePtr<SendNode>> sends() const;
 
   // --- passes
   struct Joined {
@@ -97,7 +98,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void fail_passes(const Outcome& why);
   // Adds messages to the pass's plan, which is made if it is new; gives those that are new in it. Throws Caller for unknown
   // ones, Cancelled after release(), and what the pass has failed with.
-  std::vector<std::shared_ptr<SendNode>> reach(const PassName& pass, const std::vector<MessageId>& messages);
+  std::vector<NodePtr<SendNode>> reach(const PassName& pass, const std::vector<MessageId>& messages);
   std::size_t plans() const;
   // At the root: the plan of a pass from the same roots that has ended well.
   using Edges = std::vector<torch::autograd::Edge>;
@@ -141,7 +142,7 @@ class Context : public std::enable_shared_from_this<Context> {
   };
   [[nodiscard]] Plan remember(const PassName& pass, const Outcome& outcome);
   std::vector<PassId> to_name() const;
-  std::vector<std::shared_ptr<SendNode>> sends_in(PassId plan) const;
+  std::vector<NodePtr<SendNode>> sends_in(PassId plan) const;
   void require_alive() const;
   static constexpr std::size_t kRememberedPasses = 256;
 
@@ -151,7 +152,7 @@ class Context : public std::enable_shared_from_this<Context> {
   mutable std::mutex mutex_;  // of the rest
   std::set<int> workers_;
   std::set<int> lost_;  // of those
-  std::map<MessageId, std::shared_ptr<SendNode>> sends_;
+  std::map<MessageId, NodePtr<SendNode>> sends_;
   std::map<PassId, std::shared_ptr<Pass>> passes_;  // that run
   std::set<PassId> unsettled_;                      // of this worker's own, that run
   std::map<int, PassId> settled_;                   // the last that was heard, by root

@@ -53,7 +53,7 @@ bool runs_later(const Ready& a, const Ready& b) {
   return a.node->sequence_nr() < b.node->sequence_nr();
 }
 
-void Graph::count_from(const std::vector<std::shared_ptr<Node>>& nodes) {
+void Graph::count_from(const std::vector<NodePtr<Node>>& nodes) {
   std::vector<Node*> open;
   const auto visit = [&](Node* node) {
     Waiting& waiting = waiting_[node];

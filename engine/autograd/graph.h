@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/input_buffer.h>
 
 #include <weft/engine/autograd/gradients.h>
+#include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::autograd {
 
@@ -25,7 +26,7 @@ using torch::autograd::variable_list;
 
 // A node that has all of its gradients.
 struct Ready {
-  std::shared_ptr<Node> node;
+  NodePtr<Node> node;
   torch::autograd::InputBuffer inputs;
 };
 // Whether `a` runs after `b`: what others wait for comes first, then what the forward pass ran last.
@@ -35,7 +36,7 @@ bool runs_later(const Ready& a, const Ready& b);
 class Graph {
  public:
   // Everything that the nodes lead to takes part. Each edge in, also from outside, brings one gradient.
-  void count_from(const std::vector<std::shared_ptr<Node>>& nodes);
+  void count_from(const std::vector<NodePtr<Node>>& nodes);
   void count_edge(const torch::autograd::Edge& edge) { ++waiting_[edge.function.get()].missing; }
   // A gradient has come, made on that stream; maybe undefined. The node, if it was the last that it waited for.
   std::optional<Ready> deliver(const torch::autograd::Edge& edge, at::Tensor&& gradient,

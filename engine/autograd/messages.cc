@@ -9,6 +9,7 @@
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rref/control.h>
+#include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::autograd {
 
@@ -129,7 +130,7 @@ Future<Outcome> reach(PassName name, std::vector<MessageId> reached) {
   const auto core = here.core();
   const auto context = core->contexts().find(name.context);
   if (!context) return released_on(*core, name.context);
-  std::vector<std::shared_ptr<SendNode>> fresh;
+  std::vector<NodePtr<SendNode>> fresh;
   try {
     fresh = context->reach(name, reached);
   } catch (const Error&) {

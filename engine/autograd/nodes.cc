@@ -21,7 +21,7 @@ torch::autograd::variable_list SendNode::apply(torch::autograd::variable_list&& 
 
 void RecvNode::attach(const at::Tensor& tensor, std::size_t slot) {
   slots_.push_back(slot);
-  torch::autograd::impl::set_gradient_edge(tensor, {shared_from_this(), add_input_metadata(tensor)});
+  torch::autograd::impl::set_gradient_edge(tensor, {getptr(), add_input_metadata(tensor)});
 }
 
 std::vector<at::Tensor> RecvNode::by_slot(torch::autograd::variable_list&& gradients) const {

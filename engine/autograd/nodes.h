@@ -11,6 +11,7 @@
 
 #include <weft/engine/autograd/ids.h>
 #include <weft/engine/rpc/types.h>
+#include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::autograd {
 

@@ -77,9 +77,9 @@ void Pass::watch() {
                              }));
 }
 
-void Pass::expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots) {
+void Pass::expect(std::vector<NodePtr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots) {
   std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Node>> from;
+  std::vector<NodePtr<Node>> from;
   for (const auto& send : sends) {
     from.push_back(send);
     expected_.emplace(send->message(), send->to());
@@ -117,7 +117,7 @@ void Pass::set_started() {
   if (!has_started_.exchange(true)) started_.set();
 }
 
-void Pass::arrive(const std::shared_ptr<SendNode>& send, variable_list gradients) {
+void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
   if (gradients.size() > send->num_inputs()) {
     throw Error(Blame::Caller, std::to_string(gradients.size()) + " gradients for " + std::to_string(send->num_inputs()) +
                                    " tensors that were sent");

@@ -18,6 +18,7 @@
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/graph.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/tensor/torch_releases.h>
 #include <weft/profiling/trace/operation.h>
 
 namespace weft::autograd {
@@ -34,7 +35,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // Its time limit counts, at once.
   void watch();
   // Counts what takes part; before it starts. The edges are those of the roots, where this worker is the root.
-  void expect(std::vector<std::shared_ptr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
+  void expect(std::vector<NodePtr<SendNode>> sends, const std::vector<torch::autograd::Edge>& roots = {});
   // The pass begins here, at the root. Runs what it can.
   void start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients);
   // At the root: done when that has run, or the pass has failed.
@@ -43,7 +44,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   // root.
   bool adopt() { return !adopted_.exchange(true); }
   // The gradients of a message that was sent from here. Runs what it can.
-  void arrive(const std::shared_ptr<SendNode>& send, variable_list gradients);
+  void arrive(const NodePtr<SendNode>& send, variable_list gradients);
   // Ends it on all workers, unless it has ended.
   void fail(const Outcome& why);
   Future<Outcome> ended() const { return promise_.future(); }
@@ -97,7 +98,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   mutable std::mutex mutex_;  // of the rest
   bool has_counted_ = false;  // expect() has been called
   Graph graph_;
-  std::vector<std::shared_ptr<SendNode>> sends_;  // keeps their graphs alive
+  std::vector<NodePtr<SendNode>> sends_;  // keeps their graphs alive
   std::map<MessageId, int> expected_;             // and to whom the message went
   std::set<int> reached_;
   std::multiset<int> unanswered_;  // to whom gradients have gone that have not been answered

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <weft/engine/group/functional.h>
+#include <weft/engine/tensor/torch_releases.h>
 
 namespace weft::functional {
 
@@ -97,7 +98,7 @@ variable_list run(const char* what, const variable_list& inputs, const Step& for
   const bool leads = c10::GradMode::is_enabled() && torch::autograd::isDifferentiableType(inputs.front().scalar_type());
   variable_list results = forward(plain(inputs));
   if (!leads) return results;
-  const auto node = std::make_shared<CollectiveNode>(what, std::move(backward));
+  const auto node = make_node<CollectiveNode>(what, std::move(backward));
   for (const at::Tensor& input : inputs) {
     node->add_next_edge(input.requires_grad() ? torch::autograd::impl::gradient_edge(input) : torch::autograd::Edge());
   }

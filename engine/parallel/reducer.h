@@ -25,6 +25,7 @@
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
 #include <weft/engine/parallel/reducer_state.h>
+#include <weft/engine/tensor/torch_releases.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
@@ -157,7 +158,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int divisor_;
 
   mutable std::mutex mutex_;  // of all below
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<NodePtr<torch::autograd::Node>> accumulators_;
   std::vector<std::uintptr_t> hook_keys_;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;

@@ -37,6 +37,7 @@ class DevTest(unittest.TestCase):
         self.root = Path(folder.name).resolve()
         shutil.copy2(SCRIPT, self.root / "dev")
         (self.root / "build" / "dev").mkdir(parents=True)
+        shutil.copytree(SCRIPT.parent / "cmake" / "requirements", self.root / "cmake" / "requirements")
         self.dev = load(self.root / "dev")
 
     def call(self, *words):
@@ -113,6 +114,9 @@ class Install(DevTest):
         self.assertEqual(build.call_args.args[1], ["installed"])
         folder = Path("~/we ft").expanduser()
         self.assertEqual(run.call_args.args[0], ["cmake", "--install", self.root / "build" / "release", "--prefix", folder])
+        with mock.patch.object(self.dev, "build") as build, mock.patch.object(self.dev, "run"):
+            self.call("install", "~/weft")
+        self.assertEqual(build.call_args.args[0].preset, "optimized")
         self.assertIn(f"-DCMAKE_PREFIX_PATH='{folder}'", printed)
 
 
@@ -144,16 +148,13 @@ class Sources(DevTest):
         with mock.patch.object(self.dev, "install_system_packages"), mock.patch.object(self.dev, "sources", return_value=["a.h"]):
             with mock.patch.object(self.dev, "install_venv") as installed, mock.patch.object(self.dev, "run") as ran:
                 self.dev.command_format(["--check"])
-        requirements = SCRIPT.parent / "cmake" / "requirements" / installed.call_args.args[1].name
-        self.assertRegex(requirements.read_text(), r"(?m)^clang-format==[0-9.]+$")
+        self.assertRegex(" ".join(installed.call_args.args[1]), r"^clang-format==[0-9.]+$")
         self.assertEqual(ran.call_args.args[0][0], self.root / "build" / "venv" / "bin" / "clang-format")
 
 
 class Venv(DevTest):
     def test_a_venv_that_does_not_start_is_made_anew(self):
-        requirements = self.root / "pip.txt"
-        requirements.write_text("# none\n")
-        programs = self.dev.VENV / "bin"
+        programs = self.dev.venv() / "bin"
         made = []
 
         def run(command):
@@ -166,15 +167,90 @@ class Venv(DevTest):
 
         with mock.patch.object(self.dev, "run", run), mock.patch.object(self.dev, "say"):
             for broken in ("python", "pip"):
-                self.dev.install_venv("base", requirements)
+                self.dev.install_venv("base", ["a==1"])
                 made.clear()
-                (self.dev.VENV / ".weft-cuda-0").touch()
-                self.dev.install_venv("base", requirements)
+                (self.dev.venv() / ".weft-cuda-0").touch()
+                self.dev.install_venv("base", ["a==1"])
                 self.assertEqual(made, [])
                 (programs / broken).write_text("#!/moved/python\n")
-                self.dev.install_venv("base", requirements)
+                self.dev.install_venv("base", ["a==1"])
                 self.assertEqual(len(made), 2)  # the venv, and what goes into it
-                self.assertFalse((self.dev.VENV / ".weft-cuda-0").exists())
+                self.assertFalse((self.dev.venv() / ".weft-cuda-0").exists())
+
+
+class Torch(DevTest):
+    def test_another_release_has_a_venv_and_builds_of_its_own(self):
+        options = mock.Mock(preset="dev", compiler=None)
+        self.assertEqual(self.dev.venv(), self.root / "build" / "venv")
+        self.assertEqual(self.dev.build_folder(options), self.root / "build" / "dev")
+        self.assertIn(f"torch=={self.dev.DEFAULT_TORCH}", self.dev.requirements("pip.txt"))
+        with mock.patch.object(self.dev, "build") as build:
+            code, printed = self.call("--torch", "2.11.0", "build", "x")
+        self.assertEqual((code, build.call_args.args[1]), (0, ["x"]), printed)
+        self.assertEqual(self.dev.venv(), self.root / "build" / "torch-2.11.0" / "venv")
+        self.assertEqual(self.dev.build_folder(options), self.root / "build" / "torch-2.11.0" / "dev")
+        self.assertIn("torch==2.11.0", self.dev.requirements("pip.txt"))
+
+    def test_releases_that_weft_cannot_use_are_refused(self):
+        for version, wrong in (("2.10.0", "Weft needs libtorch 2.11 or newer"), ("2.15", "give a release in full, such as --torch 2.15.0")):
+            code, printed = self.call(f"--torch={version}", "build")
+            self.assertEqual(code, 1)
+            self.assertIn(wrong, printed)
+        self.assertEqual(self.call("--torch")[0], 1)
+
+    def test_nvcc_is_of_the_cuda_release_that_torch_brings(self):
+        packages = self.dev.venv() / "lib" / "python3.11" / "site-packages"
+        (packages / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+        (packages / "nvidia" / "cu13" / "lib" / "libcudart.so.13").touch()
+        for toolkit, wanted in (("13.2.2", "cuda-toolkit[nvcc,cudart,cccl,nvtx]==13.2.2"), ("13.0.2", "cuda-toolkit[nvcc,cudart,cccl,nvtx]==13.0.2")):
+            found = packages / f"cuda_toolkit-{toolkit}.dist-info"
+            found.mkdir()
+            with mock.patch.object(self.dev, "install_venv") as installed:
+                self.dev.pip_nvcc()
+            self.assertEqual(installed.call_args.args[1][0], wanted)
+            found.rmdir()
+        with self.assertRaisesRegex(self.dev.Stop, "torch 2.15.0 brings no CUDA toolkit"):
+            self.dev.pip_nvcc()
+        (packages / "cuda_toolkit-13.9.0.dist-info").mkdir()
+        with self.assertRaisesRegex(self.dev.Stop, "there is no cmake/requirements/pip-cuda-13.9.txt: --cuda system"):
+            self.dev.pip_nvcc()
+
+    def test_clean_keeps_the_packages_of_every_release(self):
+        for path in ("venv/x", "dev/x", "torch-2.11.0/venv/x", "torch-2.11.0/dev/x"):
+            (self.root / "build" / path).mkdir(parents=True)
+        self.call("clean")
+        left = sorted(str(path.relative_to(self.root / "build")) for path in (self.root / "build").rglob("x"))
+        self.assertEqual(left, ["torch-2.11.0/venv/x", "venv/x"])
+        self.call("clean", "--all")
+        self.assertEqual(list((self.root / "build").iterdir()), [])
+
+    def test_sources_that_depend_on_the_release_are_found_through_their_headers(self):
+        for name, text in (("engine/tensor/torch_releases.h", ""), ("engine/a/a.h", "#include <weft/engine/tensor/torch_releases.h>\n"),
+                           ("engine/a/a.cc", "#include <weft/engine/a/a.h>\n"), ("engine/b.cc", "#include <weft/engine/c.h>\n")):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+        self.assertEqual(self.dev.sources_that_see_torch_releases(), [self.root / "engine" / "a" / "a.cc"])
+
+
+class Compiler(DevTest):
+    def folder_and_compiler(self, *words):
+        options = self.dev.parser_of("build", *self.dev.BUILDING).parse_args(words)
+        return self.dev.build_folder(options).name, self.dev.compiler_of(options)
+
+    def test_the_everyday_build_is_clangs_and_what_is_installed_gccs(self):
+        self.assertEqual(self.folder_and_compiler(), ("dev", "clang"))
+        self.assertEqual(self.folder_and_compiler("--compiler", "gcc"), ("dev-gcc", "gcc"))
+        self.assertEqual(self.folder_and_compiler("--preset", "optimized"), ("optimized", "gcc"))
+        self.assertEqual(self.folder_and_compiler("--preset", "optimized", "--compiler", "clang"), ("optimized-clang", "clang"))
+
+    def test_a_clang_that_is_too_old_or_missing_is_said(self):
+        for version, wrong in (("14.0.6", r"no clang\+\+ of 16 or newer here \(clang\+\+ is 14\): install the package clang-19"), (None, "no clang")):
+            said = subprocess.CompletedProcess([], 0, f"Debian clang version {version}\n", "")
+            with mock.patch("shutil.which", lambda name: "/bin/clang++" if name == "clang++" and version else None), \
+                    mock.patch("subprocess.run", return_value=said), self.assertRaisesRegex(self.dev.Stop, wrong):
+                self.dev.newest_clang()
+        with mock.patch("shutil.which", lambda name: f"/bin/{name}" if name in ("clang++-16", "clang++-18", "clang++") else None):
+            self.assertEqual(self.dev.newest_clang(), Path("/bin/clang++-18"))
 
 
 class Configure(DevTest):
@@ -192,10 +268,10 @@ class Configure(DevTest):
 
         def configure(argument, *ends_of_cmake):
             arguments[:], ends[:] = [argument], ends_of_cmake
-            self.dev.configure(mock.Mock(preset="dev"))
+            self.dev.configure(mock.Mock(preset="dev", compiler=None))
             self.assertEqual(ends, [])
 
-        with mock.patch.multiple(self.dev, setup=lambda options: arguments, tools=dict, run=run):
+        with mock.patch.multiple(self.dev, setup=lambda options: arguments, compiler_arguments=lambda options: [], tools=dict, run=run):
             configure("one", None)
             configure("one")
             for end in (self.dev.Stop("cmake exited with 1"), KeyboardInterrupt()):
@@ -241,13 +317,15 @@ class Spaces(DevTest):
         with listing("\tlibtorch.so => not found\n"), self.assertRaisesRegex(self.dev.Stop, "libtorch.so, which is not"):
             list(self.dev.needed_libraries("x"))
         with listing("2.11.0+cu130\n13.0\n/a b/torch/lib\n"):
-            self.assertEqual(self.dev.torch_libraries("python3"), ["/a b/torch/lib"])
+            self.assertEqual(self.dev.torch_libraries("python3", "2.11.0"), ["/a b/torch/lib"])
 
 
 class Lint(DevTest):
     def test_clang_is_not_given_what_only_gcc_understands(self):
         command = "c++ -O2 --param ggc-min-heapsize=1 -Winvalid-pch -include '/a b/cmake_pch.hxx' -o x.o -c x.cc"
         self.assertEqual(self.dev.clangs_view([{"file": "x.cc", "command": command}]), [{"file": "x.cc", "command": "c++ -O2 -o x.o -c x.cc"}])
+        command = "clang++-19 -O0 -Xclang -fno-pch-timestamp -Winvalid-pch -Xclang -include-pch -Xclang a.pch -Xclang -include -Xclang a.hxx -c x.cc"
+        self.assertEqual(self.dev.clangs_view([{"file": "x.cc", "command": command}]), [{"file": "x.cc", "command": "clang++-19 -O0 -c x.cc"}])
 
 
 class Gpu(DevTest):
@@ -257,6 +335,7 @@ class Gpu(DevTest):
         self.folder.mkdir()
         (self.folder / "tests.txt").write_text("a_gpu_test\n")
         (self.folder / "COMMIT").write_text("abc1234\n")
+        (self.folder / "TORCH").write_text("2.15.0\n")
         self.file = self.root / "weft-gpu.tar.xz"
         subprocess.run(["tar", "-C", self.root, "-cJf", self.file, "weft-gpu"], check=True)
 
@@ -269,7 +348,7 @@ class Gpu(DevTest):
     def run_gpu(self, run, checker=None, options=()):
         """What ./dev gpu prints and writes where `run` stands for its programs; the error that it ends with, or None."""
         printed, stopped = io.StringIO(), None
-        with mock.patch.multiple(self.dev, describe_gpu=lambda: [{"name": "NVIDIA H200"}], torch_libraries=lambda python: [],
+        with mock.patch.multiple(self.dev, describe_gpu=lambda: [{"name": "NVIDIA H200"}], torch_libraries=lambda python, wanted: [],
                                  run_gpu_program=run), mock.patch("shutil.which", return_value=checker):
             with contextlib.redirect_stdout(printed):
                 try:
@@ -342,7 +421,7 @@ class Gpu(DevTest):
                             ("2.11.0+cu126\n12.6\n", "has torch 2.11.0.cu126, of CUDA 12.6; the pack was built for CUDA 13")):
             with mock.patch("subprocess.run", return_value=subprocess.CompletedProcess([], 0, f"{said}/torch/lib\n", "")), \
                     self.assertRaisesRegex(self.dev.Stop, wrong):
-                self.dev.torch_libraries("python3")
+                self.dev.torch_libraries("python3", "2.11.0")
 
     def test_a_program_whose_tests_were_all_skipped_has_shown_nothing(self):
         def ran(passed, **skipped):
@@ -465,7 +544,7 @@ class Gpu(DevTest):
 
     def test_preparing_installs_the_sanitizer_where_there_is_none(self):
         shutil.copy2(SCRIPT.parent / "CMakePresets.json", self.root)
-        for found, installs in ((None, [self.dev.REQUIREMENTS / "pip-gpu.txt"]), ("/usr/bin/compute-sanitizer", [])):
+        for found, installs in ((None, [self.dev.requirements("pip-gpu.txt")]), ("/usr/bin/compute-sanitizer", [])):
             with mock.patch.object(self.dev, "build") as built, mock.patch.object(self.dev, "install_venv") as installed, \
                     mock.patch.object(self.dev, "compute_sanitizer", return_value=found), \
                     mock.patch.object(self.dev, "program", lambda options, name: Path("bin") / name), contextlib.redirect_stdout(io.StringIO()):
@@ -532,7 +611,8 @@ class Gpu(DevTest):
     def test_a_pack_holds_all_gpu_tests_the_benches_and_what_runs_them(self):
         printed, names = self.packed()
         programs = {"a_gpu_test", "b_gpu_test", "gpu_bench", "transport_bench", "kernels_bench", "optim_bench", "weft-timeline"}
-        self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/tests.txt"})
+        self.assertEqual(names, {f"weft-gpu/bin/{name}" for name in programs} | {"weft-gpu/dev", "weft-gpu/COMMIT", "weft-gpu/TORCH", "weft-gpu/tests.txt"})
+        self.assertIn(f"for torch {self.dev.DEFAULT_TORCH}", printed)
         self.assertIn("weft-gpu/dev gpu --pack weft-gpu", printed)
         folder = self.dev.unpacked(self.root / "pack.tar.xz")
         self.assertEqual((folder / "tests.txt").read_text().split(), ["a_gpu_test", "b_gpu_test"])
@@ -640,12 +720,12 @@ class Bench(DevTest):
                 mock.patch.object(self.dev, "install_system_packages"), mock.patch("os.execve") as started, \
                 mock.patch.object(sys, "argv", ["dev", "bench", "--untraced", "timeline", "--runs", "3"]):
             self.dev.main()
-        self.assertEqual(built, [("dev", ["timeline_bench"]), ("untraced", ["digits"])])
+        self.assertEqual(built, [("optimized", ["timeline_bench"]), ("untraced", ["digits"])])
         path, command, environment = started.call_args.args
-        self.assertEqual(command, [str(self.root / "dev" / "timeline_bench"), "--runs", "3"])
+        self.assertEqual(command, [str(self.root / "optimized" / "timeline_bench"), "--runs", "3"])
         self.assertEqual(environment["WEFT_BENCH_UNTRACED"], str(self.root / "untraced" / "digits"))
         untraced = next(preset for preset in presets if preset["name"] == "untraced")
-        self.assertEqual((untraced["inherits"], untraced["cacheVariables"]["WEFT_TRACE"]), ("dev", "OFF"))
+        self.assertEqual((untraced["inherits"], untraced["cacheVariables"]["WEFT_TRACE"]), ("optimized", "OFF"))
         for words in (["--untraced", "ddp"], ["--untraced", "--preset", "release", "timeline"]):
             code, printed = self.call("bench", *words)
             self.assertEqual(code, 1)

@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/tensor/torch_releases.h>
 #include <weft/optim.h>
 #include <weft/tests/engine/autograd/settings.h>
 #include <weft/transport/inproc/faults.h>
@@ -151,7 +152,7 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
         EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; })) << when << rank;
       }
     };
-    std::weak_ptr<torch::autograd::Node> graph;
+    WeakNodePtr<torch::autograd::Node> graph;
     {
       const at::Tensor loss = agent.sync<&asked::twice_on>(1, a, last).sum();
       graph = loss.grad_fn();
