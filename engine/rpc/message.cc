@@ -131,7 +131,7 @@ void receive_message(transport::Connection& connection, const transport::Arrival
   if (aside && arrival.sizes[0] > kMostBody)
     return give_up(Error(Blame::PeerLost, "the peer sent a body of more than 1 GiB"));
 
-  const auto lacks = [&, &head = head](const Error& lacking) {
+  const auto lacks = [&](const Error& lacking) {
     connection.accept({}, nullptr, Fence());
     deliver(Message{head, {}, {}, {}}, &lacking);
   };

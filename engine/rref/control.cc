@@ -175,7 +175,7 @@ std::shared_ptr<Handle> ForkReader::unpack(const msgpack::object& object, std::u
   // knows this one, or is gone: meanwhile nothing else may keep the value.
   const auto confirmed = control<&internal::fork>(core, to_owner, rpc::MessageKind::Fork, {id, fork});
   Promise<void> known(core->crew());
-  confirmed.on_done_light([core, from = from_, to_owner, id = id, fork = fork, known](const Future<void>& told) {
+  confirmed.on_done_light([core, from = from_, to_owner, id, fork, known](const Future<void>& told) {
     const auto end = [core, from, fork, known](const Future<void>& told_at_last) {
       told_at_last.failed() ? known.set_error(told_at_last.error()) : known.set();
       control<&internal::child_accepted>(core, from, rpc::MessageKind::ChildAccept, {fork}, {.keeps_on = true});

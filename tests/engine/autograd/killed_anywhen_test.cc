@@ -95,7 +95,7 @@ class KilledAnywhen : public testing::TestWithParam<KilledCase> {};
 TEST_P(KilledAnywhen, EndsThePassesOfTheOthersAndLeavesNothing) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
-  Processes workers(kWorkers, [transport = transport, seed = seed, victim](int rank) {
+  Processes workers(kWorkers, [transport, seed, victim](int rank) {
     at::set_num_threads(1);
     auto agent = rpc::init("worker" + std::to_string(rank),
                            {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Compiles without output, with the flags that the build has for the contract's test.
 
-usage: compile_test.py BUILD_FOLDER refused FILE        with the build's compiler: fails, and says what FILE's comments say
-       compile_test.py BUILD_FOLDER accepted FILE CXX …   with another compiler, the first that there is: succeeds
+usage: compile_test.py BUILD_FOLDER refused FILE CXX …    fails, and says what FILE's comments say
+       compile_test.py BUILD_FOLDER accepted FILE CXX …   succeeds
+
+CXX: compilers, of which the first that this machine has is used.
 """
 
 import json
@@ -17,19 +19,28 @@ from pathlib import Path
 build, check = sys.argv[1:3]
 source = str(Path(sys.argv[3]).resolve())
 MODEL = "tests/engine/contract/rpc_contract_test.cc"
-GCC_ONLY = (("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
+# Words of the build's command, and how many, that only its own compiler understands; and -Werror, since warnings differ.
+COMPILERS_OWN = (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
 
 
 def command_for(path):
-    """The command that compiles MODEL, for another file."""
+    """The command that compiles MODEL, for another file and compiler; and its folder."""
+    compiler = next(filter(None, map(shutil.which, sys.argv[4:])), None)
+    if compiler is None:
+        print(f"SKIP: there is no {' or '.join(sys.argv[4:])}")
+        sys.exit(77)
     for entry in json.loads((Path(build) / "compile_commands.json").read_text()):
         if entry["file"].endswith(MODEL):
             words = shlex.split(entry["command"])
             place = words.index("-o")
             del words[place : place + 2]
             words = words[: words.index("-c")]
-            return words[next(i for i, word in enumerate(words) if re.search(r"(\+\+|g\+\+-\d+|clang\+\+-\d+)$", word)) :] + [
-                "-fsyntax-only", path], entry["directory"]
+            words = words[next(i for i, word in enumerate(words) if re.search(r"(\+\+|g\+\+-\d+|clang\+\+-\d+)$", word)) + 1 :]
+            for name, count in COMPILERS_OWN:
+                while name in words:
+                    place = words.index(name)
+                    del words[place : place + count]
+            return [compiler, *words, "-fsyntax-only", path], entry["directory"]
     sys.exit(f"{build} does not compile {MODEL}")
 
 
@@ -74,18 +85,10 @@ def refused():
 
 
 def accepted():
-    compiler = next(filter(None, map(shutil.which, sys.argv[4:])), None)
-    if compiler is None:
-        print(f"skipped: there is no {' or '.join(sys.argv[4:])}")
-        sys.exit(77)
     words, folder = command_for(source)
-    for name, count in GCC_ONLY:
-        while name in words:
-            place = words.index(name)
-            del words[place : place + count]
-    result = compiled([compiler, *words[1:], "-Wno-unknown-warning-option"], folder)
+    result = compiled([*words, "-Wno-unknown-warning-option"], folder)
     if result.returncode != 0:
-        sys.exit(f"{compiler} does not take {source}:\n{result.stderr[-20000:]}")
+        sys.exit(f"{words[0]} does not take {source}:\n{result.stderr[-20000:]}")
     print("accepted")
 
 

@@ -90,7 +90,7 @@ class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 TEST_P(KilledAnywhen, IsNamedToAllOthers) {
   const auto& [backend, seed] = GetParam();
   const int victim = seed % kRanks;
-  Processes ranks(kRanks, [backend = backend, seed = seed, victim](int rank) {
+  Processes ranks(kRanks, [backend, seed, victim](int rank) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     group.barrier().wait();

@@ -291,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(Of, SurvivorsOfAnyMoment,
 TEST_P(SurvivorsOfAnyMoment, GoOn) {
   const auto& [backend, seed] = GetParam();
   const int victim = 1 + seed % 2;
-  Processes ranks(kRanks, [backend = backend, seed = seed, victim, folder = folder_.path()](int) {
+  Processes ranks(kRanks, [backend, seed, victim, folder = folder_.path()](int) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     group.barrier().wait();

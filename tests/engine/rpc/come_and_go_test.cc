@@ -78,7 +78,7 @@ class ComeAndGo : public testing::TestWithParam<std::tuple<harness::Setting, int
 
 TEST_P(ComeAndGo, CallsEndWellOrSayWhoIsNotThereAndNothingStays) {
   const auto& [setting, seed] = GetParam();
-  const auto body = [&transport = setting.transport, seed = seed](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto body = [&transport = setting.transport, seed](int rank, const c10::intrusive_ptr<c10d::Store>& store) {
     const rpc::Options options{.rank = rank, .store = store, .timeout = 10s, .transports = {transport}};
     rank == 0 ? stay(options, seed) : live(options, kLives, seed);
   };

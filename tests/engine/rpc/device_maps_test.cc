@@ -161,7 +161,7 @@ TEST(DeviceMapsOfWorkers, CU003_004_005_006_WhatNoMapMayBeFailsTheJoining) {
     // Alone: one that is refused before it joins leaves nobody waiting.
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const bool needs_both = text.starts_with("maps");
-    harness::run_threads(needs_both ? 2 : 1, [&, &pairs = pairs, &text = text](int rank) {
+    harness::run_threads(needs_both ? 2 : 1, [&](int rank) {
       Options options{.rank = rank, .world_size = 2, .store = store, .transports = {"inproc"}};
       if (rank == 0) options.device_maps = {{"worker1", pairs}};
       EXPECT_TRUE(says(error_of([&] { init("worker" + std::to_string(rank), options); }), {text}));

@@ -21,7 +21,7 @@ class KilledAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
-  Processes workers(kWorkers, [transport = transport, seed = seed, victim](int rank) {
+  Processes workers(kWorkers, [transport, seed, victim](int rank) {
     auto agent = rpc::init("worker" + std::to_string(rank),
                            {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
     // Whoever hosts the store may be the one that is killed: all know each other before.
@@ -58,7 +58,7 @@ TEST_P(KilledAnywhen, LeavesTheOthersWorkingAndNothingCounted) {
 TEST_P(KilledAnywhen, EndsTheShutdownOfTheOthersAtOnce) {
   const auto& [transport, seed] = GetParam();
   const int victim = seed % kWorkers;
-  Processes workers(kWorkers, [transport = transport, seed = seed](int rank) {
+  Processes workers(kWorkers, [transport, seed](int rank) {
     auto agent = rpc::init("worker" + std::to_string(rank),
                            {.rank = rank, .world_size = kWorkers, .timeout = 10s, .transports = {transport}});
     for (int steps = 0; steps < kWorkers; ++steps) agent.sync<&refs::nothing>(after(agent, steps));
@@ -82,7 +82,7 @@ class StoppedAnywhen : public testing::TestWithParam<harness::KilledCase> {};
 
 TEST_P(StoppedAnywhen, KeepsTheOthersWaitingAndNoMore) {
   const auto& [transport, seed] = GetParam();
-  Processes workers(kWorkers, [transport = transport, seed = seed](int rank) {
+  Processes workers(kWorkers, [transport, seed](int rank) {
     auto agent = rpc::init("worker" + std::to_string(rank),
                            {.rank = rank, .world_size = kWorkers, .timeout = 20s, .transports = {transport}});
     Processes::say("ready");

@@ -204,7 +204,7 @@ void survive(rpc::Agent& agent, Point point) {
 
 TEST_P(Killed, LeavesTheOthersWorkingAndNothingCounted) {
   const auto& [transport, point] = GetParam();
-  Processes workers(3, [transport = transport, point = point](int rank) {
+  Processes workers(3, [transport, point](int rank) {
     rpc::Options options{.rank = rank, .world_size = 3, .transports = {transport}};
     const bool is_late = point == Point::ForkUnconfirmed || point == Point::ForkWaited;
     if (rank == 1 && is_late) options.faults.delay[rpc::MessageKind::Fork] = 10min;
@@ -249,7 +249,7 @@ class KilledInShutdown : public testing::TestWithParam<std::tuple<std::string, i
 // Whoever waits in shutdown() is told at once, whether the worker was still to come or waited as well.
 TEST_P(KilledInShutdown, FailsTheShutdownOfTheOthersAtOnce) {
   const auto& [transport, victim] = GetParam();
-  Processes workers(3, [transport = transport](int rank) {
+  Processes workers(3, [transport](int rank) {
     rpc::Agent agent =
         rpc::init("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .transports = {transport}});
     const auto there = agent.remote<&refs::number>((rank + 1) % 3, 1);

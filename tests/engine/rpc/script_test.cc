@@ -383,7 +383,7 @@ TEST_P(Script, IsShownByItsName) {
                 std::string::npos);
     }
     for (const auto& [name, text] : served) {  // the other's calls may be on their way
-      EXPECT_TRUE(harness::comes_true([&, &text = text] { return std::regex_search(agent.dump(), text); })) << name;
+      EXPECT_TRUE(harness::comes_true([&] { return std::regex_search(agent.dump(), text); })) << name;
     }
   });
 }
