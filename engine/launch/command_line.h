@@ -11,7 +11,7 @@
 
 namespace weft::launch {
 
-// Exits with 0 after --help, with 2 after a mistake, which is what every command of Weft's does.
+// Exits with 0 after --help and --version, with 2 after a mistake, which is what every command of Weft's does.
 inline void parse(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

@@ -233,11 +233,11 @@ void merge_timeline() {
 
 }  // namespace
 
-int run_command(int argc, char** argv, const OpenStore& open_store) {
+int run_command(int argc, char** argv, const std::string& version, const OpenStore& open_store) {
   listen_for_signals();
   try {
     static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
-    const Options options = parse_options(argc, argv);
+    const Options options = parse_options(argc, argv, version);
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
     auto opened = open_until_signal(options, open_store);
     if (!opened) ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what it uses

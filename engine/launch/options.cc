@@ -207,7 +207,7 @@ bool Streams::has(int local_rank, int descriptor) const {
   return (streams & descriptor) != 0;  // 1 is stdout, 2 stderr
 }
 
-Options parse_options(int argc, char** argv) {
+Options parse_options(int argc, char** argv, const std::string& version) {
   Options options;
   Rendezvous::Settings& rendezvous = options.rendezvous;
   std::string ranks = "1", nodes = "1", endpoint, settings, backend = "c10d";
@@ -219,6 +219,7 @@ Options parse_options(int argc, char** argv) {
       "MASTER_ADDR, MASTER_PORT and torchrun's other variables; of several on a machine each gets OMP_NUM_THREADS=1 unless "
       "it is set.",
       "weft-run");
+  app.set_version_flag("--version", version);
   app.add_option("--nproc-per-node,--nproc_per_node", ranks, "Ranks on this machine: a number, cpu, gpu or auto")
       ->capture_default_str();
   app.add_option("--nnodes", nodes, "Machines of the job, or the least and the most as in 1:4; start weft-run on each")

@@ -44,7 +44,8 @@ struct Options {
   std::vector<std::string> command;
 };
 
-// Ends the process after --help and after a mistake of CLI11's kind; throws Caller for others.
-Options parse_options(int argc, char** argv);
+// Ends the process after --help, after --version (it prints `version`) and after a mistake of CLI11's kind; throws Caller
+// for others.
+Options parse_options(int argc, char** argv, const std::string& version);
 
 }  // namespace weft::launch

@@ -4,8 +4,12 @@
 
 #include <nlohmann/json.hpp>
 #include <unistd.h>
+#if WEFT_INFO_LIBTORCH
+#include <torch/headeronly/version.h>
+#endif
 
 #include <weft/base/config.h>
+#include <weft/base/version.h>
 #if WEFT_INFO_CUDA
 #include <weft/cuda/driver.h>
 #endif
@@ -87,6 +91,14 @@ void print_row(const nlohmann::ordered_json& row) {
   for (const auto& line : row["found"]) std::printf("%-10s   %s\n", "", line.get<std::string>().c_str());
 }
 
+std::string version_line() {
+  std::string line = "weft-info " + version();
+#if WEFT_INFO_LIBTORCH
+  line += " (libtorch " TORCH_VERSION ")";
+#endif
+  return line;
+}
+
 int show(bool as_json) {
   nlohmann::ordered_json rows = nlohmann::json::array();
   for (const transport::Backend& backend : transport::backends()) rows.push_back(describe_backend(backend));
@@ -112,6 +124,7 @@ int show(bool as_json) {
 
 int main(int argc, char** argv) {
   CLI::App app("Lists the transports of this build: usable on this machine, or why not.", "weft-info");
+  app.set_version_flag("--version", weft::version_line());
   bool as_json = false;
   app.add_flag("--json", as_json, "print a JSON object instead of a table");
   weft::launch::parse(app, argc, argv);

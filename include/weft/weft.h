@@ -13,3 +13,4 @@
 #include <weft/optim.h>
 #include <weft/parallel.h>
 #include <weft/rpc.h>
+#include <weft/version.h>

@@ -35,7 +35,7 @@ int run_program(CLI::App& app, int argc, char** argv, Program program) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const std::string word = unknown_word(app);
     if (word.empty()) {
       app.exit(error);

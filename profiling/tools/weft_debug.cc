@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/version.h>
 #include <weft/profiling/tools/analysis.h>
 #include <weft/profiling/tools/command_line.h>
 #include <weft/profiling/tools/duration.h>
@@ -78,6 +79,7 @@ int analyze_files(const Options& options) {
 
 int main(int argc, char** argv) {
   CLI::App app("Says what went wrong in a job, from the dumps of its ranks.", "weft-debug");
+  app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
   weft::tools::Options options;
   CLI::App* analyze = app.add_subcommand("analyze",

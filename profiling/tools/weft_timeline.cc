@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/version.h>
 #include <weft/profiling/tools/command_line.h>
 #include <weft/profiling/tools/page.h>
 #include <weft/profiling/trace/merge.h>
@@ -59,6 +60,7 @@ void merge(const Options& options) {
 int main(int argc, char** argv) {
   weft::tools::Options options;
   CLI::App app("Looks at the timeline of a job, the file that WEFT_TIMELINE names.", "weft-timeline");
+  app.set_version_flag("--version", app.get_name() + " " + weft::version());
   app.require_subcommand(1);
   const auto command = [&](const char* name, const char* help) {
     CLI::App* made = app.add_subcommand(name, help);

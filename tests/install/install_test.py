@@ -26,7 +26,7 @@ def run(*command, **options):
 with tempfile.TemporaryDirectory() as folder:
     run("cmake", "--install", build, "--prefix", f"{folder}/first")
     prefix = Path(shutil.move(f"{folder}/first", f"{folder}/moved"))
-    for header in ("weft/weft.h", "weft/group.h", "weft/base/error.h", "weft/engine/parallel/ddp.h"):
+    for header in ("weft/weft.h", "weft/version.h", "weft/group.h", "weft/base/error.h", "weft/engine/parallel/ddp.h"):
         if not (prefix / "include" / header).is_file():
             sys.exit(f"{header} is not installed")
     shutil.copytree(project, f"{folder}/project")
@@ -37,11 +37,16 @@ with tempfile.TemporaryDirectory() as folder:
     run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/without", *settings, "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
     run("cmake", "--build", f"{folder}/build")
     output = run(f"{folder}/build/user")
+    version, _, output = output.partition("\n")
     if output != "2 ranks\n":
         sys.exit(f"the user's program printed: {output}")
     output = run(prefix / "bin" / "weft-run", "--nproc-per-node", "2", "sh", "-c", "echo rank $RANK")
     if sorted(output.splitlines()) != ["[rank 0] rank 0", "[rank 1] rank 1"]:
         sys.exit(f"the installed weft-run printed: {output}")
+    for program in ("weft-run", "weft-agent", "weft-info", "weft-debug", "weft-timeline"):
+        output = run(prefix / "bin" / program, "--version")
+        if not output.startswith(f"{program} {version}"):
+            sys.exit(f"the installed {program} --version printed: {output}; the library is {version}")
     if "tcp" not in run(prefix / "bin" / "weft-info"):
         sys.exit("the installed weft-info knows no tcp")
     with socket.socket() as free:

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <weft/tests/engine/launch/command.h>
+#include <weft/version.h>
 
 namespace weft::launch {
 namespace {
@@ -56,6 +57,14 @@ TEST(WeftInfo, DoesNotCallCollectivesOnlyWhatSendsAndReceives) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   for (const char* name : {"gloo", "inproc", "shm", "tcp"}) EXPECT_THAT(outcome.out, HasSubstr(std::string(name) + " "));
   EXPECT_THAT(outcome.out, Not(HasSubstr("collectives only")));
+}
+
+TEST(WeftInfo, VersionNamesTheLibtorchOfTheBuild) {
+  // weft-info links libtorch for the gloo backend only.
+  const std::string libtorch = WEFT_TEST_GLOO ? " (libtorch " WEFT_TEST_LIBTORCH ")" : "";
+  const auto outcome = run(path_of("weft-info") + " --version");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "weft-info " WEFT_VERSION + libtorch + "\n");
 }
 
 TEST(WeftInfo, OutputThatCannotBeWrittenIsAnError) {

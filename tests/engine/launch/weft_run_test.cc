@@ -1,7 +1,11 @@
+#include <map>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <weft/tests/engine/launch/command.h>
+#include <weft/version.h>
 
 namespace weft::launch {
 namespace {
@@ -248,6 +252,18 @@ TEST(WeftRun, HelpListsTheOptions) {
        {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port", "--grace", "--no-prefix",
         "--status", "--max-restarts", "--rdzv-endpoint", "--log-dir", "OMP_NUM_THREADS=1"}) {
     EXPECT_THAT(outcome.out, HasSubstr(option));
+  }
+}
+
+TEST(WeftRun, VersionNamesTheProgramThatPrintsIt) {
+  const std::string version = " " WEFT_VERSION;
+  const std::map<std::string, std::string> lines{
+      {"weft-run", "weft-run" + version + "\n"},
+      {"weft-agent", "weft-agent" + version + " (libtorch " WEFT_TEST_LIBTORCH ")\n"}};
+  for (const auto& [program, line] : lines) {
+    const auto outcome = run(path_of(program) + " --version");
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, line);
   }
 }
 

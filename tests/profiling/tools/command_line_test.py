@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Command lines and files that are wrong: weft-debug and weft-timeline say what it is, and exit with 2.
+"""Command lines and files that are wrong: weft-debug and weft-timeline say what it is, and exit with 2. --version prints VERSION.
 
-usage: command_line_test.py FOLDER_OF_PROGRAMS
+usage: command_line_test.py FOLDER_OF_PROGRAMS VERSION
 """
 
 import json
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 programs = Path(sys.argv[1])
+version = sys.argv[2]
 failures = []
 
 
@@ -38,7 +39,8 @@ with tempfile.TemporaryDirectory() as folder:
     whole = json.dumps(RUN)
 
     for program in ("weft-timeline", "weft-debug"):
-        check(["Exit code"], program, "--help", code=0)
+        check(["Exit code", "--version"], program, "--help", code=0)
+        check([f"{program} {version}\n"], program, "--version", code=0)
         check(["'foo'", "analyze" if program == "weft-debug" else "summary, html, merge"], program, "foo")
         check(["'foo'"], program, "foo", "run.json")
         check(["--bogus"], program, "--bogus")

@@ -1,0 +1,7 @@
+#include <weft/base/version.h>
+
+namespace weft {
+
+std::string version() { return WEFT_VERSION; }
+
+}  // namespace weft
