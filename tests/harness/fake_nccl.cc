@@ -16,7 +16,7 @@ namespace {
 using transport::nccl::Library;
 
 enum class Call : std::size_t {
-#define WEFT_FAKE_NUMBER(member, symbol) member,
+#define WEFT_FAKE_NUMBER(member, symbol, since) member,
   WEFT_NCCL_FUNCTIONS(WEFT_FAKE_NUMBER)
 #undef WEFT_FAKE_NUMBER
       Count
@@ -354,7 +354,7 @@ ncclResult_t group_end() {
 
 Library make_table() {
   Library table;
-#define WEFT_FAKE_ENTRY(member, symbol) table.member = &member;
+#define WEFT_FAKE_ENTRY(member, symbol, since) table.member = &member;
   WEFT_NCCL_FUNCTIONS(WEFT_FAKE_ENTRY)
 #undef WEFT_FAKE_ENTRY
   return table;

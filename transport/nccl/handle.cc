@@ -39,6 +39,8 @@ void close(const Library& library, cuda::Device& device, ncclComm_t comm) {
 Handle::Handle(std::shared_ptr<const Library> library, std::shared_ptr<cuda::Device> device, const ncclUniqueId& id,
                int rank, int size, Deadline deadline)
     : library_(std::move(library)), device_(std::move(device)), stream_(*device_, cuda::Priority::High) {
+  // The initializer states the struct's size and version as nccl.h has them. The library reads as many bytes as both know,
+  // and takes its defaults for fields that are newer than that version, so it may be older or newer than nccl.h.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   try {

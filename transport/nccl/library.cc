@@ -11,11 +11,17 @@ namespace {
 
 constexpr const char* kName = "libnccl.so.2";
 
-// NCCL_LAUNCH_ORDER_IMPLICIT, without which two communicators on one device may wait for each other, came with 2.26.
-constexpr int kOldest = NCCL_VERSION(2, 26, 0);
-
+// The inverse of NCCL_VERSION, which up to 2.8 gave the major number one digit less.
 std::string version_text(int code) {
-  return std::to_string(code / 10000) + "." + std::to_string(code % 10000 / 100) + "." + std::to_string(code % 100);
+  const int major = code < 10000 ? code / 1000 : code / 10000;
+  const int rest = code < 10000 ? code % 1000 : code % 10000;
+  return std::to_string(major) + "." + std::to_string(rest / 100) + "." + std::to_string(rest % 100);
+}
+
+// "2.14": of a release, whose patches begin anywhere.
+std::string release_text(int code) {
+  const std::string text = version_text(code);
+  return text.substr(0, text.rfind('.'));
 }
 
 Blame blame_of(ncclResult_t result) {
@@ -28,17 +34,26 @@ Blame blame_of(ncclResult_t result) {
   }
 }
 
-// The name of the first function that the library lacks; null if it has all of them.
-const char* fill(Library& library, void* opened) {
-  const char* missing = nullptr;
-  const auto resolve = [&](auto& slot, const char* symbol) {
+void fill(Library& library, void* opened) {
+  const auto resolve = [opened](auto& slot, const char* symbol) {
     slot = reinterpret_cast<std::remove_reference_t<decltype(slot)>>(dlsym(opened, symbol));
-    if (slot == nullptr && missing == nullptr) missing = symbol;
   };
-#define WEFT_NCCL_RESOLVE(member, symbol) resolve(library.member, #symbol);
+#define WEFT_NCCL_RESOLVE(member, symbol, since) resolve(library.member, #symbol);
   WEFT_NCCL_FUNCTIONS(WEFT_NCCL_RESOLVE)
 #undef WEFT_NCCL_RESOLVE
-  return missing;
+}
+
+// Why the library cannot be used; nothing if it can. The version first, because an old library lacks functions as well.
+std::optional<Error> why_not(const Library& library) {
+  if (auto error = library.lacks(&Library::get_version)) return error;
+  if (auto error = library.too_old()) return error;
+#define WEFT_NCCL_REQUIRE(member, symbol, since)                    \
+  if constexpr (since <= kOldest) {                                 \
+    if (auto error = library.lacks(&Library::member)) return error; \
+  }
+  WEFT_NCCL_FUNCTIONS(WEFT_NCCL_REQUIRE)
+#undef WEFT_NCCL_REQUIRE
+  return std::nullopt;
 }
 
 }  // namespace
@@ -63,17 +78,17 @@ Result<std::shared_ptr<const Library>> Library::open(const std::vector<std::stri
       if (why.starts_with(file + ": ")) why.erase(0, file.size() + 2);
     } else {
       auto library = std::make_shared<Library>();
-      const char* const missing = fill(*library, opened);
-      const auto old = missing == nullptr ? library->too_old() : std::nullopt;
+      fill(*library, opened);
+      const auto refused = why_not(*library);
       // Never closed once it is used: NCCL has threads of its own.
-      if (missing == nullptr && !old) return std::shared_ptr<const Library>(std::move(library));
-      why = missing != nullptr ? std::string("it has no ") + missing : old->text();
+      if (!refused) return std::shared_ptr<const Library>(std::move(library));
+      why = refused->text();
       dlclose(opened);
     }
     reasons += (reasons.empty() ? "" : "; ") + file + ": " + why;
   }
-  return Error(Blame::Unsupported,
-               "no " + std::string(kName) + " that can be used: " + reasons + "; the wheel nvidia-nccl-cu13 has one");
+  return Error(Blame::Unsupported, "no " + std::string(kName) + " that can be used: " + reasons + "; install NCCL " +
+                                       release_text(kOldest) + " or newer: the wheel nvidia-nccl-cu13 has one");
 }
 
 std::string Library::version() const {
@@ -84,7 +99,12 @@ std::string Library::version() const {
 std::optional<Error> Library::too_old() const {
   int code = 0;
   if (get_version(&code) == ncclSuccess && code >= kOldest) return std::nullopt;
-  return Error(Blame::Unsupported, "NCCL " + version() + " is too old; Weft needs " + version_text(kOldest) + " or newer");
+  return Error(Blame::Unsupported, "NCCL " + version() + " is too old; Weft needs " + release_text(kOldest) + " or newer");
+}
+
+Error Library::lacking(const char* symbol, int since) const {
+  const std::string whose = get_version != nullptr ? "NCCL " + version() : "it";
+  return {Blame::Unsupported, whose + " has no " + symbol + ", which came with NCCL " + release_text(since)};
 }
 
 Error error_of(const Library& library, ncclResult_t result, std::string_view what, Place place) {
