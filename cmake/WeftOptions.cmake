@@ -80,15 +80,24 @@ if(WEFT_CUDA)
   find_package(CUDAToolkit REQUIRED)
 endif()
 
-# --- NCCL: its header only; libnccl.so.2 is opened at run time.
+# --- NCCL: its header only; libnccl.so.2 is opened at run time and may be another release (transport/nccl/library.h).
 set(nccl_found FALSE)
+set(nccl_install "install the nvidia-nccl-cu13 wheel or libnccl-dev, of NCCL 2.28 or newer, and give -DNCCL_ROOT")
+set(nccl_hint "it needs CUDA and nccl.h; ${nccl_install}")
 if(WEFT_CUDA AND NOT WEFT_NCCL STREQUAL "OFF")
   find_path(WEFT_NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT}/include ${CUDAToolkit_INCLUDE_DIRS})
   if(WEFT_NCCL_INCLUDE_DIR)
-    set(nccl_found TRUE)
+    file(STRINGS "${WEFT_NCCL_INCLUDE_DIR}/nccl.h" nccl_lines REGEX "define NCCL_(MAJOR|MINOR) ")
+    string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" nccl_version "${nccl_lines}")
+    if(nccl_version VERSION_GREATER_EQUAL 2.28)
+      set(nccl_found TRUE)
+    else()
+      set(nccl_hint "${WEFT_NCCL_INCLUDE_DIR}/nccl.h is of NCCL ${nccl_version}, which is too old; ${nccl_install}")
+      unset(WEFT_NCCL_INCLUDE_DIR CACHE)  # the next configure looks again
+    endif()
   endif()
 endif()
-weft_decide(NCCL ${nccl_found} "it needs CUDA and nccl.h; install libnccl-dev or the nvidia-nccl-cu13 wheel and give -DNCCL_ROOT")
+weft_decide(NCCL ${nccl_found} "${nccl_hint}")
 
 # --- MPI: Open MPI's headers only; libmpi.so.40 is opened at run time. No other MPI has the same handles.
 set(mpi_found FALSE)
