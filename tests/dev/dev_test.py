@@ -106,6 +106,60 @@ class Arguments(DevTest):
             self.assertEqual(self.built, wanted)
 
 
+class Test(DevTest):
+    def outcome(self, first, second):
+        """(exit code, what was printed) of ./dev test, where ctest runs twice. Each run is a dict: names of tests to their status."""
+        def write(command, run):
+            cases = "".join(f'<testcase name="{name}" status="{status}"><system-out>output of {name}</system-out></testcase>'
+                            for name, status in run.items())
+            Path(command[command.index("--output-junit") + 1]).write_text(f"<testsuite>{cases}</testsuite>")
+            return 8 if "fail" in run.values() else 0
+
+        def start(command, **_):
+            code = write(command, first)
+            return mock.Mock(stdout=iter([f"{len(first)} tests\n", "90% tests passed\n"]), returncode=code)
+
+        def run(command, **_):
+            self.assertIsNotNone(second, "ctest was run again")
+            self.assertIn("--rerun-failed", command)
+            return subprocess.CompletedProcess(command, write(command, second))
+
+        printed = io.StringIO()
+        with contextlib.ExitStack() as stack:
+            for name in ("build", "fetch_programs", "install_system_packages"):
+                stack.enter_context(mock.patch.object(self.dev, name))
+            stack.enter_context(mock.patch.object(self.dev, "build_folder", lambda options: self.root / "build" / "dev"))
+            stack.enter_context(mock.patch.object(self.dev, "tools", dict))
+            stack.enter_context(mock.patch("subprocess.Popen", start))
+            stack.enter_context(mock.patch("subprocess.run", run))
+            stack.enter_context(contextlib.redirect_stdout(printed))
+            with self.assertRaises(SystemExit) as end:
+                self.dev.command_test(["--jobs", "1"])
+        return end.exception.code, printed.getvalue()
+
+    def test_a_failed_test_that_passes_alone_is_counted_in_the_last_line(self):
+        code, printed = self.outcome({"A.b": "fail", "C.d": "run"}, {"A.b": "run"})
+        self.assertEqual(code, 0)
+        self.assertIn("output of A.b", printed)
+        self.assertEqual(printed.splitlines()[-1], "1 test failed and then passed alone (a defect to report): A.b")
+        code, printed = self.outcome({"A.b": "fail", "C.d": "fail"}, {"A.b": "run", "C.d": "run"})
+        self.assertEqual(code, 0)
+        self.assertEqual(printed.splitlines()[-1], "2 tests failed and then passed alone (a defect to report): A.b, C.d")
+
+    def test_tests_that_fail_again_are_told_from_those_that_pass_alone(self):
+        code, printed = self.outcome({"A.b": "fail", "C.d": "fail"}, {"A.b": "fail", "C.d": "run"})
+        self.assertEqual(code, 8)
+        self.assertEqual(printed.splitlines()[-2:], ["1 test failed again: A.b",
+                                                     "1 test failed and then passed alone (a defect to report): C.d"])
+
+    def test_no_second_run_follows_success_or_many_failures(self):
+        code, printed = self.outcome({"A.b": "run"}, None)
+        self.assertEqual((code, printed.splitlines()[-1]), (0, "90% tests passed"))
+        code, printed = self.outcome({"A.b": "fail", "C.d": "fail", "E.f": "fail"}, None)
+        self.assertEqual(code, 8)
+        self.assertNotIn("passed alone", printed)
+
+
 class Install(DevTest):
     def test_what_is_installed_is_built_before_and_nothing_else(self):
         with mock.patch.object(self.dev, "build") as build, mock.patch.object(self.dev, "run") as run:
