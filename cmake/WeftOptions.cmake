@@ -6,6 +6,7 @@ option(WEFT_BUILD_BENCHES "Build the benches of profiling/bench" ${PROJECT_IS_TO
 option(WEFT_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" OFF)
 set(WEFT_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
 option(WEFT_FUZZ "Build the fuzz targets for libFuzzer instead of as tests; needs clang++ (./dev fuzz)" OFF)
+option(WEFT_UNITY "Compile several sources of the tests at a time" OFF)
 set(WEFT_CUDA_ARCHITECTURES "80-real;90-real;100-real;90-virtual" CACHE STRING "GPU architectures of the kernels")
 set(WEFT_TORCH_ROOT "" CACHE PATH "Folder of a torch wheel or libtorch (holds include/ and lib/)")
 

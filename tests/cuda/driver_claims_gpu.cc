@@ -10,32 +10,32 @@ Result<std::shared_ptr<const Driver>> open_real() { return Driver::open(); }
 class RealGraphs final : public Graphs {
  public:
   ~RealGraphs() override {
-    if (launchable_ != nullptr) call(&cuGraphExecDestroy, "cuGraphExecDestroy", launchable_);
+    if (launchable_ != nullptr) call<decltype(&cuGraphExecDestroy)>("cuGraphExecDestroy", launchable_);
   }
   CUresult begin(const StreamRef& stream) override {
     const DeviceGuard guard(stream.device());
-    return call(&cuStreamBeginCapture, "cuStreamBeginCapture_v2", stream.native(), CU_STREAM_CAPTURE_MODE_GLOBAL);
+    return call<decltype(&cuStreamBeginCapture)>("cuStreamBeginCapture_v2", stream.native(), CU_STREAM_CAPTURE_MODE_GLOBAL);
   }
   CUresult end(const StreamRef& stream) override {
     const DeviceGuard guard(stream.device());
     CUgraph graph = nullptr;
-    CUresult result = call(&cuStreamEndCapture, "cuStreamEndCapture", stream.native(), &graph);
+    CUresult result = call<decltype(&cuStreamEndCapture)>("cuStreamEndCapture", stream.native(), &graph);
     if (result == CUDA_SUCCESS)
-      result = call(&cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", &launchable_, graph, 0ull);
-    if (graph != nullptr) call(&cuGraphDestroy, "cuGraphDestroy", graph);
+      result = call<decltype(&cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags", &launchable_, graph, 0ull);
+    if (graph != nullptr) call<decltype(&cuGraphDestroy)>("cuGraphDestroy", graph);
     return result;
   }
   CUresult launch(const StreamRef& stream) override {
     const DeviceGuard guard(stream.device());
-    return call(&cuGraphLaunch, "cuGraphLaunch", launchable_, stream.native());
+    return call<decltype(&cuGraphLaunch)>("cuGraphLaunch", launchable_, stream.native());
   }
 
  private:
   // A function of cuda.h by its name in the library, which the program is not linked with.
-  template <class... Parameters, class... Arguments>
-  static CUresult call(CUresult (*)(Parameters...), const char* symbol, Arguments... arguments) {
+  template <class Function, class... Arguments>
+  static CUresult call(const char* symbol, Arguments... arguments) {
     static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    auto* const function = reinterpret_cast<CUresult (*)(Parameters...)>(dlsym(library, symbol));
+    const auto function = reinterpret_cast<Function>(dlsym(library, symbol));
     return function == nullptr ? CUDA_ERROR_NOT_FOUND : function(arguments...);
   }
 

@@ -34,7 +34,7 @@ struct Record {
 };
 using Choice = std::variant<std::int64_t, std::string, at::Tensor, std::vector<double>>;
 
-std::map<std::string, Bytes> corpus() {
+std::map<std::string, Bytes> encoded_corpus() {
   const auto base = at::arange(24, at::kFloat).reshape({4, 6});
   const auto indices = at::arange(3, at::kLong).repeat({2, 1});
   const auto coo = at::sparse_coo_tensor(indices, at::ones({3}), {3, 4});
@@ -59,7 +59,7 @@ std::map<std::string, Bytes> corpus() {
   return all;
 }
 
-TEST(CodecFuzz, ItsCorpusIsWhatEncodeWrites) { fuzz::expect_corpus(corpus()); }
+TEST(CodecFuzz, ItsCorpusIsWhatEncodeWrites) { fuzz::expect_corpus(encoded_corpus()); }
 
 }  // namespace
 }  // namespace weft

@@ -16,7 +16,7 @@ namespace weft::harness {
 
 // What carries the bytes, and the seed of all that is random.
 using KilledCase = std::tuple<std::string, int>;
-inline std::string killed_name(const testing::TestParamInfo<KilledCase>& one) {
+inline std::string killed_name(const ::testing::TestParamInfo<KilledCase>& one) {
   return std::get<0>(one.param) + "Seed" + std::to_string(std::get<1>(one.param));
 }
 

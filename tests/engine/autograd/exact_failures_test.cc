@@ -2,6 +2,7 @@
 // goes wrong later does.
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/sgd.h>
@@ -152,10 +153,10 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
         EXPECT_TRUE(comes_true([&] { return agent.sync<&asked::plans_here>(rank) == 0; })) << when << rank;
       }
     };
-    WeakNodePtr<torch::autograd::Node> graph;
+    std::optional<WeakNodePtr<torch::autograd::Node>> graph;
     {
       const at::Tensor loss = agent.sync<&asked::twice_on>(1, a, last).sum();
-      graph = loss.grad_fn();
+      graph.emplace(loss.grad_fn());
       for (int pass = 0; pass < 3; ++pass) context.backward({loss}, kExactAgain);
       context.backward({loss}, kExact);
       expect_no_plans("its last pass has ended");
@@ -163,14 +164,14 @@ TEST_P(ExactBackward, NothingIsKeptOfAPlanThatIsOverOrWhosePassHasFailed) {
       error_of([&] { context.backward({loss}, kExactAgain); });
       expect_no_plans("the round has failed");
     }
-    EXPECT_TRUE(comes_true([&] { return graph.expired(); }));
+    EXPECT_TRUE(comes_true([&] { return graph->expired(); }));
     {
       const at::Tensor loss = agent.sync<&asked::breaks_on>(1, a, last).sum();
-      graph = loss.grad_fn();
+      graph.emplace(loss.grad_fn());
       error_of([&] { context.backward({loss}, kExactAgain); });
       expect_no_plans("a node has failed");
     }
-    EXPECT_TRUE(comes_true([&] { return graph.expired(); }));
+    EXPECT_TRUE(comes_true([&] { return graph->expired(); }));
   });
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 
-Future<int> add_one(Future<int> future) {
+Future<int> one_more(Future<int> future) {
   const int value = co_await future;
   co_return value + 1;
 }
@@ -219,7 +219,7 @@ TEST(OnDone, RE012_AnEmptyFunctionIsRefused) {
 TEST(Coroutine, OneThatTheHomeDropsIsCancelled) {
   const auto home = std::make_shared<OneThread>();
   const Promise<int> promise(home);
-  const auto sum = add_one(promise.future());
+  const auto sum = one_more(promise.future());
   home->in_a_turn([&] { promise.set(1); });
   home->drop();
   ASSERT_TRUE(sum.done());

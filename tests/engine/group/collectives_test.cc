@@ -115,7 +115,7 @@ TEST_P(GlooCollectives, WhatTheBackendCannotReduceIsRefusedByNameBeforeAnythingI
                {at::kComplexFloat, ReduceOp::Product, "complex64 with Product"},
                {at::kShort, ReduceOp::Sum, "int16 with Sum"},
                {at::kFloat8_e4m3fn, ReduceOp::Sum, "float8_e4m3fn with Sum"}}) {
-        const auto error = error_of([&, dtype = dtype, op = op] { group.all_reduce(torch::zeros({2}, dtype), op); });
+        const auto error = error_of([&] { group.all_reduce(torch::zeros({2}, dtype), op); });
         EXPECT_EQ(error.blame(), Blame::Unsupported) << error.what();
         EXPECT_NE(error.text().find("'gloo' cannot reduce " + words), std::string::npos) << error.text();
       }

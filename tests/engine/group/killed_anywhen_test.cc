@@ -18,7 +18,7 @@ using harness::Processes;
 
 constexpr int kRanks = 4;
 // Longer than each rank has time (harness::kLimit): no error here comes by it.
-constexpr std::chrono::seconds kForever{1000};
+constexpr std::chrono::seconds kNeverExpires{1000};
 
 // The same operations on all ranks, some at a time.
 class Stream {
@@ -92,7 +92,7 @@ TEST_P(KilledAnywhen, IsNamedToAllOthers) {
   const int victim = seed % kRanks;
   Processes ranks(kRanks, [backend, seed, victim](int rank) {
     at::set_num_threads(1);
-    auto group = init_process_group({.backend = backend, .timeout = kForever});
+    auto group = init_process_group({.backend = backend, .timeout = kNeverExpires});
     group.barrier().wait();
     Processes::say("ready");
     const auto expect_lost = [&](const std::function<void()>& call) {

@@ -203,7 +203,7 @@ TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
       {[](GradBucket&) { return Future<at::Tensor>(); }, "default-constructed"},
       {[](GradBucket&) -> Future<at::Tensor> { throw std::runtime_error("thrown"); }, "thrown"}};
   for (const auto& [hook, why] : hooks) {
-    harness::run_ranks(harness::As::Threads, 1, [&, hook = hook, why = why](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 1, [&](ProcessGroup group) {
       Mlp net;
       DistributedDataParallel ddp(net, group);
       ddp.register_comm_hook(hook);

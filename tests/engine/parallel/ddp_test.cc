@@ -285,7 +285,6 @@ TEST(Ddp, BucketsFollowTheOrderInWhichGradientsCameAfterTheFirstPass) {
     };
     auto net = std::make_shared<NetImpl>();
     DistributedDataParallel<NetImpl> ddp(net, group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-    std::mutex mutex;
     std::vector<const void*> launched;
     ddp.register_comm_hook([&, reduce = comm_hooks::all_reduce(group)](GradBucket& bucket) {
       EXPECT_EQ(bucket.is_last(), bucket.index() == 3);

@@ -426,7 +426,7 @@ struct RecomputedImpl : torch::nn::Module {
 // DD-013
 TEST(Recomputation, OnceWorksWithAndWithoutStaticGraphAndTwiceNeedsIt) {
   for (const auto& [times, is_static] : std::vector<std::pair<int, bool>>{{1, false}, {1, true}, {2, true}}) {
-    harness::run_ranks(harness::As::Threads, 2, [&, times = times, is_static = is_static](ProcessGroup group) {
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
       auto net = std::make_shared<RecomputedImpl>(times);
       fill(net);
       auto plain = std::make_shared<RecomputedImpl>(times);

@@ -28,7 +28,7 @@ constexpr int kSteps = 9;
 // Longer than each rank has time (harness::kLimit): nothing here comes by it.
 constexpr std::chrono::seconds kForever{1000};
 // Each parameter travels by itself: where a rank dies in a backward, some have been averaged and others have not.
-constexpr DdpOptions kSmallBuckets{.bucket_bytes = 1, .first_bucket_bytes = 1};
+constexpr DdpOptions kBucketOfEach{.bucket_bytes = 1, .first_bucket_bytes = 1};
 
 // What all ranks compute together in a step, however many they are.
 torch::Tensor batch(int step) { return random({12, 6}, 100 + static_cast<std::uint64_t>(step)); }
@@ -100,7 +100,7 @@ struct Replicated {
     group = std::move(of);
     before = std::move(ddp);  // may go before the next one is made, or later: it takes no part any more
     if (group.rank() == 0) before.reset();
-    ddp = std::make_unique<DistributedDataParallel<MlpImpl>>(net, group, kSmallBuckets);
+    ddp = std::make_unique<DistributedDataParallel<MlpImpl>>(net, group, kBucketOfEach);
   }
   void go_on(int to) {
     for (; step < to; ++step) {
@@ -131,7 +131,7 @@ void go_on_without(int lost, ProcessGroup& group, Replicated& run, const std::st
 
 TEST_P(Survivors, OfABackwardGoOnWithWhatRankZeroHas) {
   const auto& [backend, death] = GetParam();
-  Processes ranks(kRanks, [backend = backend, death = death, file = file_](int rank) {
+  Processes ranks(kRanks, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     Replicated run;
@@ -153,7 +153,7 @@ TEST_P(Survivors, OfABackwardGoOnWithWhatRankZeroHas) {
 // Two of four, one after the other: the second while the others make a group without the first.
 TEST_P(Survivors, OfTwoLossesGoOn) {
   const auto& [backend, death] = GetParam();
-  Processes ranks(kRanks + 1, [backend = backend, death = death, file = file_](int rank) {
+  Processes ranks(kRanks + 1, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     Replicated run;
@@ -190,7 +190,7 @@ struct Sharded {
   void run(ProcessGroup group) {
     for (;;) {
       try {
-        DistributedDataParallel ddp(net, group, kSmallBuckets);
+        DistributedDataParallel ddp(net, group, kBucketOfEach);
         Optimizer optimizer(net->parameters(), group, options(), ZeroOptions{.shard_bytes = 1});
         if (overlaps) optimizer.overlap_with(ddp);
         const std::vector<checkpoint::Part> parts = {{"model", net}, {"optimizer", optimizer}, {"step", step}};
@@ -224,7 +224,7 @@ struct Sharded {
 TEST_P(Survivors, OfAStepOfZeroGoOnFromACheckpoint) {
   const auto& [backend, death] = GetParam();
   for (const bool overlaps : {false, true}) {
-    Processes ranks(kRanks, [backend = backend, death = death, overlaps, folder = folder_.path()](int rank) {
+    Processes ranks(kRanks, [backend, death, overlaps, folder = folder_.path()](int rank) {
       at::set_num_threads(1);
       auto group = init_process_group({.backend = backend, .timeout = kForever});
       Sharded one(folder + (overlaps ? "/overlapping.pt" : "/run.pt"), overlaps);
@@ -244,7 +244,7 @@ TEST_P(Survivors, OfAStepOfZeroGoOnFromACheckpoint) {
 
 TEST_P(Survivors, OfACheckpointGoOnFromTheOneBefore) {
   const auto& [backend, death] = GetParam();
-  Processes ranks(kRanks, [backend = backend, death = death, file = file_](int rank) {
+  Processes ranks(kRanks, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     Sharded one(file, false);
@@ -264,7 +264,7 @@ TEST_P(Survivors, OfACheckpointGoOnFromTheOneBefore) {
 // There is nobody any more through whom the others hear of each other.
 TEST_P(Survivors, OfRankZeroEnd) {
   const auto& [backend, death] = GetParam();
-  Processes ranks(kRanks, [backend = backend, death = death, file = file_](int rank) {
+  Processes ranks(kRanks, [backend, death, file = file_](int rank) {
     at::set_num_threads(1);
     auto group = init_process_group({.backend = backend, .timeout = kForever});
     Sharded one(file, false);
