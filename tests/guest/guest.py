@@ -22,7 +22,8 @@ import sys
 from pathlib import Path
 
 SKIPPED = 77
-MODULES = ["virtio_pci", "9p", "9pnet_virtio", "ib_uverbs", "rdma_rxe", "crc32_generic", "dummy", "veth", "sch_netem"]
+MODULES = ["virtio_pci", "9p", "9pnet_virtio", "ib_uverbs", "rdma_rxe", "crc32_generic", "dummy", "veth", "sch_netem", "sch_ingress",
+           "cls_matchall", "act_gact"]
 TOOLS = ["ip", "rdma", "tc"]
 OPTIONAL_TOOLS = ["ibv_devinfo", "ib_write_bw", "ib_send_lat", "ib_write_lat"]
 FOLDERS = ["bin", "dev", "etc", "mnt", "modules", "proc", "run", "sys", "tmp", "var"]

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -18,7 +20,12 @@
 
 namespace weft::harness {
 
-inline Deadline patience() { return Deadline::in(std::chrono::seconds(60)); }
+// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where packets are lost (tests/guest).
+inline std::chrono::seconds longest_wait() {
+  const char* const given = std::getenv("WEFT_TEST_PATIENCE_S");
+  return std::chrono::seconds(given == nullptr ? 60 : std::atoi(given));
+}
+inline Deadline patience() { return Deadline::in(longest_wait()); }
 
 // Bytes that differ between seeds, and between places of one.
 inline std::vector<std::byte> pattern(std::uint32_t seed, std::size_t bytes) {

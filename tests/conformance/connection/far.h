@@ -58,8 +58,8 @@ class ConnectionProcessClaims : public testing::TestWithParam<std::string> {
     near = transport->connector()->connect(address, {loop, Deadline::in(connects_within)});
   }
 
-  std::chrono::seconds connects_within = std::chrono::minutes(1);
-  std::chrono::seconds lifetime = std::chrono::minutes(1);  // of the other process
+  std::chrono::seconds connects_within = harness::longest_wait();
+  std::chrono::seconds lifetime = harness::longest_wait();  // of the other process: a whole test fits into it
   std::unique_ptr<Child> child;
   std::shared_ptr<transport::Transport> transport;
   std::shared_ptr<EventLoop> loop;
