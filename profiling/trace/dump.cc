@@ -152,6 +152,23 @@ void on_signal(int) {
   errno = number;
 }
 
+// Blocks SIGUSR1 in this thread, and for good in the threads that it starts meanwhile.
+class SignalBlocked {
+ public:
+  SignalBlocked() {
+    sigset_t signal;
+    ::sigemptyset(&signal);
+    ::sigaddset(&signal, SIGUSR1);
+    ::pthread_sigmask(SIG_BLOCK, &signal, &before_);
+  }
+  ~SignalBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalBlocked(const SignalBlocked&) = delete;
+  SignalBlocked& operator=(const SignalBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
 void write_file(const std::string& path, const std::string& text) {
   const std::string fresh = path + ".new";
   std::FILE* file = std::fopen(fresh.c_str(), "w");
@@ -222,6 +239,9 @@ void install_signal() {
   Descriptor write_end(ends[1]);
   ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
   try {
+    // Or the kernel gives this thread a signal while the handler of the last one still runs in another. ThreadSanitizer then
+    // defers the handler until read() returns, which it never does: nobody writes the byte that it waits for.
+    const SignalBlocked in_new_thread;
     std::thread([from = std::move(read_end)] {
       pthread_setname_np(pthread_self(), "weft dump");
       for (char byte = 0;;) {

@@ -399,6 +399,37 @@ TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   EXPECT_EQ(json.at("records")[0].at("name"), "hangs");
 }
 
+// The signals that the thread "weft dump" blocks, one bit for each from SIGHUP on. Waits until the thread has its name.
+std::uint64_t blocked_in_dump_thread() {
+  for (;;) {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::ifstream comm(task.path() / "comm");
+      std::getline(comm, name);
+      if (name != "weft dump") continue;
+      std::ifstream status(task.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("SigBlk:")) return std::stoull(line.substr(7), nullptr, 16);
+      }
+    }
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(Dump, ItsThreadBlocksTheSignalAndTheCallersDoesNot) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    dump_to(folder_);
+    sigset_t here;
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &here);
+    const bool blocks = (blocked_in_dump_thread() >> (SIGUSR1 - 1) & 1) != 0;
+    ::_exit(blocks && ::sigismember(&here, SIGUSR1) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
 // The number of a file of a process: the last of its name.
 int number_of(const std::string& file) { return std::stoi(file.substr(file.rfind('-') + 1)); }
 
