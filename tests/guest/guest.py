@@ -15,6 +15,7 @@ import gzip
 import lzma
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -39,7 +40,7 @@ while read -r module; do insmod /modules/$module || echo "insmod $module failed"
 ulimit -l unlimited
 /bin/ip link set lo up
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose share /mnt
-sh /mnt/task.sh
+. /mnt/environment; sh /mnt/task.sh
 echo $? > /mnt/status; sync
 poweroff -f
 """
@@ -254,6 +255,8 @@ def main():
     for program in options.programs:
         shutil.copy(program, options.share / "bin")
     shutil.copy(options.task, options.share / "task.sh")
+    passed = [name for name in ("WEFT_ALL_SETTINGS",) if name in os.environ]
+    (options.share / "environment").write_text("".join(f"export {name}={shlex.quote(os.environ[name])}\n" for name in passed))
     (options.share / "arguments").write_text(options.arguments)
     initramfs = Path(str(options.share) + ".initramfs")
     build_initramfs(folder, options.programs, initramfs)

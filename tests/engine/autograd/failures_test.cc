@@ -261,8 +261,8 @@ TEST_P(FailingBackward, APassThatFailsBesideAnotherLeavesNothing) {
     const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
     const auto a = leaf({3}), b = leaf({3}), c = leaf({3});
     AutogradContext context(agent);
-    const at::Tensor failing =
-        agent.sync<&broken::weighted>(1, a).sum() + broken::Holding::apply(broken::Throwing::apply(b)).sum();
+    const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
+    const at::Tensor failing = agent.sync<&broken::weighted>(1, a).sum() + holding;
     const at::Tensor good = agent.sync<&broken::weighted>(1, c).sum();
     std::thread thread([&] {
       const auto error = error_of([&] { context.backward({failing}, {.mode = BackwardMode::Exact}); });
@@ -302,8 +302,8 @@ TEST_P(FailingBackward, WhatAFailedPassBroughtIsNotCountedThoughItsEndIsToldOnly
         const auto hook = broken::weight().register_hook([](const at::Tensor&) { ++broken::came; });
         const auto a = leaf({3}), b = leaf({3});
         AutogradContext context(agent);
-        const at::Tensor loss =
-            agent.sync<&broken::weighted>(1, a).sum() + broken::Holding::apply(broken::Throwing::apply(b)).sum();
+        const at::Tensor holding = broken::Holding::apply(broken::Throwing::apply(b)).sum();  // made first, so it runs last
+        const at::Tensor loss = agent.sync<&broken::weighted>(1, a).sum() + holding;
         std::thread thread([&] {
           const auto error = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
           EXPECT_NE(error.text().find("the node broke"), std::string::npos) << error.text();
