@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compiles without output, with the flags that the build has for the contract's test.
 
-usage: compile_test.py BUILD_FOLDER refused FILE CXX …    fails, and says what FILE's comments say
-       compile_test.py BUILD_FOLDER accepted FILE CXX …   succeeds
+usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails, and says what FILE's comments say
+       compile_test.py BUILD_FOLDER accepted FILE CXX …        succeeds
+       compile_test.py BUILD_FOLDER accepted_in_all FILE CXX …   the same, with WEFT_ALL_SETTINGS in the environment only
 
 CXX: compilers, of which the first that this machine has is used.
 """
@@ -92,4 +93,11 @@ def accepted():
     print("accepted")
 
 
-{"refused": refused, "accepted": accepted}[check]()
+def accepted_in_all():
+    if "WEFT_ALL_SETTINGS" not in os.environ:
+        print("SKIP: ./dev test --all compiles this program too")
+        sys.exit(77)
+    accepted()
+
+
+{"refused": refused, "accepted": accepted, "accepted_in_all": accepted_in_all}[check]()
