@@ -99,7 +99,7 @@ class Pass : public std::enable_shared_from_this<Pass> {
   bool has_counted_ = false;  // expect() has been called
   Graph graph_;
   std::vector<NodePtr<SendNode>> sends_;  // keeps their graphs alive
-  std::map<MessageId, int> expected_;             // and to whom the message went
+  std::map<MessageId, int> expected_;     // and to whom the message went
   std::set<int> reached_;
   std::multiset<int> unanswered_;  // to whom gradients have gone that have not been answered
   std::vector<std::function<void()>> at_end_;

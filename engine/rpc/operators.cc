@@ -61,8 +61,8 @@ void check_served(const c10::FunctionSchema& schema) {
   }
 }
 
-// libtorch's registry of operators lies in torch::jit, but neither compiles nor runs TorchScript. c10's dispatcher, which has the
-// same operators, does not keep the order of overloads, and the first one that takes the arguments is called.
+// libtorch's registry of operators lies in torch::jit, but neither compiles nor runs TorchScript. c10's dispatcher, which
+// has the same operators, does not keep the order of overloads, and the first one that takes the arguments is called.
 //
 // Asked before libtorch is, which keeps every name that it was ever asked for: peers give them.
 bool is_known(const std::string& name) {

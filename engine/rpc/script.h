@@ -10,8 +10,9 @@
 // gives a Future (fork) is answered when that is done, and holds no thread meanwhile. Calls to one module run beside each
 // other. What a script raises arrives as a RemoteError with TorchScript's traceback.
 //
-// PyTorch has deprecated TorchScript (its documentation says so since release 2.5). sync_script() and expose_script() stay while
-// libtorch has torch::jit; nothing else of Weft uses TorchScript. In new programs call C++ functions: agent.sync<&f>("worker1", x).
+// PyTorch has deprecated TorchScript (its documentation says so since release 2.5). sync_script() and expose_script() stay
+// while libtorch has torch::jit; nothing else of Weft uses TorchScript. In new programs call C++ functions:
+// agent.sync<&f>("worker1", x).
 #pragma once
 
 #include <cstdint>

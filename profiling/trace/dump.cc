@@ -239,8 +239,8 @@ void install_signal() {
   Descriptor write_end(ends[1]);
   ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
   try {
-    // Or the kernel gives this thread a signal while the handler of the last one still runs in another. ThreadSanitizer then
-    // defers the handler until read() returns, which it never does: nobody writes the byte that it waits for.
+    // Or the kernel gives this thread a signal while the handler of the last one still runs in another. ThreadSanitizer
+    // then defers the handler until read() returns, which it never does: nobody writes the byte that it waits for.
     const SignalBlocked in_new_thread;
     std::thread([from = std::move(read_end)] {
       pthread_setname_np(pthread_self(), "weft dump");

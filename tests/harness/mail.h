@@ -20,7 +20,8 @@
 
 namespace weft::harness {
 
-// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where packets are lost (tests/guest).
+// How long a test waits for one thing that must happen. WEFT_TEST_PATIENCE_S lengthens it where packets are lost
+// (tests/guest).
 inline std::chrono::seconds longest_wait() {
   const char* const given = std::getenv("WEFT_TEST_PATIENCE_S");
   return std::chrono::seconds(given == nullptr ? 60 : std::atoi(given));

@@ -178,9 +178,9 @@ TEST(Operation, AGroupThatDidNotComeToBeIsTheSameGenerationOnceMore) {
   Member().withdraw();
 }
 
-// Each test forks a process for its calls of dump_to() and dump_on_signal(), which start a thread that never ends. A process
-// with a second thread cannot fork children for the tests of SIGUSR1: ThreadSanitizer intercepts nothing in such a child
-// (die_after_fork=0), so it queues the child's signals and never calls their handlers.
+// Each test forks a process for its calls of dump_to() and dump_on_signal(), which start a thread that never ends. A
+// process with a second thread cannot fork children for the tests of SIGUSR1: ThreadSanitizer intercepts nothing in such a
+// child (die_after_fork=0), so it queues the child's signals and never calls their handlers.
 class Dump : public testing::Test {
  protected:
   void TearDown() override {
