@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <torch/nn/modules/container/any.h>
 #include <torch/optim/lbfgs.h>
 
 #include <weft/checkpoint.h>
