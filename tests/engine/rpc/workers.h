@@ -22,8 +22,8 @@ struct Setting {
 inline std::string name(const Setting& setting) {
   return setting.transport + name(setting.as) + std::to_string(setting.workers);
 }
-// Every transport, with threads and, where it can have them, with processes; each with every number of workers where all
-// settings run, else with one of these numbers.
+// Every transport, with threads and, where it can have them, with processes. Where all settings run, each with every number
+// of workers; else threads with the fewest and the most, and processes with one of the numbers.
 std::vector<Setting> settings(std::initializer_list<int> workers = {2, 4, 8});
 // For what is asked of one transport's errors or faults: with workers that are neither the caller nor the callee.
 std::vector<Setting> settings_of_faults();

@@ -199,8 +199,9 @@ class Dump : public testing::Test {
   const std::string folder_ = kept_.path();
 };
 
-// A process that stays, once it has called `prepare`. SIGUSR1 reaches its main thread inside sigsuspend() only: ThreadSanitizer
-// loses a signal that arrives while it allocates what it keeps of a thread's signals, in the thread's first blocking call.
+// A process that stays, once it has called `prepare`. SIGUSR1 reaches its main thread inside sigsuspend() only:
+// ThreadSanitizer loses a signal that arrives while it allocates what it keeps of a thread's signals, in the thread's first
+// blocking call.
 pid_t staying(const std::function<void()>& prepare) {
   int ready[2];
   EXPECT_EQ(::pipe(ready), 0);
