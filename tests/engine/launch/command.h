@@ -17,8 +17,8 @@ struct Outcome {
 // By the shell, with neither RANK nor its like in the environment. Ends it with SIGKILL after a minute.
 Outcome run(const std::string& command);
 
-// What tests/engine/launch/CMakeLists.txt knows: "weft-run", "weft-agent", "weft-info", "join_and_reduce", "python",
-// "torchrun", "sources".
+// Names that tests/engine/launch/CMakeLists.txt gives programs: "weft-run", "weft-agent", "weft-info", "join_and_reduce",
+// "python", "torchrun", "sources".
 std::string path_of(const std::string& name);
 
 }  // namespace weft::launch

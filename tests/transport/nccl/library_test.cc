@@ -71,7 +71,7 @@ TEST(NcclLibrary, AMissingFunctionIsNamedWithItsRelease) {
   ASSERT_TRUE(missing);
   EXPECT_EQ(missing->blame(), Blame::Unsupported);
   EXPECT_EQ(missing->text(), "NCCL 2.28.9 has no ncclSend, which came with NCCL 2.7");
-  // Of the same type as another function of the table.
+  // This function has the same type as another one of the table.
   EXPECT_THAT(library.lacks(&Library::comm_finalize)->text(), HasSubstr("ncclCommFinalize, which came with NCCL 2.14"));
   EXPECT_THAT(library.lacks(&Library::comm_abort)->text(), HasSubstr("ncclCommAbort, which came with NCCL 2.4"));
   EXPECT_FALSE(library.lacks(&Library::get_version));
