@@ -5,10 +5,12 @@
 #include <chrono>
 #include <string>
 
+#include <weft/base/export.h>
+
 namespace weft {
 
 // How a limit reads in a message: "300 ms", "1.5 s", "30 min".
-std::string describe(std::chrono::milliseconds duration);
+WEFT_API std::string describe(std::chrono::milliseconds duration);
 
 class Deadline {
  public:

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include <weft/base/export.h>
+
 namespace weft {
 
 enum class Blame {
@@ -21,7 +23,7 @@ enum class Blame {
   Remote,       // the called function threw on the other side
 };
 
-std::string_view name(Blame blame);
+WEFT_API std::string_view name(Blame blame);
 
 // Where an error was made. Filled in by the default argument of a constructor or a check function.
 // (std::source_location is missing from clang 14.)
@@ -31,7 +33,7 @@ struct Place {
   static constexpr Place current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 };
 
-class Error : public std::runtime_error {
+class WEFT_API Error : public std::runtime_error {
  public:
   Error(Blame blame, const std::string& text, Place place = Place::current());
   Error(Blame blame, const std::string& text, int native_code, Place place = Place::current());
@@ -54,12 +56,12 @@ class Error : public std::runtime_error {
 };
 
 // An Error from errno: "text: Connection refused".
-Error system_error(Blame blame, const std::string& text, int number, Place place = Place::current());
+WEFT_API Error system_error(Blame blame, const std::string& text, int number, Place place = Place::current());
 
 // What was caught, as an Error: itself, or any other exception as `otherwise` with its text.
-Error to_error(const std::exception_ptr& caught, Blame otherwise);
+WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 
 // A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
-[[noreturn]] void broken(std::string_view text, Place place = Place::current());
+[[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());
 
 }  // namespace weft

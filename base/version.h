@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include <weft/base/export.h>
+
 #define WEFT_VERSION_MAJOR 0
 #define WEFT_VERSION_MINOR 1
 #define WEFT_VERSION_PATCH 0
@@ -16,6 +18,6 @@
 namespace weft {
 
 // The WEFT_VERSION that the library was compiled with. A string, so that == compares the text and not an address.
-std::string version();
+WEFT_API std::string version();
 
 }  // namespace weft

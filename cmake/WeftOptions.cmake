@@ -3,6 +3,7 @@
 option(WEFT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(WEFT_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(WEFT_BUILD_BENCHES "Build the benches of profiling/bench" ${PROJECT_IS_TOP_LEVEL})
+option(WEFT_SHARED "Build libweft.so, else libweft.a" ON)
 option(WEFT_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" OFF)
 set(WEFT_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
 option(WEFT_FUZZ "Build the fuzz targets for libFuzzer instead of as tests; needs clang++ (./dev fuzz)" OFF)

@@ -15,6 +15,8 @@ target_compile_options(weft_flags INTERFACE
 # Clang reports a deprecated function that libstdc++ 12 itself calls in std::stable_sort and its like; g++ does not.
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:-Wno-deprecated-declarations>")
+# g++ warns of a class of WEFT_API with a member of a type that is hidden; no user of the class sees that type.
+target_compile_options(weft_flags INTERFACE "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-attributes>")
 # GCC else collects its own garbage over and over while it reads libtorch.
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:SHELL:--param ggc-min-heapsize=1000000>")
@@ -34,7 +36,8 @@ set(WEFT_STANDARD_HEADERS
 target_compile_options(weft_flags INTERFACE
   "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:Clang>>:SHELL:-Xclang -fno-pch-timestamp>")
 
-# weft_library(<name> SOURCES … HEADERS … [LINKS …] [PRIVATE_LINKS …]): one layer's library, target weft::<name>.
+# weft_library(<name> SOURCES … HEADERS … [LINKS …] [PRIVATE_LINKS …]): one layer's archive, target weft::<name>. Tests link these;
+# users link weft::weft, which has the objects of all (engine/CMakeLists.txt).
 function(weft_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;HEADERS;LINKS;PRIVATE_LINKS")
   if(arg_UNPARSED_ARGUMENTS)
@@ -46,12 +49,12 @@ function(weft_library name)
   list(TRANSFORM arg_HEADERS PREPEND "${PROJECT_BINARY_DIR}/include/weft/${folder}/")
   target_sources(weft_${name} PUBLIC FILE_SET headers TYPE HEADERS
     BASE_DIRS "${PROJECT_BINARY_DIR}/include" FILES ${arg_HEADERS})
-  target_include_directories(weft_${name} PUBLIC
-    "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>")
+  target_include_directories(weft_${name} PUBLIC "${PROJECT_SOURCE_DIR}/include")
   target_compile_features(weft_${name} PUBLIC cxx_std_20)
   target_link_libraries(weft_${name} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS} $<BUILD_LOCAL_INTERFACE:weft_flags>)
   target_precompile_headers(weft_${name} PRIVATE ${WEFT_STANDARD_HEADERS})
-  set_target_properties(weft_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(weft_${name} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   set_property(GLOBAL APPEND PROPERTY WEFT_LIBRARIES weft_${name})
 endfunction()
 

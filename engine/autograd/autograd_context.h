@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/future/home.h>
 
@@ -39,7 +40,7 @@ struct BackwardOptions {
   std::vector<at::Tensor> grad_outputs = {};  // one for each root, of its shape; without: ones, for roots of one element
 };
 
-class AutogradContext {
+class WEFT_API AutogradContext {
  public:
   // Begins a context: this thread's, and of all calls made by it or for it, until it is destroyed, which must happen on
   // this thread. Throws Caller where the thread has one.

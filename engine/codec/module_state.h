@@ -7,11 +7,12 @@
 
 #include <torch/nn/module.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 
 namespace weft {
 
-struct ModuleState {
+struct WEFT_API ModuleState {
   std::vector<std::pair<std::string, at::Tensor>> parameters;  // by their names in the module
   std::vector<std::pair<std::string, at::Tensor>> buffers;
 
@@ -22,7 +23,7 @@ struct ModuleState {
 };
 
 // The module's own tensors, detached, not copies: what is sent is what they hold when the call is issued.
-ModuleState state_of(const torch::nn::Module& module);
+WEFT_API ModuleState state_of(const torch::nn::Module& module);
 // Of a module holder (TORCH_MODULE) or a shared_ptr.
 template <class Holder>
 requires requires(const Holder& holder) { static_cast<const torch::nn::Module&>(*holder); }

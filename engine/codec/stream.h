@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/msgpack.h>
 #include <weft/engine/codec/tensors.h>
 
@@ -24,7 +25,7 @@ struct Encoded {
   std::vector<Part> parts;
 };
 
-class Writer {
+class WEFT_API Writer {
  public:
   // `forks` is asked for the references in the message; null where it goes to nobody in particular, and has none.
   explicit Writer(rref::ForkWriter* forks = nullptr) : tensors_(encoded_.body), forks_(forks) {}
@@ -45,7 +46,7 @@ class Writer {
   rref::ForkWriter* forks_ = nullptr;
 };
 
-class Reader {
+class WEFT_API Reader {
  public:
   explicit Reader(std::vector<Part> parts, rref::ForkReader* forks = nullptr) : tensors_(std::move(parts)), forks_(forks) {}
   // Parses the body and runs the function on it. Throws Caller for bytes that are not what the function takes them for,
@@ -62,12 +63,12 @@ class Reader {
 };
 
 // The form of a message on its own (weft::encode): everything in one run of bytes. docs/wire.md.
-std::vector<std::byte> join(const Encoded& message);
+WEFT_API std::vector<std::byte> join(const Encoded& message);
 struct Split {
   std::span<const std::byte> body;
   std::vector<Part> parts;
 };
 // Throws Caller for short or foreign bytes.
-Split split(std::span<const std::byte> bytes);
+WEFT_API Split split(std::span<const std::byte> bytes);
 
 }  // namespace weft::codec

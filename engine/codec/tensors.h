@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/msgpack.h>
 
 namespace weft::codec {
@@ -33,7 +34,7 @@ struct Part {
 };
 constexpr std::uint64_t kPartAlignment = 16;  // the largest element
 
-class TensorWriter {
+class WEFT_API TensorWriter {
  public:
   // `body` is what the packer writes to.
   explicit TensorWriter(Buffer& body) : body_(body) {}
@@ -83,7 +84,7 @@ class TensorWriter {
 using AttachGradient = std::function<void(const at::Tensor& tensor, std::size_t slot)>;
 
 // Rebuilds tensors over parts that have come; each begins its storage (offset 0).
-class TensorReader {
+class WEFT_API TensorReader {
  public:
   explicit TensorReader(std::vector<Part> parts) : parts_(std::move(parts)) {}
   // Throws Caller for a description that is none, or does not fit its part. Peers are not trusted.

@@ -15,6 +15,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Scalar.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/containers.h>
 #include <weft/engine/codec/stream.h>
 
@@ -50,8 +51,8 @@ void unpack_alternative(const msgpack::object& value, std::uint64_t index, Varia
   }
 }
 
-void pack_scalar(Packer& packer, const c10::Scalar& scalar);
-c10::Scalar unpack_scalar(const msgpack::object& object);
+WEFT_API void pack_scalar(Packer& packer, const c10::Scalar& scalar);
+WEFT_API c10::Scalar unpack_scalar(const msgpack::object& object);
 
 }  // namespace weft::codec
 

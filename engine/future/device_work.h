@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/each_tensor.h>
 
 namespace weft::detail {
@@ -27,10 +28,10 @@ class DeviceWork {
 };
 
 // Both of them; either may be null.
-DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other);
+WEFT_API DeviceWorkRef join(DeviceWorkRef one, DeviceWorkRef other);
 
 // The function, run as `work` says; null work runs it as it is and gives null.
-DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& function);
+WEFT_API DeviceWorkRef run_after(const DeviceWorkRef& work, const std::function<void()>& function);
 
 // The tensors in a value; valid as long as that is.
 template <class T>
@@ -41,7 +42,7 @@ std::vector<const at::Tensor*> tensors_in(const T& value) {
 }
 
 // What the current streams of the tensors' devices have enqueued until now; null where none lies on a GPU.
-DeviceWorkRef enqueued_for(const std::vector<const at::Tensor*>& tensors);
+WEFT_API DeviceWorkRef enqueued_for(const std::vector<const at::Tensor*>& tensors);
 // The same for all tensors in a value.
 template <class T>
 DeviceWorkRef enqueued_for(const T& value) {
@@ -50,7 +51,7 @@ DeviceWorkRef enqueued_for(const T& value) {
 
 // Tensors go to whoever asked for them: their memory is used on the current streams from now on, which need not be those
 // that libtorch's allocator gave it to.
-void hand_over(const std::vector<const at::Tensor*>& tensors);
+WEFT_API void hand_over(const std::vector<const at::Tensor*>& tensors);
 // The same for all tensors in a value.
 template <class T>
 void hand_over(const T& value) {

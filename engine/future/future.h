@@ -33,6 +33,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/export.h>
 #include <weft/base/task.h>
 #include <weft/engine/future/device_work.h>
 #include <weft/engine/future/home.h>
@@ -51,10 +52,10 @@ namespace detail {
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
 
-[[noreturn]] void throw_no_error();
+[[noreturn]] WEFT_API void throw_no_error();
 
 // What all futures share, whatever their value: done or not, the error, who waits.
-class FutureCore : public std::enable_shared_from_this<FutureCore> {
+class WEFT_API FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool failed() const;
@@ -151,9 +152,9 @@ struct Flat<Future<T>> {
   using Type = T;
 };
 
-[[noreturn]] void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout);
-[[noreturn]] void throw_no_state();
-[[noreturn]] void throw_no_function();
+[[noreturn]] WEFT_API void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout);
+[[noreturn]] WEFT_API void throw_no_state();
+[[noreturn]] WEFT_API void throw_no_function();
 template <class F>
 void require_function(const F& function) {
   if constexpr (requires { static_cast<bool>(function == nullptr); }) {
@@ -161,7 +162,7 @@ void require_function(const F& function) {
   }
 }
 // Logs the exception in flight as one that a continuation cannot hand to anybody.
-void log_lost_exception() noexcept;
+WEFT_API void log_lost_exception() noexcept;
 
 // Resumes a coroutine. Dropped without that, it ends the coroutine there: what that was to set fails with Cancelled.
 class Resumption {
@@ -523,7 +524,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) requires(!std::i
 }
 
 namespace detail {
-Future<void> when_all_done(std::vector<Future<void>> futures);
+WEFT_API Future<void> when_all_done(std::vector<Future<void>> futures);
 
 // The same future without its value.
 template <class T>

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <weft/base/deadline.h>
+#include <weft/base/export.h>
 #include <weft/base/task.h>
 
 namespace weft::detail {
@@ -42,12 +43,12 @@ class Ambient {
 using AmbientRef = std::shared_ptr<const Ambient>;
 
 // This thread's; null outside of calls.
-const AmbientRef& ambient();
+WEFT_API const AmbientRef& ambient();
 // The ambient's home, or null.
-std::shared_ptr<Home> ambient_home();
+WEFT_API std::shared_ptr<Home> ambient_home();
 
 // Sets this thread's ambient while it lives.
-class [[nodiscard]] AmbientScope {
+class [[nodiscard]] WEFT_API AmbientScope {
  public:
   explicit AmbientScope(AmbientRef ambient);
   ~AmbientScope();
@@ -59,6 +60,6 @@ class [[nodiscard]] AmbientScope {
 };
 
 // The task, run in the ambient of the thread that is here now.
-Task in_this_ambient(Task task);
+WEFT_API Task in_this_ambient(Task task);
 
 }  // namespace weft::detail

@@ -18,25 +18,26 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 
 namespace weft::functional {
 
 // root's values. Backward: their gradient is the sum of all ranks', on root; the others' inputs, of which only the shape
 // counts, have zeros.
-at::Tensor broadcast(const at::Tensor& tensor, int root, ProcessGroup group);
+WEFT_API at::Tensor broadcast(const at::Tensor& tensor, int root, ProcessGroup group);
 // On root; zeros on the others, whose gradients count nothing.
-at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
-at::Tensor all_reduce(const at::Tensor& tensor, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
+WEFT_API at::Tensor reduce(const at::Tensor& tensor, int root, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
+WEFT_API at::Tensor all_reduce(const at::Tensor& tensor, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
 // Of rank r at [r]; all of one shape.
-std::vector<at::Tensor> all_gather(const at::Tensor& tensor, ProcessGroup group);
+WEFT_API std::vector<at::Tensor> all_gather(const at::Tensor& tensor, ProcessGroup group);
 // On root; zeros on the others, whose gradients count nothing.
-std::vector<at::Tensor> gather(const at::Tensor& tensor, int root, ProcessGroup group);
+WEFT_API std::vector<at::Tensor> gather(const at::Tensor& tensor, int root, ProcessGroup group);
 // root's tensors[rank]. The others give as many, of which only the shape counts.
-at::Tensor scatter(const std::vector<at::Tensor>& tensors, int root, ProcessGroup group);
+WEFT_API at::Tensor scatter(const std::vector<at::Tensor>& tensors, int root, ProcessGroup group);
 // The sum, or the average, of all ranks' tensors[rank].
-at::Tensor reduce_scatter(const std::vector<at::Tensor>& tensors, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
+WEFT_API at::Tensor reduce_scatter(const std::vector<at::Tensor>& tensors, ProcessGroup group, ReduceOp op = ReduceOp::Sum);
 // What rank r gives for this rank at [r]; all tensors of one shape.
-std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors, ProcessGroup group);
+WEFT_API std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& tensors, ProcessGroup group);
 
 }  // namespace weft::functional

@@ -5,12 +5,14 @@
 
 #include <optional>
 
+#include <weft/base/export.h>
+
 namespace weft {
 
 // Nothing where no launcher started this process. Throws Caller when the variable is no number.
-std::optional<int> launched_rank();
-std::optional<int> launched_world_size();
+WEFT_API std::optional<int> launched_rank();
+WEFT_API std::optional<int> launched_world_size();
 // Among this machine's ranks: which GPU is this rank's, whose port it takes. Nothing as well where a launcher does not say.
-std::optional<int> launched_local_rank();
+WEFT_API std::optional<int> launched_local_rank();
 
 }  // namespace weft

@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/codec.h>
 #include <weft/engine/group/process_group.h>
 
@@ -33,16 +34,16 @@ struct Limit {
 
 // Of rank r at [r], what it has brought: kByte, of any length. `mine` lies on a device of the group, on the same kind
 // everywhere. All ranks throw Caller where one brings more than the limit.
-std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit);
+WEFT_API std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& group, const Limit& limit);
 // The same on root; empty on the others.
-std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit);
+WEFT_API std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessGroup& group, const Limit& limit);
 
-Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group);
-std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group);
-std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group);
-Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& group);
-void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag);
-Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
+WEFT_API Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group);
+WEFT_API std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group);
+WEFT_API std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group);
+WEFT_API Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& group);
+WEFT_API void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag);
+WEFT_API Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
 
 template <class T>
 std::vector<T> decoded(const std::vector<Bytes>& all) {

@@ -19,6 +19,7 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/work.h>
 #include <weft/kernels/reduce_op.h>
 
@@ -54,9 +55,9 @@ struct BackendInfo {
 };
 
 // The backends of this build, and whether they can be used on this machine.
-std::vector<BackendInfo> available_backends();
+WEFT_API std::vector<BackendInfo> available_backends();
 
-class ProcessGroup {
+class WEFT_API ProcessGroup {
  public:
   // An empty group: false in a condition, everything else throws Caller.
   ProcessGroup() = default;
@@ -126,6 +127,6 @@ class ProcessGroup {
 
 // Blocks until all ranks have joined. Throws: Caller for options that do not fit together or a variable that is missing,
 // Timeout naming what was waited for, Unsupported where the backend cannot be used here.
-ProcessGroup init_process_group(ProcessGroupOptions options = {});
+WEFT_API ProcessGroup init_process_group(ProcessGroupOptions options = {});
 
 }  // namespace weft

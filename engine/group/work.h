@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <weft/base/export.h>
 #include <weft/base/op.h>
 #include <weft/engine/future/future.h>
 
@@ -28,7 +29,7 @@ struct Core;
 struct WorkState;
 }  // namespace group
 
-class Work {
+class WEFT_API Work {
  public:
   // Done, without error.
   Work() = default;

@@ -3,6 +3,8 @@
 
 #include <functional>
 
+#include <weft/base/export.h>
+
 namespace weft {
 
 // Forks `ranks` processes that each call function(rank, world_size) and end; sets RANK, LOCAL_RANK, WORLD_SIZE,
@@ -12,6 +14,6 @@ namespace weft {
 //
 // The function runs on a thread of its own. Fork copies only the calling one: call it before anything has used CUDA, or
 // started threads that the ranks would need (libtorch's own for computing are no such).
-void spawn(int ranks, const std::function<void(int rank, int world_size)>& function);
+WEFT_API void spawn(int ranks, const std::function<void(int rank, int world_size)>& function);
 
 }  // namespace weft

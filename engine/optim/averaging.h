@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 
 namespace weft {
@@ -23,14 +24,14 @@ namespace weft {
 // and are complete on return (CUDA: for the current stream). Collective. Throws Caller, before anything is sent, for a
 // tensor that is undefined, sparse, expanded, or of integers. Does nothing in an empty group, as new_group() gives it to
 // those who are not members.
-void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group);
+WEFT_API void average_parameters(const std::vector<at::Tensor>& parameters, ProcessGroup group);
 
 struct PeriodicAveragerOptions {
   int period = 1;        // steps from one averaging to the next
   int warmup_steps = 0;  // so many first steps do not count: gradients are averaged there, by DistributedDataParallel
 };
 
-class PeriodicAverager {
+class WEFT_API PeriodicAverager {
  public:
   // Throws Caller for a period below 1, or a negative warm-up.
   PeriodicAverager(ProcessGroup group, PeriodicAveragerOptions options);

@@ -20,6 +20,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <weft/base/export.h>
 #include <weft/base/fence.h>
 #include <weft/engine/autograd/autograd_context.h>
 #include <weft/engine/optim/options_on_wire.h>
@@ -46,7 +47,7 @@ struct DistributedOptimizerOptions {
 namespace optim {
 
 // On an owner: the optimizer itself, over tensors that share the parameters' memory and have gradients of their own.
-class LocalOptimizer {
+class WEFT_API LocalOptimizer {
  public:
   LocalOptimizer(std::vector<RRef<at::Tensor>> parameters, StepOrder order);
   virtual ~LocalOptimizer() = default;
@@ -88,22 +89,22 @@ struct Owner {
 };
 
 template <class O, class Options>
-std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters, OptionsOnWire<Options> options,
-                                           StepOrder order) {
+WEFT_API std::shared_ptr<LocalOptimizer> make_local(std::vector<RRef<at::Tensor>> parameters,
+                                                    OptionsOnWire<Options> options, StepOrder order) {
   return std::make_shared<LocalOptimizerOf<O, Options>>(std::move(parameters), std::move(options), order);
 }
 
 // The parameters of each owner, in the order in which the owners first come. Throws Caller where there are none.
-std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
+WEFT_API std::vector<std::pair<rpc::WorkerInfo, std::vector<RRef<at::Tensor>>>> by_owner(
     const std::vector<RRef<at::Tensor>>& parameters);
-rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
+WEFT_API rpc::Agent agent_of(const std::vector<RRef<at::Tensor>>& parameters);
 // Blocks until all have been made.
-void wait_for(const std::vector<Owner>& owners, const std::string& what);
-Future<void> step(const std::vector<Owner>& owners, const AutogradContext& context);
-void set_lr(const std::vector<Owner>& owners, double lr);
-double lr(const std::vector<Owner>& owners);
-std::vector<std::string> save(const std::vector<Owner>& owners);
-void load(const std::vector<Owner>& owners, const std::vector<std::string>& states);
+WEFT_API void wait_for(const std::vector<Owner>& owners, const std::string& what);
+WEFT_API Future<void> step(const std::vector<Owner>& owners, const AutogradContext& context);
+WEFT_API void set_lr(const std::vector<Owner>& owners, double lr);
+WEFT_API double lr(const std::vector<Owner>& owners);
+WEFT_API std::vector<std::string> save(const std::vector<Owner>& owners);
+WEFT_API void load(const std::vector<Owner>& owners, const std::vector<std::string>& states);
 
 }  // namespace optim
 

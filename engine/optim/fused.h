@@ -19,13 +19,15 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <weft/base/export.h>
+
 namespace weft {
 
 namespace optim {
 class CudaSteps;
 }
 
-class FusedSGD : public torch::optim::SGD {
+class WEFT_API FusedSGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -36,7 +38,7 @@ class FusedSGD : public torch::optim::SGD {
   std::shared_ptr<optim::CudaSteps> cuda_;  // null until a parameter lies on a GPU
 };
 
-class FusedAdamW : public torch::optim::AdamW {
+class WEFT_API FusedAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
   at::Tensor step(LossClosure closure = nullptr) override;

@@ -6,15 +6,16 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 
 namespace weft::optim {
 
-std::string saved(const torch::optim::OptimizerOptions& options);
+WEFT_API std::string saved(const torch::optim::OptimizerOptions& options);
 // Throws Caller for text that is not what saved() made of options of the same type.
-void load(torch::optim::OptimizerOptions& options, const std::string& text);
-std::string saved(const torch::optim::Optimizer& optimizer);
-void load(torch::optim::Optimizer& optimizer, const std::string& text);
+WEFT_API void load(torch::optim::OptimizerOptions& options, const std::string& text);
+WEFT_API std::string saved(const torch::optim::Optimizer& optimizer);
+WEFT_API void load(torch::optim::Optimizer& optimizer, const std::string& text);
 
 template <class Options>
 struct OptionsOnWire {

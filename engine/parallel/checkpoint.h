@@ -27,6 +27,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 
 namespace torch::nn {
@@ -174,20 +175,20 @@ class Part {
 // happens. It keeps that one's permissions, and a link stays a link. Every rank names the same parts; what rank 0 has is
 // saved. Tensors of GPUs are copied to the host. Throws Caller where the file cannot be written and for parts that differ
 // between ranks, Busy for a full disk and for a file that another process is writing.
-void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
+WEFT_API void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
 // Throws what save() would for this file, as far as that can be known beforehand; changes nothing. A program calls it
 // before the hours after which it saves.
-void check_writable(const std::string& file, ProcessGroup group);
+WEFT_API void check_writable(const std::string& file, ProcessGroup group);
 
 // Whether there is such a file, on rank 0.
-bool exists(const std::string& file, ProcessGroup group);
+WEFT_API bool exists(const std::string& file, ProcessGroup group);
 
 // Takes the parts from the file, whatever else it has in it. The bytes travel from rank 0, so that all ranks go on from the
 // same; each takes them to the devices of its own module and optimizer. All or nothing: before anything changes, names,
 // shapes and dtypes are compared on every rank. Throws Caller on all ranks, with what differs, where they do not fit on
 // one, and where the file is no checkpoint or is damaged. An optimizer loses the state of parameters for which the file has
 // none; its load() is called twice.
-void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
+WEFT_API void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts);
 
 }  // namespace weft::checkpoint

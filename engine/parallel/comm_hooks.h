@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/group/process_group.h>
 
@@ -52,14 +53,14 @@ namespace comm_hooks {
 
 // What happens without a hook. The group that is given carries the buckets, but for those of further GPUs of a model that
 // lies on several: these go by their own (GradBucket::group()).
-CommHook all_reduce(ProcessGroup group);
+WEFT_API CommHook all_reduce(ProcessGroup group);
 // Sends the gradients as float16 or bfloat16: half the bytes. Divided before the sum, so that float16 does not overflow.
 // Of complex gradients real and imaginary parts are sent, as twice as many elements; sparse complex ones go as they are.
-CommHook fp16_compress(ProcessGroup group);
-CommHook bf16_compress(ProcessGroup group);
+WEFT_API CommHook fp16_compress(ProcessGroup group);
+WEFT_API CommHook bf16_compress(ProcessGroup group);
 // The same around another hook, which then sees the smaller buffer.
-CommHook fp16_compress(CommHook inner);
-CommHook bf16_compress(CommHook inner);
+WEFT_API CommHook fp16_compress(CommHook inner);
+WEFT_API CommHook bf16_compress(CommHook inner);
 
 }  // namespace comm_hooks
 }  // namespace weft

@@ -20,6 +20,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
@@ -39,7 +40,7 @@ class Reducer;
 class ShardedOptimizer;
 
 // The part of DistributedDataParallel that does not depend on the module's type.
-class Replica : public Joinable {
+class WEFT_API Replica : public Joinable {
  public:
   // While it lives, gradients accumulate locally; the first backward of a forward after it reduces all that has come.
   class [[nodiscard]] NoSync {

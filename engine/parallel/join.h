@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 
 namespace weft {
@@ -58,7 +59,7 @@ class Joinable {
 
 namespace parallel {
 
-class JoinScope {
+class WEFT_API JoinScope {
  public:
   JoinScope(std::vector<Joinable*> joinables, JoinOptions options);
   ~JoinScope();
@@ -95,7 +96,7 @@ class JoinScope {
 // throws passes through. The joinables are named in the order in which they communicate within a step, each once; their
 // groups have the same members. Throws Caller where that is not so, and for one that is inside of another join; on all
 // ranks where these give other numbers of objects, or other options (but for `enable`).
-void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options = {});
+WEFT_API void join(std::vector<Joinable*> joinables, const std::function<void()>& steps, JoinOptions options = {});
 inline void join(Joinable& joinable, const std::function<void()>& steps, JoinOptions options = {}) {
   join(std::vector<Joinable*>{&joinable}, steps, options);
 }

@@ -10,6 +10,7 @@
 
 #include <torch/data/samplers/base.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 
 namespace weft {
@@ -24,7 +25,7 @@ struct SamplerOptions {
 // Deals the examples 0 … dataset_size - 1 out to the ranks, every rank the same number: rank r takes positions r, r + size,
 // … of the epoch's order. That order is the one of torch.utils.data.DistributedSampler for the same seed and epoch. A
 // libtorch sampler: give it to torch::data::make_data_loader, or take indices().
-class DistributedSampler : public torch::data::samplers::Sampler<> {
+class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   // Throws Caller for a rank outside the replicas.
   DistributedSampler(std::size_t dataset_size, std::size_t ranks, std::size_t rank, SamplerOptions options = {});
@@ -56,7 +57,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 };
 
 // A data set cut once, at random, into parts of given fractions: one for each rank, or for training and testing.
-class DataPartitioner {
+class WEFT_API DataPartitioner {
  public:
   // Part i gets int(fractions[i] * dataset_size) examples. Throws Caller when the fractions are negative or exceed 1 in
   // sum. The same seed gives the same parts on every rank and machine.

@@ -23,6 +23,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/parallel/join.h>
 
@@ -45,7 +46,7 @@ namespace parallel {
 class Replica;
 
 // The part of ZeroRedundancyOptimizer that does not depend on the kind of optimizer.
-class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
+class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
  public:
   ~ShardedOptimizer() override;
 

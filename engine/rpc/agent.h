@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/operators.h>
@@ -23,7 +24,7 @@ namespace weft::rpc {
 
 class AgentCore;
 
-class Agent {
+class WEFT_API Agent {
   template <auto F, class... A>
   auto issue(const Destination& to, A&&... arguments) const {
     using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
@@ -138,12 +139,12 @@ class Agent {
 
 // Joins the job under this name; blocks until all workers have, where their number is known. Throws Caller for wrong or
 // taken names and ranks, Timeout.
-Agent init(const std::string& name, Options options = {});
+WEFT_API Agent init(const std::string& name, Options options = {});
 
 // Inside a called function, its continuations and coroutines: the agent that runs it, and who called. Throws Caller
 // elsewhere.
-Agent& this_agent();
-CallInfo this_call();
+WEFT_API Agent& this_agent();
+WEFT_API CallInfo this_call();
 
 namespace detail {
 

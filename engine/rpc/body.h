@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <weft/base/export.h>
 #include <weft/engine/rpc/function.h>
 #include <weft/engine/rref/references.h>
 
@@ -21,11 +22,11 @@ namespace detail {
 
 using weft::detail::DeviceWorkRef;
 
-rref::References& references_of(AgentCore& core);
+WEFT_API rref::References& references_of(AgentCore& core);
 // What this thread has enqueued on its current streams of the GPUs that calls use here; null where they use none.
-DeviceWorkRef enqueued(AgentCore& core);
+WEFT_API DeviceWorkRef enqueued(AgentCore& core);
 // What a function threw on this worker, as its callers see it: a RemoteError.
-std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error);
+WEFT_API std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error);
 
 // Who gets what a call comes to: one of these is called, once, on any thread. The value is there once `work`, and what that
 // thread's current streams hold, have run.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/body.h>
 #include <weft/engine/rpc/crew.h>
@@ -27,7 +28,7 @@ struct Going {
 namespace detail {
 
 // The core, as templates need it; core.h says what the functions do.
-struct CoreCalls {
+struct WEFT_API CoreCalls {
   static const std::shared_ptr<Crew>& home(AgentCore& core);
   static bool closed(AgentCore& core);
   static bool is_self(AgentCore& core, int rank);
@@ -200,10 +201,10 @@ Future<R> call_here(const std::shared_ptr<AgentCore>& core, const Function& func
 }
 
 // Takes the end of a creation on this worker itself. What is enqueued for the value is the value's own to wait for.
-CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function, std::uint64_t id);
+WEFT_API CompletionRef<void> ends_here(const std::shared_ptr<AgentCore>& core, const Function& function, std::uint64_t id);
 
-std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
-                                           const Going& going, const Packed& packed);
+WEFT_API std::shared_ptr<rref::Handle> create_there(const std::shared_ptr<AgentCore>& core, const Function& function,
+                                                    const Going& going, const Packed& packed);
 
 template <class R>
 std::shared_ptr<rref::Handle> create_here(const std::shared_ptr<AgentCore>& core, const Function& function,

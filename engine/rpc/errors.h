@@ -4,11 +4,12 @@
 #include <string>
 
 #include <weft/base/error.h>
+#include <weft/base/export.h>
 
 namespace weft::rpc {
 
 // The called function threw.
-class RemoteError : public Error {
+class WEFT_API RemoteError : public Error {
  public:
   RemoteError(std::string worker, std::string function, std::string text);
   const std::string& worker() const noexcept { return worker_; }
@@ -23,7 +24,7 @@ class RemoteError : public Error {
 
 // An RRef whose creation failed. blame() is that of the first cause, which text() names: of a function that threw, Remote
 // and the text of its RemoteError.
-class CreationError : public Error {
+class WEFT_API CreationError : public Error {
  public:
   using Error::Error;
 };

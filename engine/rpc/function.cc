@@ -134,7 +134,8 @@ const Function& enter(Function function) {
     std::fprintf(
         stderr,
         "weft: two functions of this program are called %s with the signature %s; remote calls could not tell them "
-        "apart. Give one another name, or a namespace.\n",
+        "apart. Give one another name, or a namespace; where they are one template in two shared libraries, give it the "
+        "attribute visibility(\"default\").\n",
         function.name.c_str(), function.signature.c_str());
     std::abort();
   }

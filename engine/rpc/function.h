@@ -17,6 +17,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/future/future.h>
 
@@ -48,22 +49,22 @@ struct Function {
 };
 
 // Aborts where a different function has this identity already. Called before main().
-const Function& enter(Function function);
+WEFT_API const Function& enter(Function function);
 // Null where this process has none.
-const Function* find(const Identity& id);
+WEFT_API const Function* find(const Identity& id);
 // Those of the same name: what a mismatch is explained with.
-std::vector<const Function*> named(std::uint64_t name);
+WEFT_API std::vector<const Function*> named(std::uint64_t name);
 // As errors, logs and traces show it: run_script() and the like, which run what their first text names, as that; all others
 // as themselves, and where the text is no name, or the process has shown a thousand. Lives as long as the process.
-const Function& shown_as(const Function& function, std::string_view text);
+WEFT_API const Function& shown_as(const Function& function, std::string_view text);
 // The same of a call that came: the text is in the message's body.
-const Function& shown_as(const Function& function, std::span<const std::byte> body);
+WEFT_API const Function& shown_as(const Function& function, std::span<const std::byte> body);
 
 // "ns::add" from the ABI's spelling of a type that has the function as its argument; the parameters are left out.
-std::string name_in(const std::type_info& tag);
+WEFT_API std::string name_in(const std::type_info& tag);
 // "int (int, std::string)".
-std::string spelled(const std::type_info& type);
-std::uint64_t hash_of(std::string_view text);
+WEFT_API std::string spelled(const std::type_info& type);
+WEFT_API std::uint64_t hash_of(std::string_view text);
 
 // Runs a short function on the callee's loop: agent.sync<inline_<&f>>(to, …). It must not block.
 template <auto F>
@@ -74,8 +75,8 @@ constexpr Inline<F> inline_{};
 namespace detail {
 
 // `stays`: the result does, as the value of an RRef.
-Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
-               Function::Serve serve);
+WEFT_API Function entry(std::string name, const std::type_info& signature, bool stays, std::vector<std::byte> value,
+                        Function::Serve serve);
 
 template <auto F>
 struct Tag {};

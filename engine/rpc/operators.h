@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Scalar.h>
 
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 
 namespace c10 {
@@ -49,14 +50,14 @@ OperatorValue operator_value(A&& argument) {
   }
 }
 
-c10::IValue to_ivalue(const OperatorValue& value);
+WEFT_API c10::IValue to_ivalue(const OperatorValue& value);
 
 }  // namespace detail
 
 // Runs it here. Throws Caller where no operator has the name, or it is none that is called by name, or none of that name
 // takes the arguments, listing those that it has; or gives anything but tensors.
-at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
+WEFT_API at::Tensor run_operator(std::string name, std::vector<OperatorValue> arguments);
 // For those that give several tensors, or a list.
-std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments);
+WEFT_API std::vector<at::Tensor> run_operator_for_list(std::string name, std::vector<OperatorValue> arguments);
 
 }  // namespace weft::rpc

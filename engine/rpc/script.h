@@ -32,6 +32,7 @@
 #include <vector>
 
 #include <weft/base/error.h>
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/future/each_tensor.h>
 #include <weft/engine/future/future.h>
@@ -47,8 +48,8 @@ namespace weft::rpc {
 // Makes each function of the unit, or each method of the module, callable as "name.function" until the process ends, on all
 // of its workers; before init(), for others may call at once then. Usable from every thread. The same again does nothing.
 // Throws Caller where something else has the name, or where it is empty or has a '.'.
-void expose_script(const std::string& name, std::shared_ptr<torch::jit::CompilationUnit> functions);
-void expose_script(const std::string& name, const torch::jit::Module& module);
+WEFT_API void expose_script(const std::string& name, std::shared_ptr<torch::jit::CompilationUnit> functions);
+WEFT_API void expose_script(const std::string& name, const torch::jit::Module& module);
 
 // What a script takes or gives: what operators take, or a List, a Tuple, or a Dict as a list of pairs.
 struct ScriptValue {
@@ -62,7 +63,7 @@ struct Keyword {
   ScriptValue value;
 };
 
-struct ScriptArguments {
+struct WEFT_API ScriptArguments {
   std::vector<ScriptValue> positional;
   std::map<std::string, ScriptValue> keywords;
   WEFT_FIELDS(positional, keywords)
@@ -212,9 +213,9 @@ ScriptCompletion completes(const Promise<R>& promise) {
 }
 
 // Throw what is wrong with the name or the arguments.
-void start_script(const std::string& name, const ScriptArguments& arguments, const ScriptCompletion& completion);
-void start_method(const torch::jit::Module& module, const std::string& method, const ScriptArguments& arguments,
-                  const ScriptCompletion& completion);
+WEFT_API void start_script(const std::string& name, const ScriptArguments& arguments, const ScriptCompletion& completion);
+WEFT_API void start_method(const torch::jit::Module& module, const std::string& method, const ScriptArguments& arguments,
+                           const ScriptCompletion& completion);
 
 }  // namespace detail
 
@@ -243,7 +244,7 @@ ScriptArguments script_arguments(A&&... arguments) {
 // serves R = void, at::Tensor, bool, int, std::int64_t, double, std::string, vectors of those that are no bool, and
 // ScriptValue; for clients that are other programs and ask for others: rpc::expose<&rpc::run_script<R>>().
 template <class R>
-Future<R> run_script(std::string name, ScriptArguments arguments) {
+WEFT_API Future<R> run_script(std::string name, ScriptArguments arguments) {
   Promise<R> promise;
   detail::start_script(name, arguments, detail::completes(promise));
   return promise.future();
@@ -252,7 +253,7 @@ Future<R> run_script(std::string name, ScriptArguments arguments) {
 // A method of a module behind an RRef<torch::jit::Module>, which a function that returns one has made there:
 // net.sync<&rpc::run_method<at::Tensor>>("forward", rpc::script_arguments(x)).
 template <class R>
-Future<R> run_method(torch::jit::Module& module, std::string method, ScriptArguments arguments) {
+WEFT_API Future<R> run_method(torch::jit::Module& module, std::string method, ScriptArguments arguments) {
   Promise<R> promise;
   detail::start_method(module, method, arguments, detail::completes(promise));
   return promise.future();

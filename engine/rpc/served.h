@@ -10,6 +10,7 @@
 #include <c10/core/Stream.h>
 
 #include <weft/base/error.h>
+#include <weft/base/export.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/home.h>
 #include <weft/engine/rpc/function.h>
@@ -58,21 +59,22 @@ class CallAmbient final : public weft::detail::Ambient {
 };
 
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
-const CallAmbient& current_call(const char* what);
+WEFT_API const CallAmbient& current_call(const char* what);
 
 class Served;
 
 // Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that
 // has no thread for it, `refuse` runs instead. One that `served` has to answer, and that was queued until nobody waits for
 // it any more, is refused.
-void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
-                    std::function<void(const Error& why)> refuse, std::shared_ptr<Served> served = nullptr);
+WEFT_API void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop,
+                             Task task, std::function<void(const Error& why)> refuse,
+                             std::shared_ptr<Served> served = nullptr);
 
 // what() of whatever a function threw, without libtorch's stack traces.
-std::string text_of(const std::exception_ptr& error);
+WEFT_API std::string text_of(const std::exception_ptr& error);
 
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
-class Served : public std::enable_shared_from_this<Served> {
+class WEFT_API Served : public std::enable_shared_from_this<Served> {
  public:
   Served(std::shared_ptr<AgentCore> core, const Function& function, bool on_loop, std::shared_ptr<CallState> state)
       : core_(std::move(core)), function_(function), on_loop_(on_loop), state_(std::move(state)) {}

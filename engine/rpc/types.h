@@ -20,6 +20,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/rpc/errors.h>
 
@@ -60,7 +61,7 @@ struct Recipient {
 };
 
 // "worker1 (rank 1)", for messages.
-std::string describe(const WorkerInfo& worker);
+WEFT_API std::string describe(const WorkerInfo& worker);
 
 // A Blame as a peer says it; Remote for what is none.
 constexpr Blame blame_from(int said) {

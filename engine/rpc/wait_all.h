@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include <weft/base/export.h>
 #include <weft/engine/future/future.h>
 
 namespace weft::rpc {
@@ -14,12 +15,12 @@ namespace weft::rpc {
 // Runs the function, then waits until every call has ended that it issued with async<>() on this thread; those of
 // remote<>() are not waited for. Returns how many. Throws what the function threw, else the first error of the calls in the
 // order of their issue; all have ended then as well. Inside the function another wait_all() is one of its own.
-std::size_t wait_all(const std::function<void()>& function);
+WEFT_API std::size_t wait_all(const std::function<void()>& function);
 
 namespace detail {
 
 // While it lives, what this thread issues is others' business: a wait_all() around it does not count that.
-class Untracked {
+class WEFT_API Untracked {
  public:
   Untracked();
   ~Untracked();
@@ -31,8 +32,8 @@ class Untracked {
 };
 
 // Whether this thread is in a wait_all(), and what that waits for.
-bool is_tracking();
-void track(Future<void> end);
+WEFT_API bool is_tracking();
+WEFT_API void track(Future<void> end);
 
 template <class T>
 Future<T> tracked(Future<T> call) {

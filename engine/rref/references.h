@@ -22,6 +22,7 @@
 #include <vector>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/export.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/rpc/numbers.h>
@@ -37,7 +38,7 @@ namespace weft::rref {
 using Id = std::uint64_t;
 using ForkId = std::uint64_t;
 // "(2, 17)".
-std::string to_text(std::uint64_t id);
+WEFT_API std::string to_text(std::uint64_t id);
 using rpc::rank_in;
 
 // How a user's reference came to this worker.
@@ -48,7 +49,7 @@ struct Origin {
 };
 
 // A value at its owner, before and after it has been created.
-class Owned {
+class WEFT_API Owned {
  public:
   Owned(std::shared_ptr<weft::detail::Home> home, const std::type_info& type, Id id)
       : promise_(std::move(home)), type_(type), id_(id) {}
@@ -106,7 +107,7 @@ class OwnedValue final : public Owned {
 };
 
 // What the copies of one RRef on one worker share.
-class Handle {
+class WEFT_API Handle {
  public:
   // The owner's.
   Handle(std::weak_ptr<rpc::AgentCore> core, Id id, rpc::Member owner, std::shared_ptr<Owned> owned);
@@ -147,7 +148,7 @@ class Handle {
 };
 
 // "RRef (0, 3), fork (0, 4), of worker1 (rank 1)"; of the owner's own: "RRef (0, 3), owned here".
-std::string describe(const Handle& handle);
+WEFT_API std::string describe(const Handle& handle);
 
 // The value that a call is for; travels as its id. The owner looks it up when the call comes, and keeps it until the call
 // has run: the caller may have given up, and dropped its reference, long before.
@@ -176,7 +177,7 @@ struct ReferenceRecord {
 
 class ForkWriter;
 
-class References {
+class WEFT_API References {
  public:
   explicit References(rpc::AgentCore& core) : core_(core) {}
 
@@ -304,20 +305,21 @@ Future<void> wait_for(References& references, const Target& target) {
 // A reference to what a third worker is `asked` to send to `owner`, who is told who will hold it; known not to be `made`
 // before that, where its original is not. Where it fails, the owner is told that nothing will come. Keeps the original
 // meanwhile.
-std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
-                                     ForkId fork, const Future<rpc::Outcome>& asked, const Future<rpc::Outcome>& made,
-                                     std::shared_ptr<Handle> original, Place place);
+WEFT_API std::shared_ptr<Handle> expect_there(const std::shared_ptr<rpc::AgentCore>& core, const rpc::Member& owner, Id id,
+                                              ForkId fork, const Future<rpc::Outcome>& asked,
+                                              const Future<rpc::Outcome>& made, std::shared_ptr<Handle> original,
+                                              Place place);
 
 // To the owner: no creation of that value will come.
-void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why);
+WEFT_API void tell_will_not_come(const std::shared_ptr<rpc::AgentCore>& core, int owner, Id id, const rpc::Outcome& why);
 // Asks a worker which references have come of those in messages that may have been lost with a connection; the others end.
-void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
-                   const std::vector<std::shared_ptr<ForkWriter>>& given);
+WEFT_API void ask_what_came(const std::shared_ptr<rpc::AgentCore>& core, int to,
+                            const std::vector<std::shared_ptr<ForkWriter>>& given);
 // To the callee: the reply could not be read, and the references in it end there.
-void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call);
+WEFT_API void give_back_reply(const std::shared_ptr<rpc::AgentCore>& core, int callee, std::uint64_t call);
 
 // The references in one message that goes to a worker.
-class ForkWriter {
+class WEFT_API ForkWriter {
  public:
   ForkWriter(rpc::AgentCore& core, const rpc::Recipient& to) : core_(core), to_(to) {}
   void pack(codec::Packer& packer, const std::shared_ptr<Handle>& handle, std::uint64_t type);
@@ -338,7 +340,7 @@ class ForkWriter {
 };
 
 // Those in one message that came from a worker.
-class ForkReader {
+class WEFT_API ForkReader {
  public:
   ForkReader(rpc::AgentCore& core, int from) : core_(core), from_(from) {}
   // `own` finds the value where this worker is the owner. Null for an empty RRef.

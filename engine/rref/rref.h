@@ -115,9 +115,10 @@ class RRef;
 
 namespace rref {
 
-// Called on a value by who waits for it.
+// Called on a value by who waits for it. WEFT_API, as of every template that is called remotely: its address must be one in
+// libweft.so and in the program.
 template <class T>
-void exists(const T&) {}
+WEFT_API void exists(const T&) {}
 
 // Whichever comes first: what the call on the value gives, or the news that there will be no value.
 template <class R>

@@ -9,9 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <weft/error.h>
-#include <weft/transport/registry.h>
-#include <weft/transport/routes.h>
+#include <weft/group.h>
 
 namespace examples {
 
@@ -33,6 +31,14 @@ std::string listed(const std::vector<std::string>& words) {
   std::string list;
   for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
   return list;
+}
+
+// "" for the name of a backend of this build.
+std::string why_unknown(const std::string& backend) {
+  std::vector<std::string> known;
+  for (const weft::BackendInfo& one : weft::available_backends()) known.push_back(one.name);
+  if (std::ranges::find(known, backend) != known.end()) return "";
+  return "'" + backend + "' is given; it takes " + listed(known);
 }
 
 }  // namespace
@@ -67,31 +73,18 @@ Check one_of(std::vector<std::string> words) {
 
 Check backend() {
   return {[](const std::string& text) -> std::string {
-            std::vector<std::string> known;
-            for (const auto& one : weft::transport::backends()) known.emplace_back(one.name);
             std::istringstream items(text);
             for (std::string item; std::getline(items, item, ',');) {
-              const std::string name = CLI::detail::to_lower(item.substr(item.find(':') + 1));
-              if (std::ranges::find(known, name) == known.end()) {
-                return "'" + name + "' is given; it takes " + listed(known) + ", or one for each device";
-              }
+              const std::string why = why_unknown(CLI::detail::to_lower(item.substr(item.find(':') + 1)));
+              if (!why.empty()) return why + ", or one for each device";
             }
             return "";
           },
           ""};
 }
 
-Check transport() {
-  return {[](const std::string& name) -> std::string {
-            try {
-              const weft::transport::Routes found(std::vector<std::string>{name});
-            } catch (const weft::Error& error) {
-              if (error.blame() == weft::Blame::Caller) return error.text();
-            }
-            return "";
-          },
-          ""};
-}
+// Of what exists, rpc::init refuses what has no connections.
+Check transport() { return {why_unknown, ""}; }
 
 struct Options::Parser {
   Parser(const std::string& name, const std::string& description) : app(description, name) {}

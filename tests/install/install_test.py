@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Installs the build into a folder of its own, moves that folder, and builds and runs a separate project against it.
 
-usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS
+usage: install_test.py BUILD_FOLDER CXX_COMPILER CXX_FLAGS LIBRARY MOST_BYTES
+  LIBRARY: shared or static, the kind that the build made of libweft
+  MOST_BYTES: of libweft.so when it is stripped; 0 where the build is not optimised, and any number will do
 """
 
 import os
@@ -12,15 +14,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-build, compiler, flags = sys.argv[1:4]
+build, compiler, flags, library, most_bytes = sys.argv[1:6]
+# The programs find their libraries by themselves.
+environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
 project = Path(__file__).parent / "project"
 
 
 def run(*command, **options):
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400, **options)
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=400, env=environment, **options)
     if result.returncode != 0:
         sys.exit(f"{command[0]} …: exit {result.returncode}\n{result.stdout}{result.stderr}")
     return result.stdout
+
+
+def check_exports(path):
+    """What libweft.so shows is Weft's own; it is small enough, and all that it needs is found."""
+    names = [line.split(" ", 2)[2] for line in run("nm", "-DC", "--defined-only", path).splitlines()]
+    strange = [name for name in names if "weft::" not in name]
+    if not names or strange:
+        sys.exit(f"{path} exports {len(names)} symbols, and of other namespaces: {strange[:10]}")
+    stripped = path.with_name("stripped.so")
+    run("strip", "-o", stripped, path)
+    if int(most_bytes) and stripped.stat().st_size > int(most_bytes):
+        sys.exit(f"{path} has {stripped.stat().st_size} bytes when it is stripped, and {most_bytes} is the most")
+    stripped.unlink()
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -29,6 +46,13 @@ with tempfile.TemporaryDirectory() as folder:
     for header in ("weft/weft.h", "weft/version.h", "weft/group.h", "weft/base/error.h", "weft/engine/parallel/ddp.h"):
         if not (prefix / "include" / header).is_file():
             sys.exit(f"{header} is not installed")
+    if (prefix / "include/weft/engine/rpc/core.h").exists():
+        sys.exit("engine/rpc/core.h is installed, and no public header includes it")
+    libraries = sorted(path.name for path in (prefix / "lib").iterdir() if path.is_file() and not path.is_symlink())
+    if [name.split(".")[:2] for name in libraries] != [["libweft", "so" if library == "shared" else "a"]]:
+        sys.exit(f"lib/ has {libraries}, and not one {library} libweft")
+    if library == "shared":
+        check_exports(prefix / "lib" / libraries[0])
     shutil.copytree(project, f"{folder}/project")
     # A release build whatever ours is: users choose their own.
     settings = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE="]
@@ -36,6 +60,10 @@ with tempfile.TemporaryDirectory() as folder:
     # Where the CUDA toolkit that Weft was built with was pip's, nobody finds one.
     run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/without", *settings, "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
     run("cmake", "--build", f"{folder}/build")
+    if library == "shared":
+        resolved = run("ldd", f"{folder}/build/user")
+        if f"=> {prefix}/lib/libweft.so" not in resolved or "not found" in resolved:
+            sys.exit(f"the user's program finds other libraries: {resolved}")
     output = run(f"{folder}/build/user")
     version, _, output = output.partition("\n")
     if output != "2 ranks\n":

@@ -1,7 +1,7 @@
-// The long run: a million messages of mixed sizes both ways at once, every byte checked, and nothing left behind. Where
-// threads are watched (tsan) it takes 20 minutes: there 20 000 by default, and `./dev soak transport` for all of them. As
-// many where lanes carry device memory over others, whose own million is another program's.
-// WEFT_SOAK_MESSAGES says another number.
+// The long run: messages of mixed sizes both ways at once, every byte checked, and nothing left behind. 100 000 each way,
+// and a million in ./dev test --all and ./dev soak transport; a fiftieth of these where threads are watched (tsan) and
+// where lanes carry device memory over others, whose own long run is another program's. WEFT_SOAK_MESSAGES says another
+// number.
 #include <array>
 #include <barrier>
 #include <cstdlib>
@@ -11,6 +11,7 @@
 
 #include <weft/tests/conformance/connection/far.h>
 #include <weft/tests/conformance/connection/leaving.h>
+#include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/leftovers.h>
 
 namespace weft::conformance {
@@ -20,14 +21,15 @@ using harness::live_bytes;
 using harness::open_descriptors;
 
 #if defined(__SANITIZE_THREAD__) || defined(WEFT_TEST_SHORT_SOAK)
-constexpr std::uint64_t kMessages = 20'000;
+constexpr std::uint64_t kShortened = 50;
 #else
-constexpr std::uint64_t kMessages = 1'000'000;
+constexpr std::uint64_t kShortened = 1;
 #endif
 
 std::uint64_t messages() {
   const char* const given = std::getenv("WEFT_SOAK_MESSAGES");
-  return given == nullptr ? kMessages : std::strtoull(given, nullptr, 10);
+  return given != nullptr ? std::strtoull(given, nullptr, 10)
+                          : (harness::runs_all_settings() ? 1'000'000 : 100'000) / kShortened;
 }
 
 constexpr std::size_t kLargest = 1 << 20;
