@@ -161,8 +161,10 @@ void check_coo(const at::Tensor& indices, const at::Tensor& values, at::IntArray
                     indices.size(1) == values.size(0);
   if (!fits) foreign("its indices, values and sizes do not fit together");
   const std::int64_t dims = indices.size(0), entries = indices.size(1);
-  const auto index = [data = indices.const_data_ptr<std::int64_t>(), row = indices.stride(0), column = indices.stride(1)](
-                         std::int64_t dim, std::int64_t entry) { return data[dim * row + entry * column]; };
+  const auto index = [data = static_cast<const std::int64_t*>(indices.const_data_ptr()), row = indices.stride(0),
+                      column = indices.stride(1)](std::int64_t dim, std::int64_t entry) {
+    return data[dim * row + entry * column];
+  };
   for (std::int64_t dim = 0; dim < dims; ++dim) {
     for (std::int64_t entry = 0; entry < entries; ++entry) {
       if (index(dim, entry) < 0 || index(dim, entry) >= sizes[static_cast<std::size_t>(dim)]) {

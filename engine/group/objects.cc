@@ -28,7 +28,7 @@ at::Tensor size_of(const Bytes& mine, const ProcessGroup& group) {
 // What ranks said, before room is made for it.
 std::vector<std::int64_t> checked(const at::Tensor& sizes, const Limit& limit) {
   const at::Tensor here = sizes.to(at::kCPU);
-  const auto* data = here.const_data_ptr<std::int64_t>();
+  const auto* data = static_cast<const std::int64_t*>(here.const_data_ptr());
   std::vector<std::int64_t> result(data, data + here.numel());
   for (const std::int64_t size : result) {
     if (size >= 0 && size <= limit.most) continue;

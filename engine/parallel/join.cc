@@ -32,7 +32,7 @@ void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions
   const char* const what[] = {"other numbers of objects", "other values of divide_by_initial_world_size",
                               "other values of throw_on_early_termination"};
   for (std::int64_t i = 0; i < count; ++i) {
-    const int* both = most.const_data_ptr<int>() + i;
+    const int* both = static_cast<const int*>(most.const_data_ptr()) + i;
     if (both[0] == -both[count]) continue;
     group::throw_together(group, Error(Blame::Caller, std::string("join: some ranks give ") + what[i] +
                                                           " than others; give the same on all"));

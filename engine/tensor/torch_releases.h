@@ -12,6 +12,9 @@
 #define WEFT_TORCH_AT_LEAST(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
+// at::Tensor::const_data_ptr<T>() of 2.11 is a template that clang, from 18 on, spells otherwise than g++, which libtorch
+// is built with, and the linker does not find it. Weft calls const_data_ptr() without a type instead.
+
 namespace weft {
 
 // The pointers that own nodes of the autograd graph, as torch::autograd::Edge holds them. 2.13 counts references inside the

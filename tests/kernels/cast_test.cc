@@ -65,7 +65,7 @@ TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
   const Dtype dtype = GetParam();
   const at::Tensor values = all_kinds_of_float();
   const at::Tensor narrowed = cast_with_weft(values, Dtype::Float32, dtype);
-  const auto* value = values.const_data_ptr<float>();
+  const auto* value = static_cast<const float*>(values.const_data_ptr());
   const auto* bits = static_cast<const std::uint16_t*>(narrowed.const_data_ptr());
   for (std::int64_t i = 0; i < values.numel(); ++i) {
     const std::uint16_t one = dtype == Dtype::Float16 ? narrow<Half>(value[i]).bits : narrow<BFloat16>(value[i]).bits;
@@ -81,7 +81,7 @@ TEST_P(SixteenBits, OneElementAtATimeGivesTheSame) {
   for (std::int64_t i = 0; i < patterns.numel(); ++i) {
     const auto pattern = static_cast<std::uint16_t>(i);
     const float one = dtype == Dtype::Float16 ? widen(Half{pattern}) : widen(BFloat16{pattern});
-    const float other = widened.const_data_ptr<float>()[i];
+    const float other = widened.data_ptr<float>()[i];
     ASSERT_TRUE(one != one ? other != other : std::bit_cast<int>(one) == std::bit_cast<int>(other)) << "pattern " << i;
   }
 }

@@ -78,7 +78,7 @@ void expect_same_bits(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor actual_nan = actual.isnan();
   const at::Tensor expected_nan = expected.isnan();
   for (std::int64_t i = 0; i < actual.numel(); ++i) {
-    const bool both_nan = actual_nan.const_data_ptr<bool>()[i] && expected_nan.const_data_ptr<bool>()[i];
+    const bool both_nan = actual_nan.data_ptr<bool>()[i] && expected_nan.data_ptr<bool>()[i];
     ASSERT_TRUE(both_nan || a[i] == e[i]) << "element " << i << ": " << std::hex << +a[i] << " and not " << +e[i];
   }
 }

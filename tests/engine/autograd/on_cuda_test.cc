@@ -42,7 +42,7 @@ at::Tensor product(const char* kernel, const at::Tensor& a, float factor) {
     std::lock_guard lock(mutex);
     kept.push_back(a);
   }
-  const float* from = a.const_data_ptr<float>();
+  const auto* from = static_cast<const float*>(a.const_data_ptr());
   float* to = result.mutable_data_ptr<float>();
   const auto body = [from, to, factor] { std::transform(from, from + kElements, to, [=](float x) { return x * factor; }); };
   EXPECT_EQ(fake->enqueue(torch_cuda->view(torch_cuda->current()).native(), kernel, body), CUDA_SUCCESS);
@@ -60,7 +60,7 @@ at::Tensor filled(float value) {
   return tensor;
 }
 bool is_all(const at::Tensor& tensor, float value) {
-  const auto* data = tensor.const_data_ptr<float>();
+  const auto* data = static_cast<const float*>(tensor.const_data_ptr());
   return std::all_of(data, data + tensor.numel(), [=](float x) { return x == value; });
 }
 
