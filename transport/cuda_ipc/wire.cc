@@ -124,8 +124,8 @@ Identity Identity::here() {
 std::optional<std::string> why_unreachable(const Identity& here, const Identity& there) {
   for (const Identity* one : {&here, &there}) {
     if (!one->host.empty()) continue;
-    return std::string("/proc does not tell ") + (one == &here ? "us" : "it") +
-           " which host and process namespace this is (is it mounted?)";
+    const std::string whom = one == &here ? "us" : "it";
+    return "/proc does not tell " + whom + " which host and process namespace this is (is it mounted?)";
   }
   if (here.host != there.host) return "it is on another host";
   if (here.processes != there.processes) return "it is in another container: the process namespaces differ";
