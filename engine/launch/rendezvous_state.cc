@@ -32,6 +32,7 @@ std::string text_of(const json& value) {
 }
 
 int number_of(const json& value, int least, int most) {
+  if (value.is_number_float()) throw Error(Blame::PeerLost, "the number " + value.dump());  // may be beyond all integers
   const auto number = value.get<std::int64_t>();
   if (number < least || number > most) throw Error(Blame::PeerLost, "the number " + std::to_string(number));
   return static_cast<int>(number);

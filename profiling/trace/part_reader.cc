@@ -24,6 +24,17 @@ constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 std::int64_t bounded(std::int64_t time) { return std::clamp(time, -kFarthest, kFarthest); }
 std::int64_t nanoseconds(const Json& json) { return bounded(json.get<std::int64_t>()); }
 
+bool has_fraction(const Json& json) {
+  return json.is_number_float() || (json.is_structured() && std::any_of(json.begin(), json.end(), has_fraction));
+}
+
+// A line of a part; discarded where it is no JSON, or has a number that is no integer: no Part writes one, and it may be
+// beyond all integers.
+Json parsed(const std::string& line) {
+  Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  return !json.is_discarded() && has_fraction(json) ? Json(Json::value_t::discarded) : json;
+}
+
 // Of a part's process: what its times are in the job's. All that it is given lies within kFarthest.
 class JobTime {
  public:
@@ -63,7 +74,7 @@ class PartReader {
     std::ifstream file(path);
     std::string line;
     while (std::getline(file, line)) {
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const Json json = parsed(line);
       if (json.is_discarded()) break;  // the writer was killed in the middle of it
       try {
         if (json.is_object()) {
@@ -87,7 +98,7 @@ class PartReader {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
       if (!line.starts_with("{\"clock\"")) continue;
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const Json json = parsed(line);
       if (!json.is_object()) return;
       const auto number = [&](const char* key) { return json.contains(key) && json[key].is_number_integer(); };
       if (!number("clock") || !number("offset") || !number("error")) continue;
