@@ -148,7 +148,7 @@ struct Called {
   }
 
   inline static const Function& entered =
-      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(), &Called::serve));
+      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/false, Body::value(), &Called::serve));
 };
 
 // A call whose result stays.
@@ -162,7 +162,7 @@ struct Created {
   }
 
   inline static const Function& entered =
-      enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(), &Created::serve));
+      *enter(entry(Body::name(), typeid(typename Body::Signature), /*stays=*/true, Body::value(), &Created::serve));
 };
 
 // Arguments for another worker: a tuple, and how it is packed.

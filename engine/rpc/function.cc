@@ -126,7 +126,7 @@ Function entry(std::string name, const std::type_info& signature, bool stays, st
 
 }  // namespace detail
 
-const Function& enter(Function function) {
+const Function* enter(Function function) {
   Table& all = table();
   std::lock_guard lock(all.mutex);
   const auto [place, fresh] = all.functions.try_emplace({function.id.name, function.id.signature}, function);
@@ -139,7 +139,7 @@ const Function& enter(Function function) {
         function.name.c_str(), function.signature.c_str());
     std::abort();
   }
-  return place->second;
+  return &place->second;
 }
 
 const Function* find(const Identity& id) {

@@ -35,7 +35,7 @@ here=/tmp/weft-other-compiler
 step() { "${inside[@]}" "$@" > "$work/log" 2>&1 || { tail -n 40 "$work/log"; echo "$* failed" >&2; exit 1; }; }
 step "$cmake" -G Ninja -S "$source" -B $here/weft "-DCMAKE_CXX_COMPILER=$compiler" -DCMAKE_BUILD_TYPE=Release "-DWEFT_TORCH_ROOT=$torch" \
   -DWEFT_CUDA=OFF -DWEFT_WARNINGS_AS_ERRORS=ON -DWEFT_BUILD_TESTS=OFF -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_BENCHES=OFF
-step "$cmake" --build $here/weft --target installed
+step "$cmake" --build $here/weft --target installed -- -k 0
 step "$cmake" --install $here/weft --prefix $here/prefix
 step "$cmake" -G Ninja -S "$source/tests/install/project" -B $here/user "-DCMAKE_CXX_COMPILER=$compiler" -DCMAKE_PREFIX_PATH=$here/prefix
 step "$cmake" --build $here/user
