@@ -48,8 +48,8 @@ struct Function {
   Serve serve = nullptr;
 };
 
-// Aborts where a different function has this identity already. Called before main(). Never null; g++ takes a reference for one to
-// the argument.
+// Aborts where a different function has this identity already. Called before main(). Never null; g++ takes a reference for
+// one to the argument.
 WEFT_API const Function* enter(Function function);
 // Null where this process has none.
 WEFT_API const Function* find(const Identity& id);
