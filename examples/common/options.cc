@@ -83,7 +83,7 @@ Check backend() {
           ""};
 }
 
-// Of what exists, rpc::init refuses what has no connections.
+// rpc::init refuses a backend that has collectives only, such as gloo.
 Check transport() { return {why_unknown, ""}; }
 
 struct Options::Parser {

@@ -28,7 +28,7 @@ def run(*command, **options):
 
 
 def check_exports(path):
-    """What libweft.so shows is Weft's own; it is small enough, and all that it needs is found."""
+    """libweft.so exports nothing but Weft's own symbols, and is small enough when it is stripped."""
     names = [line.split(" ", 2)[2] for line in run("nm", "-DC", "--defined-only", path).splitlines()]
     strange = [name for name in names if "weft::" not in name]
     if not names or strange:
@@ -56,9 +56,9 @@ with tempfile.TemporaryDirectory() as folder:
     shutil.copytree(project, f"{folder}/project")
     # A release build whatever ours is: users choose their own.
     settings = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE="]
+    # A user's machine need not have the CUDA toolkit that Weft was built with.
+    settings.append("-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
     run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/build", *settings)
-    # Where the CUDA toolkit that Weft was built with was pip's, nobody finds one.
-    run("cmake", "-G", "Ninja", "-S", f"{folder}/project", "-B", f"{folder}/without", *settings, "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
     run("cmake", "--build", f"{folder}/build")
     if library == "shared":
         resolved = run("ldd", f"{folder}/build/user")

@@ -18,24 +18,26 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 torch=$(echo "$source"/build/venv/lib/python3.*/site-packages/torch)
 cmake=$(echo "$source"/build/venv/lib/python3.*/site-packages/cmake/data/bin/cmake)
 [ -d "$torch" ] && [ -x "$cmake" ] || { echo "no libtorch or cmake under $source/build/venv: run ./dev setup" >&2; exit 3; }
-work=${root}/tmp/weft-other-compiler
-rm -rf "$work"
-mkdir -p "$work"
+work=$(mktemp -d "$root/tmp/weft-XXXXXX")
+here=${work#"$root"}  # as the other system names it
 inside=()
+clean() {
+  [ -z "$root" ] || umount "$root$source" || true
+  rm -rf --one-file-system "$work"
+}
+trap clean EXIT
 if [ -n "$root" ]; then
   mkdir -p "$root$source"
   mount --bind "$source" "$root$source"
-  trap 'umount "$root$source"' EXIT
   inside=(chroot "$root")
 else
   PATH=$PATH:$source/build/venv/bin  # its ninja
 fi
 "${inside[@]}" "$compiler" --version | head -n 1
-here=/tmp/weft-other-compiler
 step() { "${inside[@]}" "$@" > "$work/log" 2>&1 || { tail -n 40 "$work/log"; echo "$* failed" >&2; exit 1; }; }
 step "$cmake" -G Ninja -S "$source" -B $here/weft "-DCMAKE_CXX_COMPILER=$compiler" -DCMAKE_BUILD_TYPE=Release "-DWEFT_TORCH_ROOT=$torch" \
   -DWEFT_CUDA=OFF -DWEFT_WARNINGS_AS_ERRORS=ON -DWEFT_BUILD_TESTS=OFF -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_BENCHES=OFF
-step "$cmake" --build $here/weft --target installed -- -k 0
+step "$cmake" --build $here/weft --target installed
 step "$cmake" --install $here/weft --prefix $here/prefix
 step "$cmake" -G Ninja -S "$source/tests/install/project" -B $here/user "-DCMAKE_CXX_COMPILER=$compiler" -DCMAKE_PREFIX_PATH=$here/prefix
 step "$cmake" --build $here/user
