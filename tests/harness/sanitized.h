@@ -1,22 +1,25 @@
 // Whether a sanitizer runs here: then times and address space are not those of the program.
 #pragma once
 
-// g++ says it by a macro, clang by a feature.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define WEFT_TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WEFT_TEST_SANITIZED 1
-#endif
-
 namespace weft::harness {
 
-#ifdef WEFT_TEST_SANITIZED
-constexpr bool kSanitized = true;
+// g++ says it by a macro, clang by a feature.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kAddressSanitized = true;
+#elif defined(__has_feature)
+constexpr bool kAddressSanitized = __has_feature(address_sanitizer);
 #else
-constexpr bool kSanitized = false;
+constexpr bool kAddressSanitized = false;
 #endif
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitized = true;
+#elif defined(__has_feature)
+constexpr bool kThreadSanitized = __has_feature(thread_sanitizer);
+#else
+constexpr bool kThreadSanitized = false;
+#endif
+
+constexpr bool kSanitized = kAddressSanitized || kThreadSanitized;
 
 }  // namespace weft::harness

@@ -437,8 +437,8 @@ TEST_F(StagedOverAReachingLane, CopiesWithoutAWordWhateverTheReasonWhyItIsNotRea
 // It shows nothing more before that one is taken: silence would be the other way.
 TEST_F(StagedOverAReachingLane, ALaneBelowThatRefusesWhatItReachedEnds) {
   const auto to = on(first, ReachingLane::kLeast, 1);
-  const auto content = pattern(2, ReachingLane::kLeast);
-  near->send({}, std::array{slice_of(content)}, nullptr, {});
+  const auto content = std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
+  near->send({}, std::array{slice_of(*content)}, content, {});  // is being written still when the other side has ended
   near->send({}, {}, nullptr, {});
   ASSERT_TRUE(drive_until_arrived(1));
   far_below->refuses = true;
@@ -466,8 +466,8 @@ TEST_F(StagedOverAReachingLane, AGpuThatIsLostSendsNothingThatWasNotReady) {
 
 TEST_F(StagedOverAReachingLane, AGpuThatIsLostReceivesNothing) {
   const auto to = on(first, ReachingLane::kLeast, 1);
-  const auto content = pattern(2, ReachingLane::kLeast);
-  near->send({}, std::array{slice_of(content)}, nullptr, {});
+  const auto content = std::make_shared<const std::vector<std::byte>>(pattern(2, ReachingLane::kLeast));
+  near->send({}, std::array{slice_of(*content)}, content, {});
   ASSERT_TRUE(drive_until_arrived(1));
   fake.lose_context(0);
   device->probe();

@@ -7,6 +7,7 @@
 #include <weft/tests/conformance/communicator/host_ranks.h>
 #include <weft/tests/conformance/communicator/threads.h>
 #include <weft/tests/harness/file_bootstrap.h>
+#include <weft/tests/harness/sanitized.h>
 #include <weft/transport/mpi/library.h>
 #include <weft/transport/registry.h>
 
@@ -163,6 +164,7 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
 
 // As large as no process may have it: where the parts lie apart, MPI gets one piece.
 TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
+  if (harness::kAddressSanitized) GTEST_SKIP() << "the address sanitizer ends a program that asks for that much memory";
   Rank rank = this_rank(next_store());
   rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   const auto memory = rank.allocate(64);

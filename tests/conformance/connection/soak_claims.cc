@@ -13,6 +13,7 @@
 #include <weft/tests/conformance/connection/leaving.h>
 #include <weft/tests/harness/all_settings.h>
 #include <weft/tests/harness/leftovers.h>
+#include <weft/tests/harness/sanitized.h>
 
 namespace weft::conformance {
 namespace {
@@ -20,10 +21,10 @@ namespace {
 using harness::live_bytes;
 using harness::open_descriptors;
 
-#if defined(__SANITIZE_THREAD__) || defined(WEFT_TEST_SHORT_SOAK)
+#ifdef WEFT_TEST_SHORT_SOAK
 constexpr std::uint64_t kShortened = 50;
 #else
-constexpr std::uint64_t kShortened = 1;
+constexpr std::uint64_t kShortened = harness::kThreadSanitized ? 50 : 1;
 #endif
 
 std::uint64_t messages() {

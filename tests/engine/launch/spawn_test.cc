@@ -14,6 +14,7 @@
 #include <weft/group.h>
 #include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/harness/ranks.h>
+#include <weft/tests/harness/sanitized.h>
 
 namespace weft {
 namespace {
@@ -59,9 +60,9 @@ TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
 }
 
 TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside others, as OpenMP's here";
-#endif
+  if (harness::kThreadSanitized) {
+    GTEST_SKIP() << "the thread sanitizer lets no process start threads that was forked beside others, as OpenMP's here";
+  }
   const auto compute = [] {
     const at::Tensor a = at::ones({1000, 1000});
     return a.add(a).add(a).numel();  // in parallel

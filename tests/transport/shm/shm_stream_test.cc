@@ -54,6 +54,16 @@ struct Sockets {
   }
 };
 
+// Afterwards the stream calls nothing any more.
+void stop_on(EventLoop& loop, ByteStream& stream) {
+  std::promise<void> stopped;
+  loop.post([&] {
+    stream.stop();
+    stopped.set_value();
+  });
+  stopped.get_future().wait();
+}
+
 // A stream whose bytes are gathered on the loop as they come.
 struct Receiver {
   EventLoop& loop;
@@ -66,6 +76,7 @@ struct Receiver {
     stream.start(
         loop, [this] { take(); }, [] {});
   }
+  ~Receiver() { stop_on(loop, stream); }
   void take() {
     std::byte buffer[40000];
     while (const std::size_t got = stream.read(buffer)) come.insert(come.end(), buffer, buffer + got);
@@ -102,6 +113,7 @@ TEST(ShmStream, CarriesMoreThanTheRingHoldsBothSidesSleepingInBetween) {
   near.post(go_on);
   // Nobody drives either loop: only wake-ups can bring the bytes.
   while (receiver.count < kBytes) std::this_thread::yield();
+  stop_on(near, sender);
   ASSERT_EQ(written, kBytes);
   EXPECT_EQ(receiver.come, bytes);
 }
