@@ -55,7 +55,7 @@ function(weft_library name)
     BASE_DIRS "${PROJECT_BINARY_DIR}/include" FILES ${arg_HEADERS})
   target_include_directories(weft_${name} PUBLIC "${PROJECT_SOURCE_DIR}/include")
   target_compile_features(weft_${name} PUBLIC cxx_std_20)
-  target_link_libraries(weft_${name} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS} $<BUILD_LOCAL_INTERFACE:weft_flags>)
+  target_link_libraries(weft_${name} PUBLIC ${arg_LINKS} PRIVATE ${arg_PRIVATE_LINKS} weft_flags)
   target_precompile_headers(weft_${name} PRIVATE ${WEFT_STANDARD_HEADERS})
   set_target_properties(weft_${name} PROPERTIES
     POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
