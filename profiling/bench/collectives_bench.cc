@@ -159,6 +159,7 @@ struct Setting {
 
 // The first setting has all sizes.
 void run_in_turns(std::vector<Setting>& settings, const std::string& name, int ranks, weft::bench::Report& report) {
+  weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
       const bool is_mpi = setting.command[0] == "mpirun";  // which starts its ranks itself
@@ -168,6 +169,7 @@ void run_in_turns(std::vector<Setting>& settings, const std::string& name, int r
         std::size_t bytes = 0;
         numbers >> bytes;
         for (double time = 0; numbers >> time;) setting.times[bytes].add(time);
+        setting.times[bytes].end_round();
       }
     }
   }
@@ -215,7 +217,7 @@ void compare_algorithms(const std::string& name, const std::string& backend, int
 
 int main(int argc, char** argv) {
   if (argc == 5 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], argv[3], argv[4]);
-  weft::bench::Report report("collectives", argc, argv, /*default_runs=*/3);
+  weft::bench::Report report("collectives", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   const std::string self = weft::bench::this_program();
   const std::string mpi =
       weft::bench::build_peer(report, "mpi", "command -v mpirun && mpicxx -O2 -std=c++17 " COLLECTIVES_MPI " -o $OUT");

@@ -142,11 +142,14 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
   } else {
     report.note("Python's DistributedDataParallel is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
+  weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
       const Outcome outcome = run(setting.command, setting.backend);
       setting.start_ups.add(outcome.start_up);
       for (const double time : outcome.steps) setting.steps.add(time);
+      setting.start_ups.end_round();
+      setting.steps.end_round();
     }
   }
   const std::string name = model.name;
@@ -155,7 +158,7 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
   for (const Setting& setting : settings)
     report.add(weft::bench::time_row(name + " step", setting.name, bytes, setting.steps, 1e3, "ms"));
   for (const Setting& setting : settings) {
-    if (setting.alone.empty()) continue;
+    if (setting.alone.empty() || !report.before().empty()) continue;  // a difference has no spread of its own
     const auto& alone = steps_of(settings, setting.alone);
     weft::bench::Row row{
         name + " exposed communication", setting.name, bytes, "step - step alone", "ms", 0, 0, setting.steps.count()};
@@ -173,7 +176,7 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) return work(argv[2], model_named(argv[3]));
-  weft::bench::Report report("ddp", argc, argv, /*default_runs=*/5);
+  weft::bench::Report report("ddp", argc, argv, /*default_runs=*/5, /*takes_before=*/true);
   const std::string self = weft::bench::this_program();
   for (const Model& model : kModels) {
     if (report.wants(model.name)) measure(model, report, self);

@@ -161,10 +161,12 @@ Peers build_peers(const weft::bench::Report& report) {
 void run_rounds(const std::string& name, std::size_t bytes, std::vector<Setting>& settings, int ranks,
                 weft::bench::Report& report, const std::map<std::string, std::string>& environment, double factor,
                 const std::string& unit) {
+  weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) {
       std::istringstream text(weft::bench::run_workers(setting.command, ranks, environment).text);
       for (double time = 0; text >> time;) setting.times.add(time);
+      setting.times.end_round();
     }
   }
   for (const Setting& setting : settings) {
@@ -229,7 +231,7 @@ int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) {
     return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3]) : work(argv[2], case_named(argv[3]));
   }
-  weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3);
+  weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
     report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }

@@ -114,6 +114,7 @@ void run_once(Setting& setting) {
     std::size_t bytes = 0;
     numbers >> bytes;
     for (double time = 0; numbers >> time;) setting.times[bytes].add(time);
+    setting.times[bytes].end_round();
   }
 }
 
@@ -128,12 +129,14 @@ Row stream_row(const std::string& name, const std::string& peer, std::size_t byt
           is_small ? "M/s" : "GiB/s",
           amount / seconds.quantile(0.5),
           amount / seconds.quantile(0.99),
-          seconds.count()};
+          seconds.count(),
+          seconds.spread()};
 }
 
 void measure(const std::string& wire, const std::string& name, Report& report, const std::string& mpi,
              const std::string& tensorpipe) {
   auto settings = settings_of(wire, name, report, mpi, tensorpipe);
+  weft::bench::add_before(settings, report);
   for (int round = 0; round < report.runs(); ++round) {
     for (Setting& setting : settings) run_once(setting);
   }
@@ -163,7 +166,7 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv, argv + argc);
   if (argc == 4 && words[1] == "--worker") return weft::bench::be_weft(words[2], words[3]);
   if (argc == 4 && words[1] == "--floor") return weft::bench::be_floor(words[2], words[3]);
-  Report report("transport", argc, argv, /*default_runs=*/5);
+  Report report("transport", argc, argv, /*default_runs=*/5, /*takes_before=*/true);
   if (const auto why = weft::bench::why_no_gpu()) {
     report.note("no GPU cases: " + *why);
   } else {

@@ -47,6 +47,7 @@ std::string this_program() {
 }
 
 std::string build_peer(const Report& report, const std::string& name, const std::string& command) {
+  if (!report.before().empty()) return "";
   const std::string program = this_program() + "_" + name;
   const std::string log = program + ".log";
   if (std::system(("OUT='" + program + "'; { " + command + "; } >'" + log + "' 2>&1").c_str()) == 0) return program;

@@ -2,8 +2,10 @@
 // what it found.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <weft/profiling/bench/report.h>
@@ -34,8 +36,27 @@ double now();
 // The path of this program.
 std::string this_program();
 
+// Where the bench was called with --before PROGRAM, the same bench of an earlier build: each setting whose command starts
+// this program's workers stands twice, the second time as "<name> before" with PROGRAM's workers, so that both builds are
+// measured in turns. Settings of other peers are left out. A Setting has a name and a command.
+template <class Setting>
+void add_before(std::vector<Setting>& settings, const Report& report) {
+  if (report.before().empty()) return;
+  std::vector<Setting> pairs;
+  for (const Setting& setting : settings) {
+    Setting before = setting;
+    const auto program = std::ranges::find(before.command, this_program());
+    if (program == before.command.end()) continue;
+    *program = report.before();
+    before.name += kBefore;
+    pairs.push_back(setting);
+    pairs.push_back(std::move(before));
+  }
+  settings = std::move(pairs);
+}
+
 // Builds a peer's program next to this one by a shell command, for which OUT is its path; returns that, or "" with a note
-// where it is not possible.
+// where it is not possible. With --before it builds nothing.
 std::string build_peer(const Report& report, const std::string& name, const std::string& command);
 
 }  // namespace weft::bench

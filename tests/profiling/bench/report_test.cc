@@ -11,10 +11,10 @@
 namespace weft::bench {
 namespace {
 
-Report report_of(std::string only, std::string option = "--case") {
+Report report_of(std::string only, std::string option = "--case", bool takes_before = true) {
   std::string program = "a_bench";
   std::array<char*, 3> arguments{program.data(), option.data(), only.data()};
-  return Report("a", static_cast<int>(arguments.size()), arguments.data(), 1);
+  return Report("a", static_cast<int>(arguments.size()), arguments.data(), 1, takes_before);
 }
 
 TEST(Report, ACaseThatThereIsNotIsAMistake) {
@@ -53,6 +53,55 @@ TEST(Report, AFileThatCannotBeWrittenEndsTheBenchAtTheFirstRow) {
   Report report = report_of("/nowhere/rows.json", "--json");
   EXPECT_EXIT(report.add({.name = "one", .peer = "weft"}), testing::ExitedWithCode(1),
               "a_bench: cannot write /nowhere/rows.json");
+}
+
+Row row_of(const char* peer, double p50, double spread = 0) {
+  return {.name = "one",
+          .peer = peer,
+          .bytes = 8,
+          .metric = "time",
+          .unit = "us",
+          .p50 = p50,
+          .p99 = p50,
+          .runs = 3,
+          .spread = spread};
+}
+
+TEST(Report, NamesTheRowsThatAreSlowerThanBefore) {
+  Report report = report_of("/bin/sh", "--before");
+  testing::internal::CaptureStdout();
+  report.add(row_of("weft shm", 107));
+  report.add(row_of("weft shm before", 100, 0.03));
+  report.add(row_of("weft tcp", 107));
+  report.add(row_of("weft tcp before", 100, 0.04));  // within twice the spread
+  report.add(row_of("gloo", 200));                   // of one build only
+  EXPECT_EQ(report.finish(), 0);
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      testing::AllOf(testing::HasSubstr("weft shm is 0.93 x"), testing::HasSubstr("weft tcp is 0.93 x"),
+                     testing::HasSubstr("# 1 of 2 rows are slower than before"),
+                     testing::HasSubstr("# one, weft shm: 1.07 times as slow as before, whose rounds differ by 3 %\n"),
+                     testing::Not(testing::HasSubstr("weft tcp: "))));
+}
+
+TEST(Report, RefusesAnEarlierBuildThatCannotBeStarted) {
+  EXPECT_EXIT(report_of("/nowhere/a_bench", "--before"), testing::ExitedWithCode(2),
+              "a_bench: --before: '/nowhere/a_bench' is not a program; name the a_bench of another build");
+}
+
+TEST(Report, RefusesAnEarlierBuildWhereTheBenchCannotStartItsWorkers) {
+  EXPECT_EXIT(report_of("/bin/sh", "--before", false), testing::ExitedWithCode(2), "usage: a_bench .*\\[--runs N\\]\n$");
+}
+
+TEST(Samples, SpreadIsHowFarTheMediansOfTheRoundsLieApart) {
+  Samples samples;
+  EXPECT_EQ(samples.spread(), 0);
+  for (const double value : {9, 10, 11}) samples.add(value);
+  samples.end_round();
+  EXPECT_EQ(samples.spread(), 0);
+  for (const double value : {10, 12, 14}) samples.add(value);
+  samples.end_round();
+  EXPECT_DOUBLE_EQ(samples.spread(), 2.0 / samples.quantile(0.5));
 }
 
 }  // namespace
