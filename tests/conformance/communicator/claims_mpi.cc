@@ -164,7 +164,7 @@ TEST(MpiMessages, OfAnotherSizeAreTheReceiversError) {
 
 // As large as no process may have it: where the parts lie apart, MPI gets one piece.
 TEST(MpiMemory, ThatIsNotToBeHadFailsTheOperationAndEndsTheGroup) {
-  if (harness::kAddressSanitized) GTEST_SKIP() << "the address sanitizer ends a program that asks for that much memory";
+  if (harness::kSanitized) GTEST_SKIP() << "a sanitizer ends a program that asks for that much memory";
   Rank rank = this_rank(next_store());
   rank.communicator = transport::open("mpi")->join(Threads::options_for(rank, std::chrono::seconds(60)));
   const auto memory = rank.allocate(64);
