@@ -220,7 +220,7 @@ TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
 }
 
 // Looks into memory that an operation is writing, as no program may, to be in the middle of it.
-[[gnu::noinline, gnu::no_sanitize("thread")]] bool has_begun(const volatile float* numbers) { return *numbers != 0; }
+__attribute__((noinline, no_sanitize("thread"))) bool has_begun(const volatile float* numbers) { return *numbers != 0; }
 
 // Whoever goes on may load a checkpoint into it.
 TEST_P(LostRank, NothingArrivesInTheMemoryOfAnOperationThatHasFailed) {
