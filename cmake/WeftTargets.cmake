@@ -5,9 +5,12 @@
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/include")
 file(CREATE_LINK "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/include/weft" SYMBOLIC)
 
-# Warnings, sanitizers and the layout of paths in messages: for our own sources only.
+# Warnings, sanitizers, tracing and the layout of paths in messages: for our own sources only.
 add_library(weft_flags INTERFACE)
 target_compile_features(weft_flags INTERFACE cxx_std_20)
+if(WEFT_TRACE)  # for all, so that a precompiled header fits whatever target uses it
+  target_compile_definitions(weft_flags INTERFACE WEFT_TRACE_ENABLED=1)
+endif()
 target_compile_options(weft_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Wno-missing-field-initializers>"
   "$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=;-ffile-prefix-map=${PROJECT_BINARY_DIR}/include/weft/=>"
