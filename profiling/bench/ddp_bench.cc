@@ -139,7 +139,7 @@ void measure(const Model& model, weft::bench::Report& report, const std::string&
     const std::string script = DDP_PYTHON;
     settings.push_back({"python gloo", {python, script, "ddp", model.name}, "gloo", "python alone"});
     settings.push_back({"python alone", {python, script, "alone", model.name}, "gloo", ""});
-  } else {
+  } else if (report.before().empty()) {
     report.note("Python's DistributedDataParallel is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   weft::bench::add_before(settings, report);

@@ -116,7 +116,7 @@ bool same_measure(const Row& one, const Row& other) { return one.name == other.n
 // With the first line, not before: a bench may leave the table to another process.
 void Report::print_header() const {
   if (std::exchange(has_header_, true)) return;
-  std::printf("%-42s %-16s %9s  %10s %10s %-5s\n", "case", "peer", "MiB", "p50", "p99", "unit");
+  std::printf("%-42s %-*s %9s  %10s %10s %-5s\n", "case", peer_width(), "peer", "MiB", "p50", "p99", "unit");
 }
 
 bool Report::wants(const std::string& name) {
@@ -130,7 +130,7 @@ void Report::add(const Row& row) {
   print_header();
   rows_.push_back(row);
   if (!json_name_.empty()) write(row);
-  std::printf("%-42s %-16s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), row.peer.c_str(),
+  std::printf("%-42s %-*s %9.2f  %10.3f %10.3f %-5s", row.name.c_str(), peer_width(), row.peer.c_str(),
               static_cast<double>(row.bytes) / (1 << 20), row.p50, row.p99, row.unit.c_str());
   const auto compared = std::ranges::find_if(rows_, [&](const Row& other) {
     return same_measure(other, row) && (before_.empty() || other.peer + kBefore == row.peer);

@@ -83,6 +83,7 @@ class Report {
 
  private:
   void print_header() const;
+  int peer_width() const { return before_.empty() ? 16 : 28; }
   void write(const Row& row);
   void compare_with_before() const;
 

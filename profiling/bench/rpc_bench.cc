@@ -232,7 +232,7 @@ int main(int argc, char** argv) {
     return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3]) : work(argv[2], case_named(argv[3]));
   }
   weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
-  if (std::getenv("WEFT_BENCH_PYTHON") == nullptr) {
+  if (std::getenv("WEFT_BENCH_PYTHON") == nullptr && report.before().empty()) {
     report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
   }
   const std::string self = weft::bench::this_program();
