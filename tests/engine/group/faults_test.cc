@@ -202,7 +202,11 @@ TEST_P(LostRank, WithoutRankZeroFailsAReceiveFromAnySource) {
   Processes processes(3, [backend](int rank) {
     auto group = init_process_group({.backend = backend, .timeout = seconds(3)});
     harness::meet(group);
-    if (rank == 0) return;
+    if (rank == 0) {  // has the store, which the others may still need to learn that all have met
+      group.store()->wait({"past the meeting/1", "past the meeting/2"}, seconds(60));
+      return;
+    }
+    group.store()->set("past the meeting/" + std::to_string(rank), std::string("yes"));
     Processes::say("met");
     if (rank == 1) wait_for_the_end();
     const auto error = error_of([&] { group.recv(torch::ones({1})).wait(); });
