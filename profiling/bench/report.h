@@ -17,7 +17,7 @@ namespace weft::bench {
 class Samples {
  public:
   void add(double value) { values_.push_back(value); }
-  // What was added since the last call is one round.
+  // Ends a round: the values added since the last call belong to it.
   void end_round();
   // The value below which the share (0 to 1) of the samples lies.
   double quantile(double share) const;
@@ -30,7 +30,7 @@ class Samples {
   std::vector<std::size_t> round_ends_;  // how many values there were at the end of each
 };
 
-// What the rows of an earlier build have behind the peer's name.
+// The rows of an earlier build carry this suffix behind the peer's name.
 inline constexpr const char* kBefore = " before";
 
 struct Row {
