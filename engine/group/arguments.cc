@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 
@@ -90,6 +91,44 @@ void check_reduction(Core& core, const std::string& operation, const at::Tensor&
                                         "; convert the tensor or choose another operator or backend");
   }
   check_aligned(operation, tensor);
+}
+
+void check_apart(const std::string& operation, std::initializer_list<Operand> operands) {
+  struct Range {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    const Operand* of = nullptr;
+    int part = 0;
+    bool is_same_as(const Range& other) const { return begin == other.begin && end == other.end; }
+    bool is_own() const { return part == of->own; }
+    std::string text() const {
+      return of->parts.size() == 1 || of->own < 0 ? of->name : std::string(of->name) + "[" + std::to_string(part) + "]";
+    }
+  };
+  std::vector<Range> ranges;
+  for (const Operand& operand : operands) {
+    int part = 0;
+    for (const Slice& slice : operand.parts) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(slice.data);
+      if (slice.bytes > 0) ranges.push_back({begin, begin + slice.bytes, &operand, part});
+      ++part;
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  const Range* last = nullptr;          // that ends last, of those before
+  const Range* last_written = nullptr;  // the same, of those that are written
+  const auto compare = [&](const Range* before, const Range& range) {
+    if (before == nullptr || before->end <= range.begin) return;
+    if (before->of != range.of && before->is_own() && range.is_own() && before->is_same_as(range)) return;
+    refuse(operation, before->text() + " and " + range.text() +
+                          " share memory, which the operation writes; give each tensor memory of its own (this rank's own "
+                          "part may go in and come out in one place)");
+  };
+  for (const Range& range : ranges) {
+    compare(range.of->is_written ? last : last_written, range);
+    if (last == nullptr || range.end > last->end) last = &range;
+    if (range.of->is_written && (last_written == nullptr || range.end > last_written->end)) last_written = &range;
+  }
 }
 
 void check_aligned(const std::string& operation, const at::Tensor& tensor) {

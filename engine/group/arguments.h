@@ -1,6 +1,8 @@
 // The checks of arguments that are done before anything is sent. All throw Caller with what was given and what is needed.
 #pragma once
 
+#include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,7 +21,16 @@ void check_same_kind(const std::string& operation, const char* name, const at::T
 // The backend can reduce such elements with the operator: throws Unsupported, naming them, else. And each lies at a
 // multiple of its size, as arithmetic wants it.
 void check_reduction(Core& core, const std::string& operation, const at::Tensor& tensor, ReduceOp op);
-// The second part, of further tensors of the call.
+// The memory of one argument: of one tensor, or of one for each rank.
+struct Operand {
+  const char* name = "";
+  std::span<const Slice> parts;
+  int own = -1;  // that part may be the very memory of another operand's own one
+  bool is_written = false;
+};
+// What is written shares no memory with anything else of the call, but for this rank's own part.
+void check_apart(const std::string& operation, std::initializer_list<Operand> operands);
+// The second part of check_reduction, of further tensors of the call.
 void check_aligned(const std::string& operation, const at::Tensor& tensor);
 
 }  // namespace weft::group

@@ -77,6 +77,7 @@ struct Core : std::enable_shared_from_this<Core> {
     c10::Device device;
     std::vector<at::Tensor>
         tensors;  // pinned until the operation has passed; but in all_to_all, the first has one shape on all ranks
+    std::vector<at::Tensor> writes;  // those that change on this rank, as the user gave them: autograd learns of it
     std::optional<ReduceOp> reduction;
     int root = -1;
     // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.

@@ -32,6 +32,12 @@ void end(trace::Operation& traced, const std::optional<Error>& error) {
   }
 }
 
+// Autograd may have saved what is written now: its backward then fails by libtorch's own error ("modified by an inplace
+// operation") instead of computing with the new values.
+void raise_version(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 // What a rank says of a collective with WEFT_DEBUG=detail: three lines.
 struct Said {
   std::string call;
@@ -89,6 +95,7 @@ Work Core::issue(Operation operation, const Call& call) {
       const Fence ready =
           operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
       state->is_captured = tensor::CudaDevices::is_captured(ready);
+      for (const at::Tensor& tensor : operation.writes) raise_version(tensor);
       call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
     }
   } catch (...) {
@@ -163,6 +170,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   if (is_send) {
     ledger_->begin_send(peer);
   } else {
+    raise_version(tensor);
     ledger_->begin_recv(peer);
   }
   // From here on nothing throws: leaving waits for what has begun.

@@ -15,6 +15,7 @@
 namespace weft {
 
 using group::check_aligned;
+using group::check_apart;
 using group::check_same_kind;
 using group::Core;
 using transport::Communicator;
@@ -30,6 +31,15 @@ std::vector<Slice> slices_of(const Tensors& tensors) {
   slices.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) slices.push_back(tensor::slice_of(tensor));
   return slices;
+}
+
+// What this rank writes of it: all or nothing.
+Tensors written(const at::Tensor& tensor, bool writes) { return writes ? Tensors{tensor} : Tensors{}; }
+
+// The parts of a flat tensor but for this rank's own, in at most two pieces.
+std::vector<Slice> all_but(const std::vector<Slice>& parts, std::size_t own) {
+  const std::size_t bytes = parts.front().bytes;
+  return {parts.front().part(0, own * bytes), parts[own].part(bytes, (parts.size() - own - 1) * bytes)};
 }
 
 std::vector<std::int64_t> sizes_of(const Tensors& tensors) {
@@ -132,6 +142,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
                 .fingerprint = [&] { return with(tensor, root); },
                 .device = tensor.device(),
                 .tensors = {tensor},
+                .writes = written(tensor, options.rank != root),
                 .root = root,
                 .begins_after = std::move(begins_after)},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
@@ -148,6 +159,7 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
                        .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
                        .device = tensor.device(),
                        .tensors = {tensor},
+                       .writes = written(tensor, rank() == root),
                        .reduction = op,
                        .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
@@ -167,6 +179,7 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
                        .fingerprint = [&] { return with(tensor, op); },
                        .device = tensor.device(),
                        .tensors = {tensor},
+                       .writes = {tensor},
                        .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_reduce(data, op, pin, ready));
@@ -174,22 +187,26 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
+  Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
   check_tensor(core(), "all_gather", "input", input);
   check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
+  check_apart("all_gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
   return core().issue({.name = "all_gather",
                        .fingerprint = [&] { return tensor::describe(input); },
                        .device = input.device(),
-                       .tensors = joined(input, std::move(outputs))},
+                       .tensors = joined(input, std::move(outputs)),
+                       .writes = std::move(given)},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
+  const at::Tensor given = output;
   input = as_real(input);
   output = as_real(output);
   check_tensor(core(), "all_gather_into", "input", input);
@@ -198,16 +215,22 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   check_flat("all_gather_into", output, "output", input, size());
   const auto to = parts_of(output, size());
   const auto from = tensor::elements_of(input);
+  const auto own = static_cast<std::size_t>(rank());
+  const auto others = all_but(to, own);
+  check_apart("all_gather_into",
+              {{"output", others, -1, true}, {"output", {&to[own], 1}, 0, true}, {"input", {&from.slice, 1}, 0}});
   return core().issue({.name = "all_gather_into",
                        .fingerprint = [&] { return tensor::describe(input); },
                        .device = input.device(),
-                       .tensors = {input, output}},
+                       .tensors = {input, output},
+                       .writes = {given}},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
+  Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
   check_tensor(core(), "gather", "input", input);
@@ -219,10 +242,12 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   }
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
+  check_apart("gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
   return core().issue({.name = "gather",
                        .fingerprint = [&] { return with(input, root); },
                        .device = input.device(),
                        .tensors = joined(input, std::move(outputs)),
+                       .writes = std::move(given),
                        .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.gather(to, from, root, pin, ready));
@@ -239,10 +264,12 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   }
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
+  check_apart("scatter", {{"inputs", from, rank()}, {"output", {&to.slice, 1}, 0, true}});
   return core().issue({.name = "scatter",
                        .fingerprint = [&] { return with(output, root); },
                        .device = output.device(),
                        .tensors = joined(output, std::move(inputs)),
+                       .writes = {output},
                        .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.scatter(to, from, root, pin, ready));
@@ -256,6 +283,7 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   for (const at::Tensor& input : inputs) check_aligned("reduce_scatter", input);
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
+  check_apart("reduce_scatter", {{"inputs", from, rank()}, {"output", {&to.slice, 1}, 0, true}});
   const bool even = all_of_one_size(inputs);
   const auto fingerprint = [&] {
     std::string all;
@@ -273,6 +301,7 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
                        .fingerprint = fingerprint,
                        .device = output.device(),
                        .tensors = std::move(pinned),
+                       .writes = {output},
                        .reduction = op,
                        .prepare = even ? std::function<void()>() : copy_own_part},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
@@ -298,10 +327,15 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   check_aligned("reduce_scatter_into", input);
   const auto from = parts_of(input, size());
   const auto to = tensor::elements_of(output);
+  const auto own = static_cast<std::size_t>(rank());
+  const auto others = all_but(from, own);
+  check_apart("reduce_scatter_into",
+              {{"input", others, -1}, {"input", {&from[own], 1}, 0}, {"output", {&to.slice, 1}, 0, true}});
   return core().issue({.name = "reduce_scatter_into",
                        .fingerprint = [&] { return with(output, op); },
                        .device = output.device(),
                        .tensors = {output, input},
+                       .writes = {output},
                        .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
@@ -330,6 +364,8 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   }
   const auto to = slices_of(outputs);
   const auto from = slices_of(inputs);
+  check_apart("all_to_all", {{"outputs", to, rank(), true}, {"inputs", from, rank()}});
+  const auto taken = sizes_of(outputs);
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
@@ -338,9 +374,10 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
        .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
        .device = like.device(),
        .tensors = std::move(pinned),
+       .writes = std::move(outputs),
        .parts =
            [&] {
-             return Core::Operation::Parts{sizes_of(inputs), sizes_of(outputs)};
+             return Core::Operation::Parts{sizes_of(inputs), taken};
            },
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
