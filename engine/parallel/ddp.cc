@@ -19,6 +19,8 @@ struct Replica::State {
   DeviceGroups groups;
   DdpOptions options;
   std::shared_ptr<Reducer> reducer;
+  std::vector<const void*> parameters;  // of the module, as they were wrapped
+  bool reduces = false;                 // the forward that runs
 
   std::vector<at::Tensor> buffers() const {
     std::vector<at::Tensor> tensors;
@@ -33,6 +35,28 @@ struct Replica::State {
     const auto more = buffers();
     tensors.insert(tensors.end(), more.begin(), more.end());
     return tensors;
+  }
+
+  void require_same_module() const {
+    const std::vector<at::Tensor> now = module->parameters();
+    const bool is_same =
+        std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
+                   [](const at::Tensor& tensor, const void* before) { return tensor.unsafeGetTensorImpl() == before; });
+    if (!is_same) throw changed_module();
+  }
+
+  Error changed_module() const {
+    std::unordered_set<const void*> before(parameters.begin(), parameters.end());
+    std::string changes;
+    for (const auto& item : module->named_parameters()) {
+      if (before.erase(item.value().unsafeGetTensorImpl()) == 0) changes += (changes.empty() ? "" : ", ") + item.key();
+    }
+    changes = changes.empty() ? "it has " + std::to_string(parameters.size() - module->parameters().size()) + " fewer"
+                              : "it has " + changes + ", which was not there";
+    return {Blame::Caller,
+            "DistributedDataParallel: the module's parameters are not those that it had when it was wrapped (" + changes +
+                "), and gradients would not be averaged; make a new DistributedDataParallel after "
+                "a change of the module"};
   }
 
   // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
@@ -99,12 +123,15 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
 
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
+  bool requires_any = false;
   for (const auto& item : module->named_parameters()) {
     const at::Tensor& tensor = item.value();
-    if (!tensor.requires_grad() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    state_->parameters.push_back(tensor.unsafeGetTensorImpl());
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    requires_any |= tensor.requires_grad();
     parameters.push_back({item.key(), tensor, sparse.contains(tensor.unsafeGetTensorImpl())});
   }
-  if (parameters.empty()) {
+  if (!requires_any) {
     throw Error(Blame::Caller,
                 "DistributedDataParallel: no parameter of the module requires a gradient; there is nothing to reduce");
   }
@@ -117,27 +144,42 @@ Replica& Replica::operator=(Replica&&) noexcept = default;
 
 void Replica::before_forward() {
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
+  state_->require_same_module();
   if (join_scope_ != nullptr) join_scope_->announce_step(*this, synchronizing_);
   state_->reducer->begin_forward();
   state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->groups.own().size());
   if (!synchronizing_) return;
+  follow_frozen();
   state_->reducer->prepare_forward();
   if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
 }
 
-void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
-  if (!tracks_outputs()) return;
-  state_->reducer->prepare_backward(outputs);
-  // The gradient of an output is the first thing of a backward pass, and comes even when no parameter's does.
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([weak = std::weak_ptr(state_->reducer)](const at::Tensor&) {
-      if (const auto reducer = weak.lock()) reducer->on_backward_start();
-    });
+// Parameters may be frozen and thawed between forwards, on all ranks alike: they compare it when it happens. While all are
+// frozen no gradient comes, and nothing is to be agreed on (a discriminator in its generator's step).
+void Replica::follow_frozen() {
+  if (!state_->reducer->trains_others()) return;
+  if (join_scope_ != nullptr) {
+    throw Error(
+        Blame::Caller,
+        "join: requires_grad of a parameter was changed, which ranks that have run out cannot follow; freeze and thaw "
+        "parameters outside of join");
   }
+  state_->reducer->take_over_trained([&] {
+    check_same_model(state_->groups.own(), named_values(*state_->module, sparse_parameters(*state_->module)),
+                     agreed(state_->options));
+  });
 }
 
-bool Replica::tracks_outputs() const { return c10::GradMode::is_enabled() && synchronizing_; }
+void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
+  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, synchronizing_);
+}
+
+bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
+
+void Replica::set_synchronizing(bool on) {
+  synchronizing_ = on;
+  if (state_) state_->reducer->expect_local_gradients(!on);
+}
 
 void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }
 

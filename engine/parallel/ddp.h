@@ -11,9 +11,11 @@
 // The module may lie on the host, on the rank's GPU, and on further GPUs of the rank's own, in the same way on all ranks:
 // for each further GPU the constructor makes a group of the same ranks, whose buckets travel beside the others'.
 //
-// All ranks run the same number of forward and backward passes (weft::join where they cannot). Parameters keep their type
-// and device: module->to() comes before. The object is used by one thread at a time; it is moved, not copied, and outlives
-// the backward of its last forward.
+// All ranks run the same number of forward and backward passes (weft::join where they cannot). Every backward of an output
+// is averaged, in whatever order backwards follow the forwards, unless that forward was made inside of no_sync().
+// Parameters keep their type, device and shape: module->to() comes before. They may be frozen and thawed between forwards,
+// on all ranks alike; submodules and parameters are not added, removed or replaced. The object is used by one thread at a
+// time; it is moved, not copied, and outlives the backward of its last forward.
 #pragma once
 
 #include <memory>
@@ -42,11 +44,14 @@ class ShardedOptimizer;
 // The part of DistributedDataParallel that does not depend on the module's type.
 class WEFT_API Replica : public Joinable {
  public:
-  // While it lives, gradients accumulate locally; the first backward of a forward after it reduces all that has come.
+  // Backwards of forwards that are made while it lives accumulate gradients locally, whenever they run; the first backward
+  // of another forward reduces all that has come.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(Replica& replica) : replica_(&replica), before_(std::exchange(replica.synchronizing_, false)) {}
-    ~NoSync() { replica_->synchronizing_ = before_; }
+    NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.synchronizing_) {
+      if (on) replica.set_synchronizing(false);
+    }
+    ~NoSync() { replica_->set_synchronizing(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
@@ -54,7 +59,8 @@ class WEFT_API Replica : public Joinable {
     Replica* replica_;
     bool before_;
   };
-  NoSync no_sync() { return NoSync(*this); }
+  // With `on` false it changes nothing: for loops that synchronise in every nth step.
+  NoSync no_sync(bool on = true) { return {*this, on}; }
 
   // Once, before the first backward. Throws Caller for a second one.
   void register_comm_hook(CommHook hook);
@@ -69,10 +75,11 @@ class WEFT_API Replica : public Joinable {
   Replica(Replica&&) noexcept;
   Replica& operator=(Replica&&) noexcept;
 
+  // Throws Caller where the module has other parameters than it had when it was wrapped, naming one.
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
   // Whether after_forward needs the outputs.
-  bool tracks_outputs() const;
+  static bool tracks_outputs();
 
   ProcessGroup& join_group() override;
   void check_join() const override;
@@ -82,6 +89,8 @@ class WEFT_API Replica : public Joinable {
 
  private:
   friend class ShardedOptimizer;  // which may step in its backward
+  void set_synchronizing(bool on);
+  void follow_frozen();
   const std::shared_ptr<Reducer>& reducer() const;
   struct State;
   std::unique_ptr<State> state_;

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/group/agree.h>
@@ -40,7 +41,9 @@ bool is_inside_a_pass() {
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
                                        const DdpOptions& options) {
   std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), options));
-  reducer->attach();
+  for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
+    if (reducer->trained_[i]) reducer->attach(i);
+  }
   return reducer;
 }
 
@@ -49,32 +52,42 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, 
       groups_(std::move(groups)),
       options_(options),
       divisor_(group().size()),
+      hooks_(parameters_.size()),
       usage_(parameters_.size()),
       static_graph_(options.static_graph, parameters_.size()) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
-  left_out_.resize(parameters_.size());
+  for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
+  trained_ = ever_trained_ = trained_now();
   // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
   build_buckets(order);
 }
 
-void Reducer::attach() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
-    const auto on_post = [weak = weak_from_this(), i](const torch::autograd::variable_list& outputs,
-                                                      const torch::autograd::variable_list&) {
-      if (const auto self = weak.lock()) self->on_gradient(i);
-      return outputs;
-    };
-    hook_keys_.push_back(accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post)));
-    accumulators_.push_back(std::move(accumulator));
-  }
+void Reducer::attach(std::size_t parameter) {
+  Hook& hook = hooks_[parameter];
+  if (hook.accumulator) old_hooks_.push_back(std::move(hook));
+  hook.accumulator = torch::autograd::impl::grad_accumulator(parameters_[parameter].tensor);
+  const auto on_post = [weak = weak_from_this(), parameter](const torch::autograd::variable_list& outputs,
+                                                            const torch::autograd::variable_list&) {
+    if (const auto self = weak.lock()) self->on_gradient(parameter);
+    return outputs;
+  };
+  hook.key = hook.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(on_post));
 }
 
 Reducer::~Reducer() {
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+  for (const auto* hooks : {&hooks_, &old_hooks_}) {
+    for (const Hook& hook : *hooks) {
+      if (hook.accumulator) hook.accumulator->del_post_hook(hook.key);
+    }
+  }
+  if (passing_ && !is_reducing() && !has_failed() && !told_unfinished_ && taken_ > 0) {
+    log::warn(
+        "DistributedDataParallel: the last backward before its end did not reduce all gradients; it brought none for " +
+        names_of(missing_parameters()) + ", and the other gradients are those of this rank alone");
+  }
 }
 
 void Reducer::set_comm_hook(CommHook hook) {
@@ -103,8 +116,13 @@ bool Reducer::has_follower() const {
 void Reducer::begin_forward() {
   std::lock_guard lock(mutex_);
   if (follower_ != nullptr && !passing_) follower_->before_forward();
-  std::fill(left_out_.begin(), left_out_.end(), false);
-  outputs_again_ = false;
+  follow_parameters();
+  const bool is_outside = autograd::Pass::current() == nullptr && torch::autograd::get_current_graph_task_id() < 0;
+  if (is_outside && !passing_) {  // whatever the last backward was, it has ended, maybe by an exception
+    graph_task_.reset();
+    context_pass_.reset();
+    ended_ = true;
+  }
 }
 
 void Reducer::set_divisor(int ranks) {
@@ -115,65 +133,116 @@ void Reducer::set_divisor(int ranks) {
 void Reducer::prepare_forward() {
   trace::step(group().rank());
   std::lock_guard lock(mutex_);
-  require_same_parameters();
   drop_failed_pass();
   require_in_step();
   refuse_capture();
   if (passing_) group::Core::of(group()).throw_if_broken();  // that is why it did not end
-  // What was to be called at its end still waits where an exception ended it.
-  if (passing_ && (finish_queued_ || !failure_.empty())) {
-    expecting_ = false;
-    throw failed_pass();
-  }
+  if (passing_ && (is_reducing() || has_failed())) throw failed_pass();
   if (passing_ && static_graph_.is_counted()) {
     throw Error(Blame::Caller, "static_graph: the last backward brought fewer gradients than the first one, or none, for " +
                                    names_of(missing_parameters()) + "; the graph changed, switch static_graph off");
   }
-  if (passing_) {
-    throw Error(
-        Blame::Caller,
-        "the last backward did not reduce all gradients: it brought none for " + names_of(missing_parameters()) +
-            ". If the outputs need not depend on every parameter, set DdpOptions::find_unused_parameters; all outputs "
-            "of the forward must take part in the loss");
-  }
+  if (passing_) throw unfinished_pass();
+  require_no_frozen_rest();
   take_over_order();
 }
 
-void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs) {
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes) {
   std::lock_guard lock(mutex_);
-  const bool joins_another = expecting_ && !passing_;
-  expecting_ = true;
-  outputs_again_ = outputs.empty();  // what is not shown may be part of any backward
-  const std::vector<std::size_t> unused_before = std::exchange(unused_, {});
-  // A forward that shows no tensors, as it returns void or a type that does not say what it holds: then what has not come
-  // at the end of the backward is unused.
-  if (!finds_unused() || outputs.empty()) return;
-  unused_ = unreachable_from(outputs);
-  if (!joins_another) return;
-  // The losses of several forwards may be added up for one backward: unused is what none of them uses. Where the other
-  // one's outputs were thrown away, what only they used counts as unused at the end.
-  std::erase_if(unused_, [&](std::size_t parameter) {
-    return std::find(unused_before.begin(), unused_before.end(), parameter) == unused_before.end();
-  });
+  std::erase_if(forwards_, [](const auto& weak) { return weak.expired(); });
+  const auto forward = std::make_shared<Forward>();
+  forward->synchronizes = synchronizes;
+  bool is_visible = false;
+  // The gradient of an output is the first thing of a backward pass, and comes even when no parameter's does.
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    is_visible = true;
+    output.register_hook([weak = weak_from_this(), forward](const at::Tensor&) {
+      if (const auto self = weak.lock()) self->on_backward_start(*forward);
+    });
+  }
+  if (std::exchange(hidden_had_pass_, false)) hidden_.reset();
+  if (is_visible) {
+    if (finds_unused()) forward->unused = unreachable_from(outputs);
+    forwards_.push_back(forward);
+  } else {
+    // It returns nothing, or a type that does not say what it holds: any backward may be its own.
+    hidden_ = hidden_.value_or(false) || synchronizes;
+  }
+}
+
+void Reducer::expect_local_gradients(bool expected) {
+  std::lock_guard lock(mutex_);
+  expects_local_ = expected;
 }
 
 bool Reducer::finds_unused() const { return options_.find_unused_parameters && !static_graph_.is_counted(); }
 
-void Reducer::on_backward_start() {
+// Every event of a backward: in the first one the reducer learns that it runs, and asks to be told of its end. The callback
+// belongs to the graph task that runs at this moment, and is destroyed with it where an exception ends it. Where outputs
+// could be hooked that is the user's own backward; else the first gradient asks for it, which may be inside a re-entrant
+// one.
+void Reducer::enter_backward() {
+  drop_failed_pass();
+  if (is_in_known_backward()) return;
+  if (is_reducing() && failure_.empty() && pass_failed_) require_same_pass();  // that one still runs
+  const auto task = std::make_shared<char>();
+  auto* const pass = autograd::Pass::current();
+  graph_task_ = task;
+  context_pass_ = pass ? pass->failure() : nullptr;
+  goes_on_ = passing_;
+  interrupted_ |= is_reducing();
+  backward_ = Kind::Unknown;
+  came_.clear();
+  ended_ = false;
+  const auto callback = [weak = weak_from_this(), task] {
+    if (const auto self = weak.lock()) self->end_backward();
+  };
+  if (pass) return pass->at_end(callback);
+  torch::autograd::Engine::get_default_engine().queue_callback(callback);
+}
+
+bool Reducer::is_in_known_backward() const {
+  const auto* const pass = autograd::Pass::current();
+  return pass ? context_pass_ == pass->failure() : context_pass_ == nullptr && !graph_task_.expired();
+}
+
+// Called by the first gradient of an output of that forward.
+void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   if (!accumulates()) return;
-  if (!expecting_) {
-    outputs_again_ = true;
-    return at_end_of_backward([](Reducer& self) {
-      std::lock_guard again(self.mutex_);
-      self.outputs_again_ = false;
-    });
+  enter_backward();
+  forward.had_backward = true;
+  if (forward.synchronizes) {
+    synchronize();
+  } else if (backward_ == Kind::Unknown) {
+    backward_ = Kind::Local;
   }
+}
+
+// Whether gradients that come in a backward of no known forward are those of one that synchronises: it showed no outputs,
+// or keeps a loss of its own elsewhere, or another backward has brought a part of its gradients.
+bool Reducer::awaits_gradients() const {
+  if (backward_ != Kind::Unknown) return false;
+  if (passing_ || hidden_.value_or(false)) return true;
+  return std::any_of(forwards_.begin(), forwards_.end(), [](const auto& weak) {
+    const auto forward = weak.lock();
+    return forward && forward->synchronizes && !forward->had_backward;
+  });
+}
+
+// From here on this backward's gradients are reduced; also those that it has brought before it came to the outputs of a
+// forward that synchronises.
+void Reducer::synchronize() {
+  if (backward_ == Kind::Synchronized) return;
   begin_pass();
-  queue_finish();
-  if (static_graph_.counts()) return;
-  mark_unused();
+  backward_ = Kind::Synchronized;
+  if (!static_graph_.counts()) mark_unused();
+  for (const auto& [parameter, stream] : std::exchange(came_, {})) {
+    if (stream) wait_for(*stream);
+    take(parameter);
+  }
 }
 
 // Whether the backward that runs here can bring a gradient. torch::autograd::grad() gives its results to the caller, and a
@@ -182,10 +251,12 @@ bool Reducer::accumulates() const {
   if (autograd::Pass::current() != nullptr) return !is_inside_a_pass();
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) return true;  // backward() without a list of inputs
-  return std::any_of(accumulators_.begin(), accumulators_.end(), [&](const auto& accumulator) {
-    const auto found = wanted->find(accumulator.get());
+  const auto is_wanted = [&](const Hook& hook) {
+    const auto found = wanted->find(hook.accumulator.get());
     return found != wanted->end() && found->second.needed_;
-  });
+  };
+  return std::any_of(hooks_.begin(), hooks_.end(), is_wanted) ||
+         std::any_of(old_hooks_.begin(), old_hooks_.end(), is_wanted);
 }
 
 // Where this thread's backward puts the parameter's gradient: the pass of an AutogradContext has its own.
@@ -207,34 +278,86 @@ void Reducer::on_gradient(std::size_t parameter) {
                                    ", which no AutogradContext would hold; call torch::autograd::grad() there, and return "
                                    "its results");
   }
+  const bool creates_graph = c10::GradMode::is_enabled();
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
-  if (is_defined) usage_.note(parameter);
-  if (!expecting_) {
-    if (!left_out_[parameter] || !std::exchange(outputs_again_, false)) return;
-    throw Error(Blame::Caller, "a second backward of one forward brings a gradient for " + names_of({parameter}) +
-                                   ", which the first one left out and which was reduced as unused then; add the losses up "
-                                   "and call backward once, or switch find_unused_parameters and static_graph off");
+  if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
+  enter_backward();
+  if (awaits_gradients() && !has_failed()) synchronize();
+  if (backward_ != Kind::Synchronized) return keep_local(parameter);
+  if (creates_graph) {
+    throw Error(Blame::Caller, "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +
+                                   ", whose average has no graph: a backward through it would not be averaged. Call "
+                                   "torch::autograd::grad(…, create_graph = true) for what the loss contains of gradients, "
+                                   "and backward without create_graph");
   }
-  begin_pass();
-  if (finds_unused()) queue_finish();  // which closes what the loss leaves out
+  require_one_wrapper(parameter);
+  take(parameter);
+}
+
+// In a backward of no_sync, or of no forward of this wrapper; or so far.
+void Reducer::keep_local(std::size_t parameter) {
+  if (has_failed()) return;  // from here on backwards are another wrapper's, of the same model
+  if (passing_ && ready_[parameter]) {
+    throw Error(Blame::Caller, "a backward that is not synchronised brings a gradient for " + names_of({parameter}) +
+                                   ", which is being averaged: a backward before it did not reduce all gradients, and "
+                                   "brought none for " +
+                                   names_of(missing_parameters()) +
+                                   ". Call backward for all losses of a forward before others, or set "
+                                   "DdpOptions::find_unused_parameters");
+  }
+  const c10::Device device = parameters_[parameter].tensor.device();
+  came_.emplace_back(parameter,
+                     device.is_cpu() ? std::nullopt : std::optional(tensor::CudaDevices::current_stream(device)));
+  const bool is_explained = backward_ == Kind::Local || expects_local_ || hidden_.has_value();
+  if (!is_explained && !warned_of_direct_) warns_of_direct_ = true;
+}
+
+// One gradient of this pass, which is in parameter.grad().
+void Reducer::take(std::size_t parameter) {
+  if (!travels(parameter)) {
+    throw Error(Blame::Caller, "the backward brings a gradient for " + names_of({parameter}) +
+                                   ", which required none at the last forward that synchronised; call requires_grad_() "
+                                   "before that forward");
+  }
+  if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_) throw unfinished_pass();
+  if (++taken_ == 1) leave_out_frozen();
   if (order_.is_open() && rebuilds()) order_.note(parameter);
-  if (static_graph_.counts()) {
-    static_graph_.count(parameter);
-    return queue_finish();
-  }
+  if (static_graph_.counts()) return static_graph_.count(parameter);
   if (static_graph_) {
     check_static_graph(parameter);
     if (static_graph_.misses(parameter)) return;
   }
   mark_unused();
+  const bool is_defined = gradient_of(parameters_[parameter].tensor).defined();
   if (!is_defined && finds_unused()) unused_.push_back(parameter);
+  if (ready_[parameter] && !trained_[parameter]) return;  // frozen, and an older forward brings nothing for it either
   mark_ready(parameter);
 }
 
+// Two wrappers of one module in one backward would each average what the other one has averaged. Hooks of one accumulator
+// are called one after the other on one thread.
+void Reducer::require_one_wrapper(std::size_t parameter) const {
+  struct Last {
+    int graph_task = -1;
+    const void* context_pass = nullptr;
+    const void* parameter = nullptr;
+    const Reducer* by = nullptr;
+  };
+  thread_local Last last;
+  const Last now{torch::autograd::get_current_graph_task_id(), context_pass_.get(),
+                 parameters_[parameter].tensor.unsafeGetTensorImpl(), this};
+  const Last before = std::exchange(last, now);
+  if (before.by == this || before.parameter != now.parameter || before.graph_task != now.graph_task ||
+      before.context_pass != now.context_pass)
+    return;
+  throw Error(Blame::Caller,
+              "two DistributedDataParallel of one module take part in one backward, and both would average " +
+                  names_of({parameter}) + "; use one of them for all that the loss contains");
+}
+
 void Reducer::begin_pass() {
-  drop_failed_pass();
+  if (has_failed()) throw failed_pass();
   if (passing_) return require_same_pass();
   require_in_step();
   if (follower_ != nullptr && autograd::Pass::current() != nullptr) {
@@ -244,17 +367,21 @@ void Reducer::begin_pass() {
                 "overlap_with");
   }
   passing_ = true;
+  goes_on_ = interrupted_ = told_unfinished_ = false;
+  taken_ = 0;
   auto* const pass = autograd::Pass::current();
   pass_failed_ = pass ? pass->failure() : nullptr;
   unused_marked_ = false;
-  finish_queued_ = false;
   next_bucket_ = 0;
   std::fill(ready_.begin(), ready_.end(), false);
   for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters.size();
   if (static_graph_.is_counted()) {
     static_graph_.begin_pass();
     unused_ = static_graph_.unused();
+  } else {
+    unused_ = finds_unused() ? unused_by_forwards() : std::vector<std::size_t>{};
   }
+  std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
 }
 
 // A distributed pass has a time limit, which the others' gradients must keep.
@@ -272,7 +399,7 @@ void Reducer::mark_ready(std::size_t parameter) {
                     "needs DdpOptions::static_graph");
   }
   ready_[parameter] = true;
-  const Place place = places_[parameter];
+  const Place place = *places_[parameter];
   Bucket& bucket = buckets_[place.bucket];
   note_stream(bucket, parameters_[parameter].tensor.device());
   {
@@ -324,13 +451,16 @@ void Reducer::note_stream(Bucket& bucket, const c10::Device& device) {
 }
 
 void Reducer::wait_for_slots(Bucket& bucket) {
-  for (const c10::Stream& stream : std::exchange(bucket.streams, {})) {
-    const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
-    if (stream == current) continue;
-    c10::Event filled(stream.device_type());
-    filled.record(stream);
-    filled.block(current);
-  }
+  for (const c10::Stream& stream : std::exchange(bucket.streams, {})) wait_for(stream);
+}
+
+// The current stream of its device goes on when what lies in `stream` is done.
+void Reducer::wait_for(const c10::Stream& stream) {
+  const c10::Stream current = tensor::CudaDevices::current_stream(stream.device());
+  if (stream == current) return;
+  c10::Event reached(stream.device_type());
+  reached.record(stream);
+  reached.block(current);
 }
 
 void Reducer::launch_ready_buckets() {
@@ -345,9 +475,7 @@ void Reducer::launch_ready_buckets() {
     if (follower_ == nullptr) throw;
     follower_->fail(std::current_exception());
   }
-  if (next_bucket_ < buckets_.size()) return;
-  if (counts_usage()) usage_.share(groups_.own());
-  queue_finish();
+  if (next_bucket_ == buckets_.size() && counts_usage()) usage_.share(groups_.own());
 }
 
 void Reducer::launch(std::size_t index) {
@@ -380,33 +508,35 @@ Future<at::Tensor> Reducer::call_hook(GradBucket& bucket) {
 // A static graph is counted once; else every pass may use other parameters.
 bool Reducer::counts_usage() const { return static_graph_ ? !static_graph_.is_shared() : options_.find_unused_parameters; }
 
-// The callback belongs to the graph task that runs at this moment; it is called when that ends well. Where outputs could be
-// hooked that is the user's own backward; else the first gradient asks for it, which may be inside a re-entrant one.
-void Reducer::queue_finish() {
-  if (finish_queued_) return;
-  finish_queued_ = true;
-  at_end_of_backward([](Reducer& self) { self.finish(); });
-}
-
-void Reducer::at_end_of_backward(void (*call)(Reducer&)) {
-  const auto callback = [weak = weak_from_this(), call] {
-    if (const auto self = weak.lock()) call(*self);
-  };
-  if (auto* pass = autograd::Pass::current()) return pass->at_end(callback);
-  torch::autograd::Engine::get_default_engine().queue_callback(callback);
+// The backward has run to its end.
+void Reducer::end_backward() {
+  const c10::AutoGradMode no_grad(false);
+  bool warns = false;
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    graph_task_.reset();
+    context_pass_.reset();
+    came_.clear();
+    warns = std::exchange(warns_of_direct_, false) && backward_ != Kind::Synchronized;
+    warned_of_direct_ |= warns;
+    if (std::exchange(backward_, Kind::Unknown) == Kind::Synchronized && passing_) finish();
+  }
+  if (!warns) return;
+  log::warn(
+      "DistributedDataParallel: a backward brings gradients of the module without a forward of this wrapper, which does "
+      "not "
+      "average them; the ranks' parameters will differ. Call the DistributedDataParallel in place of its module, or, where "
+      "gradients are to stay local, let no_sync() live meanwhile");
 }
 
 void Reducer::finish() {
-  const c10::AutoGradMode no_grad(false);
-  std::lock_guard lock(mutex_);
-  finish_queued_ = false;
-  if (!passing_) return;
   const bool is_first_static = static_graph_.counts();
   if (!is_first_static && next_bucket_ < buckets_.size()) {
     if (!finds_unused()) {
       // Another backward of this forward's outputs brings the rest. Where nothing has come (the parameters were frozen
       // meanwhile) none need follow.
-      const bool any_came = next_bucket_ > 0 || std::find(ready_.begin(), ready_.end(), true) != ready_.end();
+      const bool any_came = next_bucket_ > 0 || taken_ > 0;
       if (!any_came && !static_graph_) passing_ = false;
       return;
     }
@@ -416,10 +546,11 @@ void Reducer::finish() {
     // Everything was put off: now it is known what this graph brings.
     require_used_by_others();
     unused_ = static_graph_.unused();
+    std::erase_if(unused_, [&](std::size_t parameter) { return !travels(parameter); });
     unused_marked_ = false;
     mark_unused();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!ready_[i]) mark_ready(i);
+      if (travels(i) && !ready_[i]) mark_ready(i);
     }
   }
   const trace::Range range(traced::gradients, {.rank = group().rank()});
@@ -436,11 +567,8 @@ void Reducer::finish() {
   stats_.wait += stats_.last_wait;
   restore_unused();
   if (order_.is_open() && rebuilds()) order_.share(groups_.own(), parameters_.size());
-  if (static_graph_) {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) left_out_[i] = !static_graph_.uses(i);
-  }
   static_graph_.end_pass();
-  expecting_ = false;
+  hidden_had_pass_ = true;
   passing_ = false;
   ++stats_.passes;
 }

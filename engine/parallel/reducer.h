@@ -1,21 +1,28 @@
 // Averages gradients over the ranks while the backward pass still computes the next ones. Internal to
 // DistributedDataParallel: knows parameters and buckets, not modules.
 //
-// A pass: prepare_forward, the user's forward, prepare_backward(outputs), the user's backward. Each parameter's gradient
-// accumulator calls on_gradient when its gradient is there; the last gradient of a bucket launches the bucket's all-reduce
-// at once, from that thread, in the order of the buckets, which is the same on all ranks. When backward ends, finish()
-// makes the current stream (CPU: this thread) wait for the sums and puts the averages into the gradients.
+// A forward: begin_forward, prepare_forward unless it is inside of no_sync, the user's forward, end_forward(outputs). The
+// outputs hold what the reducer knows of their forward. When a backward reaches one, on_backward_start says of which
+// forward it is, and that decides whether the backward synchronises, whatever other forwards and backwards lie between.
+//
+// A pass reduces every parameter's gradient once. Each gradient accumulator calls on_gradient when its gradient is there;
+// the last gradient of a bucket launches the bucket's all-reduce at once, from that thread, in the order of the buckets,
+// which is the same on all ranks. When the backward ends, end_backward() makes the current stream (CPU: this thread) wait
+// for the sums and puts the averages into the gradients. Gradients accumulate, and an average plus a local gradient is
+// averaged to the same average plus that of the local ones: so each of several backwards may have its own pass.
 //
 // Thread-safe against autograd's threads; forward and backward themselves come from the user one after the other.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_set>
+#include <utility>
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <weft/engine/group/sparse_sum.h>
@@ -32,8 +39,15 @@ namespace weft::parallel {
 
 struct ReducerParameter {
   std::string name;
-  at::Tensor tensor;  // a leaf that requires grad
+  at::Tensor tensor;  // a leaf; its gradient is averaged while it requires one
   bool sparse_gradient = false;
+};
+
+// One forward with gradients, as its outputs remember it: it lives as long as a backward may reach it.
+struct Forward {
+  bool synchronizes = false;
+  bool had_backward = false;
+  std::vector<std::size_t> unused;  // the outputs do not depend on these parameters; with find_unused_parameters
 };
 
 // Goes on with the averages while backward computes the next gradients (ZeroRedundancyOptimizer). Owned by others.
@@ -65,13 +79,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Before every forward with gradients, also one whose backward will not synchronise.
   void begin_forward();
   // Before a forward whose backward will synchronise. Rebuilds the buckets once, after the first synchronised backward.
-  // Throws Caller when the last backward left gradients out, or module->to() came meanwhile, naming the parameters.
+  // Throws Caller when the last backward left gradients out, or a parameter has another type or device than it had, naming
+  // the parameters.
   void prepare_forward();
-  // After that forward; `outputs` are what it returned.
-  void prepare_backward(const std::vector<at::Tensor>& outputs);
-  // Called when the backward of that forward starts, where DistributedDataParallel can tell: before any gradient, and even
-  // when none comes.
-  void on_backward_start();
+  // After a forward; `outputs` are the tensors that it returned. A backward of one of them calls on_backward_start first.
+  void end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes);
+  // While it is set, gradients that no forward of the wrapper explains are what the user wants (no_sync).
+  void expect_local_gradients(bool expected);
+  // The parameters that require a gradient at this moment.
+  std::vector<bool> trained_now() const;
+  // Whether there are any, and they are others than at the last forward that synchronised.
+  bool trains_others() const;
+  // Before a forward that synchronises: takes over which parameters are trained, once `agree` has found that all ranks do.
+  // Those that never were get a place in the buckets. Throws Caller where the buckets cannot change any more, naming the
+  // parameters.
+  void take_over_trained(const std::function<void()>& agree);
   void set_comm_hook(CommHook hook);
   // Null for none. Not during a backward.
   void set_follower(BucketFollower* follower);
@@ -83,7 +105,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void mirror_pass();
 
   DdpStats stats() const;
-  const std::vector<ReducerParameter>& parameters() const { return parameters_; }
+  // Those whose gradients are averaged. For the follower, which is called under the reducer's lock or outside of backwards.
+  std::vector<at::Tensor> averaged_parameters() const;
   const ProcessGroup& group() const { return groups_.own(); }
 
  private:
@@ -107,21 +130,37 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::size_t slot = 0;
   };
 
+  enum class Kind { Unknown, Local, Synchronized };  // of a backward
+
   Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options);
-  void attach();
+  void attach(std::size_t parameter);
   void build_buckets(const std::vector<std::size_t>& order);
   void take_over_order();
 
   static at::Tensor& gradient_of(const at::Tensor& parameter);
   bool gradients_are_views() const;
   bool accumulates() const;
+  void on_backward_start(Forward& forward);
   void on_gradient(std::size_t parameter);
+  void enter_backward();
+  bool is_in_known_backward() const;
+  // A backward brings gradients of the pass that began or went on in it. An exception may have ended it since.
+  bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
+  bool awaits_gradients() const;
+  void keep_local(std::size_t parameter);
+  void synchronize();
+  void take(std::size_t parameter);
+  void require_one_wrapper(std::size_t parameter) const;
   void begin_pass();
   void mark_unused();
+  void leave_out_frozen();
+  std::vector<std::size_t> unused_by_forwards() const;
+  bool travels(std::size_t parameter) const { return places_[parameter].has_value(); }
   void mark_ready(std::size_t parameter);
   void fill_slot(Bucket& bucket, std::size_t slot, std::size_t parameter);
   void note_stream(Bucket& bucket, const c10::Device& device);
   void wait_for_slots(Bucket& bucket);
+  static void wait_for(const c10::Stream& stream);
   void launch_ready_buckets();
   void launch(std::size_t index);
   void launch_sparse(Bucket& bucket);
@@ -130,16 +169,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool counts_usage() const;
   bool rebuilds() const { return static_graph_ || !options_.find_unused_parameters; }
   void drop_failed_pass();
+  bool has_failed() const;
   void note_failure(std::string why);
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
   void require_same_pass() const;
-  void require_same_parameters() const;
+  void follow_parameters();
+  Error unfinished_pass();
+  void require_no_frozen_rest() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
-  void queue_finish();
-  void at_end_of_backward(void (*call)(Reducer&));
+  void end_backward();
   void finish();
   void collect(Bucket& bucket);
   void collect_sparse(Bucket& bucket);
@@ -152,31 +193,65 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_static_graph(std::size_t parameter);
   void require_used_by_others();
 
+  // What a parameter was when its place in a bucket was made.
+  struct Layout {
+    explicit Layout(const at::Tensor& tensor)
+        : dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes().begin(), tensor.sizes().end()) {}
+    friend bool operator==(const Layout&, const Layout&) = default;
+    at::ScalarType dtype;
+    c10::Device device;
+    c10::SmallVector<std::int64_t, 5> sizes;
+  };
+
   const std::vector<ReducerParameter> parameters_;
+  std::vector<Layout> layouts_;
   DeviceGroups groups_;  // of the buckets; its own one of everything else
   const DdpOptions options_;
   int divisor_;
 
   mutable std::mutex mutex_;  // of all below
-  std::vector<NodePtr<torch::autograd::Node>> accumulators_;
-  std::vector<std::uintptr_t> hook_keys_;
+  struct Hook {
+    NodePtr<torch::autograd::Node> accumulator;
+    std::uintptr_t key = 0;
+  };
+  std::vector<Hook> hooks_;         // by parameter
+  std::vector<Hook> old_hooks_;     // of accumulators that parameters had before; a graph may still end in them
+  std::vector<bool> trained_;       // by parameter: it required a gradient at the last forward that synchronised
+  std::vector<bool> ever_trained_;  // by parameter: it did at some forward
+  std::vector<std::size_t> bucket_order_;
   std::vector<Bucket> buckets_;
-  std::vector<Place> places_;
+  std::vector<std::optional<Place>> places_;  // none: it has not been trained since the wrapper was made
   CommHook hook_;
   BucketFollower* follower_ = nullptr;
 
-  bool expecting_ = false;                                // a forward said that its backward will synchronise
-  bool passing_ = false;                                  // a gradient of this pass has come
+  // --- forwards
+  std::vector<std::weak_ptr<Forward>> forwards_;
+  std::optional<bool> hidden_;    // there was one without visible outputs; true: one that synchronises
+  bool hidden_had_pass_ = false;  // since then
+  bool expects_local_ = false;    // no_sync
+  bool warned_of_direct_ = false;
+
+  // --- the backward that runs
+  Kind backward_ = Kind::Unknown;
+  std::weak_ptr<void> graph_task_;                         // lives as long as libtorch's graph task
+  std::shared_ptr<const std::atomic<bool>> context_pass_;  // that of an AutogradContext that this is; null for others
+  bool ended_ = true;                                      // end_backward() has been called
+  bool warns_of_direct_ = false;                           // it brings gradients of no forward of the wrapper
+  std::vector<std::pair<std::size_t, std::optional<c10::Stream>>> came_;  // what it brought while it was not synchronised
+
+  // --- the pass
+  bool passing_ = false;                                  // it has begun
+  bool goes_on_ = false;                                  // it began in an earlier backward
+  bool told_unfinished_ = false;                          // the user knows that gradients are missing
+  bool interrupted_ = false;                              // an exception has ended a backward of it
+  std::size_t taken_ = 0;                                 // gradients of this pass
   std::shared_ptr<const std::atomic<bool>> pass_failed_;  // that of an AutogradContext that this is; null for others
   std::string failure_;                                   // what ended this pass, where that is known
   bool out_of_step_ = false;                              // it failed between its buckets
   bool unused_marked_ = false;
-  bool finish_queued_ = false;
   std::size_t next_bucket_ = 0;  // the first that is not launched
   std::vector<bool> ready_;
   std::vector<std::size_t> unused_;  // by this pass's outputs
-  std::vector<bool> left_out_;       // counted as unused by the last pass, although the forward used them
-  bool outputs_again_ = false;       // a backward runs in which the outputs of a forward take part that has had its pass
   std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
   Usage usage_;
   StaticGraph static_graph_;

@@ -11,25 +11,32 @@
 
 namespace weft::parallel {
 
+// In that order of all parameters: of those that are trained, or were.
 void Reducer::build_buckets(const std::vector<std::size_t>& order) {
+  bucket_order_ = order;
+  std::vector<std::size_t> planned_parameters;
+  std::vector<std::size_t> planned_order;
   std::vector<PlannedGradient> planned;
-  for (const ReducerParameter& parameter : parameters_) {
-    const at::Tensor& tensor = parameter.tensor;
-    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), parameter.sparse_gradient});
+  for (const std::size_t parameter : order) {
+    if (!ever_trained_[parameter]) continue;
+    const at::Tensor& tensor = parameters_[parameter].tensor;
+    planned_order.push_back(planned.size());
+    planned_parameters.push_back(parameter);
+    planned.push_back({tensor.nbytes(), tensor.scalar_type(), tensor.device(), parameters_[parameter].sparse_gradient});
   }
   const std::size_t limits[] = {options_.first_bucket_bytes, options_.bucket_bytes};
   buckets_.clear();
-  places_.assign(parameters_.size(), {});
+  places_.assign(parameters_.size(), std::nullopt);
   stats_.bucket_bytes.clear();
-  for (PlannedBucket& plan : plan_buckets(planned, order, limits)) {
+  for (const PlannedBucket& plan : plan_buckets(planned, planned_order, limits)) {
     Bucket bucket;
-    bucket.parameters = std::move(plan.gradients);
+    for (const std::size_t gradient : plan.gradients) bucket.parameters.push_back(planned_parameters[gradient]);
     bucket.limit = plan.limit;
     const at::Tensor& first = parameters_[bucket.parameters.front()].tensor;
     bucket.sparse = parameters_[bucket.parameters.front()].sparse_gradient;
     std::int64_t elements = 0;
     for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-      places_[bucket.parameters[slot]] = {buckets_.size(), slot};
+      places_[bucket.parameters[slot]] = Place{buckets_.size(), slot};
       elements += parameters_[bucket.parameters[slot]].tensor.numel();
     }
     if (!bucket.sparse) {
@@ -44,6 +51,43 @@ void Reducer::build_buckets(const std::vector<std::size_t>& order) {
     }
     buckets_.push_back(std::move(bucket));
   }
+}
+
+bool Reducer::trains_others() const {
+  std::lock_guard lock(mutex_);
+  const std::vector<bool> now = trained_now();
+  if (std::find(now.begin(), now.end(), true) == now.end()) return false;
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (now[i] != trained_[i] || (ever_trained_[i] && !travels(i))) return true;
+  }
+  return false;
+}
+
+void Reducer::take_over_trained(const std::function<void()>& agree) {
+  std::lock_guard lock(mutex_);
+  const std::vector<bool> trained = trained_now();
+  std::vector<std::size_t> changed;
+  std::vector<std::size_t> added;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained[i] != trained_[i]) changed.push_back(i);
+    if (ever_trained_[i] && !travels(i)) added.push_back(i);
+  }
+  if (!changed.empty() && static_graph_) {
+    throw Error(Blame::Caller, "static_graph: requires_grad was changed for " + names_of(changed) +
+                                   ", and the graph with it; switch static_graph off, or make a new "
+                                   "DistributedDataParallel");
+  }
+  if (!added.empty() && follower_ != nullptr) {
+    throw Error(Blame::Caller, "requires_grad was switched on for " + names_of(added) +
+                                   ", and an optimizer steps in the backward of this DistributedDataParallel, which would "
+                                   "leave them out; make both anew");
+  }
+  if (!added.empty() && passing_) throw unfinished_pass();
+  agree();
+  trained_ = trained;
+  if (added.empty()) return;
+  for (const std::size_t parameter : added) layouts_[parameter] = Layout(parameters_[parameter].tensor);
+  build_buckets(bucket_order_);
 }
 
 // Rank 0's order of arrival, sent off at the end of the first pass and taken at the next forward.
@@ -187,7 +231,14 @@ void Reducer::mirror_pass() {
   // zeroes its gradients before each step.
   if (counts_usage() || usage_.is_shared()) {
     std::fill(kept_.begin(), kept_.end(), at::Tensor());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) unused_.push_back(i);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (travels(i)) unused_.push_back(i);
+    }
+  }
+  leave_out_frozen();
+  for (const std::size_t parameter : unused_) {
+    const at::Tensor& gradient = gradient_of(parameters_[parameter].tensor);
+    if (!trained_[parameter] && gradient.defined()) kept_[parameter] = gradient.clone();
   }
   for (Bucket& bucket : buckets_) {
     if (bucket.flat.defined()) bucket.flat.zero_();

@@ -10,16 +10,29 @@
 
 namespace weft::parallel {
 
-// A parameter's type and device are those of its accumulator, to which the hook belongs: with others it gets a new one.
-void Reducer::require_same_parameters() const {
+// Libtorch gives a parameter a new accumulator when its storage is set (torch::load) or its type changes: the hook follows.
+// Another type, device or shape than its place in the bucket has is refused.
+void Reducer::follow_parameters() {
   std::vector<std::size_t> changed;
+  std::vector<std::size_t> moved;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (torch::autograd::impl::try_get_grad_accumulator(parameters_[i].tensor) != accumulators_[i]) changed.push_back(i);
+    const at::Tensor& tensor = parameters_[i].tensor;
+    if (tensor.requires_grad()) ever_trained_[i] = true;
+    if (travels(i) && layouts_[i] != Layout(tensor)) {
+      changed.push_back(i);
+    } else if (tensor.requires_grad() && (!hooks_[i].accumulator || torch::autograd::impl::try_get_grad_accumulator(
+                                                                        tensor) != hooks_[i].accumulator)) {
+      moved.push_back(i);
+    }
   }
-  if (changed.empty()) return;
-  throw Error(Blame::Caller, "the type or the device of " + names_of(changed) +
-                                 " is not that with which DistributedDataParallel was made, and gradients would not be "
-                                 "averaged; call module->to(…) first, then make the DistributedDataParallel");
+  if (!changed.empty()) {
+    throw Error(Blame::Caller, "the type, the device or the shape of " + names_of(changed) +
+                                   " is not that with which DistributedDataParallel was made, and gradients would not be "
+                                   "averaged; call module->to(…) first, then make the DistributedDataParallel");
+  }
+  if (moved.empty()) return;
+  std::erase_if(old_hooks_, [](const Hook& hook) { return hook.accumulator.use_count() == 1; });
+  for (const std::size_t parameter : moved) attach(parameter);
 }
 
 // A pass over several workers that has failed never came to finish(). What the user's retained graph brings next is another
@@ -29,7 +42,10 @@ void Reducer::drop_failed_pass() {
   pass_failed_ = nullptr;
   failure_.clear();
   passing_ = false;
-  finish_queued_ = false;
+  ended_ = true;
+  interrupted_ = false;
+  backward_ = Kind::Unknown;
+  context_pass_.reset();
   out_of_step_ = next_bucket_ > 0;
   for (Bucket& bucket : buckets_) {
     bucket.work = {};
@@ -45,10 +61,32 @@ void Reducer::drop_failed_pass() {
   static_graph_.drop_pass();
 }
 
-// From here on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
-void Reducer::note_failure(std::string why) {
-  failure_ = std::move(why);
-  if (autograd::Pass::current() == nullptr) expecting_ = false;
+void Reducer::note_failure(std::string why) { failure_ = std::move(why); }
+
+// From there on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
+bool Reducer::has_failed() const { return passing_ && (!failure_.empty() || interrupted_); }
+
+// A gradient that no_sync has left and no pass will average, since the parameter takes part in none: ranks would step it
+// differently. Where the ranks count what they use, they average it as what only some use.
+void Reducer::require_no_frozen_rest() const {
+  if (counts_usage()) return;
+  std::vector<std::size_t> rests;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].tensor.requires_grad() && usage_.is_here(i)) rests.push_back(i);
+  }
+  if (rests.empty() || rests.size() == parameters_.size()) return;
+  throw Error(Blame::Caller,
+              "requires_grad was switched off for " + names_of(rests) +
+                  ", whose gradients of no_sync have not been averaged yet; let a backward synchronise before, "
+                  "or set them to undefined (zero_grad) and make a new DistributedDataParallel");
+}
+
+Error Reducer::unfinished_pass() {
+  told_unfinished_ = true;
+  return {Blame::Caller,
+          "the last backward did not reduce all gradients: it brought none for " + names_of(missing_parameters()) +
+              ". If the outputs need not depend on every parameter, set DdpOptions::find_unused_parameters; all outputs of "
+              "the forward must take part in the loss"};
 }
 
 // Nobody knows what the other ranks have sent and received meanwhile.
@@ -113,11 +151,25 @@ void Reducer::require_used_by_others() {
   throw error;
 }
 
+std::vector<bool> Reducer::trained_now() const {
+  std::vector<bool> trained;
+  for (const ReducerParameter& parameter : parameters_) trained.push_back(parameter.tensor.requires_grad());
+  return trained;
+}
+
+std::vector<at::Tensor> Reducer::averaged_parameters() const {
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (travels(i)) tensors.push_back(parameters_[i].tensor);
+  }
+  return tensors;
+}
+
 std::vector<std::size_t> Reducer::missing_parameters() const {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool came = static_graph_.is_counted() ? !static_graph_.misses(i) : ready_[i];
-    if (!came) missing.push_back(i);
+    if (!came && travels(i) && trained_[i]) missing.push_back(i);
   }
   return missing;
 }

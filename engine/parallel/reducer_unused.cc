@@ -34,10 +34,31 @@ std::vector<std::size_t> Reducer::unreachable_from(const std::vector<at::Tensor>
     for (const auto& send : context->sends()) visit(send.get());
   }
   std::vector<std::size_t> unreachable;
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    if (!seen.contains(accumulators_[i].get())) unreachable.push_back(i);
+  for (std::size_t i = 0; i < hooks_.size(); ++i) {
+    if (!seen.contains(hooks_[i].accumulator.get())) unreachable.push_back(i);
   }
   return unreachable;
+}
+
+// The losses of several forwards may be added up for one backward: unused is what none of them uses. What only the others
+// use counts as unused at its end.
+std::vector<std::size_t> Reducer::unused_by_forwards() const {
+  if (hidden_) return {};
+  std::vector<std::size_t> uses(parameters_.size());
+  bool any = false;
+  for (const auto& weak : forwards_) {
+    const auto forward = weak.lock();
+    if (!forward) continue;
+    any = true;
+    std::vector<bool> unused(parameters_.size());
+    for (const std::size_t parameter : forward->unused) unused[parameter] = true;
+    for (std::size_t i = 0; i < uses.size(); ++i) uses[i] += unused[i] ? 0 : 1;
+  }
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; any && i < uses.size(); ++i) {
+    if (uses[i] == 0) result.push_back(i);
+  }
+  return result;
 }
 
 void Reducer::mark_unused() {
@@ -51,12 +72,20 @@ void Reducer::mark_unused() {
   }
 }
 
+// Frozen since their buckets were made, on all ranks alike (take_over_trained): as what no rank uses.
+void Reducer::leave_out_frozen() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i] || !travels(i) || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
+    unused_.push_back(i);
+    unused_marked_ = false;
+  }
+}
+
 // Outputs that the loss leaves out are unused, although the forward used what they depend on.
 void Reducer::leave_out_what_is_missing() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
+    if (!travels(i) || ready_[i] || std::find(unused_.begin(), unused_.end(), i) != unused_.end()) continue;
     unused_.push_back(i);
-    left_out_[i] = true;
   }
   unused_marked_ = false;
   mark_unused();

@@ -140,7 +140,7 @@ void ShardedOptimizer::Overlap::before_forward() {
 ShardedOptimizer::Overlap::Pass ShardedOptimizer::Overlap::begin() {
   std::unordered_set<const void*> averaged;
   if (const auto reducer = reducer_.lock()) {
-    for (const ReducerParameter& parameter : reducer->parameters()) averaged.insert(key_of(parameter.tensor));
+    for (const at::Tensor& parameter : reducer->averaged_parameters()) averaged.insert(key_of(parameter));
   }
   Pass pass;
   pass.last = Future<void>::ready();

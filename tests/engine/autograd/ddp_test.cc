@@ -317,6 +317,26 @@ TEST_P(DdpInContexts, LossesOfOneForwardAreForOneBackward) {
   });
 }
 
+TEST_P(DdpInContexts, EachPassOverAllOfAForwardIsAveraged) {
+  hybrid::train(GetParam(), 2, 2, [](rpc::Agent& agent, ProcessGroup& group) {
+    hybrid::Heads net;
+    DistributedDataParallel<hybrid::HeadsImpl> ddp(net, group);
+    const double x = 1 + group.rank();
+    for (const bool in_order : {true, false}) {
+      AutogradContext context(agent);
+      const auto one = ddp(x);
+      const auto two = ddp(10 * x);
+      const auto loss_of = [](const auto& outputs) { return outputs[0].sum() + outputs[1].sum(); };
+      context.backward({loss_of(in_order ? one : two)});
+      context.backward({loss_of(in_order ? two : one)}, {.retain_graph = true});
+      EXPECT_TRUE(at::allclose(context.gradient(net->a), at::full({3}, 16.5)));
+      EXPECT_TRUE(at::allclose(context.gradient(net->b), at::full({3}, 33.0)));
+      context.backward({loss_of(in_order ? two : one)});
+      EXPECT_TRUE(at::allclose(context.gradient(net->a), at::full({3}, in_order ? 31.5 : 18.0)));
+    }
+  });
+}
+
 TEST_P(DdpInContexts, DR006_UnevenInputs) {
   hybrid::train(GetParam(), 4, 4, [](rpc::Agent& agent, ProcessGroup& group) {
     const int rank = agent.self().rank;
