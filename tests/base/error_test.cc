@@ -56,6 +56,30 @@ TEST(Result, HoldsAValueOrThrowsItsError) {
   EXPECT_THROW(bad.value(), Error);
 }
 
+TEST(Error, HasTheTextOfWhateverWasThrown) {
+  struct NoText : std::exception {
+    const char* what() const noexcept override { return nullptr; }
+  };
+  const auto text_of_thrown = [](const auto& thrown) { return text_of(std::make_exception_ptr(thrown)); };
+  EXPECT_EQ(text_of_thrown(std::runtime_error("plain")), "plain");
+  EXPECT_NE(text_of_thrown(NoText()).find("NoText, whose what() is null"), std::string::npos);
+  EXPECT_EQ(text_of_thrown(std::string("a string")), "a string");
+  EXPECT_EQ(text_of_thrown(static_cast<const char*>("a literal")), "a literal");
+  EXPECT_EQ(text_of_thrown(static_cast<const char*>(nullptr)), "a null char*");
+  EXPECT_EQ(text_of_thrown(7), "something that is no std::exception, but int");
+  EXPECT_LT(text_of_thrown(std::string(1 << 20, 'x')).size(), std::size_t{20} << 10);
+  EXPECT_EQ(to_error(std::make_exception_ptr(NoText()), Blame::Remote).blame(), Blame::Remote);
+  try {
+    try {
+      throw std::runtime_error("inner");
+    } catch (...) {
+      std::throw_with_nested(std::runtime_error("outer"));
+    }
+  } catch (...) {
+    EXPECT_EQ(text_of(std::current_exception()), "outer, caused by: inner");
+  }
+}
+
 TEST(Deadline, NeverDoesNotPassAndLongOnesDoNotOverflow) {
   EXPECT_FALSE(Deadline::never().passed());
   EXPECT_EQ(Deadline::never().remaining(), milliseconds::max());

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -22,6 +23,20 @@ struct Overdrawn : std::runtime_error {
 int throws_own() { throw Overdrawn("by ten"); }
 struct Bare {};
 int throws_bare() { throw Bare(); }
+struct NoText : std::exception {
+  const char* what() const noexcept override { return nullptr; }
+};
+int throws_no_text() { throw NoText(); }
+int throws_string() { throw std::string("a string"); }
+int throws_literal() { throw "a literal"; }
+int throws_nested() {
+  try {
+    throw std::runtime_error("the disk is full");
+  } catch (...) {
+    std::throw_with_nested(std::runtime_error("nothing was saved"));
+  }
+}
+int throws_much() { throw std::runtime_error(std::string(8 << 20, 'x')); }
 int throws_weft() { throw Error(Blame::Busy, "no room"); }
 int throws_libtorch() { return at::ones({2, 3}).matmul(at::ones({2, 3})).size(0); }
 void look_at(const int&) {}
@@ -76,6 +91,7 @@ using harness::As;
 using harness::error_of;
 using harness::run_workers;
 using harness::Setting;
+using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
 class Errors : public testing::TestWithParam<Setting> {};
@@ -292,6 +308,28 @@ TEST_P(Errors, RE006_RR033_ACreationSaysWhatItsFunctionThrewHoweverItIsUsed) {
                   "something that is no std::exception, but int");
       expect_text(agent.remote<&wrong::throws_weft>(to), "wrong::throws_weft", "no room [Busy");
       expect_text(agent.remote<&wrong::throws_libtorch>(to), "wrong::throws_libtorch", "");
+    }
+  });
+}
+
+TEST_P(Errors, WhateverIsThrownReachesTheCallerAsText) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    for (const int to : {agent.self().rank, next_of(agent)}) {
+      const auto thrown_by = [&](auto call) {
+        const auto error = error_of(call);
+        EXPECT_EQ(error.blame(), Blame::Remote);
+        return error.text();
+      };
+      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_no_text>(to); }),
+                  HasSubstr("wrong::NoText, whose what() is null"));
+      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_string>(to); }), HasSubstr("a string"));
+      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_literal>(to); }), HasSubstr("a literal"));
+      EXPECT_THAT(thrown_by([&] { agent.sync<&wrong::throws_nested>(to); }),
+                  HasSubstr("nothing was saved, caused by: the disk is full"));
+      const std::string much = thrown_by([&] { agent.sync<&wrong::throws_much>(to); });
+      EXPECT_THAT(much, HasSubstr("of 8388608 bytes"));
+      EXPECT_LT(much.size(), 32U << 10);
+      EXPECT_EQ(agent.sync<&wrong::plus>(to, 1, 2), 3) << "it lives";
     }
   });
 }
