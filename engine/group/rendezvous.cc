@@ -441,10 +441,33 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
 
 namespace weft {
 
-std::optional<int> launched_rank() { return group::rank_variable(group::process_environment()); }
+namespace {
 
-std::optional<int> launched_world_size() { return group::world_size_variable(group::process_environment()); }
+int launched(const std::optional<int>& number, const std::string& function, const char* variables) {
+  if (number) return *number;
+  throw Error(Blame::Caller, function + "(): no launcher has told this process (none of " + variables +
+                                 " is set); start it by weft-run, torchrun, mpirun or srun, or call " + function +
+                                 "_or(…), which gives a number of the program's where it runs alone");
+}
 
-std::optional<int> launched_local_rank() { return group::local_rank(group::process_environment()); }
+std::optional<int> rank_of_launcher() { return group::rank_variable(group::process_environment()); }
+std::optional<int> size_of_launcher() { return group::world_size_variable(group::process_environment()); }
+std::optional<int> local_rank_of_launcher() { return group::local_rank(group::process_environment()); }
+
+}  // namespace
+
+int launched_rank() {
+  return launched(rank_of_launcher(), "launched_rank", "RANK, OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID");
+}
+int launched_world_size() {
+  return launched(size_of_launcher(), "launched_world_size", "WORLD_SIZE, OMPI_COMM_WORLD_SIZE, PMI_SIZE, SLURM_NTASKS");
+}
+int launched_local_rank() {
+  return launched(local_rank_of_launcher(), "launched_local_rank",
+                  "LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID, SLURM_LOCALID");
+}
+int launched_rank_or(int otherwise) { return rank_of_launcher().value_or(otherwise); }
+int launched_world_size_or(int otherwise) { return size_of_launcher().value_or(otherwise); }
+int launched_local_rank_or(int otherwise) { return local_rank_of_launcher().value_or(otherwise); }
 
 }  // namespace weft

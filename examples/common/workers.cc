@@ -16,8 +16,8 @@ int Workers::run(int argc, char** argv, const std::function<std::string(int rank
   options.parse(argc, argv);
   try {
     torch::set_num_threads(1);
-    const int rank = weft::launched_rank().value_or(0);
-    const int ranks = weft::launched_world_size().value_or(1);
+    const int rank = weft::launched_rank_or(0);
+    const int ranks = weft::launched_world_size_or(1);
     if (ranks < numbers_.least || (numbers_.most > 0 && ranks > numbers_.most)) {
       throw std::runtime_error("it takes " + std::to_string(numbers_.least) + " workers" +
                                (numbers_.most == numbers_.least ? "" : " or more") + ", not " + std::to_string(ranks) +

@@ -190,13 +190,20 @@ TEST(Env, TellsTheLaunchersRankAndSizeBeforeAnybodyJoins) {
   ::setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
   EXPECT_EQ(launched_rank(), 1);
   EXPECT_EQ(launched_world_size(), 3);
-  EXPECT_EQ(launched_local_rank(), std::nullopt);
+  EXPECT_EQ(launched_local_rank_or(-1), -1);
   ::setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0", 1);
   EXPECT_EQ(launched_local_rank(), 0);
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}) ::unsetenv(name);
-  EXPECT_EQ(launched_rank(), std::nullopt);
-  EXPECT_EQ(launched_world_size(), std::nullopt);
-  EXPECT_EQ(launched_local_rank(), std::nullopt);
+  EXPECT_EQ(launched_rank_or(5), 5);
+  EXPECT_EQ(launched_world_size_or(6), 6);
+  EXPECT_EQ(launched_local_rank_or(7), 7);
+  for (const auto& [call, variable] :
+       {std::pair{&launched_rank, "RANK"}, {&launched_world_size, "WORLD_SIZE"}, {&launched_local_rank, "LOCAL_RANK"}}) {
+    const auto error = error_of([&, ask = call] { static_cast<void>(ask()); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_NE(error.text().find(variable), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("_or(…)"), std::string::npos) << error.text();
+  }
 }
 
 TEST(Env, BelowMpirunOverSeveralMachinesSaysWhatToPass) {
