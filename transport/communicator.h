@@ -10,6 +10,7 @@
 // engine (sizes, dtypes, ranks, devices): a backend checks only what it alone knows and fails the Op with Unsupported.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -25,10 +26,14 @@ constexpr int kAnySource = -1;
 struct Elements {
   Slice slice;
   Dtype dtype = Dtype::UInt8;
+  // The training step whose gradients an all_reduce adds up, counted from 1: where the communicator compares_calls(), ranks
+  // that are in different steps are told so. 0: of none.
+  std::uint32_t step = 0;
   std::size_t count() const { return slice.bytes / size_of(dtype); }
 };
 
-// Ordered per (peer, tag): the n-th send of a rank meets the n-th matching recv of the other.
+// Ordered per (peer, tag): the n-th send of a rank meets the n-th matching recv of the other. Where the communicator
+// compares_calls(), one of another dtype is a Caller error on both, and breaks it.
 class PointToPoint {
  public:
   virtual ~PointToPoint() = default;
@@ -49,6 +54,9 @@ class Communicator {
   // What all_reduce, reduce and reduce_scatter can do. The sum of truth values is "any", their product "all". Asked before
   // anything is sent.
   virtual bool can_reduce(Dtype dtype, ReduceOp op) const = 0;
+  // Whether each message says of which call it is, so that ranks whose calls differ all learn of it. Then calls with empty
+  // tensors are exchanged as well: they may be others elsewhere.
+  virtual bool compares_calls() const { return false; }
   // Null where the backend has none.
   virtual PointToPoint* point_to_point() { return nullptr; }
 

@@ -104,6 +104,7 @@ class StagedCommunicator final : public Communicator,
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return host_->can_reduce(dtype, op); }
+  bool compares_calls() const override { return host_->compares_calls(); }
   PointToPoint* point_to_point() override { return messages_ != nullptr ? this : nullptr; }
 
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override {
@@ -115,10 +116,11 @@ class StagedCommunicator final : public Communicator,
   }
 
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override {
-    return collective("all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
-                      [op, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.all_reduce({pieces[0], dtype}, op, std::move(held), Fence());
-                      });
+    return collective(
+        "all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
+        [op, dtype = data.dtype, step = data.step](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.all_reduce({pieces[0], dtype, step}, op, std::move(held), Fence());
+        });
   }
 
   Op reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept override {

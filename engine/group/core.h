@@ -88,13 +88,16 @@ struct Core : std::enable_shared_from_this<Core> {
     std::function<void()> prepare;  // once nothing refuses it any more; on the current stream, which it starts behind
     bool host_waits = false;        // Work::wait() blocks the host, whatever the device
     bool on_all = false;            // communicators that there are: a barrier of what each has in flight
-    bool may_skip = true;           // if all tensors are empty here they are empty on all ranks, and nothing is sent
+    bool may_skip = true;           // if all tensors are empty here they are empty on all ranks: backends that cannot tell
+                                    // send nothing
     Fence begins_after;             // host memory: it begins when this has passed; what comes behind it waits in line
   };
   // Orders and issues one collective, whose arguments have been checked. `call` runs under the group's lock and may append
   // several Ops: the Work is done when all are.
   using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
   Work issue(Operation operation, const Call& call);
+  // `step`: see transport::Elements; the ranks compare it.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_t step = 0);
   // `begins_after`: see there. It may wait for operations before this one, never for later ones.
   Work broadcast(const at::Tensor& tensor, int root, Fence begins_after = {});
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;

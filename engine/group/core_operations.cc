@@ -88,7 +88,7 @@ Work Core::issue(Operation operation, const Call& call) {
   try {
     if (config().debug == DebugLevel::Detail) compare_across_ranks(operation, number);
     const auto is_empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
-    const bool skip = operation.may_skip && !operation.tensors.empty() &&
+    const bool skip = operation.may_skip && !carrier.compares_calls() && !operation.tensors.empty() &&
                       std::all_of(operation.tensors.begin(), operation.tensors.end(), is_empty);
     if (!skip) {
       if (operation.prepare) operation.prepare();

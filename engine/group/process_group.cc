@@ -172,18 +172,26 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
     sum_sparse(*this, tensor, op);
     return {};
   }
-  check_tensor(core(), "all_reduce", "tensor", tensor);
-  check_reduction(core(), "all_reduce", tensor, op);
-  const auto data = tensor::elements_of(tensor);
-  return core().issue({.name = "all_reduce",
-                       .fingerprint = [&] { return with(tensor, op); },
-                       .device = tensor.device(),
-                       .tensors = {tensor},
-                       .writes = {tensor},
-                       .reduction = op},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.all_reduce(data, op, pin, ready));
-                      });
+  return core().all_reduce(tensor, op);
+}
+
+Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_t step) {
+  check_tensor(*this, "all_reduce", "tensor", tensor);
+  check_reduction(*this, "all_reduce", tensor, op);
+  auto data = tensor::elements_of(tensor);
+  data.step = step;
+  const auto fingerprint = [&] {
+    return with(tensor, op) + (step == 0 ? "" : ", of the gradients of step " + std::to_string(step));
+  };
+  return issue({.name = "all_reduce",
+                .fingerprint = fingerprint,
+                .device = tensor.device(),
+                .tensors = {tensor},
+                .writes = {tensor},
+                .reduction = op},
+               [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                 ops.push_back(ranks.all_reduce(data, op, pin, ready));
+               });
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {

@@ -171,7 +171,7 @@ void Replica::follow_frozen() {
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
-  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, synchronizing_);
+  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, synchronizing_, trains());
 }
 
 bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
@@ -203,7 +203,7 @@ void Replica::mirror_step(const JoinStep& step) {
   if (!step.synchronizes) return;
   if (step.trains) state_->sync_buffers(step.first_rank);
   state_->reducer->set_divisor(join_scope_->divisor());
-  state_->reducer->mirror_pass();
+  state_->reducer->mirror_pass(step.trains);
 }
 
 void Replica::take_over(int last_rank) { broadcast_values(state_->groups, state_->all_values(), last_rank); }

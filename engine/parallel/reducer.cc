@@ -147,7 +147,7 @@ void Reducer::prepare_forward() {
   take_over_order();
 }
 
-void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes) {
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes, bool trains) {
   std::lock_guard lock(mutex_);
   std::erase_if(forwards_, [](const auto& weak) { return weak.expired(); });
   const auto forward = std::make_shared<Forward>();
@@ -165,6 +165,7 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchroni
   if (is_visible) {
     if (finds_unused()) forward->unused = unreachable_from(outputs);
     forwards_.push_back(forward);
+    if (synchronizes && trains) count(*forward, true);
   } else {
     // It returns nothing, or a type that does not say what it holds: any backward may be its own.
     hidden_ = hidden_.value_or(false) || synchronizes;
@@ -211,14 +212,22 @@ bool Reducer::is_in_known_backward() const {
 void Reducer::on_backward_start(Forward& forward) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
-  if (!accumulates()) return;
+  if (!accumulates()) return count(forward, false);
   enter_backward();
   forward.had_backward = true;
   if (forward.synchronizes) {
+    count(forward, true);
     synchronize();
   } else if (backward_ == Kind::Unknown) {
     backward_ = Kind::Local;
   }
+}
+
+// The ranks' steps are compared with each bucket: a rank that has skipped the backward of a step has made a forward more
+// than the others. Those that torch::autograd::grad() uses, and those for evaluation, may be this rank's alone.
+void Reducer::count(Forward& forward, bool counts) {
+  if (std::exchange(forward.counts, counts) == counts) return;
+  steps_ += counts ? 1 : -1;
 }
 
 // Whether gradients that come in a backward of no known forward are those of one that synchronises: it showed no outputs,
@@ -486,7 +495,7 @@ void Reducer::launch(std::size_t index) {
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
-    bucket.work = groups_.of(bucket.flat.device()).all_reduce(bucket.flat);
+    bucket.work = group::Core::of(groups_.of(bucket.flat.device())).all_reduce(bucket.flat, ReduceOp::Sum, steps_);
     return;
   }
   std::vector<at::Tensor> parameters;

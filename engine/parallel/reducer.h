@@ -47,6 +47,7 @@ struct ReducerParameter {
 struct Forward {
   bool synchronizes = false;
   bool had_backward = false;
+  bool counts = false;              // as a step
   std::vector<std::size_t> unused;  // the outputs do not depend on these parameters; with find_unused_parameters
 };
 
@@ -83,7 +84,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // the parameters.
   void prepare_forward();
   // After a forward; `outputs` are the tensors that it returned. A backward of one of them calls on_backward_start first.
-  void end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes);
+  // `trains`: the module is in training mode.
+  void end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes, bool trains);
   // While it is set, gradients that no forward of the wrapper explains are what the user wants (no_sync).
   void expect_local_gradients(bool expected);
   // The parameters that require a gradient at this moment.
@@ -102,7 +104,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_divisor(int ranks);
   // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs. Its parameters receive
   // the gradients that the others' do, for an optimizer that goes on here (ZeroRedundancyOptimizer).
-  void mirror_pass();
+  void mirror_pass(bool trains);
 
   DdpStats stats() const;
   // Those whose gradients are averaged. For the follower, which is called under the reducer's lock or outside of backwards.
@@ -146,6 +148,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_in_known_backward() const;
   // A backward brings gradients of the pass that began or went on in it. An exception may have ended it since.
   bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
+  void count(Forward& forward, bool counts);
   bool awaits_gradients() const;
   void keep_local(std::size_t parameter);
   void synchronize();
@@ -226,6 +229,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // --- forwards
   std::vector<std::weak_ptr<Forward>> forwards_;
+  std::uint32_t steps_ = 0;
   std::optional<bool> hidden_;    // there was one without visible outputs; true: one that synchronises
   bool hidden_had_pass_ = false;  // since then
   bool expects_local_ = false;    // no_sync

@@ -220,10 +220,11 @@ void Reducer::collect_sparse(Bucket& bucket) {
   target = std::exchange(bucket.sparse_sum, {}).finish();
 }
 
-void Reducer::mirror_pass() {
+void Reducer::mirror_pass(bool trains) {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   take_over_order();
+  if (trains) ++steps_;
   next_bucket_ = 0;
   usage_.forget();
   unused_.clear();

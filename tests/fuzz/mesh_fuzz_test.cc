@@ -31,6 +31,7 @@ Header message(Type type, std::uint64_t bytes, int tag, std::uint64_t number) {
   Header header;
   header.type = type;
   header.call.bytes = bytes;
+  header.call.dtype = Dtype::Float32;
   header.call.root = tag;
   header.sequence = number;
   return header;

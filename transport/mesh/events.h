@@ -38,6 +38,7 @@ struct Transfer {
   int peer = 0;  // or kAnySource
   int tag = 0;
   Slice data;
+  Dtype dtype = Dtype::UInt8;
   Pin pin;
   Completion completion;
   Deadline deadline = Deadline::never();

@@ -18,8 +18,8 @@ Op MeshCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence re
 
 Op MeshCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
   if (!can_reduce(data.dtype, op)) return refused(Kind::AllReduce, data.dtype, op);
-  return collective({.kind = Kind::AllReduce, .dtype = data.dtype, .op = op, .bytes = data.slice.bytes}, data.slice, {}, {},
-                    std::move(pin), std::move(ready));
+  return collective({.kind = Kind::AllReduce, .dtype = data.dtype, .op = op, .bytes = data.slice.bytes, .step = data.step},
+                    data.slice, {}, {}, std::move(pin), std::move(ready));
 }
 
 Op MeshCommunicator::reduce(const Elements& data, int root, ReduceOp op, Pin pin, Fence ready) noexcept {
@@ -64,11 +64,11 @@ Op MeshCommunicator::barrier(Fence ready) noexcept {
 }
 
 Op MeshCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
-  return message(sends_, /*is_send=*/true, data.slice, to, tag, std::move(pin), std::move(ready));
+  return message(sends_, /*is_send=*/true, data, to, tag, std::move(pin), std::move(ready));
 }
 
 Op MeshCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
-  return message(receives_, /*is_send=*/false, data.slice, from, tag, std::move(pin), std::move(ready));
+  return message(receives_, /*is_send=*/false, data, from, tag, std::move(pin), std::move(ready));
 }
 
 Op MeshCommunicator::collective(const Call& call, const Slice& data, std::span<const Slice> inputs,
@@ -83,12 +83,13 @@ Op MeshCommunicator::collective(const Call& call, const Slice& data, std::span<c
   });
 }
 
-Op MeshCommunicator::message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin,
+Op MeshCommunicator::message(Line& line, bool is_send, const Elements& data, int peer, int tag, Pin pin,
                              Fence ready) noexcept {
   const auto transfer = std::make_shared<Transfer>(Transfer{.is_send = is_send,
                                                             .peer = peer,
                                                             .tag = tag,
-                                                            .data = data,
+                                                            .data = data.slice,
+                                                            .dtype = data.dtype,
                                                             .pin = std::move(pin),
                                                             .completion = Completion(Pin(), core_->flag())});
   const Op op = transfer->completion.op();

@@ -19,6 +19,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   int rank() const override { return core_->rank; }
   int size() const override { return core_->ranks; }
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return kernels::supports(op, dtype); }
+  bool compares_calls() const override { return true; }
   PointToPoint* point_to_point() override { return this; }
 
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override;
@@ -49,7 +50,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
 
   Op collective(const Call& call, const Slice& data, std::span<const Slice> inputs, std::span<const Slice> outputs, Pin pin,
                 Fence ready) noexcept;
-  Op message(Line& line, bool is_send, const Slice& data, int peer, int tag, Pin pin, Fence ready) noexcept;
+  Op message(Line& line, bool is_send, const Elements& data, int peer, int tag, Pin pin, Fence ready) noexcept;
   Op refused(Kind kind, Dtype dtype, ReduceOp op) const;
 
   const std::shared_ptr<Core> core_;

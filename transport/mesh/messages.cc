@@ -8,9 +8,10 @@ namespace weft::transport::mesh {
 
 namespace {
 
-Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number) {
+Header header_of(Type type, int tag, std::uint64_t bytes, std::uint64_t number, Dtype dtype = Dtype::UInt8) {
   Header header;
   header.type = type;
+  header.call.dtype = dtype;
   header.call.root = tag;
   header.call.bytes = bytes;
   header.sequence = number;
@@ -69,20 +70,21 @@ bool Messages::send_now(int peer, const TransferPointer& transfer) {
   const std::uint64_t cost = bytes + kMessageCost;
   if (bytes <= kEagerBytes && cost <= to.credit) {
     to.credit -= cost;
-    const Op op =
-        core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0), transfer->data, transfer);
+    const Op op = core_.send(peer, Lane::Messages, header_of(Type::Eager, transfer->tag, bytes, 0, transfer->dtype),
+                             transfer->data, transfer);
     follow(op, transfer, peer);
     return true;
   }
   if (to.sent.size() >= kMaxRequests) return false;
   transfer->number = next_++;
   to.sent.emplace(transfer->number, transfer);
-  tell(peer, header_of(Type::Request, transfer->tag, bytes, transfer->number));
+  tell(peer, header_of(Type::Request, transfer->tag, bytes, transfer->number, transfer->dtype));
   return true;
 }
 
 void Messages::send_to_self(const TransferPointer& transfer) {
-  Unexpected message{.id = next_++, .peer = core_.rank, .tag = transfer->tag, .bytes = transfer->data.bytes};
+  Unexpected message{
+      .id = next_++, .peer = core_.rank, .tag = transfer->tag, .bytes = transfer->data.bytes, .dtype = transfer->dtype};
   Peer& self = of(core_.rank);
   const std::uint64_t cost = message.bytes + kMessageCost;
   if (const auto receive = matching(core_.rank, transfer->tag)) {
@@ -162,6 +164,19 @@ Messages::TransferPointer Messages::matching(int peer, int tag) {
   return receive;
 }
 
+bool Messages::is_of(const Transfer& transfer, int peer, Dtype dtype) {
+  if (transfer.dtype == dtype) return true;
+  Completion completion = transfer.completion;
+  completion.set_source_rank(peer);
+  const Error why(Blame::Caller, "rank " + std::to_string(peer) + " sent a message of " + std::string(name(dtype)) +
+                                     " (tag " + std::to_string(transfer.tag) + "), which rank " +
+                                     std::to_string(core_.rank) + " receives as " + std::string(name(transfer.dtype)) +
+                                     "; the n-th send to a rank meets the n-th recv from it with the same tag");
+  completion.fail(why.within(what_of(transfer) + " " + core_.place));
+  core_.fail(why);
+  return false;
+}
+
 bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
   if (transfer.data.bytes == bytes) return true;
   Completion completion = transfer.completion;
@@ -173,6 +188,10 @@ bool Messages::fits(const Transfer& transfer, int peer, std::uint64_t bytes) {
 }
 
 void Messages::give(Unexpected& message, const TransferPointer& transfer) {
+  if (!is_of(*transfer, message.peer, message.dtype)) {
+    if (message.from) end(message.from, core_.why_broken());
+    return;
+  }
   const bool waits_at_peer = !message.block && !message.from;
   if (waits_at_peer) {
     --of(message.peer).requests;
@@ -208,7 +227,9 @@ void Messages::on_eager(int peer, const Message& message) {
   if (bytes > kEagerBytes || from.lent + cost > kCredit) return nonsense(peer, "a message that there is no room for");
   from.lent += cost;
   const int tag = message.header.call.root;
+  const Dtype dtype = message.header.call.dtype;
   if (const auto receive = matching(peer, tag)) {
+    if (!is_of(*receive, peer, dtype)) return;
     if (!fits(*receive, peer, bytes)) {
       core_.discard(peer, Lane::Messages);
       return give_back(peer, cost);
@@ -216,7 +237,7 @@ void Messages::on_eager(int peer, const Message& message) {
     return follow(core_.accept(peer, Lane::Messages, receive->data, receive), receive, peer, cost);
   }
   Unexpected& one = unexpected_.emplace_back();
-  one = {.id = next_++, .peer = peer, .tag = tag, .bytes = bytes, .block = core_.scratch.take(bytes)};
+  one = {.id = next_++, .peer = peer, .tag = tag, .bytes = bytes, .dtype = dtype, .block = core_.scratch.take(bytes)};
   const Op op = core_.accept(peer, Lane::Messages, {one.block.get(), bytes, Device::host()}, one.block);
   one.is_here = core_.ended(op, event::Landed{peer, one.id, std::nullopt});
 }
@@ -237,11 +258,16 @@ void Messages::on_request(int peer, const Message& message) {
   core_.discard(peer, Lane::Messages);
   const Header& header = message.header;
   if (const auto receive = matching(peer, header.call.root)) {
+    if (!is_of(*receive, peer, header.call.dtype)) return;
     return clear(peer, header.sequence, header.call.bytes, receive);
   }
   if (++of(peer).requests > kMaxRequests) return nonsense(peer, "too many announcements");
-  unexpected_.push_back(
-      {.id = next_++, .peer = peer, .tag = header.call.root, .bytes = header.call.bytes, .number = header.sequence});
+  unexpected_.push_back({.id = next_++,
+                         .peer = peer,
+                         .tag = header.call.root,
+                         .bytes = header.call.bytes,
+                         .dtype = header.call.dtype,
+                         .number = header.sequence});
 }
 
 void Messages::on_payload(int peer, const Message& message) {

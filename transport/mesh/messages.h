@@ -50,6 +50,7 @@ class Messages {
     int peer = 0;
     int tag = 0;
     std::uint64_t bytes = 0;
+    Dtype dtype = Dtype::UInt8;
     std::uint64_t number = 0;  // of an announcement
     Scratch::Block block;      // the bytes of one that came with them
     bool is_here = false;      // and they have landed
@@ -85,6 +86,9 @@ class Messages {
   void give(Unexpected& unexpected, const TransferPointer& transfer);
   // Lets the peer send the bytes, or, where they do not fit, tells it to forget them.
   void clear(int peer, std::uint64_t number, std::uint64_t bytes, const TransferPointer& transfer);
+  // Whether the receive is of that dtype. Where not, one of the two ranks is wrong about the order of its messages: the
+  // communicator is broken, and the receive with it.
+  bool is_of(const Transfer& transfer, int peer, Dtype dtype);
   // Whether the receive has memory of that size; it has failed where not.
   bool fits(const Transfer& transfer, int peer, std::uint64_t bytes);
   void give_back(int peer, std::uint64_t credit);

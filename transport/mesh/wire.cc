@@ -11,7 +11,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire's layout is this machine's");
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 
 struct HelloLayout {
   std::uint32_t magic;
@@ -30,7 +30,7 @@ struct HeaderLayout {
   std::uint64_t sequence;
   std::uint64_t bytes;
   std::uint32_t number;
-  std::uint32_t blame;
+  std::uint32_t blame;  // or a Collective's step
 };
 static_assert(sizeof(HeaderLayout) == kHeaderBytes);
 
@@ -85,21 +85,23 @@ std::string describe(const Call& call) {
   if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::ReduceScatter) {
     text += " with " + std::string(name(call.op));
   }
+  if (call.step != 0) text += ", of the gradients of step " + std::to_string(call.step);
   if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter) text += " from rank " + std::to_string(call.root);
   if (call.kind == Kind::Reduce || call.kind == Kind::Gather) text += " to rank " + std::to_string(call.root);
   return text;
 }
 
 EncodedHeader encode(const Header& header) {
-  const HeaderLayout layout{.type = static_cast<std::uint8_t>(header.type),
-                            .kind = static_cast<std::uint8_t>(header.call.kind),
-                            .dtype = static_cast<std::uint8_t>(header.call.dtype),
-                            .op = static_cast<std::uint8_t>(header.call.op),
-                            .root = header.call.root,
-                            .sequence = header.sequence,
-                            .bytes = header.call.bytes,
-                            .number = header.number,
-                            .blame = static_cast<std::uint32_t>(header.blame)};
+  const HeaderLayout layout{
+      .type = static_cast<std::uint8_t>(header.type),
+      .kind = static_cast<std::uint8_t>(header.call.kind),
+      .dtype = static_cast<std::uint8_t>(header.call.dtype),
+      .op = static_cast<std::uint8_t>(header.call.op),
+      .root = header.call.root,
+      .sequence = header.sequence,
+      .bytes = header.call.bytes,
+      .number = header.number,
+      .blame = header.type == Type::Collective ? header.call.step : static_cast<std::uint32_t>(header.blame)};
   return std::bit_cast<EncodedHeader>(layout);
 }
 
@@ -114,16 +116,22 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
   if (layout.kind > static_cast<std::uint8_t>(Kind::Barrier)) return refused("kind " + std::to_string(layout.kind));
   if (layout.dtype > static_cast<std::uint8_t>(Dtype::UInt64)) return refused("dtype " + std::to_string(layout.dtype));
   if (layout.op > static_cast<std::uint8_t>(ReduceOp::BitXor)) return refused("operator " + std::to_string(layout.op));
-  if (layout.blame > static_cast<std::uint32_t>(Blame::Remote)) return refused("blame " + std::to_string(layout.blame));
+  const bool is_collective = layout.type == static_cast<std::uint8_t>(Type::Collective);
+  if (!is_collective && layout.blame > static_cast<std::uint32_t>(Blame::Remote))
+    return refused("blame " + std::to_string(layout.blame));
   if (sizes.size() > 1) return refused(std::to_string(sizes.size()) + " payloads");
 
   Message message;
   message.header.type = static_cast<Type>(layout.type);
-  message.header.call = {static_cast<Kind>(layout.kind), static_cast<Dtype>(layout.dtype), static_cast<ReduceOp>(layout.op),
-                         layout.root, layout.bytes};
+  message.header.call = {static_cast<Kind>(layout.kind),
+                         static_cast<Dtype>(layout.dtype),
+                         static_cast<ReduceOp>(layout.op),
+                         layout.root,
+                         layout.bytes,
+                         is_collective ? layout.blame : 0};
   message.header.sequence = layout.sequence;
   message.header.number = layout.number;
-  message.header.blame = static_cast<Blame>(layout.blame);
+  if (!is_collective) message.header.blame = static_cast<Blame>(layout.blame);
   message.payload = sizes.empty() ? 0 : sizes[0];
 
   const Type type = message.header.type;

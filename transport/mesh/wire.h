@@ -56,6 +56,7 @@ struct Call {
   ReduceOp op = ReduceOp::Sum;
   std::int32_t root = 0;
   std::uint64_t bytes = 0;  // of a rank's tensor; of all inputs, for reduce_scatter
+  std::uint32_t step = 0;   // whose gradients it adds up (Elements::step)
   friend bool operator==(const Call&, const Call&) = default;
 };
 // "all_reduce of 4 bytes of float32 with Sum".
@@ -73,10 +74,10 @@ enum class Type : std::uint8_t {
 
 struct Header {
   Type type = Type::Collective;
-  Call call;                   // of a collective; root is the tag of Eager and Request; bytes: see each type
+  Call call;                   // of a collective; of Eager and Request dtype, and root is the tag; bytes: see each type
   std::uint64_t sequence = 0;  // of the collective, or the sender's number of a Request, its Clear and its Payload
   std::uint32_t number = 0;    // which of the parts that this rank receives from that one; in a Clear, whether to drop it
-  Blame blame = Blame::PeerLost;  // of a Failure
+  Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's step
 };
 
 constexpr std::size_t kHeaderBytes = 32;

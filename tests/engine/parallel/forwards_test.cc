@@ -315,6 +315,53 @@ TEST(Forwards, AModuleThatHasOtherParametersIsRefused) {
   });
 }
 
+TEST(Forwards, ARankThatSkipsABackwardIsToldAtTheNextBucket) {
+  for (const char* backend : {"shm", "tcp"}) {
+    harness::run_ranks(harness::As::Threads, 2,
+                       [](ProcessGroup group) {
+                         auto net = one_weight();
+                         DistributedDataParallel ddp(net, group);
+                         ddp(input(1)).sum().backward();
+                         const Error error = harness::error_of([&] {
+                           for (int step = 0; step < 2; ++step) {
+                             auto loss = ddp(input(1)).sum();
+                             if (group.rank() == 0 || step > 0) loss.backward();
+                           }
+                         });
+                         EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 2"));
+                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 3"));
+                       },
+                       {.backend = backend});
+  }
+}
+
+TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {
+  for (const char* backend : {"shm", "gloo"}) {
+    harness::run_ranks(harness::As::Threads, 2,
+                       [](ProcessGroup group) {
+                         auto net = one_weight();
+                         DistributedDataParallel ddp(net, group);
+                         for (int step = 0; step < 3; ++step) {
+                           net->zero_grad();
+                           if (group.rank() == 1) {
+                             net->eval();
+                             ddp(input(1));
+                             net->train();
+                             const torch::NoGradGuard no_grad;
+                             ddp(input(1));
+                           } else {
+                             auto x = input(1).requires_grad_();
+                             torch::autograd::grad({ddp(x).sum()}, {x});
+                           }
+                           ddp(input(1 + group.rank())).sum().backward();
+                           EXPECT_EQ(gradient_of(net->weight), 1.5);
+                         }
+                       },
+                       {.backend = backend});
+  }
+}
+
 // --- frozen, thawed and loaded ----------------------------------------------------------------------------------------
 
 TEST(Forwards, WhatIsThawedIsAveraged) {

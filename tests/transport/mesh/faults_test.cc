@@ -178,6 +178,7 @@ Header with(Type type, std::uint64_t bytes = 0, std::uint64_t sequence = 0) {
   Header header;
   header.type = type;
   header.call.bytes = bytes;
+  header.call.dtype = Dtype::Float32;
   header.sequence = sequence;
   return header;
 }
@@ -222,6 +223,22 @@ TEST_F(MeshFaults, APayloadOfAnotherSizeThanAnnouncedIsRefused) {
   EXPECT_EQ(peer.hear(Lane::Messages).header.type, Type::Clear);
   peer.say(Lane::Messages, with(Type::Payload, 12, 3), 12);
   EXPECT_EQ(expect_failed(receive, "recv").blame(), Blame::PeerLost);
+}
+
+TEST_F(MeshFaults, AMessageOfAnotherDtypeBreaksBothSides) {
+  join();
+  std::vector<float> numbers(4);
+  const Op receive = communicator->point_to_point()->recv(elements_of(numbers, Dtype::Float32), 1, 0, Pin(), Fence());
+  Header integers = with(Type::Request, 16, 3);
+  integers.call.dtype = Dtype::Int32;
+  peer.say(Lane::Messages, integers);
+  const Error error = expect_failed(receive, "recv");
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_THAT(error.text(), HasSubstr("sent a message of int32 (tag 0), which rank 0 receives as float32"));
+  EXPECT_EQ(expect_failed(sum(), "a later operation").blame(), Blame::Caller);
+  const Message told = peer.hear(Lane::Collectives);
+  EXPECT_EQ(told.header.type, Type::Failure);
+  EXPECT_EQ(told.header.blame, Blame::Caller);
 }
 
 TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {

@@ -65,7 +65,7 @@ TEST(Wire, EveryFieldIsChecked) {
   refused(3, 8, "operator 8");
   refused(4, kRanks, "root 4");
   refused(7, 0xff, "root -");
-  refused(28, 8, "blame 8");
+  refused(28, 8, "blame 8", Type::Failure);
   const auto whole = encode(header_of(Type::Collective));
   for (std::size_t bytes = 0; bytes < kHeaderBytes; ++bytes) {
     EXPECT_FALSE(decode(Bytes(whole).first(bytes), {}, kRanks).ok()) << bytes;
@@ -104,6 +104,8 @@ TEST(Wire, ACallSaysWhatItIs) {
             "all_reduce of 8 bytes of float32 with Sum");
   EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),
             "broadcast of 16 bytes of int64 from rank 2");
+  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8, 3}),
+            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3");
   EXPECT_EQ(describe(Call{}), "barrier");
 }
 
