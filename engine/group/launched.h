@@ -10,7 +10,8 @@ namespace weft {
 // Throw Caller where no launcher started this process, naming the variables, and where the variable is no number.
 WEFT_API int launched_rank();
 WEFT_API int launched_world_size();
-// Among this machine's ranks: which GPU is this rank's, whose port it takes. Throws as well where the launcher does not say.
+// Among this machine's ranks: which GPU is this rank's, whose port it takes. Throws as well where the launcher does not
+// say.
 WEFT_API int launched_local_rank();
 // The same for programs that may run alone: `otherwise` where no launcher says.
 WEFT_API int launched_rank_or(int otherwise);
