@@ -8,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <weft/engine/group/core.h>
 #include <weft/group.h>
 #include <weft/tests/harness/no_more_threads.h>
 #include <weft/tests/harness/ranks.h>
@@ -326,15 +327,14 @@ TEST(LeavingRank, ThatCannotJoinASubgroupIsNamed) {
   processes.expect_success();
 }
 
-// As where a tensor is refused that it would have copied first. The ranks agree, and go on.
+// As where there is no memory for what it would have copied first. The ranks agree, and go on.
 TEST(LeavingRank, WaitsForNoCollectiveThatCouldNotBegin) {
   Processes processes(2, [](int rank) {
     auto group = join();
-    const auto overlapping = torch::ones({4});
-    const auto own = overlapping.narrow(0, 0, 2 + rank);
-    const auto other = torch::ones({3 - rank});
-    const std::vector<at::Tensor> parts = rank == 0 ? std::vector{own, other} : std::vector{other, own};
-    EXPECT_THROW(group.reduce_scatter(overlapping.narrow(0, 1, 2 + rank), parts), c10::Error);
+    group::Core::Operation operation{.name = "reduce_scatter", .device = at::kCPU, .tensors = {torch::ones({4})}};
+    operation.prepare = [] { throw std::bad_alloc(); };
+    const auto nothing = [](transport::Communicator&, const Pin&, const Fence&, std::vector<Op>&) {};
+    EXPECT_THROW(group::Core::of(group).issue(std::move(operation), nothing), std::bad_alloc);
     const auto sum = torch::ones({1});
     group.all_reduce(sum).wait();
     EXPECT_EQ(sum.item<float>(), 2);

@@ -302,7 +302,8 @@ at::Tensor hangs_backwards(const at::Tensor& x) {
 
 TEST_F(PlantedFaults, ABackwardPassThatIsStuckIsNamedAndWhere) {
   Processes ranks(2, [](int rank) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.timeout = 2s});
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    agent.set_timeout(2s);  // of the backward; the workers may need longer to come
     if (rank == 0) {
       AutogradContext context(agent);
       const at::Tensor loss =
@@ -326,7 +327,8 @@ at::Tensor times_two(at::Tensor x) { return x * 2; }
 // Nothing of it is stuck anywhere but at its root, and no call of it fails.
 TEST_F(PlantedFaults, ABackwardPassWhoseResultIsNotUsedIsDumpedAndNamed) {
   Processes ranks(3, [](int rank) {
-    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.timeout = 1s});
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank));
+    agent.set_timeout(1s);  // of the backward; the workers may need longer to come
     if (rank == 0) {
       AutogradContext context(agent);
       const auto x = torch::ones({4}, torch::requires_grad());
