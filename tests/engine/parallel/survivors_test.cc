@@ -137,11 +137,13 @@ TEST_P(Survivors, OfABackwardGoOnWithWhatRankZeroHas) {
     Replicated run;
     run.join(group);
     EXPECT_EQ(group.living_ranks(), (std::vector<int>{0, 1, 2}));
-    if (rank == kVictim) {
-      run.net->second->weight.register_hook([&run, death](const torch::Tensor&) {
-        if (run.step == 4) die(death);
-      });
-    }
+    // The others are in that step too: what a rank has sent for the step before may be lost with it.
+    run.net->second->weight.register_hook([&run, store = group.store(), rank, death](const torch::Tensor&) {
+      if (run.step != 4) return;
+      if (rank != kVictim) return store->set("in step 4/" + std::to_string(rank), std::vector<std::uint8_t>());
+      store->wait({"in step 4/0", "in step 4/2"});
+      die(death);
+    });
     expect_lost(harness::error_of([&] { run.go_on(kSteps); }), kVictim);
     EXPECT_EQ(run.step, 4);
     EXPECT_EQ(group.living_ranks(), (std::vector<int>{0, 2}));
