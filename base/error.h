@@ -62,8 +62,8 @@ WEFT_API Error system_error(Blame blame, const std::string& text, int number, Pl
 // What was caught, as an Error: itself, or any other exception as `otherwise` with its text.
 WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 
-// The text of whatever was thrown: of an exception and of those nested in it, of a std::string or a char*; else its type.
-// What a program throws may have no text (a null what()) or a long one, which is cut.
+// Gives the text of whatever was thrown: of an exception and of those nested in it, of a std::string or a char*; else it
+// names the type. An exception whose what() is null gets its type's name, and a long text is cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
 
 // A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.

@@ -28,7 +28,8 @@ struct Operand {
   int own = -1;  // that part may be the very memory of another operand's own one
   bool is_written = false;
 };
-// What is written shares no memory with anything else of the call, but for this rank's own part.
+// Refuses a call that writes memory which another of its operands uses too. This rank's own part may be both input and
+// output.
 void check_apart(const std::string& operation, std::initializer_list<Operand> operands);
 // The second part of check_reduction, of further tensors of the call.
 void check_aligned(const std::string& operation, const at::Tensor& tensor);

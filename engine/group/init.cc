@@ -37,9 +37,9 @@ std::optional<Error> unusable(const std::string& backends) {
   return std::nullopt;
 }
 
-// A name that is none is a mistake of the program, and of all its ranks: it is said at once. A rank that cannot use its
-// backend meets the others to tell them, but does not wait for them: mostly they cannot either, and the store has gone with
-// rank 0.
+// An unknown backend is a mistake of the program, which all ranks make: this rank throws at once. A rank that cannot use
+// its backend meets the others to tell them, but does not wait for them: mostly they cannot either, and the store has gone
+// with rank 0.
 group::Rendezvous meet(const ProcessGroupOptions& options, Deadline deadline) {
   constexpr auto kSoon = std::chrono::seconds(2);
   const auto why_not = unusable(options.backend);

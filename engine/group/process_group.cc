@@ -33,7 +33,7 @@ std::vector<Slice> slices_of(const Tensors& tensors) {
   return slices;
 }
 
-// What this rank writes of it: all or nothing.
+// The tensors that this rank writes: the given one, or none.
 Tensors written(const at::Tensor& tensor, bool writes) { return writes ? Tensors{tensor} : Tensors{}; }
 
 // The parts of a flat tensor but for this rank's own, in at most two pieces.

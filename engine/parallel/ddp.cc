@@ -20,7 +20,6 @@ struct Replica::State {
   DdpOptions options;
   std::shared_ptr<Reducer> reducer;
   std::vector<const void*> parameters;  // of the module, as they were wrapped
-  bool reduces = false;                 // the forward that runs
 
   std::vector<at::Tensor> buffers() const {
     std::vector<at::Tensor> tensors;

@@ -92,9 +92,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> trained_now() const;
   // Whether there are any, and they are others than at the last forward that synchronised.
   bool trains_others() const;
-  // Before a forward that synchronises: takes over which parameters are trained, once `agree` has found that all ranks do.
-  // Those that never were get a place in the buckets. Throws Caller where the buckets cannot change any more, naming the
-  // parameters.
+  // Called before a forward that synchronises: notes which parameters require a gradient now. `agree` throws where the
+  // ranks differ in that. A parameter that requires one for the first time gets a place in the buckets. Throws Caller,
+  // naming the parameters, where the buckets cannot change any more.
   void take_over_trained(const std::function<void()>& agree);
   void set_comm_hook(CommHook hook);
   // Null for none. Not during a backward.
@@ -196,7 +196,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void check_static_graph(std::size_t parameter);
   void require_used_by_others();
 
-  // What a parameter was when its place in a bucket was made.
+  // The type, device and shape that a parameter had when it got its place in a bucket.
   struct Layout {
     explicit Layout(const at::Tensor& tensor)
         : dtype(tensor.scalar_type()), device(tensor.device()), sizes(tensor.sizes().begin(), tensor.sizes().end()) {}

@@ -1,4 +1,4 @@
-// What calls write: autograd learns of it, and it shares no memory with the rest of the call.
+// A call tells autograd which tensors it writes, and refuses outputs that share memory with its other tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

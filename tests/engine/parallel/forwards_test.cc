@@ -34,7 +34,7 @@ double gradient_of(const torch::Tensor& weight) {
   return weight.grad().defined() ? weight.grad().reshape({-1})[0].item<double>() : -1;
 }
 
-// What the same program does with each of these options.
+// The tests run the same program with each of these options.
 const std::vector<DdpOptions> kOptions{{},
                                        {.gradient_as_bucket_view = false},
                                        {.find_unused_parameters = true},
@@ -247,7 +247,7 @@ TEST(Forwards, TwoWrappersOfOneModuleInOneBackwardAreRefused) {
   });
 }
 
-// What two ranks log. (harness::run_ranks watches the log itself.)
+// Runs two ranks and returns what they log. (harness::run_ranks watches the log itself.)
 std::string logged_by(const harness::Body& body) {
   std::mutex mutex;
   std::string text;
