@@ -1,14 +1,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <new>
 #include <typeinfo>
-#include <utility>
 
 #include <cxxabi.h>
 
 #include <weft/base/error.h>
+#include <weft/base/type_name.h>
 
 namespace weft {
 
@@ -34,13 +33,6 @@ std::string cut(std::string_view text) {
   if (text.size() <= kMostText) return std::string(text);
   return std::string(text.substr(0, kMostText)) + "… (the first " + std::to_string(kMostText) + " of " +
          std::to_string(text.size()) + " bytes)";
-}
-
-std::string type_of(const std::type_info& type) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> spelled(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
-                                                            &std::free);
-  return status == 0 ? spelled.get() : type.name();
 }
 
 }  // namespace
@@ -87,28 +79,39 @@ Error to_error(const std::exception_ptr& caught, Blame otherwise) {
   }
 }
 
-std::string text_of(const std::exception_ptr& caught) {
+std::string text_of(const std::exception& error) {
   std::string text;
-  std::exception_ptr next = caught;
-  for (int depth = 0; next && depth < kMostNested; ++depth) {
-    if (depth > 0) text += ", caused by: ";
-    const std::exception_ptr now = std::exchange(next, nullptr);
+  const std::exception* now = &error;
+  std::exception_ptr nested;  // holds *now, but for the first
+  for (int depth = 1;; ++depth) {
+    const char* const what = now->what();
+    text += what != nullptr ? cut(what) : type_name(typeid(*now)) + ", whose what() is null";
+    const auto* const outer = dynamic_cast<const std::nested_exception*>(now);
+    if (outer == nullptr || !outer->nested_ptr() || depth == kMostNested) return text;
+    nested = outer->nested_ptr();
+    text += ", caused by: ";
     try {
-      std::rethrow_exception(now);
-    } catch (const std::exception& error) {
-      const char* const what = error.what();
-      text += what != nullptr ? cut(what) : type_of(typeid(error)) + ", whose what() is null";
-      const auto* const nested = dynamic_cast<const std::nested_exception*>(&error);
-      if (nested != nullptr) next = nested->nested_ptr();
-    } catch (const std::string& thrown) {
-      text += cut(thrown);
-    } catch (const char* thrown) {
-      text += thrown != nullptr ? cut(thrown) : "a null char*";
+      std::rethrow_exception(nested);
+    } catch (const std::exception& inner) {
+      now = &inner;
     } catch (...) {
-      text += "something that is no std::exception, but " + type_of(*abi::__cxa_current_exception_type());
+      return text + text_of(nested);
     }
   }
-  return text;
+}
+
+std::string text_of(const std::exception_ptr& caught) {
+  try {
+    std::rethrow_exception(caught);
+  } catch (const std::exception& error) {
+    return text_of(error);
+  } catch (const std::string& thrown) {
+    return cut(thrown);
+  } catch (const char* thrown) {
+    return thrown != nullptr ? cut(thrown) : "a null char*";
+  } catch (...) {
+    return "something that is no std::exception, but " + type_name(*abi::__cxa_current_exception_type());
+  }
 }
 
 void broken(std::string_view text, Place place) {

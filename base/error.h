@@ -65,6 +65,7 @@ WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 // Gives the text of whatever was thrown: of an exception and of those nested in it, of a std::string or a char*; else it
 // names the type. An exception whose what() is null gets its type's name, and a long text is cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
+WEFT_API std::string text_of(const std::exception& error);
 
 // A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
 [[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());

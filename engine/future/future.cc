@@ -1,10 +1,8 @@
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
-#include <cxxabi.h>
-
 #include <weft/base/log.h>
+#include <weft/base/type_name.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/future/thread_home.h>
 #include <weft/profiling/trace/trace.h>
@@ -312,11 +310,7 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
 }
 
 void throw_wait_timeout(const std::type_info& value, std::chrono::milliseconds timeout) {
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> spelled(abi::__cxa_demangle(value.name(), nullptr, nullptr, &status),
-                                                            &std::free);
-  throw Error(Blame::Timeout, "the Future<" + std::string(spelled ? spelled.get() : value.name()) +
-                                  "> was not done within " + describe(timeout) +
+  throw Error(Blame::Timeout, "the Future<" + type_name(value) + "> was not done within " + describe(timeout) +
                                   "; what completes it goes on: wait again, or longer (a call has a limit of its own, "
                                   "rpc::to(worker).timeout(…))");
 }

@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <sstream>
 
+#include <c10/util/SmallVector.h>
+
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -105,7 +107,7 @@ void check_apart(const std::string& operation, std::initializer_list<Operand> op
       return of->parts.size() == 1 || of->own < 0 ? of->name : std::string(of->name) + "[" + std::to_string(part) + "]";
     }
   };
-  std::vector<Range> ranges;
+  c10::SmallVector<Range, 4> ranges;  // as many as operands that are one tensor each
   for (const Operand& operand : operands) {
     int part = 0;
     for (const Slice& slice : operand.parts) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 
 #include <weft/base/event_loop.h>
 #include <weft/engine/group/continuations.h>
@@ -77,7 +78,8 @@ struct Core : std::enable_shared_from_this<Core> {
     c10::Device device;
     std::vector<at::Tensor>
         tensors;  // pinned until the operation has passed; but in all_to_all, the first has one shape on all ranks
-    std::vector<at::Tensor> writes;  // those that change on this rank, as the user gave them: autograd learns of it
+    std::span<const at::Tensor>
+        writes;  // the tensors that change on this rank, as the user gave them; read by issue() only
     std::optional<ReduceOp> reduction;
     int root = -1;
     // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/view_as_real.h>
@@ -34,10 +36,10 @@ std::vector<Slice> slices_of(const Tensors& tensors) {
 }
 
 // The tensors that this rank writes: the given one, or none.
-Tensors written(const at::Tensor& tensor, bool writes) { return writes ? Tensors{tensor} : Tensors{}; }
+std::span<const at::Tensor> written(const at::Tensor& tensor, bool writes = true) { return {&tensor, writes ? 1U : 0U}; }
 
 // The parts of a flat tensor but for this rank's own, in at most two pieces.
-std::vector<Slice> all_but(const std::vector<Slice>& parts, std::size_t own) {
+std::array<Slice, 2> all_but(const std::vector<Slice>& parts, std::size_t own) {
   const std::size_t bytes = parts.front().bytes;
   return {parts.front().part(0, own * bytes), parts[own].part(bytes, (parts.size() - own - 1) * bytes)};
 }
@@ -187,7 +189,7 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_
                 .fingerprint = fingerprint,
                 .device = tensor.device(),
                 .tensors = {tensor},
-                .writes = {tensor},
+                .writes = written(tensor),
                 .reduction = op},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                  ops.push_back(ranks.all_reduce(data, op, pin, ready));
@@ -195,7 +197,7 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_
 }
 
 Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
-  Tensors given = outputs;
+  const Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
   check_tensor(core(), "all_gather", "input", input);
@@ -207,7 +209,7 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
                        .fingerprint = [&] { return tensor::describe(input); },
                        .device = input.device(),
                        .tensors = joined(input, std::move(outputs)),
-                       .writes = std::move(given)},
+                       .writes = given},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
@@ -231,14 +233,14 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
                        .fingerprint = [&] { return tensor::describe(input); },
                        .device = input.device(),
                        .tensors = {input, output},
-                       .writes = {given}},
+                       .writes = written(given)},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.all_gather(to, from, pin, ready));
                       });
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
-  Tensors given = outputs;
+  const Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
   check_tensor(core(), "gather", "input", input);
@@ -255,7 +257,7 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
                        .fingerprint = [&] { return with(input, root); },
                        .device = input.device(),
                        .tensors = joined(input, std::move(outputs)),
-                       .writes = std::move(given),
+                       .writes = given,
                        .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.gather(to, from, root, pin, ready));
@@ -277,7 +279,7 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
                        .fingerprint = [&] { return with(output, root); },
                        .device = output.device(),
                        .tensors = joined(output, std::move(inputs)),
-                       .writes = {output},
+                       .writes = written(output),
                        .root = root},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.scatter(to, from, root, pin, ready));
@@ -309,7 +311,7 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
                        .fingerprint = fingerprint,
                        .device = output.device(),
                        .tensors = std::move(pinned),
-                       .writes = {output},
+                       .writes = written(output),
                        .reduction = op,
                        .prepare = even ? std::function<void()>() : copy_own_part},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
@@ -343,7 +345,7 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
                        .fingerprint = [&] { return with(output, op); },
                        .device = output.device(),
                        .tensors = {output, input},
-                       .writes = {output},
+                       .writes = written(output),
                        .reduction = op},
                       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                         ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
@@ -373,7 +375,6 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   const auto to = slices_of(outputs);
   const auto from = slices_of(inputs);
   check_apart("all_to_all", {{"outputs", to, rank(), true}, {"inputs", from, rank()}});
-  const auto taken = sizes_of(outputs);
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
@@ -382,10 +383,10 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
        .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
        .device = like.device(),
        .tensors = std::move(pinned),
-       .writes = std::move(outputs),
+       .writes = outputs,
        .parts =
            [&] {
-             return Core::Operation::Parts{sizes_of(inputs), taken};
+             return Core::Operation::Parts{sizes_of(inputs), sizes_of(outputs)};
            },
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {

@@ -45,13 +45,15 @@ struct Replica::State {
   }
 
   Error changed_module() const {
-    std::unordered_set<const void*> before(parameters.begin(), parameters.end());
-    std::string changes;
-    for (const auto& item : module->named_parameters()) {
-      if (before.erase(item.value().unsafeGetTensorImpl()) == 0) changes += (changes.empty() ? "" : ", ") + item.key();
+    const std::unordered_set<const void*> before(parameters.begin(), parameters.end());
+    const auto now = module->named_parameters();
+    std::string added;
+    for (const auto& item : now) {
+      if (!before.contains(item.value().unsafeGetTensorImpl())) added += (added.empty() ? "" : ", ") + item.key();
     }
-    changes = changes.empty() ? "it has " + std::to_string(parameters.size() - module->parameters().size()) + " fewer"
-                              : "it has " + changes + ", which was not there";
+    const std::string changes = !added.empty() ? added + " came in"
+                                               : "there were " + std::to_string(parameters.size()) + ", now there are " +
+                                                     std::to_string(now.size());
     return {Blame::Caller,
             "DistributedDataParallel: the module's parameters are not those that it had when it was wrapped (" + changes +
                 "), and gradients would not be averaged; make a new DistributedDataParallel after "
@@ -144,10 +146,10 @@ Replica& Replica::operator=(Replica&&) noexcept = default;
 void Replica::before_forward() {
   if (!c10::GradMode::is_enabled()) return;  // no backward will follow
   state_->require_same_module();
-  if (join_scope_ != nullptr) join_scope_->announce_step(*this, synchronizing_);
+  if (join_scope_ != nullptr) join_scope_->announce_step(*this, is_synchronizing());
   state_->reducer->begin_forward();
   state_->reducer->set_divisor(join_scope_ != nullptr ? join_scope_->divisor() : state_->groups.own().size());
-  if (!synchronizing_) return;
+  if (!is_synchronizing()) return;
   follow_frozen();
   state_->reducer->prepare_forward();
   if (trains()) state_->sync_buffers(join_scope_ != nullptr ? join_scope_->first_active_rank() : 0);
@@ -170,14 +172,15 @@ void Replica::follow_frozen() {
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {
-  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, synchronizing_, trains());
+  if (c10::GradMode::is_enabled()) state_->reducer->end_forward(outputs, trains());
 }
 
 bool Replica::tracks_outputs() { return c10::GradMode::is_enabled(); }
 
+bool Replica::is_synchronizing() const { return state_->reducer->is_synchronizing(); }
+
 void Replica::set_synchronizing(bool on) {
-  synchronizing_ = on;
-  if (state_) state_->reducer->expect_local_gradients(!on);
+  if (state_) state_->reducer->set_synchronizing(on);  // else it was moved while a NoSync was alive
 }
 
 void Replica::register_comm_hook(CommHook hook) { state_->reducer->set_comm_hook(std::move(hook)); }

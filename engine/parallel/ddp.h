@@ -48,7 +48,7 @@ class WEFT_API Replica : public Joinable {
   // of another forward reduces all that has come.
   class [[nodiscard]] NoSync {
    public:
-    NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.synchronizing_) {
+    NoSync(Replica& replica, bool on) : replica_(&replica), before_(replica.is_synchronizing()) {
       if (on) replica.set_synchronizing(false);
     }
     ~NoSync() { replica_->set_synchronizing(before_); }
@@ -89,12 +89,12 @@ class WEFT_API Replica : public Joinable {
 
  private:
   friend class ShardedOptimizer;  // which may step in its backward
+  bool is_synchronizing() const;
   void set_synchronizing(bool on);
   void follow_frozen();
   const std::shared_ptr<Reducer>& reducer() const;
   struct State;
   std::unique_ptr<State> state_;
-  bool synchronizing_ = true;
 };
 
 }  // namespace parallel

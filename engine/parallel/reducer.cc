@@ -147,11 +147,11 @@ void Reducer::prepare_forward() {
   take_over_order();
 }
 
-void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes, bool trains) {
+void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   std::lock_guard lock(mutex_);
   std::erase_if(forwards_, [](const auto& weak) { return weak.expired(); });
   const auto forward = std::make_shared<Forward>();
-  forward->synchronizes = synchronizes;
+  forward->synchronizes = synchronizing_;
   bool is_visible = false;
   // The gradient of an output is the first thing of a backward pass, and comes even when no parameter's does.
   for (const at::Tensor& output : outputs) {
@@ -165,16 +165,21 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool synchroni
   if (is_visible) {
     if (finds_unused()) forward->unused = unreachable_from(outputs);
     forwards_.push_back(forward);
-    if (synchronizes && trains) count(*forward, true);
+    if (synchronizing_ && trains) count(*forward, true);
   } else {
     // It returns nothing, or a type that does not say what it holds: any backward may be its own.
-    hidden_ = hidden_.value_or(false) || synchronizes;
+    hidden_ = hidden_.value_or(false) || synchronizing_;
   }
 }
 
-void Reducer::expect_local_gradients(bool expected) {
+bool Reducer::is_synchronizing() const {
   std::lock_guard lock(mutex_);
-  expects_local_ = expected;
+  return synchronizing_;
+}
+
+void Reducer::set_synchronizing(bool on) {
+  std::lock_guard lock(mutex_);
+  synchronizing_ = on;
 }
 
 bool Reducer::finds_unused() const { return options_.find_unused_parameters && !static_graph_.is_counted(); }
@@ -318,7 +323,7 @@ void Reducer::keep_local(std::size_t parameter) {
   const c10::Device device = parameters_[parameter].tensor.device();
   came_.emplace_back(parameter,
                      device.is_cpu() ? std::nullopt : std::optional(tensor::CudaDevices::current_stream(device)));
-  const bool is_explained = backward_ == Kind::Local || expects_local_ || hidden_.has_value();
+  const bool is_explained = backward_ == Kind::Local || !synchronizing_ || hidden_.has_value();
   if (!is_explained && !warned_of_direct_) warns_of_direct_ = true;
 }
 

@@ -85,9 +85,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void prepare_forward();
   // After a forward; `outputs` are the tensors that it returned. A backward of one of them calls on_backward_start first.
   // `trains`: the module is in training mode.
-  void end_forward(const std::vector<at::Tensor>& outputs, bool synchronizes, bool trains);
-  // While it is set, gradients that no forward of the wrapper explains are what the user wants (no_sync).
-  void expect_local_gradients(bool expected);
+  void end_forward(const std::vector<at::Tensor>& outputs, bool trains);
+  // Whether forwards that begin now are to synchronise (false inside of no_sync). While it is false, gradients that no
+  // forward of the wrapper explains are what the user wants.
+  bool is_synchronizing() const;
+  void set_synchronizing(bool on);
   // The parameters that require a gradient at this moment.
   std::vector<bool> trained_now() const;
   // Whether there are any, and they are others than at the last forward that synchronised.
@@ -232,7 +234,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint32_t steps_ = 0;
   std::optional<bool> hidden_;    // there was one without visible outputs; true: one that synchronises
   bool hidden_had_pass_ = false;  // since then
-  bool expects_local_ = false;    // no_sync
+  bool synchronizing_ = true;     // false inside of no_sync
   bool warned_of_direct_ = false;
 
   // --- the backward that runs

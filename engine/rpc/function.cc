@@ -1,12 +1,10 @@
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 
-#include <cxxabi.h>
-
 #include <weft/base/error.h>
+#include <weft/base/type_name.h>
 #include <weft/engine/rpc/function.h>
 
 namespace weft::rpc {
@@ -64,12 +62,6 @@ struct FirstText : msgpack::null_visitor {
     return false;
   }
 };
-
-std::string demangled(const char* mangled) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-  return status == 0 ? text.get() : mangled;
-}
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   for (auto at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
@@ -182,7 +174,7 @@ const Function& shown_as(const Function& function, std::span<const std::byte> bo
 
 std::string name_in(const std::type_info& tag) {
   // "…::Tag<&(int ns::f<int>(int))>", or "…::Tag<&ns::f>"
-  std::string text = demangled(tag.name());
+  std::string text = type_name(tag);
   const auto open = text.find("Tag<");
   if (open == std::string::npos || text.back() != '>') return readable(text);
   text = text.substr(open + 4, text.size() - open - 5);
@@ -192,7 +184,7 @@ std::string name_in(const std::type_info& tag) {
   return readable(without_parameters(text));
 }
 
-std::string spelled(const std::type_info& type) { return readable(demangled(type.name())); }
+std::string spelled(const std::type_info& type) { return readable(type_name(type)); }
 
 // FNV-1a.
 std::uint64_t hash_of(std::string_view text) {

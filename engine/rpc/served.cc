@@ -1,5 +1,3 @@
-#include <cxxabi.h>
-
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
@@ -66,8 +64,7 @@ std::string text_of(const std::exception_ptr& error) {
     // Types that only the program knows cannot be made again at the caller; their names tell them apart.
     const std::string type = spelled(typeid(caught));
     const bool is_common = type.starts_with("std::") || type.starts_with("c10::") || type.starts_with("torch::");
-    const auto* const c10_error = dynamic_cast<const c10::Error*>(&caught);
-    return (is_common ? "" : type + ": ") + (c10_error != nullptr ? tensor::text_of(caught) : weft::text_of(error));
+    return (is_common ? "" : type + ": ") + tensor::text_of(caught);
   } catch (...) {
     return weft::text_of(error);
   }

@@ -79,9 +79,8 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 std::string text_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  if (c10_error != nullptr) return c10_error->what_without_backtrace();
-  return error.what() != nullptr ? error.what() : "an exception without a text";
+  const auto* const c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error != nullptr ? c10_error->what_without_backtrace() : weft::text_of(error);
 }
 
 }  // namespace weft::tensor

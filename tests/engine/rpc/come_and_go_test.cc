@@ -105,8 +105,17 @@ rpc::Agent come(const std::string& name, int rank, const c10::intrusive_ptr<c10d
 TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto first = come("first", 0, store), third = come("third", 2, store);
+  const auto reaches_rank_1 = [&] {  // the connection to the one that has left may end in this call
+    try {
+      return first.sync<&refs::number>(1, 6) == 6;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+      return false;
+    }
+  };
   for (const bool has_other_name : {false, true}) {
     auto owner = come("owner", 1, store);
+    EXPECT_TRUE(comes_true(reaches_rank_1));
     const rpc::WorkerInfo info = first.worker("owner");
     const auto value = first.remote<&refs::number>(info, 4);
     EXPECT_EQ(value.to_here(), 4);
@@ -114,14 +123,7 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
     owner.leave();
     auto successor = come(has_other_name ? "another" : "owner", 1, store);
     EXPECT_EQ(successor.sync<&refs::number>("first", 1) + successor.sync<&refs::number>("third", 1), 2);
-    EXPECT_TRUE(comes_true([&] {  // the connection to the one that has left may end in this call
-      try {
-        return first.sync<&refs::number>(1, 6) == 6;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
-        return false;
-      }
-    }));
+    EXPECT_TRUE(comes_true(reaches_rank_1));
     std::vector<std::function<void()>> uses{
         [&] { value.to_here(); },
         [&] { value.sync<&refs::plus_number>(1); },

@@ -1,0 +1,13 @@
+// How C++ spells a type, for messages: "weft::Error".
+#pragma once
+
+#include <string>
+#include <typeinfo>
+
+#include <weft/base/export.h>
+
+namespace weft {
+
+WEFT_API std::string type_name(const std::type_info& type);
+
+}  // namespace weft
