@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/parallel/ddp.h>
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
@@ -117,6 +118,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
   state_->module = module;
   state_->options = options;
+  const group::CalledBy by("DistributedDataParallel");
   const auto sparse = sparse_parameters(*module);
   check_same_model(group, named_values(*module, sparse), agreed(options));
   state_->groups = DeviceGroups(std::move(group), state_->all_values());
@@ -205,7 +207,7 @@ void Replica::mirror_step(const JoinStep& step) {
   if (!step.synchronizes) return;
   if (step.trains) state_->sync_buffers(step.first_rank);
   state_->reducer->set_divisor(join_scope_->divisor());
-  state_->reducer->mirror_pass(step.trains);
+  state_->reducer->mirror_pass();
 }
 
 void Replica::take_over(int last_rank) { broadcast_values(state_->groups, state_->all_values(), last_rank); }

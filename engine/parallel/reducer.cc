@@ -297,7 +297,10 @@ void Reducer::on_gradient(std::size_t parameter) {
   std::lock_guard lock(mutex_);
   if (gradient_of(parameters_[parameter].tensor).defined()) usage_.note(parameter);
   enter_backward();
-  if (awaits_gradients() && !has_failed()) synchronize();
+  if (awaits_gradients() && !has_failed()) {
+    if (!passing_ && hidden_.value_or(false)) ++steps_;  // no hook of an output has counted it
+    synchronize();
+  }
   if (backward_ != Kind::Synchronized) return keep_local(parameter);
   if (creates_graph) {
     throw Error(Blame::Caller, "backward(create_graph = true) brings a gradient for " + names_of({parameter}) +

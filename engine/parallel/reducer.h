@@ -106,7 +106,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_divisor(int ranks);
   // Takes part in one pass of the others with zeros: what a rank does that has run out of inputs. Its parameters receive
   // the gradients that the others' do, for an optimizer that goes on here (ZeroRedundancyOptimizer).
-  void mirror_pass(bool trains);
+  void mirror_pass();
 
   DdpStats stats() const;
   // Those whose gradients are averaged. For the follower, which is called under the reducer's lock or outside of backwards.

@@ -220,11 +220,11 @@ void Reducer::collect_sparse(Bucket& bucket) {
   target = std::exchange(bucket.sparse_sum, {}).finish();
 }
 
-void Reducer::mirror_pass(bool trains) {
+void Reducer::mirror_pass() {
   const c10::AutoGradMode no_grad(false);
   std::lock_guard lock(mutex_);
   take_over_order();
-  if (trains) ++steps_;
+  ++steps_;  // as the backward counts it that the others have
   next_bucket_ = 0;
   usage_.forget();
   unused_.clear();
