@@ -1,5 +1,5 @@
-// The claims for every backend that has connections, and so makes its communicator of them: with threads and with processes
-// as ranks, on host memory. What cannot be opened here is reported by connection_test.
+// The claims for every backend that has connections, and so makes its communicator of them, and for "weft", which takes one
+// of those: with threads and with processes as ranks, on host memory. What cannot be opened here is reported by connection_test.
 #include <cstdlib>
 
 #include <weft/tests/conformance/communicator/host_ranks.h>
@@ -65,6 +65,9 @@ std::vector<std::shared_ptr<Setting>> settings() {
     if (why_within_the_process(backend)) continue;
     for (const int ranks : {2, 3, 4}) all.push_back(std::make_shared<MeshProcesses>(backend, ranks));
   }
+  // It joins over one of the others.
+  all.push_back(std::make_shared<MeshThreads>("weft", 3));
+  all.push_back(std::make_shared<MeshProcesses>("weft", 3));
   return all;
 }
 
