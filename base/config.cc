@@ -79,6 +79,7 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
     const char* value = variable(name);
     return std::string(value == nullptr ? "" : value);
   };
+  config.backend = text("WEFT_BACKEND");
   config.timeline_file = text("WEFT_TIMELINE");
   config.dump_folder = text("WEFT_DUMP_DIR");
   config.metrics_address = text("WEFT_METRICS");

@@ -25,6 +25,7 @@ struct Config {
   std::optional<int> ib_traffic_class;         // WEFT_IB_TC
   std::optional<int> ib_timeout;               // WEFT_IB_TIMEOUT
   GpuDirect gpu_direct = GpuDirect::Auto;      // WEFT_GPUDIRECT
+  std::string backend;                         // WEFT_BACKEND, as ProcessGroupOptions::backend
   std::string timeline_file;                   // WEFT_TIMELINE
   std::string dump_folder;                     // WEFT_DUMP_DIR
   std::string metrics_address;                 // WEFT_METRICS

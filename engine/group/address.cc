@@ -119,7 +119,8 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
   }
 }
 
-std::string wait_for_listener(const std::string& host, int port, Deadline deadline) {
+std::string wait_for_listener(const std::string& host, int port, Deadline deadline,
+                              const std::function<void(const std::string& failure)>& look) {
   auto pause = Pause::between_connections();
   for (;;) {
     std::string failure;
@@ -137,6 +138,7 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
                       "; has rank 0 started, and can this host reach it?",
                   number);
     }
+    if (look) look(failure);
     pause.wait(deadline);
   }
 }
@@ -363,7 +365,7 @@ void LauncherFile::publish(int port) {
   published_ = port;
 }
 
-int LauncherFile::port(Deadline deadline) const {
+int LauncherFile::port(Deadline deadline, const std::function<void()>& look) const {
   Pause pause;
   for (;;) {
     struct stat status {};
@@ -374,6 +376,7 @@ int LauncherFile::port(Deadline deadline) const {
       if (whole && port > 0 && port < 65536 && writer > 0 && ::kill(writer, 0) == 0) return port;
     }
     if (deadline.passed()) throw Error(Blame::Timeout, "rank 0 did not write its address into " + path_ + " in time");
+    look();
     pause.wait(deadline);
   }
 }

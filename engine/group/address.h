@@ -18,7 +18,9 @@ void wait_for_name(const std::string& host, Deadline deadline,
 
 // Blocks until something accepts TCP connections there, looking often at first; returns the numeric address that does.
 // Throws Timeout naming the address and the last failure; Caller when the host's name cannot be resolved by the deadline.
-std::string wait_for_listener(const std::string& host, int port, Deadline deadline);
+// `look` is called between two looks with the last failure.
+std::string wait_for_listener(const std::string& host, int port, Deadline deadline,
+                              const std::function<void(const std::string& failure)>& look = {});
 
 // The local address that packets to the host leave from; "" if there is no route.
 std::string local_address_towards(const std::string& host, int port);
@@ -91,8 +93,9 @@ class LauncherFile {
   LauncherFile& operator=(const LauncherFile&) = delete;
 
   void publish(int port);
-  // Blocks until rank 0 has published. Throws Timeout.
-  int port(Deadline deadline) const;
+  // Blocks until rank 0 has published. Throws Timeout. `look` is called between two looks.
+  int port(Deadline deadline, const std::function<void()>& look) const;
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;

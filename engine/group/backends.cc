@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include <weft/base/config.h>
 #include <weft/base/error.h>
 #include <weft/engine/group/backends.h>
 
@@ -22,9 +23,19 @@ std::string lower_trimmed(const std::string& text) {
 
 bool is_default_backend(const std::string& text) { return lower_trimmed(text).empty(); }
 
+std::string backends_of(const std::string& given) {
+  if (!is_default_backend(given)) return given;
+  try {
+    static_cast<void>(parse_backends(config().backend));
+  } catch (const Error& error) {
+    throw error.within("WEFT_BACKEND");
+  }
+  return config().backend;
+}
+
 std::map<c10::DeviceType, std::string> parse_backends(const std::string& text) {
   const std::string wanted = lower_trimmed(text);
-  const std::string all = wanted.empty() ? "cpu:gloo,cuda:nccl" : wanted;
+  const std::string all = wanted.empty() ? "cpu:weft,cuda:nccl" : wanted;
   if (all.find_first_of(",:") == std::string::npos) return {{c10::kCPU, all}, {c10::kCUDA, all}};
   std::map<c10::DeviceType, std::string> backends;
   std::size_t begin = 0;
@@ -33,7 +44,7 @@ std::map<c10::DeviceType, std::string> parse_backends(const std::string& text) {
     const std::string item = all.substr(begin, end - begin);
     const auto colon = item.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == item.size()) {
-      throw Error(Blame::Caller, "backend '" + text + "': '" + item + "' is not device:backend, as in cpu:gloo,cuda:nccl");
+      throw Error(Blame::Caller, "backend '" + text + "': '" + item + "' is not device:backend, as in cpu:weft,cuda:nccl");
     }
     const std::string device = item.substr(0, colon);
     if (device != "cpu" && device != "cuda") {

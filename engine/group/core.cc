@@ -16,7 +16,7 @@ namespace weft::group {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(5);  // before somebody who leaves says for whom it waits
+constexpr auto kPatience = std::chrono::seconds(5);  // for what the GPU still does with retired memory
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
@@ -65,6 +65,42 @@ void tell_given_up(const CoreOptions& options, const Error& error) {
   }
 }
 
+// Throws where the backend cannot be used on this machine.
+Carrier named_carrier(c10::DeviceType type, const std::string& backend) {
+  Carrier carrier;
+  carrier.named = backend;
+  auto transport = transport::open(backend);
+  carrier.staged = type == c10::kCUDA && !transport->reaches(DeviceType::Cuda) && transport->reaches(DeviceType::Host);
+  if (carrier.staged || transport->reaches(to_weft(type))) {
+    carrier.backend = backend;
+    carrier.transport = std::move(transport);
+  } else {
+    carrier.why_not =
+        "backend '" + backend + "' does not carry " + c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors";
+  }
+  return carrier;
+}
+
+// Host memory always has a carrier: the fallback takes the place of a default backend that cannot be used.
+Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
+  try {
+    return named_carrier(type, backend);
+  } catch (const Error& error) {
+    if (type == c10::kCPU) {
+      static std::once_flag said;
+      std::call_once(said, [&] {
+        log::warn("groups of this process carry host memory over '" + std::string(kFallbackBackend) + "': " + error.text() +
+                  "; WEFT_BACKEND or ProcessGroupOptions::backend chooses another");
+      });
+      return named_carrier(type, kFallbackBackend);
+    }
+    Carrier none;
+    none.named = backend;
+    none.why_not = error.text();
+    return none;
+  }
+}
+
 }  // namespace
 
 Job::~Job() {
@@ -87,32 +123,20 @@ Core::Core(CoreOptions given)
       member_(trace::Member::join({"group", options.name, options.rank, options.global_ranks})) {
   const bool by_default = is_default_backend(options.backend);
   for (const auto& [type, name] : parse_backends(options.backend)) {
-    Carrier& carrier = carriers_[type];
     try {
-      carrier.transport = transport::open(name);
-      carrier.staged = type == c10::kCUDA && !carrier.transport->reaches(DeviceType::Cuda) &&
-                       carrier.transport->reaches(DeviceType::Host);
-      if (carrier.staged || carrier.transport->reaches(to_weft(type))) {
-        carrier.backend = name;
-      } else {
-        carrier.why_not =
-            "backend '" + name + "' does not carry " + c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors";
-        carrier.transport.reset();
-      }
-    } catch (const Error& error) {
-      if (!by_default) {
-        member_.withdraw();  // see make()
-        throw;
-      }
-      carrier.why_not = error.text();
-      log::debug(place() + ": " + carrier.why_not);
+      carriers_[type] = by_default ? default_carrier(type, name) : named_carrier(type, name);
+    } catch (const Error&) {
+      member_.withdraw();  // see make()
+      throw;
     }
+    if (!carriers_[type].why_not.empty()) log::debug(place() + ": " + carriers_[type].why_not);
   }
 }
 
 Core::~Core() {
   if (unseen_) log::warn("nobody waited for an operation that failed: " + unseen_->text());
   options.job->membership->forget(options.name);
+  options.job->waits->remove(options.name);
 }
 
 // What handles and Works share: the group leaves when the last of them goes. The Core is whole until then, so that a loss
@@ -195,7 +219,7 @@ void Core::join(Core* parent) {
 void Core::meet_members() {
   constexpr auto kMoment = std::chrono::seconds(60);
   const auto& membership = options.job->membership;
-  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
+  bootstrap->set(here_key(options.rank), to_bytes(backends()));
   try {
     membership->wait_for_all(Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
   } catch (const Error& error) {
@@ -210,17 +234,21 @@ void Core::meet_members() {
   }
   membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
   options.job->connected = true;
+  options.job->waits->on_connected();
 }
 
 // The same for a later group: what one of them says of it, that it leaves, say, must find the others listening.
 void Core::await_members() {
-  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
+  bootstrap->set(here_key(options.rank), to_bytes(backends()));
   const Deadline deadline = Deadline::in(options.timeout);
+  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
+                         [this] { return absent_members(); });
   for (int rank = 0; rank < options.size; ++rank) {
     const bool is_told = options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
     if (rank == options.rank || !is_told) continue;
     for (Pause pause; !bootstrap->exists(here_key(rank)); pause.wait(deadline)) {
       throw_if_hopeless();
+      joining.look();
       if (!deadline.passed()) continue;
       throw Error(Blame::Timeout,
                   "joining " + place() + ": " + missing_ranks() + " did not come within " + describe(options.timeout));
@@ -275,6 +303,18 @@ void Core::listen() {
   };
   listener.alone = [ledger = ledger_] { ledger->on_alone(); };
   membership->listen(options.name, std::move(listener));
+  Waits::Source source;
+  source.members = options.global_ranks;
+  source.rank = options.rank;
+  source.pending = [weak = weak_from_this()] {
+    const auto core = weak.lock();
+    return core ? core->pending() : std::vector<Waits::Wait>();
+  };
+  source.progress = [weak = weak_from_this()] {
+    const auto core = weak.lock();
+    return core ? core->progress() : Waits::Progress{0, "no operation: it has left the group"};
+  };
+  options.job->waits->add(options.name, std::move(source));
 }
 
 // --- joining ---------------------------------------------------------------------------------------------------------
@@ -315,8 +355,11 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
   join.rank = options.rank;
   join.size = options.size;
   join.group_name = options.name;
-  join.store = std::make_shared<StoreBootstrap>(
-      connection_of(c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store)));
+  // On a connection of its own, where others have to be met: the store's host may have ended by now, and then connecting
+  // takes long.
+  const c10::intrusive_ptr<c10d::Store> store =
+      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store);
+  join.store = std::make_shared<StoreBootstrap>(options.size == 1 ? store : connection_of(store));
   join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options.job->devices->open(device.index());
   join.timeout = options.timeout;
@@ -331,6 +374,7 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
     // All ranks of the job have come this far: who among them runs Weft is known now.
     options.job->membership->connect([this] { throw_if_hopeless(); }, Deadline::in(options.timeout));
     options.job->connected = true;
+    options.job->waits->on_connected();
   }
   std::optional<Error> broken;
   {
@@ -356,7 +400,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     std::lock_guard lock(error_mutex_);
     joining_ = attempt;
   }
-  bootstrap->set(here_key(options.rank), to_bytes(options.backend));
+  bootstrap->set(here_key(options.rank), to_bytes(backends()));
   auto work = [attempt, transport = carrier.transport, join = transport::JoinOptions(join)]() mutable {
     try {
       attempt->made = transport->join(join);
@@ -377,10 +421,13 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   if (!options.job->connected) {
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
+  Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
+                         [this] { return absent_members(); });
   bool agreed = false;
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();
     agreed = agreed || agrees_with_first(type);
+    joining.look();
   }
   if (is_broken()) throw_if_hopeless();
   try {
@@ -447,21 +494,45 @@ bool Core::agrees_with_first(c10::DeviceType type) {
     const auto found = all.find(type);
     return found == all.end() ? "none" : "'" + found->second + "'";
   };
-  if (name(said) == name(options.backend)) return true;
+  if (name(said) == name(backends())) return true;
   throw Error(Blame::Caller, "joining " + place() + ": rank 0 has backend " + name(said) + " for " +
                                  c10::DeviceTypeName(type, /*lower_case=*/true) + " tensors, rank " +
-                                 std::to_string(options.rank) + " has " + name(options.backend) +
-                                 "; give all ranks the same");
+                                 std::to_string(options.rank) + " has " + name(backends()) +
+                                 "; give all ranks the same (ProcessGroupOptions::backend, WEFT_BACKEND)");
+}
+
+// The backends of this rank as parse_backends() takes them, with the fallback where it took a default's place.
+std::string Core::backends() const {
+  std::string text;
+  for (const auto& [type, carrier] : carriers_) {
+    text += (text.empty() ? "" : ",") + std::string(c10::DeviceTypeName(type, /*lower_case=*/true)) + ":" +
+            (carrier.backend.empty() ? carrier.named : carrier.backend);
+  }
+  return text;
+}
+
+std::vector<int> Core::absent_members() {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (!bootstrap->exists(here_key(rank))) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 std::string Core::missing_ranks() {
   std::string ranks;
-  int count = 0;
-  for (int rank = 0; rank < options.size; ++rank) {
-    if (bootstrap->exists(here_key(rank))) continue;
-    ranks += (count++ > 0 ? ", " : "") + std::to_string(rank);
-  }
-  return count == 0 ? "" : (count == 1 ? "rank " : "ranks ") + ranks;
+  const std::vector<int> absent = absent_members();
+  for (const int rank : absent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return absent.empty() ? "" : (absent.size() == 1 ? "rank " : "ranks ") + ranks;
+}
+
+std::string Core::joining_what() const { return parent_ == nullptr ? "init_process_group" : "making the group"; }
+
+std::string Core::joining_hint() const {
+  if (parent_ != nullptr) return "all its ranks must make it, in the same order of groups";
+  const std::string own = "rank " + std::to_string(options.rank) + " of " + std::to_string(options.size);
+  return "all ranks must be started with the same address and world size" +
+         (options.said_by.empty() ? "" : "; this one is " + own + " by " + options.said_by);
 }
 
 // --- leaving ---------------------------------------------------------------------------------------------------------
@@ -483,22 +554,35 @@ void Core::leave() {
     if (broken_) return;  // meanwhile
   }
   const auto known = [&](int rank) { return membership->has(rank); };
-  // Most groups end together; who waits for longer is told for whom.
-  const auto slow = ledger_->leave(known, Deadline::sooner(deadline, Deadline::in(kPatience)));
-  if (slow.empty()) return;
-  std::string ranks;
-  for (const int rank : slow) ranks += " " + std::to_string(rank);
-  log::warn("leaving " + place() + ": waiting until these ranks have completed what this one took part in:" + ranks);
-  if (!ledger_->leave(known, deadline).empty())
-    log::error("leaving " + place() + ": they did not within " + describe(options.timeout));
+  ledger_->say_leaving();
+  Patience patience(options.job->waits->reports());
+  for (;;) {
+    const auto slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
+    if (slow.empty()) return;
+    const std::string who = ranks_text(slow);
+    if (deadline.passed()) {
+      return log::error("leaving " + place() + ": " + who + " did not complete what this rank took part in within " +
+                        describe(options.timeout));
+    }
+    if (!patience.is_over()) continue;
+    log::warn(
+        "rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) + " to leave group '" +
+        options.name + "': " + who + (slow.size() == 1 ? " has" : " have") +
+        " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
+  }
 }
 
 // Receives are not among them: nobody is left who could want their bytes.
 void Core::wait_for_own_operations(Deadline deadline) {
+  Patience patience(options.job->waits->reports());
   for (const Issued& one : unfinished_) {
-    if (one.op.done().synchronize(Deadline::sooner(deadline, Deadline::in(kPatience)))) continue;
-    log::warn("leaving " + place() + ": waiting for " + one.what + ", which not all ranks have joined");
-    if (!one.op.done().synchronize(deadline)) return;
+    while (!one.receives && !one.op.done().synchronize(Deadline::sooner(deadline, patience.next()))) {
+      if (deadline.passed()) return;
+      if (!patience.is_over()) continue;
+      log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
+                " to leave group '" + options.name + "', for the end of " + one.wait.what +
+                ", which not all ranks have come to");
+    }
   }
 }
 
@@ -509,7 +593,7 @@ const Carrier& Core::carrier(c10::Device device) const {
   if (found == carriers_.end() || found->second.backend.empty()) {
     throw Error(Blame::Caller, "no backend " + place() + " carries tensors on " + device.str() +
                                    (found == carriers_.end() ? "" : ": " + found->second.why_not) +
-                                   "; the group was made with backend '" + options.backend + "'");
+                                   "; the group was made with backend '" + backends() + "'");
   }
   return found->second;
 }

@@ -15,18 +15,22 @@
 #include <weft/engine/group/membership.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/group/store.h>
+#include <weft/engine/group/waits.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/transport/transport.h>
 
 namespace weft::group {
 
+// What to do where a rank does not come to a call.
+constexpr const char* kAllCall = "all ranks of the group must call it, in the same order of calls";
 // A connection may break before it is told whose loss was behind that: how long to wait for it.
 constexpr auto kLossIsTold = std::chrono::seconds(1);
 
 // One device type's way of travelling. The communicator is made at the first use on CUDA, at once on the host.
 struct Carrier {
-  std::string backend;  // "" = none, for the reason in why_not
+  std::string named;    // the backend that the program, or the default, names
+  std::string backend;  // the one that carries; "" = none, for the reason in why_not
   std::string why_not;
   bool staged = false;  // CUDA tensors travel through host memory
   std::shared_ptr<transport::Transport> transport;
@@ -38,6 +42,7 @@ struct Carrier {
 struct Job {
   std::shared_ptr<EventLoop> loop;
   std::shared_ptr<Membership> membership;
+  std::shared_ptr<Waits> waits;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
   std::shared_ptr<tensor::CudaDevices> devices;
@@ -60,6 +65,7 @@ struct CoreOptions {
   c10::intrusive_ptr<c10d::Store> store;      // prefixed for this group; what the user gets
   c10::intrusive_ptr<c10d::Store> own_store;  // the same over the job's own connection
   std::string backend;                        // as the user wrote it
+  std::string said_by;                        // where its rank and size are from, for messages; "" for a later group
   std::shared_ptr<Job> job;
 };
 
@@ -111,6 +117,7 @@ struct Core : std::enable_shared_from_this<Core> {
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
   ProcessGroup split(int color, int key);
   std::vector<int> living_ranks() const { return ledger_->living(); }
+  std::vector<std::string> waiting_for() { return options.job->waits->waiting_for(options.name); }
   void abort(const std::string& reason);
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
@@ -132,6 +139,8 @@ struct Core : std::enable_shared_from_this<Core> {
   // The same for threads that must not block: calls `done` with it, here and now or in that moment on another thread.
   using Explained = std::function<void(const Error& why)>;
   void explain_later(const Error& error, Explained done);
+  // A time-out, with the ranks that did not come to the operation. Asks them, and may block for a second then.
+  Error with_absent(const Error& timeout, const Waits::Wait& wait);
   void throw_if_broken();
   // The same, but for the loss of a rank, which it gives: groups may be made of the others.
   std::optional<Error> loss();
@@ -158,10 +167,17 @@ struct Core : std::enable_shared_from_this<Core> {
   void await_members();
   void throw_if_hopeless();
   void throw_if_left_without(const std::function<bool(int rank)>& came) const;
-  StoreBootstrap meeting(const std::string& base);
+  StoreBootstrap meeting(const std::string& base, Waits::Meeting& wait);
+  // Ranks that have not set base + their number.
+  std::vector<int> absent_from(const std::string& base);
+  // For the job's Waits, on any thread. An operation that is just being issued is not among them.
+  std::vector<Waits::Wait> pending();
+  Waits::Progress progress();
   bool agrees_with_first(c10::DeviceType type);
+  std::string backends() const;
   // Now, or until that time is over.
   bool is_broken(std::chrono::milliseconds within = {});
+  void by_the_store(const std::function<void()>& meet);
   std::set<int> everybody_else() const;
   std::set<int> count_in(const std::string& base, Deadline deadline);
   void lead_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout);
@@ -176,12 +192,15 @@ struct Core : std::enable_shared_from_this<Core> {
   // the others do then, as leaving the job, is no other reason here.
   void fail(const Error& why, const std::function<void()>& tell);
   std::string missing_ranks();
+  std::vector<int> absent_members();
+  std::string joining_what() const;
+  std::string joining_hint() const;
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
   void listen();
   // Waits for this rank's operations, and until the others have completed them too.
   void leave();
   void wait_for_own_operations(Deadline deadline);
-  void follow(const std::string& what, const Op& op, std::function<void(const std::optional<Error>&)> done);
+  void follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done);
   // Counts the messages to, or from, a rank with a tag: 1, 2, …
   std::uint64_t next_message(bool is_send, int peer, int tag);
   // What split() makes, the `count`-th of this group.
@@ -202,10 +221,21 @@ struct Core : std::enable_shared_from_this<Core> {
   std::map<std::string, int> numbers_;
   std::shared_ptr<Ledger> ledger_;
   struct Issued {
-    std::string what;
+    Waits::Wait wait;
     Op op;
+    bool receives = false;  // leaving does not wait for it
   };
-  std::vector<Issued> unfinished_;  // recent operations, waited for before leaving; guarded by issue_mutex
+  void remember(Issued issued);
+  std::vector<Issued> unfinished_;   // recent operations, oldest first; guarded by issue_mutex
+  std::size_t kept_unfinished_ = 0;  // that had not ended when those that had were forgotten; guarded by issue_mutex
+  // The last operation that was issued; guarded by issue_mutex.
+  struct Last {
+    const char* name = nullptr;
+    std::uint64_t number = 0;  // of a collective
+    int peer = -1;             // of a message
+    Waits::Clock::time_point since;
+  } last_;
+  std::optional<std::string> absent_;  // who did not come to the operation whose time-out broke the group; error_mutex_
   std::mutex error_mutex_;
   std::condition_variable broken_changed_;
   std::optional<Error> broken_;  // within self()
@@ -221,7 +251,7 @@ ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevic
 
 struct WorkState {
   std::shared_ptr<Core> core;
-  std::string what;  // "all_reduce #3"
+  Waits::Wait wait;  // wait.what: "all_reduce #3"
   c10::Device device = c10::Device(c10::kCPU);
   bool host_waits = true;
   bool is_captured = false;  // into a CUDA graph

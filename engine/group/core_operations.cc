@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <weft/base/config.h>
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -80,7 +81,10 @@ Work Core::issue(Operation operation, const Call& call) {
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
   const auto number = ledger_->begin_collective();
-  state->what = std::string(operation.name) + " #" + std::to_string(number);
+  last_ = {operation.name, number, -1, Waits::Clock::now()};
+  const std::string caller = CalledBy::name() == nullptr ? "" : std::string(CalledBy::name()) + ": ";
+  state->wait = {
+      .what = caller + operation.name + " #" + std::to_string(number), .since = last_.since, .collective = number};
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
@@ -116,7 +120,6 @@ Work Core::issue(Operation operation, const Call& call) {
     // Outside that lock: it may end earlier operations, and fail the group.
     for (const auto& other : others) state->ops.push_back(other->barrier({}));
   }
-  std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
   const auto is_over = [](const Op& op) { return op.ended() && !op.error(); };
   if (std::all_of(state->ops.begin(), state->ops.end(), is_over)) {  // or there was nothing to do
     ledger_->complete_collective(number);
@@ -131,8 +134,8 @@ Work Core::issue(Operation operation, const Call& call) {
   };
   auto ends = std::make_shared<Ends>(state->ops.size());
   for (const Op& op : state->ops) {
-    unfinished_.push_back({state->what, op});
-    follow(state->what, op, [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
+    remember({state->wait, op});
+    follow(state->wait, op, [ends, ledger = ledger_, number, traced](const std::optional<Error>& error) mutable {
       if (error && !ends->failed.exchange(true)) traced.fail(*error);
       if (--ends->left > 0) return;
       ledger->complete_collective(number);
@@ -154,9 +157,10 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->core = handle_.lock();
   state->device = tensor.device();
   state->host_waits = tensor.device().is_cpu();
-  state->what = name;
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(tensor.device());
+  last_ = {is_send ? "send to" : "recv from", 0, peer, Waits::Clock::now()};
+  state->wait = {.what = name, .since = last_.since, .collective = 0, .peer = peer};
   transport::PointToPoint* messages = carrier.point_to_point();
   const auto need = [&](bool present, const std::string& what) {
     if (present) return;
@@ -183,9 +187,8 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->is_captured = tensor::CudaDevices::is_captured(ready);
   const Op op = call(*messages, std::move(pin), ready);
   state->ops.push_back(op);
-  std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
-  if (is_send) unfinished_.push_back({name, op});
-  follow(name, op,
+  remember({state->wait, op, /*receives=*/!is_send});
+  follow(state->wait, op,
          [weak = weak_from_this(), ledger = ledger_, op, peer, tag, is_send,
           traced](const std::optional<Error>& failure) mutable {
            const auto core = weak.lock();
@@ -208,13 +211,46 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
 }
 
 // Calls `done` when the operation has ended; its timing out breaks the group.
-void Core::follow(const std::string& what, const Op& op, std::function<void(const std::optional<Error>&)> done) {
-  op.on_ended([weak = weak_from_this(), what, op, finish = std::move(done)]() mutable {
+void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done) {
+  op.on_ended([weak = weak_from_this(), wait, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout) core->fail(core->with_hint(*error).within(what));
+    if (core && error && error->blame() == Blame::Timeout) core->fail(core->with_hint(*error).within(wait.what));
   });
+}
+
+void Core::remember(Issued issued) {
+  if (issued.op.ended()) return;
+  // Not at every call, which would look at all of thousands of messages each time.
+  if (unfinished_.size() >= 2 * kept_unfinished_ + 8) {
+    std::erase_if(unfinished_, [](const Issued& one) { return one.op.ended(); });
+    kept_unfinished_ = unfinished_.size();
+  }
+  unfinished_.push_back(std::move(issued));
+}
+
+std::vector<Waits::Wait> Core::pending() {
+  constexpr std::size_t kMost = 64;
+  std::vector<Waits::Wait> waits;
+  std::unique_lock lock(issue_mutex, std::try_to_lock);
+  for (const Issued& one : unfinished_) {
+    if (!lock || waits.size() == kMost) break;
+    if (!one.op.ended() && !one.op.done().query()) waits.push_back(one.wait);
+  }
+  return waits;
+}
+
+Waits::Progress Core::progress() {
+  const std::uint64_t begun = ledger_->collectives_begun();
+  std::unique_lock lock(issue_mutex, std::try_to_lock);
+  if (!lock) return {begun, "a call of this group that has not returned"};
+  if (last_.name == nullptr) return {begun, "no operation: it has issued none"};
+  const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
+  const std::string when = ", " + describe_wait(ago) + " ago)";
+  if (last_.number > 0) return {begun, "#" + std::to_string(last_.number) + " (" + last_.name + when};
+  const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
+  return {begun, std::string(last_.name) + " " + peer + " (behind #" + std::to_string(begun) + when};
 }
 
 void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
@@ -224,11 +260,17 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
                   operation.parts ? operation.parts() : Operation::Parts()};
   bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(mine)));
   const Deadline deadline = Deadline::in(options.timeout);
+  Waits::Meeting wait(options.job->waits, options.name, std::string(operation.name) + " #" + std::to_string(number),
+                      options.rank, kAllCall, [this, base] { return absent_from(base); });
+  StoreBootstrap store(options.own_store, [&] {
+    throw_broken();
+    wait.look();
+  });
   for (int rank = 0; rank < options.size; ++rank) {
     if (rank == options.rank) continue;
     std::string theirs;
     try {
-      theirs = to_text(bootstrap->get(base + std::to_string(rank), deadline));
+      theirs = to_text(store.get(base + std::to_string(rank), deadline));
     } catch (const Error& error) {
       throw Error(error.blame(), "WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
                                      std::to_string(number) + " (" + mine.call + ") " + place() + ": " + error.text());
@@ -302,6 +344,24 @@ Error Core::with_hint(const Error& error) const {
   const bool has_one = error.text().find(hint) != std::string::npos;
   if (error.blame() != Blame::Timeout || has_one || options.size < 3 || !options.job->membership->is_alone()) return error;
   return {Blame::Timeout, error.text() + "; " + hint, error.place()};
+}
+
+Error Core::with_absent(const Error& timeout, const Waits::Wait& wait) {
+  if (timeout.blame() != Blame::Timeout || options.job->loop->inside() || Op::ending()) return timeout;
+  std::optional<std::string> known;
+  {
+    std::lock_guard lock(error_mutex_);
+    known = absent_;
+  }
+  const std::string absent = known ? *known : options.job->waits->who_kept(options.name, wait);
+  std::lock_guard lock(error_mutex_);
+  if (!absent_) absent_ = absent;
+  const auto with = [&](const Error& error) {
+    const bool says = absent.empty() || error.text().find(absent) != std::string::npos;
+    return says ? error : Error(error.blame(), error.text() + "; " + absent, error.place());
+  };
+  if (broken_ && broken_->blame() == Blame::Timeout) broken_ = with(*broken_);
+  return with(timeout);
 }
 
 Error Core::explain(const Error& error) {

@@ -104,6 +104,15 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
       made.device.set_index(options.device.is_cuda() ? options.device.index() : 0);
     }
   }
+  // Before anything is asked of the store, which may end with the ranks that see this error first.
+  if (loss) {
+    const std::vector<int> living = living_ranks();
+    for (const int rank : ranks) {
+      if (std::find(living.begin(), living.end(), rank) != living.end()) continue;
+      throw Error(Blame::PeerLost,
+                  loss->text() + " (new_group names rank " + std::to_string(rank) + ", which is not there)");
+    }
+  }
   // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so that those who are none
   // need not call, or call for groups in another order.
   const std::string members = listed(ranks);
@@ -132,15 +141,31 @@ ProcessGroup Core::split(int color, int key) {
   throw_if_broken();
   const trace::Range range(traced::make_group, {.rank = options.rank, .ranks = options.size});
   const int count = next_number("split");
-  return recorded(member_, "split", static_cast<std::uint64_t>(count), place(), [&] { return divide(count, color, key); });
+  return recorded(member_, "split", static_cast<std::uint64_t>(count), place(), [&] {
+    ProcessGroup made;
+    by_the_store([&] { made = divide(count, color, key); });
+    return made;
+  });
+}
+
+// A rank that hosts the store and hears of a loss first may end, and the store with it, before this rank hears of the loss.
+void Core::by_the_store(const std::function<void()>& meet) {
+  try {
+    meet();
+  } catch (const Error& error) {
+    if (error.blame() == Blame::PeerLost && is_broken(kLossIsTold)) throw_broken();
+    throw;
+  }
 }
 
 ProcessGroup Core::divide(int count, int color, int key) {
   const std::string number = std::to_string(count);
   const std::string base = "split/" + number + "/";
-  bootstrap->set(base + std::to_string(options.rank), to_bytes(encode({color, key})));
+  bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(Split{color, key})));
   const Deadline deadline = Deadline::in(options.timeout);
-  StoreBootstrap store = meeting(base);
+  Waits::Meeting wait(options.job->waits, options.name, "split #" + number, options.rank, kAllCall,
+                      [this, base] { return absent_from(base); });
+  StoreBootstrap store = meeting(base, wait);
   std::vector<std::pair<int, int>> members;  // key, rank
   for (int rank = 0; rank < options.size; ++rank) {
     try {
@@ -165,6 +190,7 @@ ProcessGroup Core::divide(int count, int color, int key) {
 ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::string& prefix, CoreOptions made) {
   const auto own = std::find(ranks.begin(), ranks.end(), options.rank);
   if (own == ranks.end()) return {};
+  made.said_by.clear();
   made.rank = static_cast<int>(own - ranks.begin());
   made.size = static_cast<int>(ranks.size());
   made.global_ranks.clear();
@@ -176,11 +202,20 @@ ProcessGroup Core::make_subgroup(const std::vector<int>& ranks, const std::strin
 
 // The store, whose waits end as well when a rank has left without having come to a meeting of all ranks, to which each
 // comes by setting base + its rank.
-StoreBootstrap Core::meeting(const std::string& base) {
-  return StoreBootstrap(options.own_store, [this, base] {
+StoreBootstrap Core::meeting(const std::string& base, Waits::Meeting& wait) {
+  return StoreBootstrap(options.own_store, [this, base, &wait] {
     throw_broken();
     throw_if_left_without([&](int rank) { return bootstrap->exists(base + std::to_string(rank)); });
+    wait.look();
   });
+}
+
+std::vector<int> Core::absent_from(const std::string& base) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (!bootstrap->exists(base + std::to_string(rank))) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 // Rank 0 counts the rounds that it has closed, so that a rank that left one out is not behind in the next. Who comes says
@@ -199,7 +234,8 @@ void Core::monitored_barrier(std::chrono::milliseconds timeout) {
   const auto round = static_cast<std::uint64_t>(bootstrap->add("monitored/closed", 0) + 1);
   const std::string base = "monitored/" + std::to_string(round) + "/";
   recorded(member_, "monitored_barrier", round, place(), [&] {
-    options.rank == 0 ? lead_monitored_barrier(base, timeout) : follow_monitored_barrier(base, timeout);
+    by_the_store(
+        [&] { options.rank == 0 ? lead_monitored_barrier(base, timeout) : follow_monitored_barrier(base, timeout); });
     return true;
   });
   // This round passed: everybody came to it, and so has left those before; nobody reads their keys any more.
@@ -221,7 +257,9 @@ std::set<int> Core::count_in(const std::string& base, Deadline deadline) {
   std::map<int, std::string> came;  // and with what
   // One that withdraws meanwhile has claimed it for itself.
   const auto claim = [&](int rank) { return bootstrap->add(base + std::to_string(rank) + "/" + came.at(rank), 1) == 1; };
-  StoreBootstrap store = meeting(base);
+  Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
+                      [this, base] { return absent_from(base); });
+  StoreBootstrap store = meeting(base, wait);
   std::set<int> missing = everybody_else();
   for (Pause pause;; pause.wait(deadline)) {
     std::set<int> absent;
@@ -270,7 +308,9 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   const std::string attempt = std::to_string(next_number("monitored barrier"));
   for (const std::string& key : {own, own + "/" + attempt, own + "/read"}) monitored_keys_.push_back(key);
   bootstrap->set(own, to_bytes(attempt));
-  StoreBootstrap store = meeting(base);
+  Waits::Meeting wait(options.job->waits, options.name, "monitored_barrier", options.rank, kAllCall,
+                      [this, base] { return absent_from(base); });
+  StoreBootstrap store = meeting(base, wait);
   std::optional<std::string> verdict;
   const auto listen = [&](Deadline deadline) {
     try {

@@ -6,7 +6,7 @@ namespace weft::group {
 
 namespace {
 
-constexpr std::uint32_t kMagic = 0x314d5457;  // "WTM1"
+constexpr std::uint32_t kMagic = 0x324d5457;  // "WTM2"
 
 struct Head {
   std::uint32_t magic;
@@ -44,8 +44,7 @@ Result<bool> FrameReader::next(Frame& frame) {
   Head head{};
   std::memcpy(&head, buffer_.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
-  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) ||
-      head.type > static_cast<std::uint8_t>(FrameType::Goodbye)) {
+  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) || head.type > static_cast<std::uint8_t>(FrameType::Said)) {
     return refuse("unknown type");
   }
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");

@@ -19,6 +19,11 @@ enum class FrameType : std::uint8_t {
                   // group
   Completed = 5,  // rank has completed all that `number` (a rank) took part in before leaving group
   Goodbye = 6,    // rank leaves the job: its connection will close, and that is no loss
+  // How ranks that wait learn for whom (group/waits). The last two are of no group.
+  Asking = 7,  // rank asks all members of the group how far they have come; `number`: of its round of questions
+  Answer = 8,  // to rank `number`; text: a WaitAnswer
+  Speak = 9,   // rank `number` waits as well, and is lower: it is to report; text: which of the times is over
+  Said = 10,   // rank has reported its wait; `number`: which of the times was over
 };
 
 struct Frame {

@@ -62,6 +62,7 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
 ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
+  options.backend = group::backends_of(options.backend);
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");
@@ -96,6 +97,8 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
                                 : group::address_of_interface(config().socket_interfaces.front());
   made.job->membership = group::Membership::make(made.rank, made.size, made.job->local_address,
                                                  std::make_shared<group::StoreBootstrap>(made.own_store), made.job->loop);
+  made.job->waits = group::Waits::make(made.rank, made.job->membership, made.job->loop, options.wait_reports);
+  made.said_by = place.said_by;
   log::set_thread_label("rank " + std::to_string(made.rank));
   const auto membership = made.job->membership;
   auto joined = group::Core::make(made);

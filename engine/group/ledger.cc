@@ -40,6 +40,11 @@ std::uint64_t Ledger::begin_collective() {
   return number;
 }
 
+std::uint64_t Ledger::collectives_begun() const {
+  std::lock_guard lock(mutex_);
+  return begun_;
+}
+
 void Ledger::complete_collective(std::uint64_t number) {
   std::lock_guard lock(mutex_);
   unfinished_.erase(number);
@@ -191,14 +196,18 @@ std::string Ledger::who_left() const {
   return (leavers_.size() == 1 ? "rank " + ranks + " has" : "ranks " + ranks + " have") + " left group '" + group_ + "'";
 }
 
-std::vector<int> Ledger::leave(const std::function<bool(int)>& known, Deadline deadline) {
+void Ledger::say_leaving() {
   Frame frame;
   frame.type = FrameType::Leaving;
   frame.group = group_;
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(mutex_);
   frame.number = begun_;
   for (const auto count : sent_) frame.text += std::to_string(count) + " ";
   send_(std::move(frame));
+}
+
+std::vector<int> Ledger::await_others(const std::function<bool(int)>& known, Deadline deadline) {
+  std::unique_lock lock(mutex_);
   std::vector<int> waiting;
   const auto done = [&] {
     waiting.clear();

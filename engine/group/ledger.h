@@ -28,6 +28,7 @@ class Ledger {
   // Numbers a collective: 1, 2, …. Throws PeerLost when a member has left that would have to take part.
   std::uint64_t begin_collective();
   void complete_collective(std::uint64_t number);
+  std::uint64_t collectives_begun() const;
   // Throws PeerLost when the receiver has left.
   void begin_send(int to);
   // It has failed: the receiver need not wait for it.
@@ -60,9 +61,11 @@ class Ledger {
   // "rank 1 has left group 'x'"; "" when nobody has.
   std::string who_left() const;
 
-  // Tells the others, and blocks until each has completed what this rank took part in, or is gone. `known` says which ranks
-  // answer at all. Returns whom it still waited for at the deadline (empty: all are done).
-  std::vector<int> leave(const std::function<bool(int)>& known, Deadline deadline);
+  // Tells the others that this rank leaves, and how far it came.
+  void say_leaving();
+  // Blocks until each of the others has completed what this rank took part in, or is gone. `known` says which ranks answer
+  // at all. Returns the ranks that it still waited for at the deadline (empty: all are done).
+  std::vector<int> await_others(const std::function<bool(int)>& known, Deadline deadline);
 
  private:
   struct Leaver {

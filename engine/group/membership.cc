@@ -51,6 +51,11 @@ std::string name_of_job(const std::string& token) {
   return text.data();
 }
 
+// Whether `number` is the rank that the frame is for.
+bool names_recipient(const Frame& frame) {
+  return frame.type == FrameType::Completed || frame.type == FrameType::Answer || frame.type == FrameType::Speak;
+}
+
 std::string random_token() {
   std::random_device device;
   std::string token;
@@ -105,6 +110,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::map<int, std::unique_ptr<Peer>> peers;  // by rank: all members at the hub, only the hub elsewhere
   std::set<std::unique_ptr<Peer>> strangers;   // accepted, no Hello yet
   std::map<std::string, Listener> listeners;
+  std::function<void(const Frame& frame)> listens_to_waits;
   std::map<int, std::string> lost;
   std::set<int> left;        // with a goodbye
   std::set<int> came;        // at the hub: who has said Hello
@@ -168,6 +174,7 @@ Membership::~Membership() {
     state->strangers.clear();
     state->peers.clear();
     state->listeners.clear();
+    state->listens_to_waits = nullptr;
   });
 }
 
@@ -377,12 +384,18 @@ void Membership::State::handle(Peer& peer, const Frame& given) {
 
 // An answer to one rank goes to that rank only: a thousand ranks that leave at once give a million of them.
 void Membership::State::pass_on(const Frame& frame, int from) {
-  if (!is_hub() || frame.type != FrameType::Completed) return broadcast(frame, from);
-  const auto leaver = peers.find(static_cast<int>(frame.number));
-  if (leaver != peers.end() && leaver->first != from) send_to(*leaver->second, encode(frame));
+  if (!is_hub() || !names_recipient(frame)) return broadcast(frame, from);
+  const auto recipient =
+      frame.number < static_cast<std::uint64_t>(size) ? peers.find(static_cast<int>(frame.number)) : peers.end();
+  if (recipient != peers.end() && recipient->first != from) send_to(*recipient->second, encode(frame));
 }
 
 void Membership::State::dispatch(const Frame& frame) {
+  if (frame.type >= FrameType::Asking) {
+    const bool is_meant = !names_recipient(frame) || frame.number == static_cast<std::uint64_t>(rank);
+    const auto told = listens_to_waits;
+    return is_meant && told ? told(frame) : void();
+  }
   const auto found = listeners.find(frame.group);
   if (found == listeners.end()) return;
   const Listener listener = found->second;
@@ -469,6 +482,10 @@ void Membership::listen(const std::string& group, Listener listener) {
     for (const int who : state->left) listener.gone(who);
     if (state->alone) listener.alone();
   });
+}
+
+void Membership::listen_to_waits(std::function<void(const Frame& frame)> told) {
+  state_->loop->post([state = state_, told = std::move(told)]() mutable { state->listens_to_waits = std::move(told); });
 }
 
 bool Membership::is_alone() const { return state_->alone; }

@@ -17,6 +17,7 @@ namespace weft::group {
 
 namespace {
 
+constexpr auto kLook = std::chrono::seconds(1);             // until a process that waits may say so
 constexpr auto kInterval = std::chrono::milliseconds(100);  // between announcements when nothing happens
 constexpr auto kAtMost = std::chrono::milliseconds(2);      // between announcements when much happens
 constexpr int kDatagramsAtOnce = 64;
@@ -202,7 +203,8 @@ class Discovery {
 }  // namespace
 
 Meeting meet_by_multicast(const std::string& address, int port, const std::string& group, std::optional<int> rank,
-                          int world_size, Deadline deadline) {
+                          int world_size, Deadline deadline,
+                          const std::function<void(const std::function<std::string()>& who_came)>& look) {
   const std::string where = "tcp://[" + address + "]:" + std::to_string(port);
   if (group.size() > kMaxAnnouncedName) {
     throw Error(Blame::Caller, where + ": the group_name is longer than " + std::to_string(kMaxAnnouncedName) + " bytes");
@@ -214,7 +216,10 @@ Meeting meet_by_multicast(const std::string& address, int port, const std::strin
     Descriptor listener = open_listener(family, 0);
     const Announcement self{AnnouncementKind::Here, random_nonce(), world_size, rank, port_of(listener.get()), 0, group};
     const auto discovery = std::make_shared<Discovery>(group_address(address, port, interface), interface, self);
-    if (!discovery->wait(deadline)) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
+    while (!discovery->wait(Deadline::sooner(deadline, Deadline::in(kLook)))) {
+      if (deadline.passed()) throw Error(Blame::Timeout, "only " + discovery->describe() + " came in time");
+      look([&] { return discovery->describe(); });
+    }
     const Roster& roster = discovery->roster();
     if (roster.conflict()) throw *roster.conflict();
     return {roster.rank(),      roster.hosts(),      roster.hosts() ? interface.address : roster.host_address(),

@@ -6,6 +6,7 @@
 // routes name, or the loopback where there is no route.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,8 +28,10 @@ struct Meeting {
 };
 
 // Blocks. `rank` where this process has been given one. Throws Caller when ranks are given twice, world sizes differ or
-// too many processes come, on each of the processes concerned; Timeout, saying who came.
+// too many processes come, on each of the processes concerned; Timeout, saying who came. `look` is called from time to
+// time.
 Meeting meet_by_multicast(const std::string& address, int port, const std::string& group, std::optional<int> rank,
-                          int world_size, Deadline deadline);
+                          int world_size, Deadline deadline,
+                          const std::function<void(const std::function<std::string()>& who_came)>& look);
 
 }  // namespace weft::group

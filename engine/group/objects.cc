@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 
@@ -85,6 +86,7 @@ std::int64_t longest_of(const std::vector<std::int64_t>& lengths) {
 }  // namespace
 
 Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group) {
+  const group::CalledBy by("broadcast_object");
   const at::Tensor size = size_of(mine, group);
   group.broadcast(size, root).wait();
   const std::int64_t length = checked(size, object("broadcast_object: a value")).front();
@@ -102,6 +104,7 @@ std::vector<at::Tensor> all_gather_ragged(const at::Tensor& mine, ProcessGroup& 
 }
 
 std::vector<Bytes> all_gather_bytes(const Bytes& mine, ProcessGroup& group) {
+  const group::CalledBy by("all_gather_object");
   return to_bytes(all_gather_ragged(to_tensor(mine, group), group, object("all_gather_object: a value")));
 }
 
@@ -114,11 +117,13 @@ std::vector<at::Tensor> gather_ragged(const at::Tensor& mine, int root, ProcessG
 }
 
 std::vector<Bytes> gather_bytes(const Bytes& mine, int root, ProcessGroup& group) {
+  const group::CalledBy by("gather_object");
   group::Core::of(group).check_rank(root, "gather_object: root");
   return to_bytes(gather_ragged(to_tensor(mine, group), root, group, object("gather_object: a value")));
 }
 
 Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessGroup& group) {
+  const group::CalledBy by("scatter_object");
   const bool here = group.rank() == root;
   if (parts.size() != (here ? static_cast<std::size_t>(group.size()) : 0)) {
     throw Error(Blame::Caller, "scatter_object: " + std::to_string(parts.size()) + " values are given on rank " +

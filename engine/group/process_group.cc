@@ -125,6 +125,7 @@ int ProcessGroup::rank() const { return core().options.rank; }
 int ProcessGroup::size() const { return core().options.size; }
 c10::Device ProcessGroup::device() const { return core().options.device; }
 std::string ProcessGroup::backend(c10::Device device) const { return core().carrier(device).backend; }
+std::vector<std::string> ProcessGroup::waiting_for() const { return core().waiting_for(); }
 c10::intrusive_ptr<c10d::Store> ProcessGroup::store() const { return core().options.store; }
 
 int ProcessGroup::global_rank(int group_rank) const {

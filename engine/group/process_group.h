@@ -20,6 +20,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <weft/base/export.h>
+#include <weft/base/patience.h>
 #include <weft/engine/group/work.h>
 #include <weft/kernels/reduce_op.h>
 
@@ -29,8 +30,10 @@ constexpr int kAnySource = -1;
 
 // Each member has an initializer, for programs that name some of them, as compilers warn of others.
 struct ProcessGroupOptions {
-  // "" = "cpu:gloo,cuda:nccl" as far as both can be used here; or one backend for both devices ("gloo"), or per device.
-  // What is named must be usable: "cpu:gloo,cuda:nccl" written out throws Unsupported where there is no GPU.
+  // One backend for both devices ("gloo"), or one for each ("cpu:weft,cuda:nccl"). A backend that is named must be usable:
+  // "cpu:weft,cuda:nccl" written out throws Unsupported where there is no GPU. "" stands for the value of WEFT_BACKEND, and
+  // without that for "cpu:weft,cuda:nccl" as far as each can be used here; where "weft" cannot, "gloo" takes its place and
+  // a warning says so (docs/backends.md).
   std::string backend{};
   // env://  file:///path  tcp://host:port  tcp://[multicast address]:port; ?rank=&world_size= override the environment.
   std::string init_method = "env://";
@@ -46,6 +49,9 @@ struct ProcessGroupOptions {
   std::optional<c10::Device> device{};
   // One timeline of all ranks goes there (docs/looking-inside.md); overrides WEFT_TIMELINE. A process makes one timeline.
   std::string timeline{};
+  // After how long a rank says on stderr that it waits for others, and for which: when joining, in an operation, when it
+  // makes a group or leaves one. Ascending; empty: never. The lowest rank that waits speaks for the job.
+  WaitReports wait_reports = default_wait_reports();
 };
 
 struct BackendInfo {
@@ -68,6 +74,10 @@ class WEFT_API ProcessGroup {
   c10::Device device() const;
   // The backend that carries tensors of such a device. Throws Caller if there is none.
   std::string backend(c10::Device device) const;
+  // Which ranks this one waits for at this moment, and in which operations, a line for each: "all_reduce #7: rank 2 has not
+  // come; last seen in #6 (all_reduce, 12 s ago)". For a thread beside the one that waits. Asks the other ranks, and so
+  // blocks for a second at most; empty where nothing is pending, or all have come.
+  std::vector<std::string> waiting_for() const;
 
   Work broadcast(at::Tensor tensor, int root);
   // In place on root; the others' tensors are untouched.

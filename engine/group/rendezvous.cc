@@ -11,6 +11,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/log.h>
+#include <weft/base/patience.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/job_file.h>
 #include <weft/engine/group/launched.h>
@@ -29,23 +30,77 @@ namespace {
 struct Wanted {
   std::optional<int> rank;
   std::optional<int> world_size;
+  std::string said_by;  // "RANK and WORLD_SIZE": where the two numbers are from
 };
 
-// The first of these variables that is set. mpirun (Open MPI, MPICH) and srun have their own names for the same numbers.
-std::optional<int> first_number(const Environment& environment, std::initializer_list<const char*> names) {
+// mpirun (Open MPI, MPICH) and srun have their own names for the same numbers.
+constexpr auto kRankVariables = {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+constexpr auto kWorldSizeVariables = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
+
+// The first of these variables that is set; null where none is.
+const char* first_set(const Environment& environment, std::initializer_list<const char*> names) {
   for (const char* name : names) {
-    if (const char* text = environment(name)) return to_number(name, text);
+    if (environment(name) != nullptr) return name;
   }
-  return std::nullopt;
+  return nullptr;
 }
 
-std::optional<int> rank_variable(const Environment& environment) {
-  return first_number(environment, {"RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"});
+std::optional<int> first_number(const Environment& environment, std::initializer_list<const char*> names) {
+  const char* const name = first_set(environment, names);
+  return name == nullptr ? std::nullopt : std::optional(to_number(name, environment(name)));
 }
+
+std::optional<int> rank_variable(const Environment& environment) { return first_number(environment, kRankVariables); }
 
 std::optional<int> world_size_variable(const Environment& environment) {
-  return first_number(environment, {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"});
+  return first_number(environment, kWorldSizeVariables);
 }
+
+// Takes what the options leave open from the URL, and what that does from the environment.
+Wanted wanted_of(const ProcessGroupOptions& options, const Url& url, const Environment& environment) {
+  Wanted wanted{options.rank, options.world_size, {}};
+  const auto fill = [&](std::optional<int>& number, const char* name, std::initializer_list<const char*> variables) {
+    std::string from = std::string("the option ") + name;
+    if (!number && (number = url.number(name))) from = std::string("?") + name + "= of the URL";
+    const char* const variable = number ? nullptr : first_set(environment, variables);
+    if (variable != nullptr) {
+      number = to_number(variable, environment(variable));
+      from = variable;
+    }
+    if (number) wanted.said_by += (wanted.said_by.empty() ? "" : " and ") + from;
+  };
+  fill(wanted.rank, "rank", kRankVariables);
+  fill(wanted.world_size, "world_size", kWorldSizeVariables);
+  return wanted;
+}
+
+// Says on stderr, when it is time, that this rank waits for rank 0 before it can know of any other. The ranks of a job
+// cannot agree on one that speaks then, so that one of each machine does: the first, and where that is rank 0 the second.
+class Seeker {
+ public:
+  Seeker(const Wanted& wanted, const Environment& environment, WaitReports reports)
+      : patience_(std::move(reports)), begin_("rank " + text_of(wanted.rank) + " of " + text_of(wanted.world_size)) {
+    const auto local = local_rank(environment);
+    speaks_ = wanted.rank.value_or(0) <= 1 || local.value_or(0) == 0;
+    if (!wanted.said_by.empty()) said_by_ = " Its rank and world size are from " + wanted.said_by + ".";
+  }
+
+  // `why`: what it waits for, and what it saw at the last look, as a part of a sentence.
+  void look(const std::function<std::string()>& why) {
+    if (!patience_.is_over() || !speaks_) return;
+    log::warn(begin_ + " has waited " + describe_wait(patience_.waited()) + " for " + why() + "." + said_by_);
+  }
+
+ private:
+  static std::string text_of(const std::optional<int>& number) {
+    return number ? std::to_string(*number) : "(no number yet)";
+  }
+
+  Patience patience_;
+  const std::string begin_;
+  std::string said_by_;
+  bool speaks_ = true;
+};
 
 void check_range(int rank, int world_size) {
   if (world_size < 1) throw Error(Blame::Caller, "the world size is " + std::to_string(world_size) + "; it is at least 1");
@@ -120,11 +175,17 @@ std::string lives(const std::string& who) { return "weft/lives/" + who; }
 // Who has waited that long at one store looks whether there is another by now.
 constexpr std::chrono::milliseconds kLongestAtAStore = std::chrono::seconds(10);
 
-c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline) {
+c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, Deadline deadline, Seeker& seeker) {
   const std::string where = at(address.host, address.port);
   try {
     // c10d's client backs off for up to a second when the host is not there yet: look for it more often before asking.
-    const std::string found = wait_for_listener(address.host, address.port, deadline);
+    const auto look = [&](const std::string& failure) {
+      seeker.look([&] {
+        return "rank 0, which should host the store at " + where + " (" + failure +
+               "): has it started, and is that its address?";
+      });
+    };
+    const std::string found = wait_for_listener(address.host, address.port, deadline, look);
     return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline);
   } catch (const Error& error) {
     throw error.within("rank " + std::to_string(rank) + " cannot reach the store of rank 0 at " + where);
@@ -137,10 +198,10 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
 // Who comes again at once may find the store of the life that has just ended, whose host is about to close it: c10d's
 // clients are then told nothing, or that the connection was closed. So each rank waits until rank 0 has come again too.
 c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
-                                                        Deadline deadline) {
+                                                        Deadline deadline, Seeker& seeker) {
   for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
     try {
-      const auto store = join_store(address, rank, deadline);
+      const auto store = join_store(address, rank, deadline, seeker);
       if (!store->check({kHosted})) return store;  // by Python, or only just
       const auto named = under_name(store, group_name);
       const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
@@ -152,6 +213,9 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
       if (deadline.passed()) throw;
     } catch (const std::exception& error) {
       log::debug("the store at " + at(address.host, address.port) + " is an earlier group's: " + tensor::text_of(error));
+      seeker.look([&] {
+        return "rank 0, which has not come yet: at " + at(address.host, address.port) + " is the store of an earlier group";
+      });
     }
     if (deadline.passed()) {
       throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +
@@ -178,7 +242,7 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCP
 }
 
 // Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
-c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline) {
+c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline, Seeker& seeker) {
   try {
     const auto store = open_store(address.host, server_options(address.port, deadline));
     store->set(kHosted, std::vector<std::uint8_t>{1});
@@ -187,7 +251,7 @@ c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool share
     const std::string text = tensor::text_of(error);
     if (shared && text.find("EADDRINUSE") != std::string::npos) {
       log::info("another job hosts a store at " + at(address.host, address.port) + "; this one shares it");
-      return join_store(address, 0, deadline);
+      return join_store(address, 0, deadline, seeker);
     }
     throw Error(Blame::Caller, "rank 0 cannot open its store at " + at(address.host, address.port) +
                                    "; is the port taken by another job? Take another port, or give each job a "
@@ -197,7 +261,7 @@ c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool share
 }
 
 Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::string& group_name,
-                    const Environment& environment, Deadline deadline, bool open) {
+                    const Environment& environment, Deadline deadline, bool open, Seeker& seeker) {
   Rendezvous result;
   result.rank = require_rank(wanted, at(address.host, address.port));
   result.world_size = require_world_size(wanted, at(address.host, address.port));
@@ -205,10 +269,10 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
   wait_for_name(address.host, deadline);
   const bool by_agent = agent_hosts(environment);
   if (result.rank == 0 && !by_agent) {
-    result.store = host_store(address, /*shared=*/!group_name.empty(), deadline);
+    result.store = host_store(address, /*shared=*/!group_name.empty(), deadline, seeker);
   } else {
-    result.store = by_agent || open ? join_store(address, result.rank, deadline)
-                                    : join_store_of_this_life(address, result.rank, group_name, deadline);
+    result.store = by_agent || open ? join_store(address, result.rank, deadline, seeker)
+                                    : join_store_of_this_life(address, result.rank, group_name, deadline, seeker);
   }
   if (by_agent) result.store = of_this_attempt(result.store, environment);
   result.local_address = address_for_others(address.host, address.port);
@@ -232,7 +296,7 @@ auto& meetings = *new std::map<std::string, int>();
 // mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port and writes it down,
 // for each meeting in a file of its own: an agent and a group of one job have a store each.
 Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_name, const Environment& environment,
-                               Deadline deadline) {
+                               Deadline deadline, Seeker& seeker) {
   const auto local = first_number(environment, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
   const auto nodes = first_number(environment, {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"});
   if (!(local && *local == *wanted.world_size) && !(nodes && *nodes == 1)) {
@@ -248,7 +312,10 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
   result.world_size = *wanted.world_size;
   result.local_address = "127.0.0.1";
   if (result.rank != 0) {
-    result.store = join_store({"127.0.0.1", file->port(deadline)}, result.rank, deadline);
+    const auto look = [&] {
+      seeker.look([&] { return "rank 0, which should write its address into " + file->path() + ": has it started?"; });
+    };
+    result.store = join_store({"127.0.0.1", file->port(deadline, look)}, result.rank, deadline, seeker);
     return result;
   }
   auto options = server_options(0, deadline);
@@ -261,7 +328,7 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
 }
 
 Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const Environment& environment, Deadline deadline,
-                    bool open) {
+                    bool open, Seeker& seeker) {
   const char* address = environment("MASTER_ADDR");
   const char* port = environment("MASTER_PORT");
   std::string missing;
@@ -282,9 +349,9 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
                                    "world_size in ProcessGroupOptions and the address as tcp://host:port");
   }
   check_range(*wanted.rank, *wanted.world_size);
-  if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline);
+  if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline, seeker);
   const int number = to_number("MASTER_PORT", port, /*least=*/1, kMaxPort);
-  return join_tcp({address, number}, wanted, group_name, environment, deadline, open);
+  return join_tcp({address, number}, wanted, group_name, environment, deadline, open, seeker);
 }
 
 // A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
@@ -350,16 +417,20 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
   return result;
 }
 
-Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline) {
+Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::string& group_name, Deadline deadline,
+                          Seeker& seeker) {
   Rendezvous result;
   result.world_size = require_world_size(wanted, at(url.host, *url.port));
   check_range(wanted.rank.value_or(0), result.world_size);
-  Meeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank, result.world_size, deadline);
+  const auto look = [&](const std::function<std::string()>& who_came) {
+    seeker.look([&] { return "the others at " + at(url.host, *url.port) + ", of whom came only " + who_came(); });
+  };
+  Meeting meeting = meet_by_multicast(url.host, *url.port, group_name, wanted.rank, result.world_size, deadline, look);
   result.rank = meeting.rank;
   result.local_address = meeting.local_address;
   result.until_all_came = meeting.announcing;
   if (!meeting.hosts) {
-    result.store = join_store({meeting.host, meeting.port}, result.rank, deadline);
+    result.store = join_store({meeting.host, meeting.port}, result.rank, deadline, seeker);
     return result;
   }
   auto options = server_options(meeting.port, deadline);
@@ -395,31 +466,27 @@ Numbered::~Numbered() {
 
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline, bool open) {
   Rendezvous result;
-  Wanted wanted{options.rank, options.world_size};
   const Url url = options.store ? Url() : Url::parse(options.init_method);
+  const Wanted wanted = options.store ? Wanted{options.rank, options.world_size, {}} : wanted_of(options, url, environment);
+  Seeker seeker(wanted, environment, options.wait_reports);
   if (options.store) {
     result.rank = require_rank(wanted, "a given store", "");
     result.world_size = require_world_size(wanted, "a given store", "");
     check_range(result.rank, result.world_size);
     result.store = options.store;
-  } else {
-    if (!wanted.rank) wanted.rank = url.number("rank");
-    if (!wanted.rank) wanted.rank = rank_variable(environment);
-    if (!wanted.world_size) wanted.world_size = url.number("world_size");
-    if (!wanted.world_size) wanted.world_size = world_size_variable(environment);
   }
   const bool shared = !options.group_name.empty();
   if (url.scheme == "file") {
     result = join_file(url, wanted, options.group_name, deadline, open);
   } else if (url.scheme == "env") {
-    result = join_env(wanted, options.group_name, environment, deadline, open);
+    result = join_env(wanted, options.group_name, environment, deadline, open, seeker);
   } else if (url.scheme == "tcp") {
     if (url.host.empty() || !url.port) {
       throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");
     }
     result = is_multicast(url.host)
-                 ? join_multicast(url, wanted, options.group_name, deadline)
-                 : join_tcp({url.host, *url.port}, wanted, options.group_name, environment, deadline, open);
+                 ? join_multicast(url, wanted, options.group_name, deadline, seeker)
+                 : join_tcp({url.host, *url.port}, wanted, options.group_name, environment, deadline, open, seeker);
   }
   if (url.scheme != "file") {
     // A store that is given stays as it is; others get what Python's init_process_group puts before its keys, so that
@@ -434,6 +501,7 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
     }
   }
   result.local_rank = local_rank(environment).value_or(0);
+  result.said_by = wanted.said_by;
   return result;
 }
 

@@ -43,6 +43,7 @@ struct Rendezvous {
   // Released once every rank has come to the store.
   std::shared_ptr<const void> until_all_came;
   std::shared_ptr<Numbered> number;  // null where the ranks need not count
+  std::string said_by;               // where rank and world size are from: "RANK and WORLD_SIZE"
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.

@@ -16,7 +16,7 @@ namespace group {
 WorkState::~WorkState() {
   if (seen || !core) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
-  const std::string dropped = what + ", whose Work was dropped";
+  const std::string dropped = wait.what + ", whose Work was dropped";
   for (const Op& op : ops) {
     if (const auto error = op.error()) {
       core->note_unseen(error->within(dropped));
@@ -32,12 +32,14 @@ WorkState::~WorkState() {
 
 std::optional<Error> WorkState::error() const {
   for (const Op& op : ops) {
-    if (const auto error = op.error()) return told(core->explain(*error));
+    if (const auto error = op.error()) return told(core->with_absent(core->explain(*error), wait));
   }
   return std::nullopt;
 }
 
-Error WorkState::told(const Error& error) const { return error.text().starts_with(what) ? error : error.within(what); }
+Error WorkState::told(const Error& error) const {
+  return error.text().starts_with(wait.what) ? error : error.within(wait.what);
+}
 
 bool WorkState::done() const {
   for (const Op& op : ops) {
@@ -98,7 +100,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   }
   if (state_->is_captured && !state_->done()) {
     throw Error(Blame::Caller,
-                state_->what + " " + state_->core->place() +
+                state_->wait.what + " " + state_->core->place() +
                     " was captured into a CUDA graph, and the host cannot wait for it: nothing runs before the "
                     "graph is launched. Make the stream wait with Work::wait(), and leave barriers outside");
   }
@@ -106,7 +108,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   for (const Op& op : state_->ops) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
     if (!await(op.done(), deadline)) {
-      const Error late(Blame::Timeout, state_->what + " " + state_->core->place() + " was not done within " +
+      const Error late(Blame::Timeout, state_->wait.what + " " + state_->core->place() + " was not done within " +
                                            describe(timeout) + "; it goes on and may be waited for again");
       trace::dump_after("Work::synchronize", late);
       throw late;

@@ -1,5 +1,6 @@
-// The handle of one operation of a process group. Cheap to copy. Dropping it is allowed: the tensors stay pinned until the
-// operation has passed, and an error that nobody looked at surfaces on the group (its next call throws it).
+// The handle of one operation of a process group. Cheap to copy. A compiler warns of a call whose Work is dropped, since
+// the operation is then not waited for. A program may still drop it, by static_cast<void>(…): the tensors stay pinned until
+// the operation has passed, and an error that nobody looked at surfaces on the group (its next call throws it).
 //
 //   wait()         CUDA: the current stream waits, the host goes on; an error that comes later surfaces on the group.
 //                  CPU, and barriers: the host waits.
@@ -29,7 +30,7 @@ struct Core;
 struct WorkState;
 }  // namespace group
 
-class WEFT_API Work {
+class [[nodiscard("the operation runs on; call wait() before its tensors are used, or keep the Work")]] WEFT_API Work {
  public:
   // Done, without error.
   Work() = default;

@@ -4,6 +4,7 @@
 #include <torch/serialize/archive.h>
 
 #include <weft/engine/group/agree.h>
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/parallel/checkpoint_file.h>
@@ -58,9 +59,21 @@ void write(const std::string& file, const std::vector<Part>& parts) {
   draft.publish();
 }
 
-}  // namespace
+// Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0 alone.
+template <class Call>
+auto on_all(const char* name, const Call& call) {
+  const group::CalledBy by(name);
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (error.blame() != Blame::Timeout) throw;
+    throw Error(Blame::Timeout,
+                error.text() + "; all ranks of the group must call " + name + ", also those that do not touch the file",
+                error.place());
+  }
+}
 
-void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+void save_on_all(const std::string& file, ProcessGroup& group, const std::vector<Part>& parts) {
   std::vector<std::string> names;
   std::optional<Error> failure = error_of([&] { names = check_names(parts); });
   agree(group, failure);
@@ -76,14 +89,7 @@ void save(const std::string& file, ProcessGroup group, const std::vector<Part>& 
   agree(group, failure);
 }
 
-void check_writable(const std::string& file, ProcessGroup group) {
-  agree(group, error_of([&] {
-          if (group.rank() != 0) return;
-          const Draft draft(file);
-        }));
-}
-
-bool exists(const std::string& file, ProcessGroup group) {
+bool exists_on_all(const std::string& file, ProcessGroup& group) {
   bool is_there = false;
   const auto failure = error_of([&] {
     if (group.rank() == 0) is_there = is_file(file);
@@ -92,7 +98,7 @@ bool exists(const std::string& file, ProcessGroup group) {
   return broadcast_object(is_there, 0, group);
 }
 
-void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+void load_on_all(const std::string& file, ProcessGroup& group, const std::vector<Part>& parts) {
   const bool reads = group.rank() == 0;
   std::unique_ptr<Reader> reader;
   agree(group, error_of([&] {
@@ -124,6 +130,27 @@ void load(const std::string& file, ProcessGroup group, const std::vector<Part>& 
   }
   agree(group, failure);
   for (const Commit& commit : commits) commit();
+}
+
+}  // namespace
+
+void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+  on_all("checkpoint::save", [&] { save_on_all(file, group, parts); });
+}
+
+void check_writable(const std::string& file, ProcessGroup group) {
+  const auto opens = [&] {
+    if (group.rank() == 0) const Draft draft(file);
+  };
+  on_all("checkpoint::check_writable", [&] { agree(group, error_of(opens)); });
+}
+
+bool exists(const std::string& file, ProcessGroup group) {
+  return on_all("checkpoint::exists", [&] { return exists_on_all(file, group); });
+}
+
+void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
+  on_all("checkpoint::load", [&] { load_on_all(file, group, parts); });
 }
 
 }  // namespace weft::checkpoint

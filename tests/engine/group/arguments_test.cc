@@ -43,7 +43,7 @@ std::vector<Wrong> wrong_calls() {
       {"misplaced input", [=](auto& g) { g.reduce_scatter_into(ones(1), askew); }, "pass .clone()"},
       {"misplaced part",
        [=](auto& g) {
-         g.reduce_scatter(ones(), {ones(), askew});
+         static_cast<void>(g.reduce_scatter(ones(), {ones(), askew}));
        },
        "pass .clone()"},
       {"quantised", [](auto& g) { g.all_reduce(torch::empty({2}, at::kQInt8)); }, "dtype QInt8"},
@@ -61,28 +61,28 @@ std::vector<Wrong> wrong_calls() {
       {"a column to gather", [=](auto& g) { g.gather({}, column, 1); }, "is not contiguous; pass .contiguous()"},
       {"a column to all_gather",
        [=](auto& g) {
-         g.all_gather({ones(), ones()}, column);
+         static_cast<void>(g.all_gather({ones(), ones()}, column));
        },
        "is not contiguous; pass .contiguous()"},
       {"no outputs", [](auto& g) { g.all_gather({}, ones()); }, "outputs holds 0 tensors; it takes one for each of the 2"},
       {"too many outputs",
        [](auto& g) {
-         g.all_gather({ones(), ones(), ones()}, ones());
+         static_cast<void>(g.all_gather({ones(), ones(), ones()}, ones()));
        },
        "outputs holds 3 tensors"},
       {"output's shape",
        [](auto& g) {
-         g.all_gather({ones(), ones(3)}, ones());
+         static_cast<void>(g.all_gather({ones(), ones(3)}, ones()));
        },
        "outputs[1] has shape [3]; it must have [2]"},
       {"output's dtype",
        [](auto& g) {
-         g.all_gather({ones(), ones(2, at::kInt)}, ones());
+         static_cast<void>(g.all_gather({ones(), ones(2, at::kInt)}, ones()));
        },
        "dtype and device must agree"},
       {"output not contiguous",
        [=](auto& g) {
-         g.all_gather({row, row}, torch::ones({2, 2}));
+         static_cast<void>(g.all_gather({row, row}, torch::ones({2, 2})));
        },
        "outputs[0]"},
       {"flat output", [](auto& g) { g.all_gather_into(ones(3), ones()); }, "output has 3 elements; it takes 2 x 2"},
@@ -90,55 +90,55 @@ std::vector<Wrong> wrong_calls() {
       {"gather without outputs", [](auto& g) { g.gather({}, ones(), 0); }, "outputs holds 0 tensors"},
       {"gather with outputs off root",
        [](auto& g) {
-         g.gather({ones(), ones()}, ones(), 1);
+         static_cast<void>(g.gather({ones(), ones()}, ones(), 1));
        },
        "outputs must be empty"},
       {"gather with too few outputs", [](auto& g) { g.gather({ones()}, ones(), 0); }, "outputs holds 1 tensors"},
       {"gather's shapes",
        [](auto& g) {
-         g.gather({ones(), ones(3)}, ones(), 0);
+         static_cast<void>(g.gather({ones(), ones(3)}, ones(), 0));
        },
        "outputs[1] has shape [3]; it must have [2]"},
       {"gather's dtypes",
        [](auto& g) {
-         g.gather({ones(), ones(2, at::kDouble)}, ones(), 0);
+         static_cast<void>(g.gather({ones(), ones(2, at::kDouble)}, ones(), 0));
        },
        "dtype and device must agree"},
       {"scatter with too many inputs",
        [](auto& g) {
-         g.scatter(ones(), {ones(), ones(), ones()}, 0);
+         static_cast<void>(g.scatter(ones(), {ones(), ones(), ones()}, 0));
        },
        "inputs holds 3 tensors"},
       {"scatter's dtypes",
        [](auto& g) {
-         g.scatter(ones(), {ones(), ones(2, at::kInt)}, 0);
+         static_cast<void>(g.scatter(ones(), {ones(), ones(2, at::kInt)}, 0));
        },
        "dtype and device must agree"},
       {"scatter's undefined part",
        [](auto& g) {
-         g.scatter(ones(), {ones(), at::Tensor()}, 0);
+         static_cast<void>(g.scatter(ones(), {ones(), at::Tensor()}, 0));
        },
        "inputs[1] is an undefined tensor"},
       {"scatter without inputs", [](auto& g) { g.scatter(ones(), {}, 0); }, "inputs holds 0 tensors"},
       {"scatter with inputs off root",
        [](auto& g) {
-         g.scatter(ones(), {ones(), ones()}, 1);
+         static_cast<void>(g.scatter(ones(), {ones(), ones()}, 1));
        },
        "inputs must be empty"},
       {"scatter's shapes",
        [](auto& g) {
-         g.scatter(ones(), {ones(), ones(3)}, 0);
+         static_cast<void>(g.scatter(ones(), {ones(), ones(3)}, 0));
        },
        "inputs[1] has shape [3]"},
       {"reduce_scatter's list", [](auto& g) { g.reduce_scatter(ones(), {ones()}); }, "inputs holds 1 tensors"},
       {"reduce_scatter's own part",
        [](auto& g) {
-         g.reduce_scatter(ones(), {ones(3), ones()});
+         static_cast<void>(g.reduce_scatter(ones(), {ones(3), ones()}));
        },
        "inputs[0] has shape [3]"},
       {"reduce_scatter's dtypes",
        [](auto& g) {
-         g.reduce_scatter(ones(), {ones(), ones(2, at::kInt)});
+         static_cast<void>(g.reduce_scatter(ones(), {ones(), ones(2, at::kInt)}));
        },
        "dtype"},
       {"flat input", [](auto& g) { g.reduce_scatter_into(ones(), ones(5)); }, "input has 5 elements; it takes 2 x 2"},
@@ -147,17 +147,17 @@ std::vector<Wrong> wrong_calls() {
       {"all_to_all of nothing", [](auto& g) { g.all_to_all({}, {}); }, "inputs is empty"},
       {"all_to_all's lists",
        [](auto& g) {
-         g.all_to_all({ones()}, {ones(), ones()});
+         static_cast<void>(g.all_to_all({ones()}, {ones(), ones()}));
        },
        "outputs holds 1 tensors"},
       {"all_to_all's own part",
        [](auto& g) {
-         g.all_to_all({ones(3), ones()}, {ones(), ones()});
+         static_cast<void>(g.all_to_all({ones(3), ones()}, {ones(), ones()}));
        },
        "this rank's own part"},
       {"all_to_all's dtypes",
        [](auto& g) {
-         g.all_to_all({ones(), ones()}, {ones(), ones(2, at::kInt)});
+         static_cast<void>(g.all_to_all({ones(), ones()}, {ones(), ones(2, at::kInt)}));
        },
        "dtype"},
       {"send to itself", [](auto& g) { g.send(ones(), 0); }, "rank 0 is this rank"},

@@ -9,7 +9,7 @@ namespace {
 using Backends = std::map<c10::DeviceType, std::string>;
 
 TEST(ParseBackends, LeavesTheChoiceOpenWhenNothingIsSaid) {
-  EXPECT_EQ(parse_backends(""), (Backends{{c10::kCPU, "gloo"}, {c10::kCUDA, "nccl"}}));
+  EXPECT_EQ(parse_backends(""), (Backends{{c10::kCPU, "weft"}, {c10::kCUDA, "nccl"}}));
   EXPECT_TRUE(is_default_backend(" "));
   EXPECT_FALSE(is_default_backend("gloo"));
 }

@@ -131,7 +131,8 @@ TEST(Ledger, ASendThatFailedIsNotWaitedFor) {
   fixture.ledger.begin_send(2);
   fixture.ledger.begin_send(2);
   fixture.ledger.fail_send(2);
-  static_cast<void>(fixture.ledger.leave([](int) { return false; }, Deadline::never()));
+  fixture.ledger.say_leaving();
+  static_cast<void>(fixture.ledger.await_others([](int) { return false; }, Deadline::never()));
   ASSERT_EQ(fixture.sent.size(), 1u);
   EXPECT_EQ(fixture.sent[0].text, "0 0 1 ");
 }
@@ -162,10 +163,11 @@ TEST(Ledger, SaysWhoHasLeft) {
 TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
   const auto all = [](int) { return true; };
   const auto nothing_left = [&](Fixture& fixture) {
-    return fixture.ledger.leave(all, Deadline::in(std::chrono::seconds(0)));
+    return fixture.ledger.await_others(all, Deadline::in(std::chrono::seconds(0)));
   };
   Fixture fixture;
   fixture.ledger.begin_send(2);
+  fixture.ledger.say_leaving();
   EXPECT_EQ(nothing_left(fixture), (std::vector<int>{1, 2}));
   EXPECT_EQ(fixture.sent.front().type, FrameType::Leaving);
   EXPECT_EQ(fixture.sent.front().text, "0 0 1 ");
@@ -176,7 +178,7 @@ TEST(Ledger, LeavingWaitsForWhoHasNotAnsweredAndCanAnswer) {
   fixture.ledger.on_gone(6);
   EXPECT_EQ(nothing_left(fixture), std::vector<int>{});
   Fixture alone;
-  EXPECT_EQ(alone.ledger.leave([](int rank) { return rank == 5; }, Deadline::in(std::chrono::seconds(0))),
+  EXPECT_EQ(alone.ledger.await_others([](int rank) { return rank == 5; }, Deadline::in(std::chrono::seconds(0))),
             std::vector<int>{1});
   alone.ledger.on_alone();
   EXPECT_EQ(nothing_left(alone), std::vector<int>{});

@@ -160,9 +160,9 @@ TEST_P(Subgroups, CC011_OptionsAreTheirOwnAndLeaveTheParentsAlone) {
     auto half = made.split(0, 0);
     EXPECT_EQ(made.backend(cpu), "tcp");
     EXPECT_EQ(half.backend(cpu), "tcp") << "as its parent";
-    EXPECT_EQ(group.backend(cpu), "gloo");
-    EXPECT_EQ(group.split(0, 0).backend(cpu), "gloo");
-    EXPECT_EQ(group.new_group({0, 1}).backend(cpu), "gloo");
+    EXPECT_EQ(group.backend(cpu), "weft");
+    EXPECT_EQ(group.split(0, 0).backend(cpu), "weft");
+    EXPECT_EQ(group.new_group({0, 1}).backend(cpu), "weft");
     for (ProcessGroup* one : {&made, &half}) {
       if (group.rank() == 0) {
         const auto error = error_of([&] { one->recv(torch::ones({1}), 1).wait(); });

@@ -1,5 +1,5 @@
 // What launchers start in the tests: joins by env://, adds up the ranks, passes a message round, prints one line. With an
-// argument, the rank of that number throws instead of taking part. WEFT_TEST_BACKEND: another backend than the usual one.
+// argument, the rank of that number throws instead of taking part.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -12,8 +12,7 @@
 namespace {
 
 void run(int argc, char** argv) {
-  const char* const backend = std::getenv("WEFT_TEST_BACKEND");
-  auto group = weft::init_process_group({.backend = backend != nullptr ? backend : "", .device = c10::Device(c10::kCPU)});
+  auto group = weft::init_process_group({.device = c10::Device(c10::kCPU)});
   const int rank = group.rank();
   const int size = group.size();
   if (argc > 1 && std::atoi(argv[1]) == rank) throw std::runtime_error("thrown on purpose");

@@ -46,7 +46,7 @@ TEST_F(Mpirun, StartsRanksThatAreGivenAnAddress) {
 }
 
 TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
-  const auto outcome = start("-x WEFT_TEST_BACKEND=mpi");
+  const auto outcome = start("-x WEFT_BACKEND=mpi");
   if (outcome.err.find("no backend 'mpi' in this build") != std::string::npos) GTEST_SKIP() << outcome.err;
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.lines(), ElementsAre(kRank0, kRank1)) << outcome.err;
@@ -55,7 +55,7 @@ TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
 // One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
 Outcome mixed(int python) {
   return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " + std::to_string(python) +
-             " ]; then exec " + path_of("python") + " " + path_of("sources") + "/join_and_reduce.py; else exec " +
+             " ]; then exec " + path_of("python") + " " + path_of("sources") + "/join_and_reduce.py; else exec env WEFT_BACKEND=gloo " +
              path_of("join_and_reduce") + "; fi'");
 }
 

@@ -226,7 +226,7 @@ TEST(ZeroOrder, AShardArrivesWhileTheNextOneIsStepped) {
       // By hand what a step receives, so that it can be seen when.
       std::vector<torch::Tensor> arrived;
       for (const auto& parameter : parameters) arrived.push_back(torch::zeros_like(parameter).detach());
-      group.broadcast(torch::ones({10}, torch::kDouble), 0);
+      static_cast<void>(group.broadcast(torch::ones({10}, torch::kDouble), 0));
       group.broadcast(arrived[0], 1).wait();
       EXPECT_TRUE(torch::all(arrived[0] == 1).item<bool>());
       Gated::gate->set_value();

@@ -1,0 +1,421 @@
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include <weft/base/log.h>
+#include <weft/engine/group/membership.h>
+#include <weft/engine/group/waits.h>
+
+namespace weft::group {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kAnswers = std::chrono::seconds(1);  // that ranks have to answer
+constexpr auto kLongestTick = milliseconds(2500);   // between two looks at what is pending
+constexpr auto kLongestTurn = milliseconds(20);     // that a rank lets the next lower one speak first
+constexpr int kMostTurns = 100;
+constexpr std::size_t kMostText = 300;  // of what a peer says, as it is printed
+constexpr std::size_t kMostNamed = 8;   // ranks in one line
+constexpr std::size_t kMostLines = 64;  // of waiting_for()
+constexpr const char* kRemedy =
+    "; to see what each rank did, send SIGUSR1 to all of them and run weft-debug analyze on their dumps, or run again with "
+    "WEFT_DEBUG=detail, which compares all calls";
+
+// Letters that a terminal may act upon are not printed.
+std::string printable(std::string_view text) {
+  std::string result(text.substr(0, kMostText));
+  for (char& letter : result) {
+    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
+  }
+  return result;
+}
+
+struct Blamed {
+  int rank = 0;
+  std::string text;
+};
+
+// The ranks that keep a wait waiting, and what they did last.
+std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Waits::Answers& answers) {
+  const auto is_in = [](const std::vector<int>& ranks, int rank) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
+  std::vector<Blamed> blamed;
+  for (int rank = 0; rank < size; ++rank) {
+    const bool takes_part = wait.collective > 0 || wait.peer < 0 || wait.peer == rank;
+    if (rank == self || !takes_part) continue;
+    const std::string who = "rank " + std::to_string(rank);
+    const auto found = answers.progress.find(rank);
+    if (is_in(answers.silent, rank)) {
+      blamed.push_back({rank, who + " does not answer; its process may be stopped, or the network between them cut"});
+    } else if (found == answers.progress.end()) {
+      if (is_in(answers.unasked, rank)) blamed.push_back({rank, who + " cannot be asked whether it has come"});
+    } else if (wait.collective == 0) {
+      blamed.push_back({rank, who + " has not taken part; last seen in " + printable(found->second.last)});
+    } else if (found->second.collectives < wait.collective) {
+      blamed.push_back({rank, who + " has not come; last seen in " + printable(found->second.last)});
+    }
+  }
+  return blamed;
+}
+
+std::string joined(const std::vector<Blamed>& blamed) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(blamed.size(), kMostNamed); ++i) text += (i > 0 ? "; " : "") + blamed[i].text;
+  if (blamed.size() > kMostNamed) text += "; and " + std::to_string(blamed.size() - kMostNamed) + " more ranks";
+  return text;
+}
+
+}  // namespace
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  const std::size_t named = std::min(ranks.size(), kMostNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    const bool is_last = i + 1 == ranks.size();
+    text += (i == 0 ? "" : is_last ? " and " : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " more";
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+std::string encode(const WaitAnswer& answer) {
+  return std::to_string(answer.round) + " " + (answer.waits ? "1 " : "0 ") + std::to_string(answer.progress.collectives) +
+         " " + answer.progress.last.substr(0, kMostText);
+}
+
+std::optional<WaitAnswer> decode_wait_answer(std::string_view text) {
+  const auto number = [&text]() -> std::optional<std::uint64_t> {
+    std::uint64_t value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failure != std::errc() || end == text.data() + text.size() || *end != ' ') return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+    return value;
+  };
+  const auto round = number();
+  const auto waits = round ? number() : std::nullopt;
+  const auto collectives = waits ? number() : std::nullopt;
+  if (!collectives || *waits > 1) return std::nullopt;
+  return WaitAnswer{*round, *waits == 1, {*collectives, std::string(text.substr(0, kMostText))}};
+}
+
+struct Waits::Round {
+  std::string group;
+  std::vector<int> members;
+  std::set<int> awaited;  // ranks of the group
+  Answers answers;
+  std::function<void(const Answers&)> done;
+  EventLoop::Registration end;
+};
+
+std::shared_ptr<Waits> Waits::make(int rank, const std::shared_ptr<Membership>& membership,
+                                   const std::shared_ptr<EventLoop>& loop, WaitReports reports) {
+  const std::shared_ptr<Waits> waits(new Waits(rank, membership, loop, std::move(reports)));
+  membership->listen_to_waits([weak = std::weak_ptr(waits)](const Frame& frame) {
+    if (const auto alive = weak.lock()) alive->on_frame(frame);
+  });
+  if (!waits->reports_.empty()) loop->post([waits] { waits->tick_later(); });
+  return waits;
+}
+
+Waits::Waits(int rank, const std::shared_ptr<Membership>& membership, const std::shared_ptr<EventLoop>& loop,
+             WaitReports reports)
+    : rank_(rank), membership_(membership), loop_(loop), reports_(std::move(reports)) {}
+
+void Waits::add(const std::string& group, Source source) {
+  std::lock_guard lock(mutex_);
+  sources_[group] = std::move(source);
+}
+
+void Waits::remove(const std::string& group) {
+  Source last;  // ends outside of the lock
+  std::lock_guard lock(mutex_);
+  const auto found = sources_.find(group);
+  if (found == sources_.end()) return;
+  last = std::move(found->second);
+  sources_.erase(found);
+}
+
+std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
+  std::lock_guard lock(mutex_);
+  const auto found = sources_.find(group);
+  return found == sources_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest() const {
+  std::map<std::string, Source> sources;
+  {
+    std::lock_guard lock(mutex_);
+    sources = sources_;
+  }
+  std::optional<std::pair<std::string, Wait>> oldest;
+  for (const auto& [group, source] : sources) {
+    const auto pending = source.pending();
+    if (pending.empty() || (oldest && oldest->second.since <= pending.front().since)) continue;
+    oldest = {group, pending.front()};
+  }
+  return oldest;
+}
+
+// --- asking ----------------------------------------------------------------------------------------------------------
+
+void Waits::begin_round(const std::string& group, std::function<void(const Answers&)> done) {
+  const auto membership = membership_.lock();
+  const auto loop = loop_.lock();
+  const auto source = source_of(group);
+  if (!loop || !source) return done({});
+  const auto round = std::make_shared<Round>();
+  round->group = group;
+  round->members = source->members;
+  round->done = std::move(done);
+  for (int rank = 0; rank < static_cast<int>(source->members.size()); ++rank) {
+    if (rank == source->rank) continue;
+    const bool is_reached = membership && connected_ && !membership->is_alone() &&
+                            membership->has(source->members[static_cast<std::size_t>(rank)]);
+    if (is_reached) {
+      round->awaited.insert(rank);
+    } else {
+      round->answers.unasked.push_back(rank);
+    }
+  }
+  const auto number = ++last_round_;
+  rounds_[number] = round;
+  if (round->awaited.empty()) return end_round(number);
+  round->end = loop->at(Deadline::in(kAnswers), [weak = weak_from_this(), number] {
+    if (const auto self = weak.lock()) self->end_round(number);
+  });
+  Frame frame;
+  frame.type = FrameType::Asking;
+  frame.number = number;
+  frame.group = group;
+  membership->send(std::move(frame));
+}
+
+void Waits::end_round(std::uint64_t number) {
+  const auto found = rounds_.find(number);
+  if (found == rounds_.end()) return;
+  const auto round = found->second;
+  rounds_.erase(found);
+  round->answers.silent.assign(round->awaited.begin(), round->awaited.end());
+  round->done(round->answers);
+}
+
+void Waits::on_frame(const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::Asking: return on_asked(frame);
+    case FrameType::Answer: return on_answered(frame);
+    case FrameType::Said:
+      return note_said(static_cast<std::size_t>(std::min<std::uint64_t>(frame.number, reports_.size())));
+    case FrameType::Speak: return on_told_to_speak(frame);
+    default: return;
+  }
+}
+
+void Waits::on_asked(const Frame& frame) {
+  const auto membership = membership_.lock();
+  if (!membership) return;
+  const auto source = source_of(frame.group);
+  WaitAnswer answer;
+  answer.round = frame.number;
+  answer.progress = source ? source->progress() : Progress{0, "no operation: it has not made this group, or has left it"};
+  const auto wait = oldest();
+  const auto long_enough = reports_.empty() ? kAnswers : reports_.front() / 2;
+  answer.waits = wait && !reports_.empty() && Clock::now() - wait->second.since >= long_enough;
+  Frame reply;
+  reply.type = FrameType::Answer;
+  reply.number = static_cast<std::uint64_t>(frame.rank);
+  reply.group = frame.group;
+  reply.text = encode(answer);
+  membership->send(std::move(reply));
+}
+
+// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile.
+void Waits::on_told_to_speak(const Frame& frame) {
+  std::size_t level = 0;
+  std::from_chars(frame.text.data(), frame.text.data() + frame.text.size(), level);
+  level = std::clamp<std::size_t>(level, 1, std::max<std::size_t>(1, reports_.size()));
+  const auto wait = oldest();
+  if (!wait || is_reporting_ || said_of(wait->second) >= level) return;
+  begin_report(wait->first, wait->second, level, /*is_told_to=*/true);
+}
+
+void Waits::on_answered(const Frame& frame) {
+  const auto answer = decode_wait_answer(frame.text);
+  const auto found = answer ? rounds_.find(answer->round) : rounds_.end();
+  if (found == rounds_.end() || found->second->group != frame.group) return;
+  Round& round = *found->second;
+  const auto member = std::find(round.members.begin(), round.members.end(), frame.rank);
+  if (member == round.members.end()) return;  // a rank of the job, and none of the group
+  const int rank = static_cast<int>(member - round.members.begin());
+  if (round.awaited.erase(rank) == 0) return;
+  round.answers.progress[rank] = answer->progress;
+  int& lowest = round.answers.lowest_waiting;
+  if (answer->waits && (lowest < 0 || frame.rank < lowest)) lowest = frame.rank;
+  if (round.awaited.empty()) end_round(answer->round);
+}
+
+Waits::Answers Waits::ask(const std::string& group) {
+  const auto loop = loop_.lock();
+  if (!loop || loop->inside()) return {};
+  struct Asked : HostFlag {
+    std::mutex mutex;
+    Answers answers;
+  };
+  const auto asked = std::make_shared<Asked>();
+  loop->post([weak = weak_from_this(), group, asked] {
+    const auto self = weak.lock();
+    if (!self) return asked->raise();
+    self->begin_round(group, [asked](const Answers& answers) {
+      {
+        std::lock_guard lock(asked->mutex);
+        asked->answers = answers;
+      }
+      asked->raise();
+    });
+  });
+  static_cast<void>(asked->synchronize(Deadline::in(2 * kAnswers)));  // the loop may be held up
+  std::lock_guard lock(asked->mutex);
+  return asked->answers;
+}
+
+std::vector<std::string> Waits::waiting_for(const std::string& group) {
+  std::vector<std::string> lines;
+  const auto add = [&lines](const std::string& line) {
+    if (lines.size() < kMostLines) lines.push_back(line);
+  };
+  {
+    std::lock_guard lock(meetings_mutex_);
+    for (const Meeting* meeting : meetings_) {
+      if (meeting->group_ != group) continue;
+      for (const int rank : meeting->missing_()) {
+        add(meeting->what_ + ": rank " + std::to_string(rank) + " has not come");
+      }
+    }
+  }
+  const auto source = source_of(group);
+  const auto pending = source ? source->pending() : std::vector<Wait>();
+  if (pending.empty()) return lines;
+  const Answers answers = ask(group);
+  for (const Wait& wait : pending) {
+    for (const Blamed& one : blame(wait, source->rank, static_cast<int>(source->members.size()), answers)) {
+      add(wait.what + ": " + one.text);
+    }
+  }
+  return lines;
+}
+
+std::string Waits::who_kept(const std::string& group, const Wait& wait) {
+  const auto source = source_of(group);
+  if (!source) return "";
+  const Answers answers = ask(group);
+  return joined(blame(wait, source->rank, static_cast<int>(source->members.size()), answers));
+}
+
+// --- saying so -------------------------------------------------------------------------------------------------------
+
+milliseconds Waits::tick_length() const { return std::clamp(reports_.front() / 4, milliseconds(5), kLongestTick); }
+
+void Waits::tick_later() {
+  const auto loop = loop_.lock();
+  if (!loop) return;
+  ticking_ = loop->at(Deadline::in(tick_length()), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->tick();
+    self->tick_later();
+  });
+}
+
+// Ranks whose waits began at one moment take turns, so that the lowest speaks first and the others hear it.
+void Waits::tick() {
+  if (is_reporting_) return;
+  const auto found = oldest();
+  if (!found) return;
+  const auto& [group, wait] = *found;
+  const auto turn = std::min(rank_, kMostTurns) * std::min(reports_.front() / 10, kLongestTurn);
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - wait.since) - turn;
+  const auto level = Patience::reports_passed(reports_, waited);
+  if (level > said_of(wait)) begin_report(group, wait, level, /*is_told_to=*/false);
+}
+
+void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t level, bool is_told_to) {
+  is_reporting_ = true;
+  begin_round(group, [this, group, wait, level, is_told_to](const Answers& answers) {
+    is_reporting_ = false;
+    const int lower = answers.lowest_waiting;
+    if (is_told_to || lower < 0 || lower > rank_) return report(group, wait, level, answers);
+    note_said(level);  // it will, unless its wait is over by then
+    Frame frame;
+    frame.type = FrameType::Speak;
+    frame.number = static_cast<std::uint64_t>(lower);
+    frame.text = std::to_string(level);
+    if (const auto membership = membership_.lock()) membership->send(std::move(frame));
+  });
+}
+
+void Waits::report(const std::string& group, const Wait& wait, std::size_t level, const Answers& answers) {
+  const auto source = source_of(group);
+  const auto pending = source ? source->pending() : std::vector<Wait>();
+  const auto is_same = [&](const Wait& one) { return one.what == wait.what && one.since == wait.since; };
+  if (std::none_of(pending.begin(), pending.end(), is_same)) return;  // it has ended meanwhile
+  note_said(level);
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - wait.since);
+  const std::string begin = "rank " + std::to_string(source->rank) + " has waited " + describe_wait(waited) + " in " +
+                            wait.what + " on group '" + group + "': ";
+  const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
+  if (blamed.empty()) return log::info(begin + "all ranks have come to it, and it is under way");
+  log::warn(begin + joined(blamed) + kRemedy);
+  Frame frame;
+  frame.type = FrameType::Said;
+  frame.number = level;
+  if (const auto membership = membership_.lock()) membership->send(std::move(frame));
+}
+
+std::size_t Waits::said_of(const Wait& wait) const { return said_at_ >= wait.since ? said_level_ : 0; }
+
+void Waits::note_said(std::size_t level) {
+  said_level_ = level;
+  said_at_ = Clock::now();
+}
+
+// --- meetings --------------------------------------------------------------------------------------------------------
+
+Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint,
+                        Missing missing)
+    : waits_(std::move(waits)),
+      group_(std::move(group)),
+      what_(std::move(what)),
+      hint_(std::move(hint)),
+      rank_(rank),
+      missing_(std::move(missing)),
+      patience_(waits_->reports_) {
+  std::lock_guard lock(waits_->meetings_mutex_);
+  waits_->meetings_.push_back(this);
+}
+
+Waits::Meeting::~Meeting() {
+  std::lock_guard lock(waits_->meetings_mutex_);
+  std::erase(waits_->meetings_, this);
+}
+
+void Waits::Meeting::look() {
+  if (!patience_.is_over()) return;
+  const std::vector<int> missing = missing_();
+  int lowest_here = 0;
+  while (std::find(missing.begin(), missing.end(), lowest_here) != missing.end()) ++lowest_here;
+  if (missing.empty() || lowest_here < rank_) return;
+  const Answers answers = waits_->ask(group_);
+  std::vector<Blamed> blamed;
+  for (const int rank : missing) {
+    const auto found = answers.progress.find(rank);
+    std::string text = "rank " + std::to_string(rank) + " has not come";
+    if (found != answers.progress.end()) text += "; last seen in " + printable(found->second.last);
+    blamed.push_back({rank, std::move(text)});
+  }
+  log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " in " + what_ +
+            " on group '" + group_ + "': " + joined(blamed) + "; " + hint_);
+}
+
+}  // namespace weft::group

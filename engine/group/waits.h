@@ -1,0 +1,160 @@
+// What this rank waits for in the groups of a job, and who keeps it waiting. A rank whose operation has not ended after
+// 10 s (30 s, 2 min, 10 min; ProcessGroupOptions::wait_reports) asks the other members of that group over the membership's
+// connections what they did last, and says on stderr which of them have not come. One line a job: a rank that asks and
+// hears of a lower one that waits as well leaves it to that one, and whoever has spoken tells all others.
+//
+// The loop of the job looks at all groups from time to time; operations themselves cost nothing more. Where a peer computes
+// or sleeps its loop still answers; one that does not answer is stopped, or cut off.
+//
+// Thread-safe. The functions of a Source are called from the job's loop and from threads that ask, and do not block.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <weft/base/event_loop.h>
+#include <weft/base/patience.h>
+#include <weft/engine/group/frame.h>
+
+namespace weft::group {
+
+class Membership;
+
+class Waits : public std::enable_shared_from_this<Waits> {
+ public:
+  using Clock = Patience::Clock;
+
+  // An operation that this rank has begun and that has not ended.
+  struct Wait {
+    std::string what;  // "all_reduce #7", "recv from rank 2"
+    Clock::time_point since;
+    std::uint64_t collective = 0;  // its number, where all ranks of the group take part
+    int peer = -1;                 // a message's other rank (of the group); -1: any
+  };
+  // How far a rank has come in a group.
+  struct Progress {
+    std::uint64_t collectives = 0;  // begun
+    std::string last;               // the operation that it has begun last: "#6 (all_reduce, 12 s ago)"
+  };
+  struct Source {
+    std::vector<int> members;                    // as ranks of the job, in the group's order
+    int rank = 0;                                // this one, in the group
+    std::function<std::vector<Wait>()> pending;  // oldest first
+    std::function<Progress()> progress;
+  };
+  // What the members of a group answered, by rank of the group.
+  struct Answers {
+    std::map<int, Progress> progress;
+    std::vector<int> silent;   // were asked, and did not answer
+    std::vector<int> unasked;  // run no Weft (Python's), or the ranks are not connected
+    int lowest_waiting = -1;   // of those that wait as well, as a rank of the job
+  };
+
+  // `rank`: in the job.
+  static std::shared_ptr<Waits> make(int rank, const std::shared_ptr<Membership>& membership,
+                                     const std::shared_ptr<EventLoop>& loop, WaitReports reports);
+
+  // From here on the others can be asked.
+  void on_connected() { connected_ = true; }
+  void add(const std::string& group, Source source);
+  void remove(const std::string& group);
+
+  // Asks the members of a group, and blocks until all have answered, or a second is over. On the loop it asks nobody.
+  Answers ask(const std::string& group);
+  // One line for each operation and meeting of the group in which this rank waits, and each rank that it waits for there.
+  // Blocks as ask().
+  std::vector<std::string> waiting_for(const std::string& group);
+  // Which ranks have not come to an operation that has run out of time, as a list for a message; empty where all have, or
+  // nobody knows. Blocks as ask().
+  std::string who_kept(const std::string& group, const Wait& wait);
+  const WaitReports& reports() const { return reports_; }
+
+  // A thread that waits for other ranks to come to a meeting over the store, and looks there again and again.
+  class Meeting {
+   public:
+    // `missing`: the group's ranks that have not come. Called by look() and, on other threads, by waiting_for().
+    using Missing = std::function<std::vector<int>()>;
+    // `hint`: what to do about it, as a sentence without its end.
+    Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint, Missing missing);
+    ~Meeting();
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+    // Says so on stderr where it is time, and no lower rank has come that will.
+    void look();
+
+   private:
+    friend class Waits;
+    const std::shared_ptr<Waits> waits_;
+    const std::string group_, what_, hint_;
+    const int rank_;
+    const Missing missing_;
+    Patience patience_;
+  };
+
+ private:
+  struct Round;
+  Waits(int rank, const std::shared_ptr<Membership>& membership, const std::shared_ptr<EventLoop>& loop,
+        WaitReports reports);
+
+  std::optional<Source> source_of(const std::string& group) const;
+  // The oldest operation of this rank in any group, with that.
+  std::optional<std::pair<std::string, Wait>> oldest() const;
+  // What follows runs on the loop.
+  void tick_later();
+  void tick();
+  void begin_round(const std::string& group, std::function<void(const Answers&)> done);
+  void end_round(std::uint64_t number);
+  void begin_report(const std::string& group, const Wait& wait, std::size_t level, bool is_told_to);
+  void report(const std::string& group, const Wait& wait, std::size_t level, const Answers& answers);
+  void on_frame(const Frame& frame);
+  void on_asked(const Frame& frame);
+  void on_answered(const Frame& frame);
+  void on_told_to_speak(const Frame& frame);
+  // Which of the times was reported since that wait began, by this rank or another.
+  std::size_t said_of(const Wait& wait) const;
+  void note_said(std::size_t level);
+  std::chrono::milliseconds tick_length() const;
+
+  const int rank_;
+  const std::weak_ptr<Membership> membership_;
+  const std::weak_ptr<EventLoop> loop_;
+  const WaitReports reports_;
+  std::atomic<bool> connected_{false};
+
+  mutable std::mutex mutex_;
+  std::map<std::string, Source> sources_;
+  std::mutex meetings_mutex_;  // held while they look into the store: never on the loop
+  std::vector<const Meeting*> meetings_;
+
+  // On the loop.
+  EventLoop::Registration ticking_;
+  std::map<std::uint64_t, std::shared_ptr<Round>> rounds_;
+  std::uint64_t last_round_ = 0;
+  bool is_reporting_ = false;
+  std::size_t said_level_ = 0;  // which of the times was reported last, by this rank or another, and when
+  Clock::time_point said_at_{};
+};
+
+// What a rank answers: the number of the round, whether it waits itself, and its progress. A peer's bytes are not trusted.
+struct WaitAnswer {
+  std::uint64_t round = 0;
+  bool waits = false;
+  Waits::Progress progress;
+};
+std::string encode(const WaitAnswer& answer);
+std::optional<WaitAnswer> decode_wait_answer(std::string_view text);
+
+// "rank 2", "ranks 2, 3 and 5": at most eight, and how many more.
+std::string ranks_text(const std::vector<int>& ranks);
+
+}  // namespace weft::group

@@ -1,0 +1,350 @@
+// A rank that waits for another says so, once a job, and names that one. The times after which it does are a fraction of a
+// second here; the ranks that come late do so when the line has been written.
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/torch.h>
+
+#include <weft/base/log.h>
+#include <weft/engine/group/process_group.h>
+#include <weft/engine/group/waits.h>
+#include <weft/engine/launch/process.h>
+#include <weft/engine/parallel/checkpoint.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using namespace std::chrono_literals;
+using group::decode_wait_answer;
+using group::ranks_text;
+using group::WaitAnswer;
+using harness::error_of;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+// The lines of this process about waiting, while it lives.
+class WaitLog {
+ public:
+  WaitLog() : capture_([this](LogLevel level, std::string_view line) { note(level, line); }) {}
+
+  // Blocks until there are so many lines; fails the test where they do not come.
+  void await(std::size_t lines) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, 30s, [&] { return lines_.size() >= lines; })) ADD_FAILURE() << "nobody said that it waits";
+  }
+  std::vector<std::string> lines() {
+    std::lock_guard lock(mutex_);
+    return lines_;
+  }
+
+ private:
+  void note(LogLevel level, std::string_view line) {
+    if (level > LogLevel::Warn) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (line.find("has waited") != std::string_view::npos) lines_.emplace_back(line);
+    }
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> lines_;
+  log::Capture capture_;
+};
+
+const WaitReports kOnce{100ms};
+
+// Ranks that are threads. The body of each makes its group by join(rank, …).
+void on_ranks(int ranks, const std::function<void(int rank)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+class WaitsOver : public testing::TestWithParam<const char*> {
+ protected:
+  ProcessGroup join(int rank, int ranks, WaitReports reports = kOnce, std::chrono::milliseconds timeout = 60s) {
+    return init_process_group({.backend = GetParam(),
+                               .rank = rank,
+                               .world_size = ranks,
+                               .store = store_,
+                               .timeout = timeout,
+                               .device = at::kCPU,
+                               .wait_reports = std::move(reports)});
+  }
+
+  WaitLog log_;
+  const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, WaitsOver, testing::Values("gloo", "shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(WaitsOver, ACollectiveNamesTheRankThatHasNotComeOnceAJob) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    const auto tensor = torch::ones({2});
+    group.all_reduce(tensor).wait();
+    if (rank == 2) log_.await(1);
+    group.all_reduce(tensor).wait();
+    harness::meet(group);
+  });
+  EXPECT_THAT(
+      log_.lines(),
+      ElementsAre(AllOf(ContainsRegex("rank 0 has waited [0-9.]+ m?s in all_reduce #2 on group 'default': rank 2 has "
+                                      "not come; last seen in #1 \\(all_reduce, [0-9.]+ m?s ago\\)"),
+                        Not(HasSubstr("rank 1")), HasSubstr("SIGUSR1"), HasSubstr("WEFT_DEBUG=detail"))));
+}
+
+TEST_P(WaitsOver, ALongerWaitIsReportedAgain) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, {100ms, 200ms, 400ms});
+    if (rank == 1) log_.await(3);
+    group.barrier().wait();
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("barrier #1"), HasSubstr("barrier #1"), HasSubstr("barrier #1")));
+}
+
+TEST_P(WaitsOver, TheLowestOfThoseThatWaitSpeaks) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3, {1s});
+    // Rank 1 waits first.
+    if (rank == 0) store_->wait({"rank 1 waits"}, 30s);
+    if (rank == 2) log_.await(1);
+    auto work = group.all_reduce(torch::ones({2}));
+    if (rank == 1) store_->set("rank 1 waits", "");
+    work.wait();
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(StartsWith("rank 0 has waited")));
+}
+
+TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    if (rank == 0) {
+      group.recv(torch::zeros({2}), 1).wait();
+    } else {
+      log_.await(1);
+      group.send(torch::ones({2}), 0).wait();
+    }
+    harness::meet(group);
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("recv from rank 1"),
+                                              HasSubstr("rank 1 has not taken part; last seen in no operation"))));
+}
+
+TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3, {});
+    EXPECT_THAT(group.waiting_for(), IsEmpty());
+    const auto tensor = torch::ones({2});
+    group.all_reduce(tensor).wait();
+    if (rank == 0) {
+      Work sum = group.all_reduce(tensor);
+      Work message = group.recv(torch::zeros({2}), 2);
+      EXPECT_THAT(group.waiting_for(),
+                  ElementsAre(StartsWith("all_reduce #2: rank 1 has not come; last seen in #1 (all_reduce, "),
+                              StartsWith("all_reduce #2: rank 2 has not come; last seen in #1 (all_reduce, "),
+                              AllOf(StartsWith("recv from rank 2"), HasSubstr(": rank 2 has not taken part"))));
+      store_->set("asked", "");
+      sum.wait();
+      message.wait();
+    } else {
+      store_->wait({"asked"}, 30s);
+      group.all_reduce(tensor).wait();
+      if (rank == 2) group.send(torch::ones({2}), 0).wait();
+    }
+    harness::meet(group);
+    EXPECT_THAT(group.waiting_for(), IsEmpty());
+  });
+  EXPECT_THAT(log_.lines(), IsEmpty());
+}
+
+TEST_P(WaitsOver, ATimeoutNamesTheRanksThatDidNotCome) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3, {}, rank == 0 ? 300ms : 60s);
+    group.barrier().wait();
+    if (rank == 0) {
+      const Error late = error_of([&] { group.all_reduce(torch::ones({2})).wait(); });
+      EXPECT_EQ(late.blame(), Blame::Timeout);
+      for (const char* who : {"rank 1", "rank 2"}) {
+        EXPECT_THAT(late.text(), HasSubstr(std::string(who) + " has not come; last seen in #1 (barrier, "));
+      }
+      EXPECT_THAT(error_of([&] { group.barrier().wait(); }).text(), HasSubstr("rank 2 has not come"))
+          << "and all later ones";
+      store_->set("late", "");
+    } else {
+      store_->wait({"late"}, 30s);
+    }
+  });
+}
+
+TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    if (rank == 1) log_.await(1);
+    auto made = group.new_group({0, 1, 2});
+    made.barrier().wait();
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("making the group on group 'default/0-2'"),
+                                HasSubstr("rank 1 has not come"), Not(HasSubstr("rank 2")),
+                                HasSubstr("all its ranks must make it"))));
+}
+
+TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    group.barrier().wait();
+    if (rank == 2) log_.await(1);
+    auto made = group.split(0, rank);
+    made.barrier().wait();
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in split #1 on group 'default'"),
+                                              HasSubstr("rank 2 has not come; last seen in #1 (barrier, "))));
+}
+
+TEST_P(WaitsOver, AMonitoredBarrierNamesTheRankThatHasNotCome) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    if (rank == 2) log_.await(1);
+    group.monitored_barrier(30s);
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in monitored_barrier"), HasSubstr("rank 2"))));
+}
+
+TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    if (rank == 0) {
+      static_cast<void>(group.all_reduce(torch::ones({2})));
+      return;  // it leaves
+    }
+    log_.await(1);
+    group.all_reduce(torch::ones({2})).wait();
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
+}
+
+// As a program does that saves under `if (rank == 0)`.
+TEST_P(WaitsOver, ACheckpointThatOneRankSavesAloneSaysThatAllMustCallIt) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, kOnce, rank == 0 ? 1000ms : 60s);
+    if (rank == 0) {
+      const Error late = error_of([&] { checkpoint::save("never-written.pt", group, {}); });
+      EXPECT_EQ(late.blame(), Blame::Timeout);
+      EXPECT_THAT(late.text(), AllOf(HasSubstr("checkpoint::save: "), HasSubstr("rank 1 has not come"),
+                                     HasSubstr("all ranks of the group must call checkpoint::save")));
+      store_->set("late", "");
+    } else {
+      store_->wait({"late"}, 30s);
+    }
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("in checkpoint::save: ")));
+}
+
+TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
+  WaitLog log;
+  const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port()) + "?rank=";
+  on_ranks(3, [&](int rank) {
+    if (rank == 2) log.await(1);
+    init_process_group({.init_method = address + std::to_string(rank), .world_size = 3, .wait_reports = kOnce})
+        .barrier()
+        .wait();
+  });
+  EXPECT_THAT(log.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in init_process_group on group 'default'"),
+                                HasSubstr("rank 2 has not come"), Not(HasSubstr("rank 1")),
+                                HasSubstr("0 of 3 by ?rank= of the URL and the option world_size"))));
+}
+
+TEST(Waits, ARankThatFindsNoStoreSaysThatItWaitsForRankZero) {
+  WaitLog log;
+  const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port());
+  on_ranks(2, [&](int rank) {
+    if (rank == 0) log.await(1);
+    init_process_group({.init_method = address, .rank = rank, .world_size = 2, .wait_reports = kOnce}).barrier().wait();
+  });
+  ASSERT_THAT(log.lines(), testing::SizeIs(testing::Ge(1u)));
+  EXPECT_THAT(log.lines().front(),
+              AllOf(StartsWith("rank 1 of 2 has waited"), HasSubstr("rank 0, which should host the store at " + address),
+                    HasSubstr("the option rank and the option world_size")));
+}
+
+// The kernel answers for a process that is stopped as far as connections go, and nothing else does.
+TEST(Waits, ARankThatIsStoppedDoesNotAnswer) {
+  harness::Processes processes(2, [](int rank) {
+    auto group = init_process_group({.wait_reports = {}});
+    group.barrier().wait();
+    harness::Processes::say("ready");
+    if (rank == 0) {
+      Work sum = group.all_reduce(torch::ones({2}));
+      std::vector<std::string> lines;  // it may be about to stop
+      EXPECT_TRUE(harness::comes_true([&] {
+        lines = group.waiting_for();
+        return lines.size() == 1 && lines.front().find("not come") == std::string::npos;
+      }));
+      EXPECT_THAT(lines, ElementsAre(HasSubstr("rank 1 does not answer; its process may be stopped")));
+      harness::Processes::say("told");
+      sum.wait();
+    } else {
+      ::raise(SIGSTOP);
+      group.all_reduce(torch::ones({2})).wait();
+    }
+  });
+  processes.wait_for(0, "ready");
+  processes.wait_for(1, "ready");
+  processes.wait_for(0, "told");
+  processes.signal(1, SIGCONT);
+  processes.expect_success();
+}
+
+TEST(WaitAnswer, IsReadAsItWasWritten) {
+  const WaitAnswer sent{7, true, {12, "#12 (all_reduce, 3 s ago)"}};
+  const auto read = decode_wait_answer(encode(sent));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->round, 7u);
+  EXPECT_TRUE(read->waits);
+  EXPECT_EQ(read->progress.collectives, 12u);
+  EXPECT_EQ(read->progress.last, sent.progress.last);
+}
+
+TEST(WaitAnswer, IsRefusedWhereItIsNone) {
+  for (const char* text : {"", "1", "1 ", "1 0", "1 0 ", "1 0 5", "x 0 5 last", "1 2 5 last", "-1 0 5 last", "1 0 -5 last",
+                           "99999999999999999999999 0 5 last", "1 0 5\tlast", " 1 0 5 last"}) {
+    EXPECT_FALSE(decode_wait_answer(text)) << "'" << text << "'";
+  }
+  EXPECT_EQ(decode_wait_answer("1 0 5 " + std::string(100'000, 'x'))->progress.last.size(), 300u)
+      << "what is printed is short";
+}
+
+TEST(RanksText, ListsAFewAndCountsTheRest) {
+  EXPECT_EQ(ranks_text({2}), "rank 2");
+  EXPECT_EQ(ranks_text({2, 5}), "ranks 2 and 5");
+  EXPECT_EQ(ranks_text({1, 2, 3}), "ranks 1, 2 and 3");
+  EXPECT_EQ(ranks_text({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+}
+
+}  // namespace
+}  // namespace weft
