@@ -48,13 +48,13 @@ std::map<pid_t, Process> all_processes() {
 
 }  // namespace
 
-std::vector<pid_t> descendants(const std::set<pid_t>& own_children) {
+std::vector<pid_t> descendants(const std::set<pid_t>& known, bool sessions) {
   const auto all = all_processes();
   const pid_t self = ::getpid();
   const pid_t session = ::getsid(0);
   std::multimap<pid_t, pid_t> children;
   for (const auto& [id, process] : all) {
-    const bool left = process.parent == self && !own_children.contains(id) && process.session != session;
+    const bool left = !sessions && process.parent == self && !known.contains(id) && process.session != session;
     if (process.state != 'Z' && process.state != 'X' && !left) children.emplace(process.parent, id);
   }
   std::vector<pid_t> found{self};

@@ -11,9 +11,9 @@
 
 namespace weft::launch {
 
-// Those that run, parents first. An adopted orphan that has made a session of its own means to outlive the job: neither it
-// nor what is below it is among them.
-std::vector<pid_t> descendants(const std::set<pid_t>& own_children);
+// Those that run, parents first. A child of this process that is not among `known` is an adopted orphan. One that has made
+// a session of its own means to outlive the job: without `sessions` neither it nor what is below it is among them.
+std::vector<pid_t> descendants(const std::set<pid_t>& known, bool sessions);
 
 // Whether the process has a handler for the signal.
 bool catches(pid_t process, int signal);

@@ -14,6 +14,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
+#include <weft/engine/launch/guard.h>
 #include <weft/engine/launch/job.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/launch/rendezvous.h>
@@ -239,6 +240,7 @@ int run_command(int argc, char** argv, const std::string& version, const OpenSto
     static_cast<void>(weft::config());  // a wrong variable is reported once here, not by every rank
     const Options options = parse_options(argc, argv, version);
     if (!options.endpoint_host.empty() && !open_store) go_on_as_agent(argv);
+    rename_process(argc, argv, "weft ranks");
     auto opened = open_until_signal(options, open_store);
     if (!opened) ::_exit(end_on_signal());  // the thread that still waits must not see exit() take down what it uses
     const int code = Job(options, std::move(*opened)).run();

@@ -77,7 +77,7 @@ std::string describe_status(int status) {
 }
 
 Children::Children(Reach reach) : reach_(reach) {
-  if (reach_ == Reach::Descendants) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (reach_ != Reach::Children) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
 Children::~Children() { end_all(std::chrono::seconds(2)); }
@@ -88,7 +88,9 @@ std::vector<pid_t> Children::reached() const {
   if (reach_ == Reach::Children) return own;
   siginfo_t child;
   if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
-  std::vector<pid_t> reached = descendants({own.begin(), own.end()});
+  std::set<pid_t> known(own.begin(), own.end());
+  known.insert(signalled_.begin(), signalled_.end());
+  std::vector<pid_t> reached = descendants(known, reach_ == Reach::Sessions);
   // Where there is no /proc, the children at least.
   for (const pid_t process : own) {
     if (std::find(reached.begin(), reached.end(), process) == reached.end()) reached.push_back(process);
@@ -98,7 +100,7 @@ std::vector<pid_t> Children::reached() const {
 
 // A child that was added and has ended, or process 0.
 Children::Ended Children::reap() {
-  if (reach_ == Reach::Descendants) {
+  if (reach_ != Reach::Children) {
     for (;;) {
       int status = 0;
       const pid_t process = ::waitpid(-1, &status, WNOHANG);
@@ -116,27 +118,31 @@ Children::Ended Children::reap() {
   return {};
 }
 
-Children::Ended Children::wait(std::chrono::milliseconds patience) {
+Children::Ended Children::wait(std::chrono::milliseconds patience, int other) {
   const Deadline deadline = Deadline::in(patience);
   while (!processes_.empty()) {
     if (const Ended ended = reap(); ended.process != 0) return ended;
-    std::vector<pollfd> watched;
+    std::vector<pollfd> watched{{other, POLLIN, 0}};
     for (const pid_t process : processes_) {
       const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
       if (descriptor >= 0) watched.push_back({descriptor, POLLIN, 0});
     }
     const auto left = std::min(deadline.remaining(), std::chrono::milliseconds(1000));
     // A descriptor of a process becomes readable when it ends; without any (old kernels) look again soon.
-    const auto limit = watched.size() == processes_.size() ? left : std::min(left, std::chrono::milliseconds(10));
+    const bool all_watched = watched.size() == processes_.size() + 1;
+    const auto limit = all_watched ? left : std::min(left, std::chrono::milliseconds(10));
     ::poll(watched.data(), watched.size(), static_cast<int>(limit.count()));
-    for (const pollfd& item : watched) ::close(item.fd);
-    if (deadline.passed()) break;
+    std::for_each(watched.begin() + 1, watched.end(), [](const pollfd& item) { ::close(item.fd); });
+    if (deadline.passed() || watched.front().revents != 0) break;
   }
   return {};
 }
 
-void Children::signal_all(int number) const {
-  for (const pid_t process : reached()) ::kill(process, number);
+void Children::signal_all(int number) {
+  for (const pid_t process : reached()) {
+    ::kill(process, number);
+    signalled_.insert(process);  // a wrapper may die of the signal before what it has started in a session of its own
+  }
 }
 
 int Children::signal_who_catch(int number) const {
@@ -155,7 +161,7 @@ void Children::end_all(std::chrono::milliseconds grace, const std::function<bool
   const auto wait_a_moment = [&](std::chrono::milliseconds longest) {
     // Nothing tells when what is not a child of ours ends: look again soon.
     constexpr auto kSoon = std::chrono::milliseconds(10);
-    if (reach_ == Reach::Descendants || meanwhile) longest = std::min(longest, kSoon);
+    if (reach_ != Reach::Children || meanwhile) longest = std::min(longest, kSoon);
     if (!processes_.empty()) {
       wait(longest);
     } else {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ std::string describe_status(int status);
 enum class Reach {
   Children,     // those that were added
   Descendants,  // also what they have started. This process then adopts orphans and reaps every child it has.
+  Sessions,     // of the descendants also orphans that have made sessions of their own
 };
 
 // The children of one job.
@@ -37,15 +39,17 @@ class Children {
 
   void add(pid_t process) { processes_.push_back(process); }
   const std::vector<pid_t>& running() const { return processes_; }
-  // The same, and with Reach::Descendants what they have started.
+  // The same, and what they have started, as far as this object reaches.
   std::vector<pid_t> reached() const;
   struct Ended {
     pid_t process = 0;
     int status = 0;  // or kTakenStatus
   };
-  // Blocks until a child ends or the time is over (process 0 then). Only children that were added count.
-  Ended wait(std::chrono::milliseconds patience);
-  void signal_all(int number) const;
+  // Blocks until a child ends or the time is over (process 0 then), or until there is something to read from the descriptor
+  // `other` where one is given. Only children that were added count.
+  Ended wait(std::chrono::milliseconds patience, int other = -1);
+  // What it has reached once it reaches also when it is an orphan in a session of its own.
+  void signal_all(int number);
   // Only to those that handle the signal: the others, such as a shell around the program, would die of it. Returns how
   // many there are.
   int signal_who_catch(int number) const;
@@ -59,6 +63,7 @@ class Children {
 
   const Reach reach_;
   std::vector<pid_t> processes_;
+  std::set<pid_t> signalled_;
 };
 
 }  // namespace weft::launch

@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,9 +25,13 @@ namespace weft {
 
 namespace {
 
-// What a failed rank tells its parent through a pipe: blame and text.
+// What a failed rank tells the process that watches it, and that one the program, through a pipe: blame and text.
 constexpr std::size_t kMaxReport = 64 * 1024;
-constexpr std::string_view kWell = "well";  // of a rank whose function has returned
+constexpr std::string_view kWell = "well";  // once the functions of all ranks have returned
+
+void tell(int report, std::string_view text) {
+  [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
+}
 
 std::string encode(const Error& error) { return std::to_string(static_cast<int>(error.blame())) + " " + error.text(); }
 
@@ -47,11 +52,8 @@ Error decode(const std::string& report) {
   setenv("MASTER_ADDR", "127.0.0.1", 1);
   setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
-  const auto tell = [&](std::string_view text) {
-    [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
-  };
   const auto fail = [&](const Error& error) {
-    tell(encode(error).substr(0, kMaxReport));
+    tell(report, encode(error).substr(0, kMaxReport));
     code = 1;
   };
   // On a thread of its own: what OpenMP keeps for a thread, such as the workers that libtorch computes with, was the
@@ -71,7 +73,6 @@ Error decode(const std::string& report) {
   }
   std::fflush(nullptr);
   trace::timeline::finish();
-  if (code == 0) tell(kWell);
   // Not exit(): the parent's static objects are not this process's to destroy.
   ::_exit(code);
 }
@@ -102,31 +103,133 @@ std::optional<Failure> failure_of(const Rank& child, int status) {
   if (status == 0) return std::nullopt;
   const std::string text = read_all(child.report.get());
   const std::string who = "rank " + std::to_string(child.rank);
-  if (text == kWell && status == launch::kTakenStatus) return std::nullopt;
-  if (!text.empty() && text != kWell) {
+  if (!text.empty()) {
     const Error error = decode(text);
     return Failure{error.within(who), error.blame() == Blame::PeerLost || error.blame() == Blame::Cancelled};
   }
-  const bool killed = WIFSIGNALED(status) || status == launch::kTakenStatus;
-  return Failure{Error(killed ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
+  return Failure{
+      Error(WIFSIGNALED(status) ? Blame::PeerLost : Blame::Remote, who + " ended with " + launch::describe_status(status))};
 }
 
-// Waits for the first failure, or for all to end well. A rank that lost a peer may end before the peer that failed: then
-// the peer's own error, if it comes soon, is the one to report.
-std::optional<Failure> first_failure(launch::Children& children, const std::map<pid_t, Rank>& by_process) {
-  constexpr auto kSoon = std::chrono::milliseconds(1000);
-  std::optional<Failure> failure;
-  Deadline deadline = Deadline::never();
-  while (!children.running().empty() && !deadline.passed()) {
-    const auto ended = children.wait(std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1))));
-    if (ended.process == 0) continue;
-    auto next = failure_of(by_process.at(ended.process), ended.status);
-    if (!next) continue;
-    if (!failure || !next->is_consequence) failure = std::move(next);
-    if (!failure->is_consequence) break;
-    deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
+struct Pipe {
+  Descriptor reading, writing;
+};
+
+// What the function starts inherits neither end, and nobody waits at either: a process has ended when its report is read,
+// whatever it has forked, and writes as much of it as the pipe takes.
+Pipe open_report() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+pid_t fork_process() {
+  const pid_t process = ::fork();
+  if (process >= 0) return process;
+  throw system_error(Blame::Busy, "spawn: fork; allow this user, or the container, more processes (ulimit -u, pids.max)",
+                     errno);
+}
+
+// The parent of the ranks, which is a child of the program that called spawn: it adopts the orphans of the ranks, so when
+// the program is killed it finds what they have started, and ends that as well. Only it and the ranks run this.
+class Watcher {
+ public:
+  // `report`: to the program.
+  Watcher(pid_t program, Descriptor& report) : report_(report) {
+    ::prctl(PR_SET_NAME, "weft ranks");  // pkill finds the program, and leaves the process that cleans up behind it
+    // A program's handlers would run here too, and its Ctrl-C reaches the ranks without this process.
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &mask_);
+    ::sigaction(SIGCHLD, nullptr, &of_children_);
+    std::signal(SIGCHLD, SIG_DFL);
+    sigset_t end;
+    ::sigemptyset(&end);
+    ::sigaddset(&end, SIGTERM);
+    end_ = Descriptor(::signalfd(-1, &end, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!end_) throw system_error(Blame::Busy, "spawn: signalfd", errno);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != program) ::_exit(1);
   }
-  return failure;
+
+  // The first failure of a rank, once all have ended. Does not return in the ranks.
+  std::optional<Failure> run(int ranks, int port, const std::function<void(int, int)>& function) {
+    launch::Children children(launch::Reach::Descendants);
+    for (int rank = 0; rank < ranks; ++rank) start(children, rank, ranks, port, function);
+    auto failure = first_failure(children);
+    // What ranks that ended well have left behind may go on.
+    if (!failure) tell(report_.get(), kWell);
+    if (!failure) ::_exit(0);
+    return failure;
+  }  // ends the others, and what they have started
+
+ private:
+  void start(launch::Children& children, int rank, int ranks, int port, const std::function<void(int, int)>& function) {
+    Pipe report = open_report();
+    const pid_t parent = ::getpid();
+    const pid_t process = fork_process();
+    if (process == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
+      if (::getppid() != parent) ::_exit(1);
+      report.reading = {};
+      report_ = {};
+      end_ = {};
+      by_process_.clear();  // the other ranks' ends
+      ::sigaction(SIGCHLD, &of_children_, nullptr);
+      ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+      run_rank(rank, ranks, port, report.writing.get(), function);
+    }
+    children.add(process);
+    by_process_[process] = {rank, std::move(report.reading)};
+  }
+
+  // Waits for the first failure, or for all to end well. A rank that lost a peer may end before the peer that failed: then
+  // the peer's own error, if it comes soon, is the one to report.
+  std::optional<Failure> first_failure(launch::Children& children) const {
+    constexpr auto kSoon = std::chrono::milliseconds(1000);
+    std::optional<Failure> failure;
+    Deadline deadline = Deadline::never();
+    while (!children.running().empty() && !deadline.passed()) {
+      const auto patience = std::min(deadline.remaining(), std::chrono::milliseconds(std::chrono::hours(1)));
+      const auto ended = children.wait(patience, end_.get());
+      if (ended.process == 0 && is_over()) {
+        children.end_all(std::chrono::milliseconds(0));
+        ::_exit(1);
+      }
+      if (ended.process == 0) continue;
+      auto next = failure_of(by_process_.at(ended.process), ended.status);
+      if (!next) continue;
+      if (!failure || !next->is_consequence) failure = std::move(next);
+      if (!failure->is_consequence) break;
+      deadline = Deadline::sooner(deadline, Deadline::in(kSoon));
+    }
+    return failure;
+  }
+
+  // Whether the program has died, or asks for the end.
+  bool is_over() const {
+    signalfd_siginfo about;
+    return ::read(end_.get(), &about, sizeof about) == static_cast<ssize_t>(sizeof about);
+  }
+
+  Descriptor& report_;
+  Descriptor end_;   // readable once this process has got SIGTERM
+  sigset_t mask_{};  // the program's, as the next
+  struct sigaction of_children_ {};
+  std::map<pid_t, Rank> by_process_;
+};
+
+// Throws nothing: this process must not go on in the program's code.
+[[noreturn]] void watch_ranks(pid_t program, Descriptor report, int ranks, int port,
+                              const std::function<void(int, int)>& function) noexcept {
+  try {
+    Watcher watcher(program, report);
+    const auto failure = watcher.run(ranks, port, function);
+    if (failure) tell(report.get(), encode(failure->error).substr(0, kMaxReport));
+  } catch (...) {
+    tell(report.get(), encode(to_error(std::current_exception(), Blame::Busy)).substr(0, kMaxReport));
+  }
+  ::_exit(1);
 }
 
 }  // namespace
@@ -146,36 +249,22 @@ void spawn(int ranks, const std::function<void(int, int)>& function) {
   }
   const int port = launch::free_port();
   std::fflush(nullptr);  // or every rank prints what is in the buffers
-  std::map<pid_t, Rank> by_process;
-  std::optional<Failure> failure;
-  {
-    launch::Children children;
-    for (int rank = 0; rank < ranks; ++rank) {
-      int ends[2];
-      // What the function starts inherits neither end, and nobody waits at either: the rank has ended when its report is
-      // read, whatever it has forked, and writes as much of it as the pipe takes.
-      if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error(Blame::Busy, "spawn: pipe", errno);
-      Descriptor reading(ends[0]);
-      const Descriptor writing(ends[1]);
-      const pid_t parent = ::getpid();
-      const pid_t process = ::fork();
-      if (process < 0) {
-        throw system_error(Blame::Busy,
-                           "spawn: fork; allow this user, or the container, more processes (ulimit -u, pids.max)", errno);
-      }
-      if (process == 0) {
-        ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // ranks do not outlive who started them
-        if (::getppid() != parent) ::_exit(1);
-        reading = {};
-        by_process.clear();  // the other ranks' ends
-        run_rank(rank, ranks, port, writing.get(), function);
-      }
-      children.add(process);
-      by_process[process] = {rank, std::move(reading)};
-    }
-    failure = first_failure(children, by_process);
-  }  // ends the others
-  if (failure) throw failure->error;
+  Pipe report = open_report();
+  const pid_t program = ::getpid();
+  launch::Children children;
+  const pid_t process = fork_process();
+  if (process == 0) {
+    report.reading = {};
+    watch_ranks(program, std::move(report.writing), ranks, port, function);
+  }
+  children.add(process);
+  report.writing = {};
+  int status = launch::kTakenStatus;
+  while (!children.running().empty()) status = children.wait(std::chrono::hours(1)).status;
+  const std::string text = read_all(report.reading.get());
+  if (text == kWell) return;
+  if (!text.empty()) throw decode(text);
+  throw Error(Blame::PeerLost, "spawn: the process that watches the ranks ended with " + launch::describe_status(status));
 }
 
 }  // namespace weft

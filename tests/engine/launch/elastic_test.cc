@@ -184,20 +184,33 @@ TEST(Elastic, AFailureStartsAllNodesAgain) {
   EXPECT_THAT(outcome.lines(), ElementsAre("again 0", "again 1", "code 0", "code 0")) << outcome.err;
 }
 
-// Two, of which one is killed with all that it has started, then one that comes.
+// Two, of which one is killed (not the weft-run that would tell it first, so that it can leave), then one that comes.
 TEST(Elastic, NodesGoAndCome) {
   const std::string options = meeting("1:2");
   const std::string wait_for_others =
-      "echo $WORLD_SIZE > $d/rank$RANK; echo $WORLD_SIZE $RANK >> $d/all; test -e $d/end || exec sleep 1000";
+      "echo $PPID > $d/parent$RANK; echo $WORLD_SIZE $RANK >> $d/all; test -e $d/end || exec sleep 1000";
   const auto outcome = run(
       "d=$(mktemp -d); export d; until_there() { for i in $(seq 300); do grep -qx \"$1\" $d/all 2> /dev/null && return; "
       "sleep 0.1; done; echo \"no $1\"; }; " +
       node(options, wait_for_others) + " & first=$!; until_there \"1 0\"; " + node(options, wait_for_others) +
-      " & second=$!; until_there \"2 0\"; until_there \"2 1\"; kill -KILL $second; : > $d/all; until_there \"1 0\"; " +
+      " & until_there \"2 0\"; until_there \"2 1\"; : > $d/all; kill -KILL $(cat $d/parent1); until_there \"1 0\"; " +
       "touch $d/end; " + node(options, wait_for_others) + "; echo third $?; wait $first; echo first $?; rm -r $d");
   EXPECT_THAT(outcome.lines(), ElementsAre("first 0", "third 0"));
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("weft-run: the node at 127.0.0.1 is lost; the ranks start again: 1 on 1 node"),
                                  HasSubstr("weft-run: a node has come; the ranks start again: 2 on 2 nodes")));
+}
+
+TEST(Elastic, ANodeWhoseWeftRunIsKilledLeavesAtOnce) {
+  const std::string options = meeting("1:2");
+  const std::string script =
+      "echo $WORLD_SIZE $RANK >> $d/all; test $WORLD_SIZE = 1 && test -e $d/killed && exit 0; exec sleep 1000";
+  const auto outcome = run(
+      "d=$(mktemp -d); export d; until_there() { for i in $(seq 300); do grep -qx \"$1\" $d/all 2> /dev/null && return; "
+      "sleep 0.1; done; echo \"no $1\"; }; " +
+      node(options, script) + " & first=$!; until_there \"1 0\"; " + node(options, script) +
+      " & second=$!; until_there \"2 1\"; touch $d/killed; kill -KILL $second; wait $first; echo first $?; rm -r $d");
+  EXPECT_THAT(outcome.lines(), ElementsAre("first 0")) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: the node at 127.0.0.1 has left; the ranks start again: 1 on 1 node"));
 }
 
 TEST(Elastic, OneMachineNeedsNoPort) {

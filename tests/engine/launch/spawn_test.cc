@@ -2,14 +2,18 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
+#include <stdexcept>
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <ATen/ops/ones.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/engine/launch/process.h>
 #include <weft/group.h>
 #include <weft/tests/harness/no_more_threads.h>
@@ -35,7 +39,7 @@ TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   const pid_t parent = ::getpid();
   spawn(3, [&](int rank, int world_size) {
     const auto is = [](const char* name, int value) { return std::atoi(std::getenv(name)) == value; };
-    if (::getpid() == parent || ::getppid() != parent) throw std::runtime_error("no child");
+    if (::getpid() == parent || ::getppid() == parent) throw std::runtime_error("no process of its own");
     if (!is("RANK", rank) || !is("LOCAL_RANK", rank) || !is("WORLD_SIZE", world_size) || !is("LOCAL_WORLD_SIZE", 3)) {
       throw std::runtime_error("wrong variables");
     }
@@ -172,7 +176,7 @@ TEST_F(WithAReaper, TheErrorOfARankIsRethrown) {
   expect_no_children();
 }
 
-TEST_F(WithAReaper, ARankThatIsKilledIsLostThoughNobodyKnowsHow) {
+TEST_F(WithAReaper, ARankThatIsKilledIsLost) {
   const auto error = error_of([] {
     spawn(2, [](int rank, int) {
       if (rank == 1) ::raise(SIGKILL);
@@ -180,8 +184,7 @@ TEST_F(WithAReaper, ARankThatIsKilledIsLostThoughNobodyKnowsHow) {
     });
   });
   EXPECT_EQ(error.blame(), Blame::PeerLost);
-  EXPECT_EQ(error.text(),
-            "rank 1 ended with a status that something else in this process took (a SIGCHLD handler, wait())");
+  EXPECT_EQ(error.text(), "rank 1 ended with signal 9 (Killed)");
   expect_no_children();
 }
 
@@ -227,6 +230,90 @@ TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
   });
   EXPECT_EQ(error.blame(), Blame::Device) << error.what();
   EXPECT_EQ(error.text(), "rank 2: the cause");
+}
+
+// A program whose ranks start what ignores SIGTERM. Each process holds the writing end of a pipe for as long as it lives.
+class StartedByRanks {
+ public:
+  explicit StartedByRanks(const std::function<void()>& end_of_rank) {
+    int ends[2];
+    if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+    reading_ = Descriptor(ends[0]);
+    Descriptor writing(ends[1]);
+    program_ = ::fork();
+    if (program_ != 0) return;
+    reading_ = {};
+    try {
+      spawn(2, [&](int, int) {
+        start(writing.get(), /*orphan=*/false);
+        start(writing.get(), /*orphan=*/true);
+        end_of_rank();
+      });
+    } catch (const Error&) {
+    }
+    ::_exit(0);
+  }
+  ~StartedByRanks() {
+    ::kill(program_, SIGKILL);
+    ::waitpid(program_, nullptr, 0);
+  }
+  StartedByRanks(const StartedByRanks&) = delete;
+  StartedByRanks& operator=(const StartedByRanks&) = delete;
+
+  void wait_until_all_run() const {
+    for (int left = 4; left > 0; --left) {
+      char byte = 0;
+      if (::read(reading_.get(), &byte, 1) != 1) throw std::runtime_error("a process has ended");
+    }
+  }
+  bool all_end() const {
+    pollfd watched{reading_.get(), POLLIN, 0};
+    char byte = 0;
+    return ::poll(&watched, 1, 30'000) == 1 && ::read(reading_.get(), &byte, 1) == 0;
+  }
+  pid_t program() const { return program_; }
+
+ private:
+  static void start(int writing, bool orphan) {
+    if (::fork() != 0) return;
+    if (orphan && ::fork() != 0) ::_exit(0);
+    std::signal(SIGTERM, SIG_IGN);
+    if (::write(writing, "r", 1) != 1) ::_exit(1);
+    wait_for_the_end();
+  }
+
+  pid_t program_ = 0;
+  Descriptor reading_;
+};
+
+TEST(Spawn, WhatRanksHaveStartedEndsWhenTheProgramIsKilled) {
+  const StartedByRanks started(wait_for_the_end);
+  started.wait_until_all_run();
+  ::kill(started.program(), SIGKILL);
+  EXPECT_TRUE(started.all_end());
+}
+
+TEST(Spawn, WhatRanksHaveStartedEndsWhenOneFails) {
+  const StartedByRanks started([] { throw std::runtime_error("done for"); });
+  started.wait_until_all_run();
+  EXPECT_TRUE(started.all_end());
+}
+
+TEST(Spawn, WhatRanksHaveStartedGoesOnWhenAllEndWell) {
+  pid_t left = 0;
+  {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    spawn(1, [&](int, int) {
+      const pid_t child = ::fork();
+      if (child == 0) wait_for_the_end();
+      ASSERT_EQ(::write(ends[1], &child, sizeof child), static_cast<ssize_t>(sizeof child));
+    });
+    ASSERT_EQ(::read(ends[0], &left, sizeof left), static_cast<ssize_t>(sizeof left));
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  EXPECT_EQ(::kill(left, SIGKILL), 0);
 }
 
 TEST(Spawn, TakesAtLeastOneRankAndNotMoreThanAMachineHasProcesses) {

@@ -1,3 +1,4 @@
+#include <future>
 #include <map>
 #include <string>
 
@@ -134,6 +135,64 @@ TEST(WeftRun, ASignalEndsWhatScriptsHaveStarted) {
                                "; exit' & read line < $d/ready; kill -TERM $!; wait $!; }");
   EXPECT_EQ(outcome.code, 128 + 15) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("weft-run: ended by signal 15 (Terminated), and so are its ranks"));
+}
+
+// Programs that do not end by SIGTERM, below what people put between a launcher and a program.
+const std::map<std::string, std::string>& wrappers() {
+  static const std::map<std::string, std::string> all = [] {
+    const std::string program = "flock $d/lock sh -c \"trap : TERM; echo > $d/ready; while :; do sleep 0.01; done\"";
+    return std::map<std::string, std::string>{
+        {"none", "exec " + program},
+        {"a shell", program + "; echo"},
+        {"a shell that waits for a job", program + " & wait; echo"},
+        {"an orphan", "(" + program + " &); exec sleep 1000"},
+        {"an orphan of an orphan", "((" + program + " &) &); exec sleep 1000"},
+        {"a session", "setsid -w " + program + "; echo"},
+        {"several", "env nice timeout 1000 sh -c \"env " + std::string("flock $d/lock sh -c \\\"trap : TERM; ") +
+                        "echo > $d/ready; while :; do sleep 0.01; done\\\"; echo\"; echo"},
+    };
+  }();
+  return all;
+}
+
+// A weft-run around each at a time: `killed` is a command that prints the number of the process that is killed.
+void expect_ended_with(const std::string& killed, const std::string& said) {
+  std::map<std::string, std::future<Outcome>> outcomes;
+  for (const auto& [what, script] : wrappers()) {
+    const std::string command = "{ " + path_of("weft-run") + " --grace 1 sh -c 'echo $PPID > $d/parent; " + script +
+                                "' & read line < $d/ready; kill -KILL $(" + killed + "); wait $!; }";
+    outcomes[what] = std::async(std::launch::async, [command] { return wrapped(command); });
+  }
+  for (auto& [what, coming] : outcomes) {
+    const Outcome outcome = coming.get();
+    EXPECT_EQ(outcome.code, 128 + 9) << what << ": " << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(said)) << what;
+  }
+}
+
+TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItIsKilled) {
+  expect_ended_with("echo $!", "weft-run: ended by signal 15 (Terminated), and so are its ranks");
+}
+
+TEST(WeftRun, EndsWhatWrappersHaveStartedWhenItsWatcherIsKilled) {
+  expect_ended_with("cat $d/parent", "weft-run: the process that watched the ranks was killed: signal 9 (Killed)");
+}
+
+// As people do who do not know its number. Nothing but the process that they have started has the name.
+TEST(WeftRun, OnlyTheProcessThatWasStartedHasItsName) {
+  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready $d/go; export d; " + path_of("weft-run") +
+                           " --no-prefix sh -c 'cat /proc/$PPID/comm /proc/$PPID/cmdline | tr -d \\\\0; echo; "
+                           "echo > $d/ready; read line < $d/go' & read line < $d/ready; cat /proc/$!/comm; "
+                           "echo > $d/go; wait $!; code=$?; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.lines(), ElementsAre("weft ranks", "weft ranks", "weft-run"));
+}
+
+TEST(WeftRun, LeavesDaemonsAloneThatItsRanksHaveStarted) {
+  const auto outcome = run("d=$(mktemp -d); mkfifo $d/ready; export d; " + path_of("weft-run") +
+                           " sh -c 'setsid -f sh -c \"echo \\$\\$ > $d/pid; echo > $d/ready; exec sleep 1000\"; "
+                           "read line < $d/ready'; code=$?; kill $(cat $d/pid) || code=99; rm -r $d; exit $code");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
 TEST(WeftRun, WaitsForItsRanksAlsoWhereItsParentIgnoresChildren) {
