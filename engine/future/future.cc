@@ -12,6 +12,7 @@ namespace weft::detail {
 namespace traced {
 namespace {
 constinit trace::Name wait{trace::Layer::Engine, "wait"};  // as Work's
+constinit trace::Name continuations{trace::Layer::Engine, "continuations"};
 }  // namespace
 }  // namespace traced
 
@@ -232,6 +233,7 @@ void FutureCore::on_done(Task task, bool light) {
 }
 
 void FutureCore::run_in_order() {
+  const trace::Range range(traced::continuations);
   const Turn turn(*this);
   const AmbientScope none(nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
   std::unique_lock lock(mutex_);

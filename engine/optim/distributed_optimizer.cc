@@ -15,8 +15,15 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::optim {
+
+namespace traced {
+namespace {
+constinit trace::Name step{trace::Layer::Engine, "optimizer step"};
+}  // namespace
+}  // namespace traced
 
 // What drivers call.
 namespace internal {
@@ -73,6 +80,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autogr
   return when_all(std::move(ended)).then([core, context, optimizer] {
     Promise<void> stepped(core->crew());
     core->crew()->run(Task([core, context, optimizer, stepped] {
+      const trace::Range range(traced::step, {.rank = core->self().rank});
       try {
         const c10::MultiStreamGuard streams(tensor::CudaDevices::pool_streams(core->gpus()));
         step_for_another(core, optimizer, *context).forward_to(stepped);

@@ -7,8 +7,15 @@
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/zero_overlap.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
+
+namespace traced {
+namespace {
+constinit trace::Name step{trace::Layer::Engine, "optimizer step"};
+}  // namespace
+}  // namespace traced
 
 namespace {
 
@@ -44,6 +51,7 @@ struct Step {
     try {
       averages.get();
       what = kStepThrew;
+      const trace::Range range(traced::step);
       optimizer->step();
       // Libtorch's own optimizers write behind autograd's back.
       for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();

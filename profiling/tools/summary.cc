@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <weft/profiling/tools/host_threads.h>
+#include <weft/profiling/tools/intervals.h>
 #include <weft/profiling/tools/summary.h>
 #include <weft/profiling/tools/wording.h>
 
@@ -13,30 +15,7 @@ namespace weft::tools {
 
 namespace {
 
-using Interval = std::pair<double, double>;
-using Intervals = std::vector<Interval>;
-
-// Sorted, and without overlaps.
-Intervals united(Intervals intervals) {
-  std::sort(intervals.begin(), intervals.end());
-  Intervals result;
-  for (const Interval& one : intervals) {
-    if (!result.empty() && one.first <= result.back().second) {
-      result.back().second = std::max(result.back().second, one.second);
-    } else {
-      result.push_back(one);
-    }
-  }
-  return result;
-}
-
-double within(const Intervals& intervals, double begin, double end) {
-  double sum = 0;
-  for (const auto& [from, to] : intervals) sum += std::max(0.0, std::min(to, end) - std::max(from, begin));
-  return sum;
-}
-
-constexpr const char* kWait = "wait";  // a range of a thread, a span of a stream
+constexpr const char* kWait = "wait";  // a span of a stream
 
 bool is_between_ranks(const Span& span) {
   return span.kind != "served" && span.kind != "reference" && span.kind != "gradient" && span.kind != "device";
@@ -102,9 +81,9 @@ class Counting {
         last = std::max(last, other->begin);
       lines.waiting.emplace_back(span.begin, std::min(last, span.end));
     }
-    for (const Span& range : events.ranges) {
-      if (range.name == kWait) lines.exposed.emplace_back(range.begin, range.end);
-    }
+    // A rank that serves others while one of its threads waits is not kept from its work.
+    const HostTimes host = host_times(events.ranges);
+    lines.exposed = without(host.waiting, host.serving);
     for (const Span& span : events.operations) {
       if (span.kind == "device" && span.name == kWait) lines.exposed.emplace_back(span.begin, span.end);
     }

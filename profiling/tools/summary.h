@@ -1,9 +1,10 @@
 // Where the time of a run went. Of each step and rank:
 //
 //   communication  operations between ranks were under way (the union of their times)
-//   exposed        the host waited for one (Work::wait of CPU tensors, synchronize, futures), or a CUDA stream did
-//                  (Work::wait of CUDA tensors: the time between the events around it, but for graphs). Not recorded, and
-//                  NaN, where the program was built with WEFT_TRACE=OFF; compute is as well
+//   exposed        a thread of the host waited for one (Work::wait of CPU tensors, synchronize, futures) while no thread
+//                  worked for other ranks (a called function, a continuation, a backward pass, a remote optimizer's step);
+//                  or a CUDA stream waited (Work::wait of CUDA tensors: the time between the events around it, but for
+//                  graphs). Not recorded, and NaN, where the program was built with WEFT_TRACE=OFF; compute is as well
 //   compute        the rest of the step: step - exposed
 //   waiting        collectives had begun here and not yet on the last rank: what others cost this one
 //

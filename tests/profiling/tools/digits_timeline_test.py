@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains the digits on two processes with WEFT_TIMELINE and looks at what came of it: arrows between the ranks, and exposed
-communication that agrees with what the program itself says it waited.
+communication that agrees with what the program itself says it waited. Then looks at the timeline of a job of remote calls.
 
 usage: digits_timeline_test.py FOLDER_OF_PROGRAMS
 """
@@ -102,3 +102,12 @@ with tempfile.TemporaryDirectory() as folder:
     run(programs / "weft-timeline", "html", file, "-o", page)
     if "all_reduce" not in page.read_text():
         sys.exit("the page shows no all_reduce")
+
+    # The main thread of each of these workers only waits: what they compute runs in threads that serve calls.
+    calls = Path(folder) / "calls.json"
+    run(programs / "weft-run", "--nproc-per-node", "3", programs / "parameter_server", WEFT_TIMELINE=str(calls))
+    ranks = json.loads(run(programs / "weft-timeline", "summary", "--json", calls)[0])["ranks"]
+    print("a parameter server and its trainers compute", ", ".join(f"{times['compute_us'] / 1e3:.3f} ms" for times in ranks.values()), "a step")
+    idle = [rank for rank, times in ranks.items() if not 0 < times["compute_us"] < times["total_us"]]
+    if len(ranks) != 3 or idle:
+        sys.exit(f"rank {', '.join(idle)} of {len(ranks)} computes nothing, or does nothing else: {ranks}")

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/base/error.h>
+#include <weft/profiling/tools/intervals.h>
 #include <weft/profiling/tools/page.h>
 #include <weft/tests/harness/folder.h>
 
@@ -85,6 +86,68 @@ TEST(Summary, WhatAStreamWaitsIsExposedAsWell) {
   EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 200);
   run.ranks[0].operations.back().kind = "call";  // a function of that name
   EXPECT_DOUBLE_EQ(summarize(run).steps[0].ranks.at(0).exposed, 100);
+}
+
+// A range of a thread's: `row` is the thread.
+Span range(const char* name, int row, double begin, double end, const char* layer = "engine") {
+  Span made = wait(begin, end);
+  made.name = name;
+  made.kind = layer;
+  made.row = row;
+  return made;
+}
+
+// One step of 1000 µs, in which the main thread waits from 0 to 1000.
+Times times_of_server(std::vector<Span> ranges) {
+  tools::Run run;
+  RankRun& one = run.ranks[0];
+  one.end = 1000;
+  one.ranges = std::move(ranges);
+  one.ranges.push_back(range("wait", 1, 0, 1000));
+  return summarize(run).ranks.at(0);
+}
+
+TEST(Summary, AThreadThatServesACallComputes) {
+  for (const char* serves : {"run", "continuations", "backward of a gradient", "backward of the roots", "optimizer step"}) {
+    const Times times = times_of_server({range(serves, 2, 100, 300), range(serves, 3, 250, 400)});
+    EXPECT_DOUBLE_EQ(times.compute, 300) << serves;
+    EXPECT_DOUBLE_EQ(times.exposed, 700) << serves;
+  }
+  EXPECT_DOUBLE_EQ(times_of_server({range("bucket", 2, 100, 300)}).compute, 0);
+  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 300, "user")}).compute, 0) << "a name of the program's";
+}
+
+TEST(Summary, AServedCallThatWaitsIsExposed) {
+  EXPECT_DOUBLE_EQ(times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450)}).compute, 150);
+  const Times two = times_of_server({range("run", 2, 100, 500), range("wait", 2, 200, 450), range("run", 3, 300, 400)});
+  EXPECT_DOUBLE_EQ(two.compute, 250) << "another call runs meanwhile";
+}
+
+TEST(Summary, AThreadThatWaitsMayServeMeanwhile) {
+  const Times times = times_of_server({range("run", 1, 100, 300), range("wait", 1, 150, 200)});
+  EXPECT_DOUBLE_EQ(times.compute, 150) << "the main thread drives the agent's loop while it waits";
+  // Ranges that begin in the same microsecond: the longer one is around the other.
+  EXPECT_DOUBLE_EQ(times_of_server({range("wait", 2, 100, 150), range("run", 2, 100, 300)}).compute, 150);
+}
+
+TEST(Summary, WhatAStreamWaitsIsExposedWhateverThreadsServe) {
+  tools::Run run;
+  RankRun& one = run.ranks[0];
+  one.end = 1000;
+  one.ranges = {range("run", 2, 0, 1000)};
+  one.operations = {range("wait", 9, 400, 600, "device")};
+  EXPECT_DOUBLE_EQ(summarize(run).ranks.at(0).exposed, 200);
+}
+
+TEST(Intervals, WithoutOthersKeepsWhatTheyDoNotCover) {
+  const Intervals all{{0, 10}, {20, 30}, {40, 50}};
+  EXPECT_EQ(without(all, {}), all);
+  EXPECT_EQ(without({}, all), Intervals());
+  EXPECT_EQ(without(all, {{0, 50}}), Intervals());
+  EXPECT_EQ(without(all, {{2, 3}, {5, 22}, {29, 45}}), (Intervals{{0, 2}, {3, 5}, {22, 29}, {45, 50}}));
+  EXPECT_EQ(without(all, {{10, 20}, {30, 40}, {50, 60}}), all);
+  EXPECT_DOUBLE_EQ(within(all, 5, 45), 20);
+  EXPECT_DOUBLE_EQ(within(all, 10, 20), 0);
 }
 
 TEST(Summary, NamesTheRankThatComesLast) {
