@@ -1,18 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <string_view>
 
 #include <weft/profiling/tools/host_threads.h>
 
 namespace weft::tools {
 
-namespace {
-
-enum class Doing { Waiting, Serving };
-
-// Other ranges (a pack, a bucket) say nothing about this; those of the program are of another layer, whatever their names.
 std::optional<Doing> doing(const Span& range) {
   constexpr std::array<std::string_view, 5> kServing{"run", "continuations", "backward of a gradient",
                                                      "backward of the roots", "optimizer step"};
@@ -21,6 +15,8 @@ std::optional<Doing> doing(const Span& range) {
   if (std::find(kServing.begin(), kServing.end(), range.name) != kServing.end()) return Doing::Serving;
   return std::nullopt;
 }
+
+namespace {
 
 // Adds the times of one thread, whose ranges nest.
 class Thread {

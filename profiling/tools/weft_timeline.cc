@@ -34,8 +34,10 @@ void summary(const Options& options) {
 
 void html(const Options& options) {
   const Run run = read_run(options.file);
-  const Window window = window_of(run, options.from_ms, options.to_ms);
-  const std::string page = to_html(run, summarize(run), window, std::filesystem::path(options.file).filename().string());
+  const Window view = window_of(run, options.from_ms, options.to_ms);
+  const Window data = options.from_ms || options.to_ms ? view : whole(run);
+  const std::string page =
+      to_html(run, summarize(run), data, view, std::filesystem::path(options.file).filename().string());
   std::error_code is_new;
   if (std::filesystem::equivalent(options.output, options.file, is_new)) {
     throw Error(Blame::Caller,
@@ -72,9 +74,11 @@ int main(int argc, char** argv) {
   summary->add_option("--steps", options.steps, "How many steps to list, the longest; 0 for none")
       ->check(CLI::Range(0, std::numeric_limits<int>::max()))
       ->capture_default_str();
-  CLI::App* const html = command("html", "Writes a page with the steps and the ranks' lanes drawn");
+  CLI::App* const html =
+      command("html", "Writes one page, for any browser and without a network, with all steps and the ranks' lanes");
   html->add_option("-o,--output", options.output, "The page")->capture_default_str();
-  html->add_option("--from", options.from_ms, "Lanes from this millisecond on (default: steps in the middle of the run)");
+  html->add_option("--from", options.from_ms,
+                   "Lanes from this millisecond on (default: all, and first steps in the middle)");
   html->add_option("--to", options.to_ms, "and up to this one");
   CLI::App* const merge =
       command("merge", "Makes the file from what ranks have written so far, where nobody was left to do it");

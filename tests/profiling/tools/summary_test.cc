@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <weft/base/error.h>
 #include <weft/profiling/tools/intervals.h>
@@ -34,6 +35,15 @@ Span span(const std::string& kind, std::uint64_t sequence, double begin, double 
   made.state = "done";
   made.row = 2000;
   return made;
+}
+
+std::string page_of(const Run& run) { return to_html(run, summarize(run), whole(run), middle_steps(run), "run.json"); }
+
+// What its script draws.
+nlohmann::json data_in(const std::string& page) {
+  const std::string head = "id=\"data\">";
+  const auto begin = page.find(head) + head.size();
+  return nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin));
 }
 
 Span wait(double begin, double end) {
@@ -214,10 +224,12 @@ TEST(Summary, DoesNotGuessWhatWasExposedWhereNoRangesWereRecorded) {
   EXPECT_THAT(text, HasSubstr("0.100 (10.0%)")) << "rank 0's is known";
   EXPECT_EQ(text.find(" 0.0%"), std::string::npos) << text;
   EXPECT_THAT(to_json(summary), HasSubstr("\"exposed_us\": null"));
-  const std::string page = to_html(run, summary, middle_steps(run), "run.json");
+  const std::string page = page_of(run);
   EXPECT_THAT(page, HasSubstr("rank 1: compute and exposed are not recorded"));
   EXPECT_THAT(page, HasSubstr("<td>–</td>"));
-  EXPECT_EQ(page.find("nan"), std::string::npos);
+  EXPECT_THAT(page, HasSubstr("not recorded which of them"));
+  EXPECT_TRUE(data_in(page).at("steps").at("ranks").at(1).at("exposed").at(0).is_null());
+  EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("not recorded which of them")));
 }
 
 TEST(Summary, SaysWhatItsTimesAre) {
@@ -330,28 +342,118 @@ TEST(Page, ShowsTimesOfTheRunOnly) {
   for (const auto& [from, to] : wrong) EXPECT_THROW(window_of(run, from, to), Error) << from << " " << to;
 }
 
-TEST(Page, ARankWithManySpansLeavesRoomForTheOthers) {
-  auto run = steps();
-  for (std::uint64_t i = 0; i < 25'000; ++i) {
-    const double begin = 0.1 * static_cast<double>(i);
-    run.ranks[0].operations.push_back(span("send", i, begin, begin + 0.05, 0, 1));
-    run.ranks[0].operations.back().row = 4000;
+// How often a lane's blocks stand for a span of that name, in the whole page.
+std::size_t spans_named(const nlohmann::json& data, int rank, const std::string& name) {
+  std::size_t count = 0;
+  for (const auto& lane : data.at("ranks").at(static_cast<std::size_t>(rank)).at("lanes")) {
+    for (std::size_t i = 0; i < lane.at("label").size(); ++i) {
+      if (data.at("names").at(lane.at("label").at(i).get<std::size_t>()) == name)
+        count += lane.at("count").at(i).get<std::size_t>();
+    }
   }
-  const std::string page = to_html(run, summarize(run), {0, 4000}, "many");
-  EXPECT_THAT(page, HasSubstr("spans of a row are drawn"));
-  const std::string second = page.substr(page.find("rank 1 &lt;on&gt; host"));
-  std::size_t drawn = 0;
-  for (std::size_t at = 0; (at = second.find(">all_reduce #", at)) != std::string::npos; ++at) ++drawn;
-  EXPECT_EQ(drawn, 4u);
+  return count;
+}
+
+TEST(Page, JoinsShortSpansOfABusyRankAndKeepsThoseOfOthers) {
+  auto run = steps();
+  constexpr std::size_t kMany = 200'000;
+  for (std::uint64_t i = 0; i < kMany; ++i) {
+    const double begin = 0.02 * static_cast<double>(i);
+    run.ranks[0].operations.push_back(span("send", i, begin, begin + 0.015, 0, 1));
+    run.ranks[0].operations.back().row = 4000;
+    if (i == 100'000) run.ranks[0].operations.back().state = "failed";
+  }
+  const std::string page = page_of(run);
+  EXPECT_THAT(page, HasSubstr("There are too many spans to draw each"));
+  const auto data = data_in(page);
+  EXPECT_EQ(spans_named(data, 0, "send"), kMany) << "each is in one of the blocks";
+  EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
+  EXPECT_EQ(spans_named(data, 1, "all_reduce"), 4u);
+  std::size_t drawn = 0, bad = 0;
+  for (const auto& lane : data.at("ranks").at(0).at("lanes")) {
+    drawn += lane.at("begin").size();
+    for (std::size_t i = 0; i < lane.at("bad").size(); ++i) bad += lane.at("bad").at(i) == 1 && lane.at("count").at(i) == 1;
+  }
+  EXPECT_LE(drawn, 150'000u);
+  EXPECT_EQ(bad, 1u) << "the one that failed is drawn by itself";
+  EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("too many spans")));
+}
+
+TEST(Page, HasAllStepsOrTheirMeans) {
+  auto run = steps();
+  EXPECT_THAT(page_of(run), HasSubstr("All 4 steps"));
+  EXPECT_EQ(data_in(page_of(run)).at("steps").at("ranks").at(0).at("exposed"),
+            nlohmann::json({100.0, 100.0, 100.0, 100.0}));
+  for (int rank = 0; rank < 2; ++rank) {
+    RankRun& one = run.ranks[rank];
+    one.steps.clear();
+    for (int i = 0; i < 60'000; ++i) one.steps.push_back(0.05 * i);
+  }
+  const std::string page = page_of(run);
+  EXPECT_THAT(page, HasSubstr("All 60000 steps"));
+  EXPECT_THAT(page, HasSubstr("each bar is the mean of 3 steps"));
+  EXPECT_EQ(data_in(page).at("steps").at("ranks").at(1).at("total").size(), 20'000u);
+}
+
+TEST(Page, SaysThatAStepIsLongerThanItsAxis) {
+  auto run = steps();
+  for (auto& [rank, one] : run.ranks) {
+    one.steps.clear();
+    for (int i = 0; i < 100; ++i) one.steps.push_back(rank == 0 && i > 0 ? 3000 + i : i);
+    one.end = 4000;
+  }
+  EXPECT_THAT(page_of(run), HasSubstr("reach beyond it, which a mark on top shows"));
+  EXPECT_THAT(page_of(steps()), testing::Not(HasSubstr("beyond it")));
+}
+
+TEST(Page, SaysWhatItShowsAndWhatItsColoursAre) {
+  auto run = steps();
+  const std::string all = page_of(run);
+  for (const char* said : {"<h3>rank 0 &lt;on&gt; host</h3>", "<h3>rank 1 &lt;on&gt; host</h3>", "time in ms",
+                           "collective</li>", "thread or stream: waiting</li>", "a step begins</li>", "compute</li>",
+                           "2 ranks, 4 steps, 4 collectives, 4.000 ms"})
+    EXPECT_THAT(all, HasSubstr(said));
+  EXPECT_THAT(all, testing::Not(HasSubstr("receive</li>"))) << "there is none";
+  const auto data = data_in(all);
+  EXPECT_EQ(data.at("view"), nlohmann::json({0.0, 4000.0})) << "of few steps all";
+  EXPECT_EQ(spans_named(data, 0, "all_reduce"), 4u);
+  const std::string some = to_html(run, summarize(run), {1500, 2500}, {1500, 2500}, "run.json");
+  EXPECT_THAT(some,
+              HasSubstr("The page has the spans from 1.500 ms to 2.500 ms of the run's 4.000 ms, which --from and --to"));
+  EXPECT_EQ(spans_named(data_in(some), 0, "all_reduce"), 1u);
+  EXPECT_EQ(data_in(some).at("steps").at("count"), 4u) << "the steps' drawing has all of them";
+  EXPECT_THAT(to_html(run, summarize(run), {0, 10}, {0, 10}, "run.json"),
+              HasSubstr("It has recorded nothing in this time."));
+}
+
+TEST(Page, ShowsStepsInTheMiddleOfALongRunFirst) {
+  auto run = steps();
+  for (int i = 4; i < 100; ++i) run.ranks[0].steps.push_back(i * 1000);
+  run.ranks[0].end = 100'000;
+  EXPECT_EQ(data_in(page_of(run)).at("view"), nlohmann::json({47'000.0, 52'000.0}));
+  EXPECT_EQ(data_in(page_of(run)).at("end"), 100'000.0) << "and has all";
+}
+
+TEST(Page, RangesOfAThreadNest) {
+  tools::Run run;
+  RankRun& one = run.ranks[0];
+  one.end = 100;
+  one.rows = {{1, "thread main"}, {2, "thread server"}};
+  one.ranges = {range("run", 2, 0, 100), range("wait", 2, 10, 50), range("run", 2, 20, 30), range("pack", 1, 60, 70)};
+  const auto lanes = data_in(page_of(run)).at("ranks").at(0).at("lanes");
+  EXPECT_EQ(lanes.at(0).at("name"), "thread main");
+  EXPECT_EQ(lanes.at(1).at("depth"), nlohmann::json({0, 1, 2}));
+  EXPECT_EQ(lanes.at(1).at("rows"), 3);
 }
 
 TEST(Page, HasNoReferenceToAnythingOutside) {
-  const auto run = steps();
-  const std::string page = to_html(run, summarize(run), middle_steps(run), "run.json");
-  for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "url("})
+  auto run = steps();
+  run.ranks[0].operations[0].name = "</script><img src=x>";
+  const std::string page = page_of(run);
+  for (const char* outside : {"http:", "https:", "<img", "href=", "@import", "url("})
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
-  EXPECT_THAT(page, HasSubstr("rank 0 &lt;on&gt; host"));
-  EXPECT_THAT(page, HasSubstr("all_reduce #2: 0.300 ms from 1.600 ms, 1000000 bytes"));
+  EXPECT_EQ(spans_named(data_in(page), 0, "</script><img src=x>"), 1u);
+  EXPECT_THAT(page, HasSubstr("default-src 'none'")) << "whatever a timeline holds, nothing is fetched";
 }
 
 std::string text_of(const std::string& path) {
@@ -399,7 +501,7 @@ TEST(Page, IsDrawnByABrowser) {
   std::string folder = std::filesystem::temp_directory_path() / "weft-page-XXXXXX";
   ::mkdtemp(folder.data());
   const auto run = steps();
-  std::ofstream(folder + "/page.html") << to_html(run, summarize(run), middle_steps(run), "run.json");
+  std::ofstream(folder + "/page.html") << page_of(run);
   const std::string options = " --headless --no-sandbox --disable-gpu --user-data-dir=" + folder + "/profile ";
   const std::string quiet = " > " + folder + "/out 2> " + folder + "/err";
   ASSERT_EQ(std::system((browser + options + "--window-size=1200,1000 --screenshot=" + folder + "/page.png file://" +
@@ -409,19 +511,32 @@ TEST(Page, IsDrawnByABrowser) {
   EXPECT_THAT(colors_in(folder + "/page.png", browser + options, folder),
               testing::ContainsRegex("<title>colors [1-9][0-9]+ [1-9][0-9]+ [1-9][0-9]+</title>"))
       << "compute, exposed communication, collectives: how many pixels of each";
-  // The layout as the browser made it: a script added here asks where the drawings are.
-  std::ofstream(folder + "/probe.html")
-      << to_html(run, summarize(run), middle_steps(run), "run.json")
-      << "<script>const s=document.querySelector('svg.lanes');document.title='lanes "
-         "'+Math.round(s.getBoundingClientRect().width)+' '+s.querySelectorAll('rect').length"
-         "+' '+getComputedStyle(s.querySelector('rect[fill=\"#3b76c4\"]')).fill"
-         "+' '+document.querySelectorAll('svg.steps rect').length</script>";
+  // A script added here uses the page as a person does, and says what it showed then.
+  std::ofstream(folder + "/probe.html") << page_of(run) << R"(<script>
+const said = [], shown = () => document.getElementById('shown').textContent;
+const key = (id, name) => document.getElementById(id).dispatchEvent(new KeyboardEvent('keydown', {key: name}));
+const press = (id) => document.getElementById(id).click();
+const say = (what) => said.push(what + ' {' + shown() + '}');
+say('first'); key('rank0', ']'); key('rank0', ']'); say('step'); key('rank0', '+'); say('closer'); press('whole'); say('all');
+key('steps1', 'ArrowRight'); key('steps1', 'ArrowRight'); said.push('bar {' + document.getElementById('picked').textContent + '}');
+key('steps1', 'Enter'); say('its step'); key('rank1', '.'); key('rank1', '>'); said.push('span {' + document.getElementById('picked').textContent + '}');
+document.getElementById('axis').dispatchEvent(new WheelEvent('wheel', {ctrlKey: true, deltaY: -1, cancelable: true})); say('wheel');
+said.push('canvases ' + document.querySelectorAll('canvas').length + ', wide ' + (document.getElementById('rank0').width > 1000));
+document.title = said.join('; ').replaceAll('\n', ' / ');
+</script>)";
   ASSERT_EQ(
       std::system(
           (browser + options + "--window-size=1200,1000 --dump-dom file://" + folder + "/probe.html" + quiet).c_str()),
       0);
-  EXPECT_THAT(text_of(folder + "/out"),
-              testing::ContainsRegex("<title>lanes 1[0-9][0-9][0-9] 2[0-9] rgb.59, 118, 196. 16</title>"));
+  const std::string done = text_of(folder + "/out");
+  for (const char* said :
+       {"first {Shown: 0.000 ms to 4.000 ms, 4.000 ms of the run's 4.000 ms (steps 0 to 3 of 4).}",
+        "step {Shown: 2.000 ms to 3.000 ms, 1.000 ms of the run's 4.000 ms (in step 2 of 4).}",
+        "closer {Shown: 2.250 ms to 2.750 ms", "all {Shown: 0.000 ms to 4.000 ms",
+        "rank 1, step 1: 1.000 ms / compute 0.900 ms, exposed 0.100 ms, waiting 0.000 ms}",
+        "its step {Shown: 1.000 ms to 2.000 ms", "wheel {Shown: ", "canvases 5, wide true",
+        "span {all_reduce #2: 0.200 ms from 1.700 ms / 1,000,000 bytes, in default / rank 1, collective}"})
+    EXPECT_THAT(done, HasSubstr(said));
   std::filesystem::remove_all(folder);
 }
 
@@ -474,7 +589,7 @@ TEST(Run, ADamagedFileIsReadOrRefusedByName) {
       const Summary summary = summarize(run);
       to_text(run, summary);
       to_json(summary);
-      to_html(run, summary, middle_steps(run), "run.json");
+      page_of(run);
     } catch (const Error& error) {
       EXPECT_GT(round, 0) << error.text();
       EXPECT_EQ(error.blame(), Blame::Caller);
