@@ -72,8 +72,8 @@ void EventLoop::Inner::stop() {
   {
     std::lock_guard lock(turns_mutex);
     stopping = true;
+    while (!waiters.empty()) call(*waiters.back());
   }
-  turns_changed.notify_all();
   mailbox->wake();
   std::vector<Task> dropped;
   std::vector<std::shared_ptr<Entry>> ended;  // destroyed outside the lock: handlers own things
@@ -172,9 +172,9 @@ void EventLoop::when(const Fence& fence, Task task) {
 
 bool EventLoop::inside() const { return inner_->inside(); }
 
-bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline) {
+bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
   const auto inner = inner_;  // a handler may destroy the loop meanwhile
-  return inner->drive(done, deadline);
+  return inner->drive(done, deadline, awaited);
 }
 
 void EventLoop::serve(const std::function<bool()>& until) {
@@ -183,5 +183,6 @@ void EventLoop::serve(const std::function<bool()>& until) {
 }
 
 void EventLoop::recall() noexcept { inner_->recall(); }
+void EventLoop::recall(const void* awaited) noexcept { inner_->recall(awaited); }
 
 }  // namespace weft

@@ -80,12 +80,19 @@ class EventLoop {
   bool inside() const;
   // Turns the loop on this thread until done() is true or the deadline passes; returns done(). done() must become true by
   // something that happens on this loop, and is asked from several threads. Not from inside a turn.
-  bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never());
+  //
+  // While another thread turns the loop, this one sleeps. It is woken for its turn, and when done() is true: whoever turns
+  // asks that after each turn. Where many threads may wait, `awaited` names what this one waits for, by an address: then
+  // nobody asks done() for it, and whoever makes it true calls recall(awaited).
+  bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never(), const void* awaited = nullptr);
   // Turns the loop on this thread as the loop's own thread does, giving way to callers, until until() is true or the loop
   // is destroyed. One thread at a time; until() is asked on this thread only.
   void serve(const std::function<bool()>& until);
-  // Whoever drives or serves asks its function again: what it waits for was brought about by another thread.
+  // Whoever drives or serves asks its function again: what it waits for was brought about by another thread. Except those
+  // that have told drive() what they wait for.
   void recall() noexcept;
+  // The threads that wait in drive() for `awaited` ask their functions again, whichever thread made them true.
+  void recall(const void* awaited) noexcept;
 
  private:
   std::shared_ptr<Inner> inner_;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -98,7 +99,8 @@ struct EventLoop::Inner {
 
   void serve(const std::function<bool()>& until);
   void recall();
-  bool drive(const std::function<bool()>& done, Deadline deadline);
+  void recall(const void* awaited);
+  bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited);
   bool inside() const { return turner.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   void stop();
   void add_poller(std::shared_ptr<Entry> entry);
@@ -118,6 +120,14 @@ struct EventLoop::Inner {
   std::chrono::nanoseconds rest(std::chrono::nanoseconds most, unsigned recalls);
   void take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline);
   void hand_over();
+  struct Waiter;
+  bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline,
+                     const void* awaited);
+  // All of these require turns_mutex.
+  void call(Waiter& waiter);
+  void call_all_of(const void* awaited);
+  void call_done();
+  void pass_turn_on();
   bool turn();
   void look_at_clock();
   void sweep();
@@ -131,8 +141,21 @@ struct EventLoop::Inner {
   void give_way();
   void sleep(std::chrono::nanoseconds wait) const;
 
-  std::mutex turns_mutex;  // of who may turn
-  std::condition_variable turns_changed;
+  // A thread inside drive() that sleeps while another one turns. Each has a condition of its own: what wakes one of many
+  // threads must not cost the others anything.
+  struct Waiter {
+    const std::function<bool()>& done;
+    const void* awaited;
+    std::list<Waiter*>::iterator place = {};
+    std::unordered_multimap<const void*, Waiter*>::iterator named = {};
+    std::condition_variable changed = {};
+    bool is_called = false;  // and is in neither table any more
+  };
+
+  std::mutex turns_mutex;                                  // of who may turn
+  std::list<Waiter*> waiters;                              // in the order in which they began to wait
+  std::unordered_multimap<const void*, Waiter*> awaiting;  // the same by what they await; null: done() is asked
+  const void* turns_for = nullptr;                         // what the caller that turns awaits
   bool turning = false;
   std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
   std::atomic<bool> stopping{false};

@@ -37,7 +37,7 @@ const bool kMaySpin = std::thread::hardware_concurrency() > 1;
 
 }  // namespace
 
-bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline) {
+bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
   if (inside()) {
     throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
   }
@@ -45,11 +45,11 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   ++callers;
   while (!done() && !stopping) {
     if (!turning) {
+      turns_for = awaited;
       take_turns(lock, done, deadline);
+      turns_for = nullptr;
       if (now >= deadline.point()) break;
-    } else if (deadline.is_never()) {
-      turns_changed.wait(lock);
-    } else if (turns_changed.wait_until(lock, deadline.point()) == std::cv_status::timeout) {
+    } else if (!wait_for_turn(lock, done, deadline, awaited)) {
       break;
     }
   }
@@ -59,9 +59,52 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
     callers_left = now;
     hand_over();
   }
+  if (!turning) pass_turn_on();
   lock.unlock();
-  if (!was_last) turns_changed.notify_all();
   return done();
+}
+
+// Returns false where the deadline was first.
+bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
+                                     Deadline deadline, const void* awaited) {
+  Waiter self{done, awaited};
+  self.place = waiters.insert(waiters.end(), &self);
+  self.named = awaiting.emplace(awaited, &self);
+  const auto is_called = [&self] { return self.is_called; };
+  if (deadline.is_never()) {
+    self.changed.wait(lock, is_called);
+  } else if (!self.changed.wait_until(lock, deadline.point(), is_called)) {
+    waiters.erase(self.place);
+    awaiting.erase(self.named);
+    return false;
+  }
+  return true;
+}
+
+void EventLoop::Inner::call(Waiter& waiter) {
+  waiters.erase(waiter.place);
+  awaiting.erase(waiter.named);
+  waiter.is_called = true;
+  waiter.changed.notify_one();
+}
+
+void EventLoop::Inner::call_all_of(const void* awaited) {
+  for (auto [next, end] = awaiting.equal_range(awaited); next != end;) call(*(next++)->second);
+}
+
+// Those that have not told what they wait for.
+void EventLoop::Inner::call_done() {
+  for (auto [next, end] = awaiting.equal_range(nullptr); next != end;) {
+    Waiter& waiter = *(next++)->second;
+    if (waiter.done()) call(waiter);
+  }
+}
+
+// Nobody turns any more. The youngest waiter goes on: where calls are nested its result is the next one. It turns, or
+// leaves drive() and passes the turn on itself.
+void EventLoop::Inner::pass_turn_on() {
+  call_done();
+  if (!waiters.empty()) call(*waiters.back());
 }
 
 void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
@@ -76,7 +119,7 @@ void EventLoop::Inner::take_turns(std::unique_lock<std::mutex>& lock, const std:
     if (done() || now >= deadline.point() || stopping) break;
     if (callers > 1 && progressed) {
       std::lock_guard guard(turns_mutex);
-      turns_changed.notify_all();  // their results may have come
+      call_done();
     }
     sleep(time_to_wait(deadline, progressed, Turner::Waits));
   }
@@ -102,14 +145,29 @@ void EventLoop::Inner::recall() {
   {
     std::lock_guard lock(turns_mutex);
     must_wake = standing_by;
+    call_all_of(nullptr);
   }
-  turns_changed.notify_all();
   {
     std::lock_guard lock(mailbox->mutex);
     mailbox->recalled = true;
     ++mailbox->recalls;
     must_wake |= mailbox->take_sleeping();
     if (mailbox->resting) mailbox->rested.notify_one();
+  }
+  if (must_wake) mailbox->wake();
+}
+
+void EventLoop::Inner::recall(const void* awaited) {
+  {
+    std::lock_guard lock(turns_mutex);
+    call_all_of(awaited);
+    if (turns_for != awaited || inside()) return;  // whoever turns asks after each turn
+  }
+  bool must_wake = false;
+  {
+    std::lock_guard lock(mailbox->mutex);
+    mailbox->recalled = true;
+    must_wake = mailbox->take_sleeping();
   }
   if (must_wake) mailbox->wake();
 }
@@ -164,8 +222,8 @@ void EventLoop::Inner::own_turns(const std::function<bool()>& until) {
     standing_by = !gives_way && callers == 0 && !stopping;
     standing_by_until = wait == nanoseconds::max() ? Clock::time_point::max() : Clock::now() + wait;
     gives_way = !standing_by;
+    pass_turn_on();
   }
-  turns_changed.notify_all();
   if (gives_way) return;
   sleep(wait);
   std::lock_guard lock(turns_mutex);

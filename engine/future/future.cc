@@ -192,7 +192,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
       --drivers_;
     };
     bool is_over = false;
-    const auto drive = [&] { is_over = home_->drive([this] { return done(); }, deadline) || deadline.passed(); };
+    const auto drive = [&] { is_over = home_->drive([this] { return done(); }, deadline, this) || deadline.passed(); };
     try {
       // A thread of another home does nothing for that one meanwhile.
       Home* const own = thread_home();
@@ -302,7 +302,7 @@ void FutureCore::complete(std::exception_ptr error, DeviceWorkRef work, const st
     driven = drivers_ > 0;
   }
   changed_.notify_all();
-  if (driven && !inside) home_->recall();
+  if (driven) home_->recall(this);
   for (auto& task : at_once) {
     Nesting::run([own = std::move(task)]() mutable { run_continuation(own); }, nullptr);
   }

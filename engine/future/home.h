@@ -20,12 +20,12 @@ class Home {
   Home& operator=(const Home&) = delete;
   virtual ~Home() = default;
   // Blocks until done() or the deadline, driving the loop; returns done(). Throws Caller inside a turn of the loop: only
-  // what comes after that turn could make it true.
-  virtual bool drive(const std::function<bool()>& done, Deadline deadline) = 0;
+  // what comes after that turn could make it true. `awaited`: whoever makes done() true calls recall() with it.
+  virtual bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) = 0;
   // Runs a function that blocks on something else.
   virtual void block(const std::function<void()>& wait) = 0;
-  // Another thread than the loop's made a done() true.
-  virtual void recall() noexcept = 0;
+  // The done() of those that drive for `awaited` is true.
+  virtual void recall(const void* awaited) noexcept = 0;
   // Whether this thread is inside a turn of the loop and must not block.
   virtual bool inside() const = 0;
   // Runs the task on a thread that may block.

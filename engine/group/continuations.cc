@@ -21,7 +21,7 @@ constexpr int kAtOnce = 4;  // threads that run tasks, beside those that block
 
 bool Continuations::inside() const { return Op::ending(); }
 
-bool Continuations::drive(const std::function<bool()>& done, Deadline) {
+bool Continuations::drive(const std::function<bool()>& done, Deadline, const void*) {
   if (inside()) {
     throw Error(Blame::Caller,
                 "what runs when an operation ends (Op::on_ended) blocks on a future, on a backend's thread; use then()");

@@ -18,9 +18,9 @@ namespace weft::group {
 class Continuations final : public weft::detail::Home, public std::enable_shared_from_this<Continuations> {
  public:
   // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would be blocked.
-  bool drive(const std::function<bool()>& done, Deadline deadline) override;
+  bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) override;
   void block(const std::function<void()>& wait) override;
-  void recall() noexcept override {}
+  void recall(const void* /*awaited*/) noexcept override {}
   bool inside() const override;
   // After stop(), and where no thread is to be had, at once on this thread.
   void run(Task task) override;

@@ -74,7 +74,7 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
   return crew;
 }
 
-bool Crew::drive(const std::function<bool()>& done, Deadline deadline) {
+bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
   if (loop_->inside()) {
     throw Error(Blame::Caller,
                 "what runs on the agent's loop waits for something that only this loop can bring: call the function "
@@ -84,7 +84,7 @@ bool Crew::drive(const std::function<bool()>& done, Deadline deadline) {
   // What comes in this thread's turns is others': it is made and run as on any thread, whatever modes the caller is in.
   const c10::InferenceMode no_mode(/*enabled=*/false);
   const detail::Untracked untracked;
-  return loop_->drive(done, deadline);
+  return loop_->drive(done, deadline, awaited);
 }
 
 void Crew::block(const std::function<void()>& wait) {

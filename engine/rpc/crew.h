@@ -35,9 +35,10 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // Busy where not even the first can be started.
   static std::shared_ptr<Crew> make(std::string name, int threads, std::shared_ptr<EventLoop> loop);
 
-  bool drive(const std::function<bool()>& done, Deadline deadline) override;
+  bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited = nullptr) override;
   void block(const std::function<void()>& wait) override;
-  void recall() noexcept override { loop_->recall(); }
+  void recall(const void* awaited) noexcept override { loop_->recall(awaited); }
+  void recall() noexcept { loop_->recall(); }  // those that drive without naming what they wait for
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;

@@ -1,6 +1,7 @@
 // What a remote call costs, between two workers on one host, each on a core of its own: Weft over shared memory and TCP,
 // against Python's torch.distributed.rpc on the same torch, gRPC and Cap'n Proto (both over a unix socket). Then what
-// chains of dependent calls cost between hosts 5 ms apart, where every round trip counts.
+// nested calls cost that each block a thread until the next one has returned, and what chains of dependent calls cost
+// between hosts 5 ms apart, where every round trip counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -80,6 +81,35 @@ int work(const std::string& transport, const Case& one) {
   auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()), {.transports = {transport}});
   if (agent.self().rank == 0) {
     for (const double time : measure(agent, one)) std::printf("%.9f ", time);
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  agent.shutdown();
+  return 0;
+}
+
+// Nested calls: each function blocks in to_here() for a call back to the other worker, so half as many threads of each
+// worker wait as there are calls. The time of a whole chain shows what a call costs beside the threads that wait already.
+constexpr int kNested[] = {100, 400, 1600};
+constexpr int kNestedSamples = 3;
+
+std::string nested_case(int calls) { return "nested calls that block, " + std::to_string(calls); }
+
+std::int64_t nest(std::int64_t left) {
+  if (left == 0) return 0;
+  auto& agent = weft::rpc::this_agent();
+  return 1 + agent.remote<&nest>(1 - agent.self().rank, left - 1).to_here();
+}
+
+int work_nested(const std::string& transport, int calls) {
+  auto agent = weft::rpc::init("worker" + std::to_string(weft::bench::rank_of_worker()),
+                               {.timeout = std::chrono::minutes(10), .transports = {transport}});
+  if (agent.self().rank == 0) {
+    for (int sample = -1; sample < kNestedSamples; ++sample) {
+      const double start = now();
+      if (agent.sync<&nest>(1, calls - 1) != calls - 1) std::exit(1);
+      if (sample >= 0) std::printf("%.9f ", now() - start);
+    }
     std::printf("\n");
     std::fflush(stdout);
   }
@@ -203,6 +233,17 @@ void compare(const Case& one, weft::bench::Report& report, const std::string& se
   run_rounds(one.name, one.bytes, settings, 2, report, {}, 1e6, "us");
 }
 
+void compare_nested(weft::bench::Report& report, const std::string& self) {
+  for (const int calls : kNested) {
+    if (!report.wants(nested_case(calls))) continue;
+    std::vector<Setting> settings;
+    for (const char* transport : {"shm", "tcp"}) {
+      settings.push_back({std::string("weft ") + transport, {self, "--worker-nested", transport, std::to_string(calls)}});
+    }
+    run_rounds(nested_case(calls), 8, settings, 2, report, {}, 1e3, "ms");
+  }
+}
+
 void compare_chains(weft::bench::Report& report, const std::string& self) {
   std::string why_not;
   const auto hosts = weft::bench::DelayedHosts::make(1 + kChainWorkers, kOneWay, why_not);
@@ -231,6 +272,7 @@ int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) {
     return std::strcmp(argv[2], "chain") == 0 ? work_in_chains(argv[3]) : work(argv[2], case_named(argv[3]));
   }
+  if (argc == 4 && std::strcmp(argv[1], "--worker-nested") == 0) return work_nested(argv[2], std::stoi(argv[3]));
   weft::bench::Report report("rpc", argc, argv, /*default_runs=*/3, /*takes_before=*/true);
   if (std::getenv("WEFT_BENCH_PYTHON") == nullptr && report.before().empty()) {
     report.note("torch.distributed.rpc is not measured: WEFT_BENCH_PYTHON names no python with torch");
@@ -242,6 +284,7 @@ int main(int argc, char** argv) {
     if (report.wants(one.name)) compare(one, report, self, peers);
   }
   std::filesystem::remove_all(peers.sockets);
+  compare_nested(report, self);
   compare_chains(report, self);
   return report.finish();
 }

@@ -272,6 +272,96 @@ TEST(EventLoop, ServesManyDriversAndPostersAtOnce) {
   EXPECT_EQ(total, kThreads * kRounds);
 }
 
+// Threads that each wait for something of their own, while another one turns the loop.
+class Waiting {
+ public:
+  Waiting(EventLoop& loop, int threads) : loop_(loop), ones_(static_cast<std::size_t>(threads)) {
+    turner_ = std::thread([this] { EXPECT_TRUE(loop_.drive([this] { return turner_leaves_.load(); }, patience())); });
+    flush(loop_);  // it turns
+    for (One& one : ones_) {
+      one.thread = std::thread([this, &one] {
+        const auto done = [&one] {
+          ++one.asked;
+          return one.is_there.load();
+        };
+        EXPECT_TRUE(loop_.drive(done, patience(), &one));
+        one.has_left = true;
+      });
+    }
+    for (One& one : ones_) {
+      while (one.asked == 0) std::this_thread::yield();
+    }
+  }
+  ~Waiting() {
+    let_turner_leave();
+    for (std::size_t i = 0; i < ones_.size(); ++i) bring(i);
+    for (One& one : ones_) one.thread.join();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  void bring(std::size_t i) {
+    ones_[i].is_there = true;
+    loop_.recall(&ones_[i]);
+  }
+  void let_turner_leave() {
+    if (!turner_.joinable()) return;
+    turner_leaves_ = true;
+    loop_.recall();
+    turner_.join();
+  }
+  int asked(std::size_t i) const { return ones_[i].asked; }
+  bool has_left(std::size_t i) const { return ones_[i].has_left; }
+
+ private:
+  struct One {
+    std::atomic<bool> is_there{false}, has_left{false};
+    std::atomic<int> asked{0};
+    std::thread thread;
+  };
+  EventLoop& loop_;
+  std::vector<One> ones_;
+  std::atomic<bool> turner_leaves_{false};
+  std::thread turner_;
+};
+
+TEST(EventLoop, WakesAWaitingThreadForWhatItAwaitsAlone) {
+  EventLoop loop("test", EventLoop::Thread::Given);
+  Waiting waiting(loop, 8);
+  for (int turn = 0; turn < 500; ++turn) flush(loop);
+  waiting.bring(3);
+  while (!waiting.has_left(3)) std::this_thread::yield();
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_LE(waiting.asked(i), 3) << i;  // when it came, and when it was called
+    EXPECT_EQ(waiting.has_left(i), i == 3) << i;
+  }
+}
+
+TEST(EventLoop, AWaitingThreadTurnsOnceTheOneThatTurnedHasLeft) {
+  EventLoop loop("test", EventLoop::Thread::Given);
+  Waiting waiting(loop, 8);
+  for (std::size_t i = 0; i < 8; ++i) {
+    waiting.let_turner_leave();
+    flush(loop);  // would hang if nobody turned
+    waiting.bring(i);
+    while (!waiting.has_left(i)) std::this_thread::yield();
+  }
+}
+
+TEST(EventLoop, AThreadThatNamesNothingLeavesOnceItIsDone) {
+  EventLoop loop("test", EventLoop::Thread::Given);
+  Waiting waiting(loop, 2);
+  std::atomic<int> turns{0};
+  std::thread plain([&] { EXPECT_TRUE(loop.drive([&] { return turns >= 50; }, patience())); });
+  while (turns < 50) {
+    flush(loop);
+    ++turns;
+    flush(loop);
+  }
+  plain.join();
+  EXPECT_FALSE(waiting.has_left(0));
+}
+
 // Its thread leaves it to callers, where there are some, and still comes for it.
 TEST(EventLoop, WhatIsPostedSoonRunsWithACallerAndWithout) {
   EventLoop loop("test");

@@ -37,13 +37,13 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
 // A home whose loop and threads are this one: what must not run inside a turn waits until somebody blocks or calls next().
 class OneThread final : public detail::Home {
  public:
-  bool drive(const std::function<bool()>& done, Deadline /*deadline*/) override {
+  bool drive(const std::function<bool()>& done, Deadline /*deadline*/, const void* /*awaited*/) override {
     while (!done() && next()) {
     }
     return done();
   }
   void block(const std::function<void()>& wait) override { wait(); }
-  void recall() noexcept override {}
+  void recall(const void* /*awaited*/) noexcept override {}
   bool inside() const override { return inside_; }
   void run(Task task) override { tasks_.push_back(std::move(task)); }
 
