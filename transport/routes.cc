@@ -91,8 +91,11 @@ std::vector<Offer> Routes::listen(const ListenOptions& options) {
 
 void Routes::close() { listeners_.clear(); }
 
-std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, const ConnectOptions& options) const {
+std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, const ConnectOptions& options,
+                                            const Failed& failed) const {
   std::vector<PassedOver> better;
+  Connector* last_resort = nullptr;
+  std::string its_address;
   for (const auto& transport : transports_) {
     const std::string name(transport->name());
     const auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer& one) { return one.transport == name; });
@@ -100,11 +103,18 @@ std::shared_ptr<Connection> Routes::connect(const std::vector<Offer>& offers, co
       better.push_back({name, "the peer does not offer it", {}});
     } else if (const auto reason = transport->connector()->why_unreachable(offer->address)) {
       better.push_back({name, *reason, offer->address});
+    } else if (const auto known = failed.find(name); known != failed.end()) {
+      better.push_back({name, "it has failed: " + known->second, offer->address});
+      if (last_resort == nullptr) {
+        last_resort = transport->connector();
+        its_address = offer->address;
+      }
     } else {
       for (const PassedOver& one : better) one.say(name);
       return transport->connector()->connect(offer->address, options);
     }
   }
+  if (last_resort != nullptr) return last_resort->connect(its_address, options);
   std::string why;
   for (const PassedOver& one : better) why += (why.empty() ? "" : "; ") + one.text();
   throw Error(Blame::Unsupported, "no transport reaches the peer (" + why + "); here are " + list(names()) +

@@ -2,6 +2,7 @@
 // the one with the highest preference wins. What was chosen is the connection's transport().
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,7 +29,11 @@ class Routes {
   void close();
 
   // By the best transport that reaches one of the addresses. Throws Unsupported, saying for each offer why it is of no use.
-  std::shared_ptr<Connection> connect(const std::vector<Offer>& offers, const ConnectOptions& options) const;
+  // `failed` names the transports that have failed for this peer, each with the reason: they are passed over as long as
+  // another one is left.
+  using Failed = std::map<std::string, std::string>;
+  std::shared_ptr<Connection> connect(const std::vector<Offer>& offers, const ConnectOptions& options,
+                                      const Failed& failed = {}) const;
 
   // The transports' names, best first.
   std::vector<std::string> names() const;

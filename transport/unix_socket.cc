@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #include <fcntl.h>
@@ -15,6 +16,26 @@
 namespace weft::transport {
 
 namespace {
+
+constexpr const char* kLooksAway =
+    " does not let this one look into its /proc: it runs as another user or in another user namespace, has capabilities "
+    "that this one lacks, or is not dumpable";
+
+bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
+
+std::string belongs_to(pid_t process, uid_t user) {
+  return "process " + std::to_string(process) + " belongs to user " + std::to_string(user) + ", not to this one";
+}
+
+// Nothing where /proc does not show it.
+std::optional<uid_t> effective_user(const std::string& folder) {
+  std::ifstream status(folder + "/status");
+  for (std::string word; status >> word;) {
+    uid_t real = 0, effective = 0;
+    if (word == "Uid:" && status >> real >> effective) return effective;
+  }
+  return std::nullopt;
+}
 
 sockaddr_un name_of(const std::string& path, const std::string& who) {
   sockaddr_un name{};
@@ -70,6 +91,22 @@ Descriptor accept_from(const Descriptor& listening, const std::string& who) {
   return socket;
 }
 
+std::optional<std::string> why_closed_to_this_one(pid_t process, int name) {
+  const std::string folder = "/proc/" + std::to_string(process);
+  struct stat theirs {};
+  const bool may_look =
+      ::stat((folder + "/fd/" + std::to_string(name)).c_str(), &theirs) == 0 || (errno != EACCES && errno != EPERM);
+  if (!may_look) return "process " + std::to_string(process) + kLooksAway;
+  // One that may look into the other's has no more rights there: that one does not know its user.
+  struct stat own {};
+  const auto user = effective_user(folder);
+  if (user && !is_trusted(*user)) return belongs_to(process, *user);
+  const bool differ = ::stat((folder + "/ns/user").c_str(), &theirs) == 0 && ::stat("/proc/self/ns/user", &own) == 0 &&
+                      (own.st_ino != theirs.st_ino || own.st_dev != theirs.st_dev);
+  if (differ) return "process " + std::to_string(process) + " is in another user namespace";
+  return std::nullopt;
+}
+
 std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::string& who) {
   Descriptor socket = unix_socket(who);
   const std::string path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor);
@@ -80,9 +117,7 @@ std::optional<Descriptor> connect_to(pid_t process, int descriptor, const std::s
   throw system_error(
       Blame::PeerLost,
       who + ": process " + std::to_string(process) +
-          (may_not ? " lets this one not look into its /proc: it runs as another user, has capabilities that "
-                     "this one lacks, or is not dumpable; start both alike, or choose tcp"
-                   : " does not listen any more"),
+          (may_not ? std::string(kLooksAway) + "; start both alike, or choose tcp" : " does not listen any more"),
       errno);
 }
 
@@ -92,9 +127,8 @@ pid_t check_peer(const Descriptor& socket, const std::string& who) {
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
     throw system_error(Blame::PeerLost, who + ": cannot tell who connected", errno);
   }
-  if (peer.uid == ::geteuid() || peer.uid == 0) return peer.pid;
-  throw Error(Blame::PeerLost, who + ": process " + std::to_string(peer.pid) + " belongs to user " +
-                                   std::to_string(peer.uid) + ", not to this one");
+  if (is_trusted(peer.uid)) return peer.pid;
+  throw Error(Blame::PeerLost, who + ": " + belongs_to(peer.pid, peer.uid));
 }
 
 bool pass(const Descriptor& socket, std::span<const std::byte> words, const Descriptor& passed, const std::string& who) {

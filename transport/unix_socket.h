@@ -29,6 +29,10 @@ Descriptor accept_from(const Descriptor& listening, const std::string& who);
 // where nobody listens any more.
 std::optional<Descriptor> connect_to(pid_t process, int name, const std::string& who);
 
+// Why processes do not let each other reach such a socket, whether or not there is one; nothing where they do, and where
+// the process has ended. Connecting would fail on one side or the other.
+std::optional<std::string> why_closed_to_this_one(pid_t process, int name);
+
 // The process at the other end. Throws PeerLost where it belongs to another user than this one.
 pid_t check_peer(const Descriptor& socket, const std::string& who);
 

@@ -116,6 +116,7 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
       {[weak = weak_from_this(), number = made.number, gate = made.gate, &connection](const transport::Arrival& arrival) {
          const auto self = weak.lock();
          if (!self) return;
+         self->heard_by_ = number;
          if (gate && !gate->is_open()) return self->answered(number, connection, *gate, arrival);
          self->arrived(number, connection, arrival);
        },
@@ -138,14 +139,14 @@ std::shared_ptr<transport::Connection> Peer::connect(AgentCore& core, const tran
   const auto limit = core.timeout();
   const Deadline deadline = Deadline::in(limit.count() == 0 ? kConnectingWithoutLimit : std::max(limit, kConnecting));
   const transport::ConnectOptions options{.loop = core.loop(), .deadline = deadline, .has_listened = true};
-  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options);
+  if (!map_.has_gpus() && !map_back_.has_gpus()) return routes.connect(entry_.offers, options, failed_);
   if (entry_.device_offers.empty()) {
     throw Error(Blame::Unsupported,
                 describe(entry_.worker) +
                     " is built without CUDA (WEFT_CUDA=OFF) and takes no tensors of GPUs: leave it out of "
                     "rpc::Options::device_maps");
   }
-  return core.devices().lane_over(routes.connect(entry_.device_offers, options), core.loop());
+  return core.devices().lane_over(routes.connect(entry_.device_offers, options, failed_), core.loop());
 }
 
 void Peer::greet(AgentCore& core, transport::Connection& connection) {
@@ -201,6 +202,10 @@ void Peer::ended(std::uint64_t number, const Error& why) {
   {
     std::lock_guard lock(mutex_);
     if (lane_.number == number) lost = std::exchange(lane_, {});
+    const bool is_of_transport = why.blame() == Blame::PeerLost || why.blame() == Blame::Timeout;
+    if (lost.connection && heard_by_ != number && is_of_transport) {
+      failed_.insert_or_assign(std::string(lost.connection->transport()), why.text());
+    }
   }
   if (const auto core = core_.lock()) core->lane_ended(*this, number, why);
 }

@@ -35,7 +35,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
         map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()),
         in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)) {}
 
-  // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
+  // The connection, made if there is none; each has a number of its own. One that ends before anything has come by it is
+  // followed by one over the next transport. Throws Unsupported where no transport reaches the
   // worker, Caller where only one of the two has a secret. One that was lost is made anew.
   struct Lane {
     std::shared_ptr<transport::Connection> connection;
@@ -63,7 +64,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::uint64_t close(const Error& why) noexcept;
 
  private:
-  std::shared_ptr<transport::Connection> connect(AgentCore& core, const transport::Routes& routes) const;
+  std::shared_ptr<transport::Connection> connect(AgentCore& core,
+                                                 const transport::Routes& routes) const;  // requires mutex_
   void greet(AgentCore& core, transport::Connection& connection);
   void arrived(std::uint64_t number, transport::Connection& connection, const transport::Arrival& arrival);
   void answered(std::uint64_t number, transport::Connection& connection, Gate& gate, const transport::Arrival& arrival);
@@ -75,9 +77,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap map_back_;
   trace::Depth& in_flight_;  // calls to it
   const std::shared_ptr<InFlight> unanswered_ = std::make_shared<InFlight>(0);
+  std::atomic<std::uint64_t> heard_by_{0};  // the last lane by which something has come
   mutable std::mutex mutex_;
   Lane lane_;
-  std::optional<Error> closed_;  // why no lane is made any more
+  transport::Routes::Failed failed_;  // transports whose lane has ended before anything came by it
+  std::optional<Error> closed_;       // why no lane is made any more
 };
 
 struct FailureRecord;

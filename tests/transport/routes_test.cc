@@ -118,6 +118,19 @@ TEST(Routes, PassesOverAnAddressThatCannotBeReached) {
   EXPECT_THAT(why.text(), HasSubstr("it is on another host"));
 }
 
+TEST(Routes, PassesOverWhatHasFailedAsLongAsAnotherIsLeft) {
+  Host host({"shm", "tcp"});
+  const Routes all;
+  const auto loop = std::make_shared<EventLoop>("caller");
+  const auto taken = [&](const Routes::Failed& failed) {
+    const ConnectOptions options{.loop = loop, .deadline = Deadline::in(std::chrono::seconds(10))};
+    return std::string(all.connect(host.offers, options, failed)->transport());
+  };
+  EXPECT_EQ(taken({{"shm", "it broke"}}), "tcp");
+  EXPECT_EQ(taken({{"tcp", "it broke"}}), "shm");
+  EXPECT_EQ(taken({{"shm", "it broke"}, {"tcp", "as well"}}), "shm") << "the best of those that have failed";
+}
+
 // Each process says it once, so this is one of its own.
 TEST(RoutesDeathTest, SayWhichTransportIsOfNoUseHereAndWhy) {
   std::vector<testing::Matcher<const std::string&>> reasons;

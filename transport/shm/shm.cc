@@ -165,7 +165,7 @@ class Shm final : public Transport, public Connector {
       const Address address = Address::parse(text);
       if (address.host != here_.host) return "it is on another host";
       if (address.processes != here_.processes) return "it is in another container: the process namespaces differ";
-      return std::nullopt;
+      return why_closed_to_this_one(address.process, address.descriptor);
     } catch (const Error& error) {
       return error.text();
     }
@@ -176,7 +176,7 @@ class Shm final : public Transport, public Connector {
   std::shared_ptr<Connection> connect(const std::string& text, const ConnectOptions& options) override {
     if (const auto why = why_unreachable(text)) {
       throw Error(Blame::Caller,
-                  "shm: cannot connect to " + text + ": " + *why + "; tcp connects processes that do not share one");
+                  "shm: cannot connect to " + text + ": " + *why + "; tcp connects processes that share no memory");
     }
     auto stream = std::make_unique<ShmStream>(Address::parse(text), options.deadline);
     return connect_over(std::move(stream), capabilities_of_rings(), "shm", options.loop);
