@@ -186,7 +186,10 @@ std::shared_ptr<Peer> AgentCore::peer(const Recipient& to) {
       if (to.life != kAnyLife || again > 1) throw has_left(to);
       continue;
     }
-    auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps());
+    auto bytes = std::make_shared<BytesInFlight>(bytes_in_flight(), [loop = std::weak_ptr(loop_)](const void* turn) {
+      if (const auto alive = loop.lock()) alive->recall(turn);
+    });
+    auto made = std::make_shared<Peer>(weak_from_this(), parts_.self, std::move(entry), device_maps(), std::move(bytes));
     std::lock_guard lock(mutex_);
     require_open();  // who leaves has ended those that there were
     const auto& known = peers_.emplace(to.rank, std::move(made)).first->second;
@@ -235,6 +238,7 @@ std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) con
 std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
   require_open();
+  const Deadline deadline = issue.deadline();
   const auto worker = peer(issue.to);
   auto forks = std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->life()));
   std::shared_ptr<Outgoing> message;
@@ -255,9 +259,17 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   const bool records = context && autograd::records_calls();
   if (records) writer.tensors().record_gradients();
   Peer::Lane lane;
+  HeldBytes held;
   try {
     message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
                                                  worker->worker(), issue.back ? Way::Back : Way::Call));
+    try {
+      held = hold_back(issue, *worker, bytes_of(message->message), deadline);
+    } catch (const Error& error) {
+      forks->undo();
+      pending->fail(std::make_exception_ptr(error.within(in_words(&issue.function, describe(worker->worker())))));
+      return callee;
+    }
     try {
       lane = worker->lane(routes_);
     } catch (const Error& error) {
@@ -277,11 +289,15 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
     if (!records) head.flags |= kNoGrad;
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to.rank, writer.tensors().take_recorded());
   }
-  add_waiting(head.call, issue, std::move(pending),
-              {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot)}, context, forks);
+  add_waiting(head.call, issue, deadline, std::move(pending),
+              {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot), std::move(held)}, context,
+              forks);
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
-  head.time_left = std::chrono::nanoseconds(issue.limit).count();
+  if (!deadline.is_never()) {
+    const std::chrono::nanoseconds left = deadline.point() - Deadline::Clock::now();
+    head.time_left = std::max<std::int64_t>(1, left.count());
+  }
   const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks] {
     lane.pass([self, connection = lane.connection, head, message, forks] {
       const bool is_behind_streams = message->ready.source() != nullptr;
@@ -404,7 +420,7 @@ void AgentCore::call_here(const Issue& issue, const std::optional<Future<void>>&
   state->no_grad = !autograd::records_calls();
   state->streams = tensor::CudaDevices::current_streams(gpus_);
   const std::uint64_t id = next_call();
-  add_waiting(id, issue, std::move(pending), {0, 0, own_calls_}, state->context, nullptr, state);
+  add_waiting(id, issue, issue.deadline(), std::move(pending), {0, 0, own_calls_}, state->context, nullptr, state);
   state->deadline = issue.deadline();  // not before the caller's: who returns at its deadline is late
   auto task = std::make_shared<Task>(make(id));
   const auto go = [self = shared_from_this(), id, state, on_loop = issue.on_loop, task] {
@@ -568,6 +584,7 @@ DebugInfo AgentCore::debug_info() const {
   info.calls_waiting = waiting_;
   info.calls_served = served_;
   info.handlers_busy = running_;
+  info.calls_held_back = held_back_;
   const auto counts = references_.counts();
   info.owner_rrefs = counts.owners;
   info.forks = counts.forks;

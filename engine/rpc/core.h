@@ -154,6 +154,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // --- calls served here
   Callers& callers() { return callers_; }
   int calls_in_flight() const { return parts_.options.calls_in_flight; }
+  std::uint64_t bytes_in_flight() const { return static_cast<std::uint64_t>(parts_.options.bytes_in_flight); }
   void count_served() { ++served_; }
   void count_replies(int change) { replies_ += change; }  // on their way
   void function_started() { ++running_; }
@@ -194,10 +195,13 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     std::uint64_t bytes = 0;  // of the message
     trace::Depth& in_flight;  // calls to that worker
     Slot slot = {};           // among them, where they are limited
+    HeldBytes held = {};      // its bytes, where they are
   };
-  void add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, Leaving leaving,
-                   std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks = nullptr,
-                   std::shared_ptr<CallState> here = nullptr);
+  // Takes room for the call's bytes, which the program's own threads wait for until `deadline`. Throws Timeout.
+  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, Deadline deadline);
+  void add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline, std::unique_ptr<PendingCall> pending,
+                   Leaving leaving, std::shared_ptr<autograd::Context> context,
+                   std::shared_ptr<rref::ForkWriter> forks = nullptr, std::shared_ptr<CallState> here = nullptr);
   std::uint64_t next_call();
   std::shared_ptr<autograd::Context> context_of(const Issue& issue) const;
   void forget_recorded(std::uint64_t id, const WaitingCall& call) const;
@@ -252,6 +256,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<std::uint64_t> next_call_{1};
   std::atomic<std::uint64_t> issued_{0};  // calls of users, as is the next
   std::atomic<std::uint64_t> waiting_{0};
+  std::atomic<std::size_t> held_back_{0};
   std::atomic<std::uint64_t> served_{0};
   std::atomic<std::uint64_t> lanes_{0};
   std::atomic<int> replies_{0};

@@ -131,6 +131,10 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
     throw Error(Blame::Caller,
                 "rpc::Options::calls_in_flight is " + std::to_string(options.calls_in_flight) + "; it is at least 1");
   }
+  if (options.bytes_in_flight < 0) {
+    throw Error(Blame::Caller, "rpc::Options::bytes_in_flight is " + std::to_string(options.bytes_in_flight) +
+                                   "; it is at least 1, or 0 for no limit");
+  }
   options.timeout = usable_limit(options.timeout, "rpc::Options::timeout");
   for (const auto& [kind, delay] : options.faults.delay) {
     if (delay.count() < 0) throw Error(Blame::Caller, "rpc::Faults::delay holds a negative time");

@@ -28,16 +28,18 @@ enum class Failure {
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   // `maps` are this worker's own.
-  Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry, const DeviceMaps& maps)
+  Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry, const DeviceMaps& maps,
+       std::shared_ptr<BytesInFlight> bytes)
       : core_(std::move(core)),
         entry_(std::move(entry)),
         map_(DeviceMap::to(entry_.worker.name, maps)),
         map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()),
-        in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)) {}
+        in_flight_(trace::depth(trace::Queue::Calls, entry_.worker.name)),
+        bytes_(std::move(bytes)) {}
 
-  // The connection, made if there is none; each has a number of its own. One that ends before anything has come by it is
-  // followed by one over the next transport. Throws Unsupported where no transport reaches the
-  // worker, Caller where only one of the two has a secret. One that was lost is made anew.
+  // The connection, made if there is none; each has a number of its own. Throws Unsupported where no transport reaches the
+  // worker, Caller where only one of the two has a secret. One that was lost is made anew, over the next transport where
+  // nothing had come by it.
   struct Lane {
     std::shared_ptr<transport::Connection> connection;
     std::uint64_t number = 0;
@@ -60,6 +62,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap& map_back() const { return map_back_; }
   trace::Depth& in_flight() const { return in_flight_; }
   const std::shared_ptr<InFlight>& unanswered() const { return unanswered_; }
+  const std::shared_ptr<BytesInFlight>& bytes() const { return bytes_; }  // of the same calls
   // Gives the number of the lane that has ended so; 0 where there was none.
   std::uint64_t close(const Error& why) noexcept;
 
@@ -77,6 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const DeviceMap map_back_;
   trace::Depth& in_flight_;  // calls to it
   const std::shared_ptr<InFlight> unanswered_ = std::make_shared<InFlight>(0);
+  const std::shared_ptr<BytesInFlight> bytes_;
   std::atomic<std::uint64_t> heard_by_{0};  // the last lane by which something has come
   mutable std::mutex mutex_;
   Lane lane_;

@@ -75,6 +75,7 @@ struct WaitingCall {
   trace::Operation traced{};
   trace::Waiting in_flight{};
   Slot slot{};
+  HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at the callee as long
 };
 
 // Usable from every thread.

@@ -22,11 +22,21 @@ CallAmbient::CallAmbient(std::shared_ptr<AgentCore> core, std::shared_ptr<const 
 
 CallAmbient::~CallAmbient() = default;
 
-const CallAmbient& current_call(const char* what) {
+namespace {
+
+const CallAmbient* call_of_this_thread() {
   const weft::detail::Ambient* ambient = weft::detail::ambient().get();
   // A thread has one context at a time, but ambients of released ones may be around it.
   while (const auto* context = dynamic_cast<const autograd::ContextAmbient*>(ambient)) ambient = context->around().get();
-  if (const auto* call = dynamic_cast<const CallAmbient*>(ambient)) return *call;
+  return dynamic_cast<const CallAmbient*>(ambient);
+}
+
+}  // namespace
+
+bool serves_call() { return call_of_this_thread() != nullptr; }
+
+const CallAmbient& current_call(const char* what) {
+  if (const auto* call = call_of_this_thread()) return *call;
   throw Error(Blame::Caller,
               std::string(what) + " works inside a called function only; elsewhere use the agent that you made");
 }

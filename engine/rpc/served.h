@@ -61,6 +61,9 @@ class CallAmbient final : public weft::detail::Ambient {
 // This thread's call. Throws Caller outside of one, with `what` as the reason for asking.
 WEFT_API const CallAmbient& current_call(const char* what);
 
+// Whether this thread runs a function for a call, or goes on with one: its continuations, its coroutines.
+bool serves_call();
+
 class Served;
 
 // Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that

@@ -123,6 +123,9 @@ struct Options {
   std::string timeline{};  // as ProcessGroupOptions::timeline
   // Calls of one worker to one other that are unanswered: the next fails with Busy, where it is made and where it arrives.
   int calls_in_flight = 65536;
+  // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program issues it, until others
+  // have been answered or its time limit is over. See docs/rpc.md, "Limits", for the calls that never wait.
+  std::int64_t bytes_in_flight = 256 << 20;
 };
 
 // Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of
@@ -185,6 +188,7 @@ struct DebugInfo {
   std::size_t calls_waiting = 0;  // made here and unanswered; Weft's own messages count from the first attempt to the last
   std::size_t calls_served = 0;   // in all; stays when the agent leaves
   std::size_t handlers_busy = 0;  // functions that run now
+  std::size_t calls_held_back = 0;  // that the program has issued and Options::bytes_in_flight keeps from going out
 };
 
 struct Graceful {

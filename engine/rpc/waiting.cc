@@ -3,7 +3,9 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <weft/base/op.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/future/thread_home.h>
 #include <weft/engine/rpc/body.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
@@ -19,6 +21,14 @@ constexpr std::size_t kMostLate = 4096;  // calls whose time is over that are re
 // Whether a graceful shutdown waits for it.
 bool counts(MessageKind kind) { return kind != MessageKind::Shutdown; }
 
+// Calls of so few bytes are bounded well enough by their number. They never wait, so one that lets others go on gets
+// through.
+constexpr std::uint64_t kShortCall = 4096;
+
+// Whether this thread is the program's own and serves nothing: what serves calls, continues them or ends operations may be
+// what the calls in flight wait for.
+bool may_be_held_back() { return weft::detail::thread_home() == nullptr && !Op::ending() && !serves_call(); }
+
 std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
   std::vector<c10::Storage> storages;
   for (const codec::Part& part : parts) {
@@ -29,14 +39,35 @@ std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
 
 }  // namespace
 
+HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, Deadline deadline) {
+  if (!is_users(issue.kind)) return {};
+  const auto& all = worker.bytes();
+  if (bytes <= kShortCall || !may_be_held_back() || loop_->inside()) {
+    all->take_anyway(bytes);
+    return {all, bytes};
+  }
+  if (all->take(bytes)) return {all, bytes};
+  BytesInFlight::Turn turn{bytes};
+  ++held_back_;
+  all->wait(turn);
+  crew_->drive([&] { return turn.has_come || closed_; }, deadline, &turn);
+  --held_back_;
+  if (!all->give_up(turn)) return {all, bytes};
+  if (closed_) throw Error(Blame::Cancelled, "the agent has left");
+  throw Error(Blame::Timeout, "for " + weft::describe(issue.limit) + " its " + std::to_string(bytes) +
+                                  " bytes have not been sent, since " + std::to_string(all->taken()) +
+                                  " bytes of other calls to that worker are unanswered; it is too slow for so many, or "
+                                  "raise rpc::Options::bytes_in_flight (" +
+                                  std::to_string(bytes_in_flight()) + ")");
+}
+
 std::string AgentCore::in_words(const Function* function, const std::string& to) const {
   return (function != nullptr ? function->name : "a call") + " on " + to + ", called by " + describe(parts_.self);
 }
 
-void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_ptr<PendingCall> pending, Leaving leaving,
-                            std::shared_ptr<autograd::Context> context, std::shared_ptr<rref::ForkWriter> forks,
-                            std::shared_ptr<CallState> here) {
-  const Deadline deadline = issue.deadline();
+void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline, std::unique_ptr<PendingCall> pending,
+                            Leaving leaving, std::shared_ptr<autograd::Context> context,
+                            std::shared_ptr<rref::ForkWriter> forks, std::shared_ptr<CallState> here) {
   if (counts(issue.kind)) {
     ++waiting_;
     ++issued_;
@@ -46,7 +77,7 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, std::unique_pt
   calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, issue.kind,
                   std::move(context), std::move(forks), std::move(here),
                   trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
-                  std::move(leaving.slot)});
+                  std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
@@ -75,6 +106,7 @@ void AgentCore::fail_here(std::uint64_t id, const Error& why) {
   const Error error = why.within(in_words(call.function, name_of(call.to)));
   call.traced.fail(error);
   forget_recorded(id, call);
+  call.bytes = {};  // they have not gone out
   complete(std::move(call), [&](PendingCall& pending) { pending.fail(std::make_exception_ptr(error)); });
 }
 
@@ -124,6 +156,7 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
     }
     return;
   }
+  call.bytes = {};
   if (call.deadline.passed()) {  // a late reply is none, also where it was faster than the timer
     const Error late = not_in_time(call, describe(worker));
     call.traced.fail(late);
@@ -240,6 +273,7 @@ void AgentCore::expire() {
     lane.pass([connection = lane.connection, head] { send_message(*connection, head, {}); });
   }
   expired = fail(std::move(expired), [&](const WaitingCall& call) { return not_in_time(call, name_of(call.to)); });
+  std::vector<WaitingCall> dropped;  // outside the lock: that their bytes are free wakes others
   std::lock_guard lock(mutex_);
   for (auto& [id, call] : expired) {
     if (call.lane != 0 && is_users(call.kind)) late_.emplace(id, std::move(call));
@@ -247,6 +281,7 @@ void AgentCore::expire() {
   while (late_.size() > kMostLate) {
     const auto oldest = late_.begin();
     ++forgotten_[{oldest->second.to, oldest->second.lane}];
+    dropped.push_back(std::move(oldest->second));
     late_.erase(oldest);
   }
 }

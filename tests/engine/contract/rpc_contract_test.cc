@@ -353,7 +353,8 @@ TEST_F(RpcContract, OptionsAreAggregatesInThisOrder) {
                                         .delay = {{rpc::MessageKind::Backward, 1ms}}},
                              .devices = {},
                              .timeline = "",
-                             .calls_in_flight = 100};
+                             .calls_in_flight = 100,
+                             .bytes_in_flight = 1 << 20};
   rpc::Agent agent = rpc::init("alone", options);
   EXPECT_EQ(agent.timeout(), 5s);
   EXPECT_EQ(agent.sync<&plus>("alone", 1, 2), 3);

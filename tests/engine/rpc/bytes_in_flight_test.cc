@@ -1,0 +1,246 @@
+// How many bytes of calls one worker has under way to another at a time: the program waits with those beyond.
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/types.h>
+
+#include <weft/engine/rpc/in_flight.h>
+#include <weft/tests/engine/rpc/workers.h>
+
+namespace weighed {
+
+using namespace weft;
+
+// What has arrived and is answered when the test says so.
+class Scales {
+ public:
+  Future<int> put(int weight) {
+    std::lock_guard lock(mutex_);
+    held_.emplace_back(weight, Promise<int>());
+    return held_.back().second.future();
+  }
+  std::size_t count() const {
+    std::lock_guard lock(mutex_);
+    return held_.size();
+  }
+  void wait_for(std::size_t calls) const {
+    while (count() < calls) std::this_thread::yield();  // ctest's time limit ends it
+  }
+  void clear() {
+    std::vector<std::pair<int, Promise<int>>> held;
+    {
+      std::lock_guard lock(mutex_);
+      held.swap(held_);
+    }
+    for (const auto& [weight, promise] : held) promise.set(weight);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::pair<int, Promise<int>>> held_;
+};
+Scales scales;
+
+Future<int> hold(at::Tensor tensor) { return scales.put(static_cast<int>(tensor.numel())); }
+int weigh(at::Tensor tensor) { return static_cast<int>(tensor.numel()); }
+int twice(int value) { return 2 * value; }
+int back_and_forth(at::Tensor tensor, int hops) {
+  if (hops == 0) return 0;
+  return 1 + rpc::this_agent().sync<&back_and_forth>(rpc::this_call().caller, tensor, hops - 1);
+}
+// Of a function that hands its calls on and goes on in continuations.
+Future<int> hand_on(at::Tensor tensor, int times) {
+  std::vector<Future<int>> calls;
+  for (int i = 0; i < times; ++i) calls.push_back(rpc::this_agent().async<&weigh>(rpc::this_call().caller, tensor));
+  return when_all(std::move(calls)).then([](const std::vector<int>& weights) { return static_cast<int>(weights.size()); });
+}
+
+}  // namespace weighed
+
+namespace weft {
+namespace {
+
+using harness::As;
+using harness::error_of;
+using harness::run_alone;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+at::Tensor mebibytes(int count) { return at::ones({count * kMiB}, at::kByte); }
+
+// Workers 0 and 1 with such a limit; `body` is worker 0's.
+void run_with(const std::string& transport, std::int64_t bytes, const std::function<void(rpc::Agent&)>& body) {
+  run_alone({As::Threads, transport, 2}, [&](rpc::Options options) {
+    options.bytes_in_flight = bytes;
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (*options.rank == 0) body(agent);
+    agent.shutdown();
+  });
+}
+
+void wait_until_held_back(const rpc::Agent& agent, std::size_t calls) {
+  while (agent.debug_info().calls_held_back != calls) std::this_thread::yield();
+}
+
+class BytesInFlight : public testing::TestWithParam<std::string> {};
+
+TEST_P(BytesInFlight, HoldTheCallerBackUntilOthersAreAnswered) {
+  run_with(GetParam(), 4 * kMiB + kMiB / 2, [](rpc::Agent& agent) {
+    std::vector<Future<int>> calls;
+    std::thread program([&] {
+      for (int i = 0; i < 12; ++i) calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
+    });
+    for (int round = 0; round < 3; ++round) {
+      weighed::scales.wait_for(4);
+      if (round < 2) wait_until_held_back(agent, 1);
+      EXPECT_EQ(agent.sync<&weighed::twice>("worker1", 4), 8) << "a short call never waits";
+      EXPECT_EQ(weighed::scales.count(), 4U);
+      weighed::scales.clear();
+    }
+    program.join();
+    for (const auto& call : calls) EXPECT_EQ(call.get(), kMiB);
+    EXPECT_EQ(agent.debug_info().calls_held_back, 0U);
+  });
+}
+
+TEST_P(BytesInFlight, LetACallThatIsLargerThanTheLimitThroughAlone) {
+  run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&weighed::weigh>("worker1", mebibytes(3)), 3 * kMiB);
+    auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
+    int weight = 0;
+    std::thread program([&] { weight = agent.sync<&weighed::weigh>("worker1", mebibytes(3)); });
+    wait_until_held_back(agent, 1);
+    EXPECT_FALSE(first.done());
+    weighed::scales.wait_for(1);
+    weighed::scales.clear();
+    program.join();
+    EXPECT_EQ(weight, 3 * kMiB);
+    EXPECT_EQ(first.get(), kMiB);
+  });
+}
+
+// Each of them would wait for those before it, which wait for it.
+TEST_P(BytesInFlight, HoldNoCallBackThatIsMadeWhileOneIsServed) {
+  run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
+    EXPECT_EQ(agent.sync<&weighed::back_and_forth>("worker1", mebibytes(1), 12), 12);
+    EXPECT_EQ(agent.sync<&weighed::hand_on>("worker1", mebibytes(1), 8), 8);
+    auto chained = agent.async<&weighed::weigh>("worker1", mebibytes(1)).then([&](int) {
+      return agent.async<&weighed::weigh>("worker1", mebibytes(2));
+    });
+    EXPECT_EQ(chained.get(), 2 * kMiB);
+  });
+}
+
+TEST_P(BytesInFlight, EndAHeldCallAtItsTimeLimitWithTheReason) {
+  run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
+    auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
+    const RRef<int> mine(agent, 4);
+    const Error error = error_of(
+        [&] { agent.sync<&weighed::weigh>(rpc::to("worker1").timeout(std::chrono::milliseconds(50)), mebibytes(1)); });
+    EXPECT_EQ(error.blame(), Blame::Timeout);
+    EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight (1048576)"), std::string::npos) << error.what();
+    EXPECT_NE(error.text().find("have not been sent"), std::string::npos) << error.what();
+    weighed::scales.wait_for(1);
+    weighed::scales.clear();
+    EXPECT_EQ(first.get(), kMiB);
+    EXPECT_EQ(agent.sync<&weighed::weigh>("worker1", mebibytes(1)), kMiB);
+  });
+}
+
+// The callee has them as long.
+TEST_P(BytesInFlight, CountThoseOfACallWhoseTimeIsOverUntilItIsAnswered) {
+  run_with(GetParam(), kMiB, [](rpc::Agent& agent) {
+    const auto to = rpc::to("worker1").timeout(std::chrono::milliseconds(50));
+    EXPECT_EQ(error_of([&] { agent.sync<&weighed::hold>(to, mebibytes(1)); }).blame(), Blame::Timeout);
+    int weight = 0;
+    std::thread program([&] { weight = agent.sync<&weighed::weigh>("worker1", mebibytes(1)); });
+    wait_until_held_back(agent, 1);
+    weighed::scales.wait_for(1);
+    weighed::scales.clear();
+    program.join();
+    EXPECT_EQ(weight, kMiB);
+  });
+}
+
+TEST_P(BytesInFlight, EndAHeldCallWhenTheAgentLeaves) {
+  run_alone({As::Threads, GetParam(), 2}, [&](rpc::Options options) {
+    static std::promise<void> over;
+    if (*options.rank == 0) over = {};
+    options.bytes_in_flight = kMiB;
+    rpc::Agent agent = rpc::init("worker" + std::to_string(*options.rank), options);
+    if (*options.rank == 1) return over.get_future().wait();
+    auto first = agent.async<&weighed::hold>("worker1", mebibytes(1));
+    weighed::scales.wait_for(1);
+    std::thread program([&] {
+      const Error error = error_of([&] { agent.sync<&weighed::weigh>("worker1", mebibytes(1)); });
+      EXPECT_TRUE(error.blame() == Blame::Cancelled || error.blame() == Blame::Caller) << error.what();
+    });
+    wait_until_held_back(agent, 1);
+    agent.leave();
+    program.join();
+    weighed::scales.clear();
+    over.set_value();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, BytesInFlight, testing::Values("inproc", "shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
+
+TEST(BytesInFlightByDefault, AreNoNegativeNumberAndZeroIsNoLimit) {
+  const auto store = [] { return c10::make_intrusive<c10d::HashStore>(); };
+  const auto error =
+      error_of([&] { rpc::init("worker0", {.rank = 0, .world_size = 1, .store = store(), .bytes_in_flight = -1}); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_NE(error.text().find("rpc::Options::bytes_in_flight is -1"), std::string::npos) << error.what();
+  run_with("inproc", 0, [](rpc::Agent& agent) {
+    std::vector<Future<int>> calls;
+    for (int i = 0; i < 300; ++i) calls.push_back(agent.async<&weighed::hold>("worker1", mebibytes(1)));
+    weighed::scales.wait_for(300);
+    weighed::scales.clear();
+    for (const auto& call : calls) EXPECT_EQ(call.get(), kMiB);
+  });
+}
+
+// The turns of calls that wait, in the order in which they came.
+TEST(BytesInFlightByTurns, ALargeCallIsNotOvertakenBySmallerOnes) {
+  std::vector<const void*> woken;
+  rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
+  using Turn = rpc::BytesInFlight::Turn;
+  EXPECT_TRUE(bytes.take(6));
+  Turn large{8}, small{2}, last{1};
+  bytes.wait(large);
+  EXPECT_FALSE(bytes.take(1)) << "it would overtake";
+  bytes.wait(small);
+  bytes.wait(last);
+  EXPECT_TRUE(woken.empty());
+  bytes.give_back(6);
+  EXPECT_EQ(woken, (std::vector<const void*>{&large, &small}));
+  EXPECT_TRUE(large.has_come && small.has_come && !last.has_come);
+  EXPECT_FALSE(bytes.give_up(large)) << "its turn has come";
+  EXPECT_TRUE(bytes.give_up(last));
+  EXPECT_EQ(bytes.taken(), 10U);
+}
+
+TEST(BytesInFlightByTurns, WhoGivesUpLetsThoseBehindGoOn) {
+  std::vector<const void*> woken;
+  rpc::BytesInFlight bytes(10, [&](const void* turn) { woken.push_back(turn); });
+  rpc::BytesInFlight::Turn large{20}, small{2};
+  EXPECT_TRUE(bytes.take(6));
+  bytes.wait(large);
+  bytes.wait(small);
+  EXPECT_TRUE(bytes.give_up(large));
+  EXPECT_EQ(woken, std::vector<const void*>{&small});
+}
+
+}  // namespace
+}  // namespace weft
