@@ -396,7 +396,7 @@ TEST_F(CudaGroup, AbortedOperationLetsTheStreamGoOn) {
     Work sent = rank.group.send(at::zeros({1}), 1);
     drain(rank, devices(rank));  // hangs if the failed operation held the stream
     EXPECT_EQ(error_of([&] { work.synchronize(); }).blame(), Blame::Cancelled);
-    EXPECT_EQ(error_of([&] { rank.group.all_reduce(tensor); }).blame(), Blame::Cancelled);
+    EXPECT_EQ(error_of([&] { static_cast<void>(rank.group.all_reduce(tensor)); }).blame(), Blame::Cancelled);
   });
 }
 
@@ -404,7 +404,7 @@ TEST_F(CudaGroup, TensorOfAnotherGpuIsRefused) {
   run([&](Rank& rank) {
     rank.group.all_reduce(bytes(rank, 8)).synchronize();
     const at::Tensor foreign = torch_->empty({8}, at::kByte, 1 - rank.rank);
-    const Error error = error_of([&] { rank.group.all_reduce(foreign); });
+    const Error error = error_of([&] { static_cast<void>(rank.group.all_reduce(foreign)); });
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("but this rank's device is cuda:"), std::string::npos) << error.text();
   });
@@ -473,7 +473,7 @@ TEST_F(CudaGroup, WhatGlooCarriesCannotBeCapturedAndTheGroupGoesOn) {
     const c10::StreamGuard current(torch_->new_stream(rank.rank));  // the default stream cannot be captured
     FakeDriver::Graph graph;
     ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
-    const Error waits = error_of([&] { rank.group.barrier(); });
+    const Error waits = error_of([&] { static_cast<void>(rank.group.barrier()); });
     EXPECT_EQ(waits.blame(), Blame::Caller);
     EXPECT_NE(waits.text().find("the host waits for it"), std::string::npos) << waits.text();
     Work work = rank.group.all_reduce(tensor);
@@ -495,7 +495,7 @@ TEST_F(CudaGroup, TheFirstOperationOfAGroupCannotBeCaptured) {
     const c10::StreamGuard current(torch_->new_stream(rank.rank));
     FakeDriver::Graph graph;
     ASSERT_EQ(fake_->begin_capture(stream(rank), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
-    const Error first = error_of([&] { rank.group.all_reduce(tensor); });
+    const Error first = error_of([&] { static_cast<void>(rank.group.all_reduce(tensor)); });
     EXPECT_EQ(first.blame(), Blame::Caller);
     EXPECT_NE(first.text().find("run one collective of the group before the capture"), std::string::npos) << first.text();
     ASSERT_EQ(fake_->end_capture(stream(rank), graph), CUDA_SUCCESS);
