@@ -1,6 +1,7 @@
 // Random training programs under DistributedDataParallel against what one process computes: forwards inside and outside of
-// no_sync, backwards in any order and of several forwards at once, kept graphs, frozen, thawed and unused parameters. Every
-// gradient is that of the model, or the program is refused by name; and no program ends with gradients that differ from it.
+// no_sync, backwards in any order and of several forwards at once, kept graphs, frozen, thawed, replaced and unused
+// parameters, static graphs. Every gradient is that of the model, or the program is refused by name; and no program ends
+// with gradients that differ from it.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -36,6 +37,10 @@ struct NetImpl : torch::nn::Module {
     }
     return sum;
   }
+  // As a program does that puts another layer in the place of one.
+  void replace(std::size_t i) {
+    weights[i] = parameters_["w" + std::to_string(i)] = torch::ones({2}, torch::kDouble).requires_grad_();
+  }
   std::vector<torch::Tensor> weights;
 };
 
@@ -45,8 +50,9 @@ struct Forward {
 };
 
 struct Step {
-  std::vector<bool> trained;  // requires_grad
-  bool zeroes = true;         // gradients, at its beginning
+  std::optional<std::size_t> replaced;  // a weight, before its forwards
+  std::vector<bool> trained;            // requires_grad
+  bool zeroes = true;                   // gradients, at its beginning
   std::vector<Forward> forwards;
   std::vector<std::vector<std::size_t>> backwards;  // which forwards' sums each adds up; one may come again
 };
@@ -81,8 +87,35 @@ std::vector<bool> some_trained(Dice& dice) {
   return trained;
 }
 
+// One forward and one backward a step, which use the same weights each time; not the same on all ranks.
+Program draw_static(Dice& dice) {
+  Program program;
+  program.ranks = dice.once_in(3) ? 3 : 2;
+  program.options.static_graph = true;
+  program.options.gradient_as_bucket_view = dice.once_in(2);
+  program.options.bucket_bytes = program.options.first_bucket_bytes = dice.once_in(2) ? 1 : 1 << 20;
+  program.trained_at_first = some_trained(dice);
+  Forward forward;
+  for (int rank = 0; rank < program.ranks; ++rank) {
+    std::vector<bool> uses(kWeights, true);
+    for (std::size_t i = 0; i < kWeights; ++i) uses[i] = !dice.once_in(3);
+    forward.uses.push_back(std::move(uses));
+  }
+  for (std::size_t count = 3 + dice.below(3); count > 0; --count) {
+    Step step;
+    step.trained = program.trained_at_first;
+    step.zeroes = !dice.once_in(3);
+    forward.synchronizes = count != 1 || !dice.once_in(2);
+    step.forwards.push_back(forward);
+    step.backwards = {{0}};
+    program.steps.push_back(std::move(step));
+  }
+  return program;
+}
+
 Program draw(std::uint64_t seed) {
   Dice dice(seed);
+  if (dice.once_in(8)) return draw_static(dice);
   Program program;
   program.ranks = dice.once_in(3) ? 3 : 2;
   program.options.find_unused_parameters = dice.once_in(2);
@@ -97,6 +130,7 @@ Program draw(std::uint64_t seed) {
     if (dice.once_in(3)) trained = some_trained(dice);
     step.trained = trained;
     step.zeroes = !dice.once_in(3);
+    if (dice.once_in(20)) step.replaced = dice.below(kWeights);
     for (std::size_t forwards = 1 + dice.below(3); forwards > 0; --forwards) {
       Forward forward;
       forward.synchronizes = !dice.once_in(3);
@@ -140,7 +174,7 @@ class Model {
   bool refuses_forward(const std::vector<bool>& trained) const {
     if (is_unfinished()) return true;
     for (std::size_t i = 0; i < kWeights; ++i) {
-      if (!program_.options.find_unused_parameters && used_[i] && !trained[i]) return true;
+      if (!finds_unused() && used_[i] && !trained[i]) return true;
     }
     return false;
   }
@@ -161,7 +195,7 @@ class Model {
         }
       }
     }
-    if (program_.options.find_unused_parameters) {
+    if (finds_unused()) {
       if (!synchronizes) return true;
       for (std::size_t i = 0; i < kWeights; ++i) {
         if (used_[i]) average(i);  // else by nobody: each rank keeps what it has
@@ -184,6 +218,7 @@ class Model {
   const std::vector<std::optional<double>>& gradients(int rank) const { return gradients_[static_cast<std::size_t>(rank)]; }
 
  private:
+  bool finds_unused() const { return program_.options.find_unused_parameters || program_.options.static_graph; }
   void average(std::size_t weight) {
     double sum = 0;
     for (const auto& rank : gradients_) sum += rank[weight].value_or(0);
@@ -222,6 +257,7 @@ bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
   for (std::size_t step = 0; step < program.steps.size(); ++step) {
     const Step& now = program.steps[step];
     const std::string where = "step " + std::to_string(step);
+    if (now.replaced) net->replace(*now.replaced);
     apply(*net, now.trained);
     if (now.zeroes) {
       model.zero();
@@ -234,7 +270,8 @@ bool run(const Program& program, ProcessGroup& group, std::uint64_t seed) {
         const auto scope = ddp.no_sync(!forward.synchronizes);
         outputs.push_back(ddp(forward.uses[static_cast<std::size_t>(group.rank())], input_of(step, i, group.rank())));
       };
-      if (is_refused(forward.synchronizes && model.refuses_forward(now.trained), where + ", a forward", call)) return false;
+      const bool must_be = now.replaced || (forward.synchronizes && model.refuses_forward(now.trained));
+      if (is_refused(must_be, where + ", a forward", call)) return false;
     }
     for (const auto& backward : now.backwards) {
       torch::Tensor loss;
