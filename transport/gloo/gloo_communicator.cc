@@ -371,7 +371,7 @@ Op GlooCommunicator::barrier(Fence ready) noexcept {
 }
 
 Op GlooCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept {
-  return message("send to rank " + std::to_string(to), /*is_recv=*/false, std::move(pin), std::move(ready),
+  return message("send to rank " + std::to_string(to), {false, to, tag}, std::move(pin), std::move(ready),
                  [data, to, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
                    return group.send(tensors, to, tag);
@@ -380,7 +380,7 @@ Op GlooCommunicator::send(const Elements& data, int to, int tag, Pin pin, Fence 
 
 Op GlooCommunicator::recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept {
   const std::string source = from == kAnySource ? "any rank" : "rank " + std::to_string(from);
-  return message("recv from " + source, /*is_recv=*/true, std::move(pin), std::move(ready),
+  return message("recv from " + source, {true, from, tag}, std::move(pin), std::move(ready),
                  [data, from, tag](c10d::ProcessGroupGloo& group) {
                    std::vector<at::Tensor> tensors{bytes(data.slice)};
                    if (from != kAnySource) return group.recv(tensors, from, tag);
@@ -421,25 +421,26 @@ Op GlooCommunicator::collective(std::string name, Pin pin, Fence ready, Start st
   return completion.op();
 }
 
-Op GlooCommunicator::message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept {
+Op GlooCommunicator::message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready, Start start) noexcept {
   const Completion completion(pin);
   const auto key = pending_->add(completion);
-  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), is_recv, pin = std::move(pin),
+  auto run = [weak = weak_from_this(), pending = pending_, key, name = std::move(name), stream, pin = std::move(pin),
               start = std::move(start)] {
     const auto self = weak.lock();
     if (!self || !pending->begin(key)) return pending->fail(key, name, "the group was destroyed");
     try {
-      self->waiters_->run([&]() -> Task {
+      self->waiters_->run(stream, [&]() -> Task {
         c10::intrusive_ptr<c10d::Work> work;
         {
           std::lock_guard lock(self->group_->mutex);
           const WithoutSigpipe quiet;
           work = start(*self->group_->gloo);
         }
-        return [pending, key, name, pin, is_recv, work = std::move(work)]() mutable {
+        const Deadline deadline = Deadline::in(pending->timeout());
+        return [pending, key, name, pin, deadline, is_recv = stream.receives, work = std::move(work)]() mutable {
           on_backend_thread = true;
           try {
-            if (!pending->wait(key, work)) {
+            if (!pending->wait(key, work, deadline)) {
               work.reset();  // without it Gloo writes no more
               return pending->fail(key, name, "");
             }
@@ -469,12 +470,10 @@ void GlooCommunicator::abort(const Error& why) noexcept {
     pending->fail_begun(patience);
   };
   try {
-    waiters_->run([&] {
-      return Task([break_off] {
-        on_backend_thread = true;
-        break_off(kUntilBroken);
-      });
-    });
+    waiters_->run(Task([break_off] {
+      on_backend_thread = true;
+      break_off(kUntilBroken);
+    }));
   } catch (const Error& error) {
     log::error("aborting " + pending_->context() + ": " + error.text() + "; the calling thread breaks its connections");
     const WithoutSigpipe quiet;

@@ -58,7 +58,7 @@ class GlooCommunicator final : public Communicator,
 
   // Issues one collective behind `ready`. `finish` runs on Gloo's thread once it has succeeded, before the fence passes.
   Op collective(std::string name, Pin pin, Fence ready, Start start, std::function<void()> finish = {}) noexcept;
-  Op message(std::string name, bool is_recv, Pin pin, Fence ready, Start start) noexcept;
+  Op message(std::string name, const Waiters::Stream& stream, Pin pin, Fence ready, Start start) noexcept;
 
   const int rank_;
   const int size_;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -55,7 +56,7 @@ bool Pending::begin(Key key) {
   return true;
 }
 
-bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work) {
+bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline) {
   {
     std::lock_guard lock(mutex_);
     if (aborted_) return false;
@@ -66,7 +67,7 @@ bool Pending::wait(Key key, const c10::intrusive_ptr<c10d::Work>& work) {
     waited_.erase(key);
   };
   try {
-    const bool done = work->wait(timeout_);
+    const bool done = work->wait(std::clamp(deadline.remaining(), std::chrono::milliseconds(1), timeout_));
     forget();
     return done;
   } catch (...) {

@@ -29,6 +29,7 @@ class Pending {
 
   // "on group 'x' (gloo, rank 0 of 2)"
   const std::string& context() const { return context_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
   bool empty();
   bool is_aborted();
 
@@ -36,8 +37,8 @@ class Pending {
   Key add(Completion completion);
   // Gloo gets it now; false where it has failed meanwhile.
   bool begin(Key key);
-  // Blocks until a send or a receive is done; false when abort() came first.
-  bool wait(Key key, const c10::intrusive_ptr<c10d::Work>& work);
+  // Blocks until a send or a receive is done; false when abort() came first. Throws c10d's exception at the deadline.
+  bool wait(Key key, const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline);
 
   // Gloo has done it. Runs `finish` before the fence passes, but not after an abort, which it fails with.
   void complete(Key key, const std::function<void()>& finish);

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -11,30 +14,80 @@
 
 namespace weft::transport::gloo {
 
-struct Waiters::State {
+namespace {
+
+constexpr std::size_t kMostIdle = 16;  // threads that are kept
+
+}  // namespace
+
+struct Waiters::State : std::enable_shared_from_this<State> {
+  // Tasks that run one behind the other, on a thread that is theirs from the first announcement until none is left.
+  struct Lane {
+    std::deque<Task> tasks;
+    std::size_t announced = 0;  // of run(): in whose `begin` they are
+  };
+  using LanePointer = std::shared_ptr<Lane>;
+
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Task> tasks;
+  std::map<Stream, LanePointer> streams;
+  std::deque<LanePointer> unserved;  // lanes for which a thread is there, or on its way, and has not come yet
   std::vector<std::thread> threads;
+  std::vector<std::thread> ended;  // to be joined
   std::size_t idle = 0;
-  std::size_t beginning = 0;  // in run(), and a thread is theirs
   bool stopping = false;
 
   void work() {
     const WithoutSigpipe quiet;
     std::unique_lock lock(mutex);
     for (;;) {
+      if (unserved.empty() && idle >= kMostIdle) return retire();
       ++idle;
-      changed.wait(lock, [this] { return stopping || !tasks.empty(); });
+      changed.wait(lock, [this] { return stopping || !unserved.empty(); });
       --idle;
-      if (tasks.empty()) return;
-      Task task = std::move(tasks.front());
-      tasks.pop_front();
+      if (unserved.empty()) return;
+      const LanePointer lane = std::move(unserved.front());
+      unserved.pop_front();
+      serve(*lane, lock);
+      std::erase_if(streams, [&](const auto& one) { return one.second == lane; });
+    }
+  }
+
+  void serve(Lane& lane, std::unique_lock<std::mutex>& lock) {
+    for (;;) {
+      changed.wait(lock, [&] { return !lane.tasks.empty() || lane.announced == 0; });
+      if (lane.tasks.empty()) return;
+      Task task = std::move(lane.tasks.front());
+      lane.tasks.pop_front();
       lock.unlock();
       task();
       task = Task();
       lock.lock();
     }
+  }
+
+  // Requires mutex. This thread ends, and is joined later.
+  void retire() {
+    const auto own = [](const std::thread& one) { return one.get_id() == std::this_thread::get_id(); };
+    const auto self = std::find_if(threads.begin(), threads.end(), own);
+    if (self == threads.end()) return;  // the destructor has it
+    ended.push_back(std::move(*self));
+    threads.erase(self);
+  }
+
+  // Requires mutex. Gives the lane a thread. Throws Busy.
+  void serve_later(const LanePointer& lane) {
+    if (idle <= unserved.size()) {
+      try {
+        threads.emplace_back([state = shared_from_this()] { state->work(); });
+      } catch (const std::system_error& error) {
+        throw system_error(
+            Blame::Busy,
+            "no thread to wait for Gloo; allow this user, or the container, more of them (ulimit -u, pids.max)",
+            error.code().value());
+      }
+    }
+    unserved.push_back(lane);
   }
 };
 
@@ -46,6 +99,8 @@ Waiters::~Waiters() {
     std::lock_guard lock(state_->mutex);
     state_->stopping = true;
     threads.swap(state_->threads);
+    std::move(state_->ended.begin(), state_->ended.end(), std::back_inserter(threads));
+    state_->ended.clear();
   }
   state_->changed.notify_all();
   for (std::thread& thread : threads) {
@@ -57,31 +112,54 @@ Waiters::~Waiters() {
   }
 }
 
-void Waiters::run(const std::function<Task()>& begin) {
-  try {
+void Waiters::run(const Stream& stream, const std::function<Task()>& begin) {
+  std::vector<std::thread> ended;
+  State::LanePointer lane;
+  {
     std::lock_guard lock(state_->mutex);
-    const std::size_t spoken_for = state_->tasks.size() + state_->beginning;
-    if (spoken_for >= state_->idle) state_->threads.emplace_back([state = state_] { state->work(); });
-    ++state_->beginning;
-  } catch (const std::system_error& error) {
-    throw system_error(Blame::Busy,
-                       "no thread to wait for Gloo; allow this user, or the container, more of them (ulimit -u, pids.max)",
-                       error.code().value());
+    ended.swap(state_->ended);
+    const auto found = state_->streams.find(stream);
+    if (found != state_->streams.end()) {
+      lane = found->second;
+    } else if (state_->streams.size() >= kMostThreads) {
+      throw Error(Blame::Busy,
+                  "messages of " + std::to_string(kMostThreads) +
+                      " ranks and tags are under way over gloo, each of which takes a thread; use fewer tags at a "
+                      "time, or the backend weft, which takes none");
+    } else {
+      lane = std::make_shared<State::Lane>();
+      state_->serve_later(lane);
+      state_->streams.emplace(stream, lane);
+    }
+    ++lane->announced;
   }
+  for (std::thread& thread : ended) thread.join();
   Task task;
   try {
     task = begin();
   } catch (...) {
-    std::lock_guard lock(state_->mutex);
-    --state_->beginning;
+    std::unique_lock lock(state_->mutex);
+    --lane->announced;
+    lock.unlock();
+    state_->changed.notify_all();
     throw;
   }
   {
     std::lock_guard lock(state_->mutex);
-    --state_->beginning;
-    state_->tasks.push_back(std::move(task));
+    --lane->announced;
+    lane->tasks.push_back(std::move(task));
   }
-  state_->changed.notify_one();
+  state_->changed.notify_all();
+}
+
+void Waiters::run(Task task) {
+  const auto lane = std::make_shared<State::Lane>();
+  lane->tasks.push_back(std::move(task));
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->serve_later(lane);
+  }
+  state_->changed.notify_all();
 }
 
 }  // namespace weft::transport::gloo

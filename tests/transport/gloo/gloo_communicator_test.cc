@@ -1,14 +1,17 @@
 // What is Gloo's own; the conformance suite has the rest.
 #include <array>
+#include <filesystem>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <weft/base/log.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 #include <weft/tests/harness/no_more_threads.h>
+#include <weft/transport/gloo/waiters.h>
 #include <weft/transport/transport.h>
 
 namespace weft::transport::gloo {
@@ -88,6 +91,86 @@ TEST(GlooCommunicator, AMessageThatIsRefusedForWantOfAThreadHasNotBegun) {
     EXPECT_FALSE(op.error()) << op.error()->what();
   }
   EXPECT_EQ(received[0], 2);
+}
+
+std::ptrdiff_t threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+TEST(GlooCommunicator, MessagesOfOneTagShareAThread) {
+  constexpr int kMessages = 3000;
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::shared_ptr<Communicator> peer;
+  std::thread joining([&] { peer = join(1, store); });
+  const auto communicator = join(0, store);
+  joining.join();
+  std::vector<Numbers> sent(kMessages), received(kMessages);
+  std::vector<Op> ops;
+  const auto before = threads_of_process();
+  for (auto& numbers : received) {
+    ops.push_back(communicator->point_to_point()->recv(elements_of(numbers), 1, 5, Pin(), Fence()));
+  }
+  EXPECT_LT(threads_of_process(), before + 8) << "for " << kMessages << " receives";
+  for (int i = 0; i < kMessages; ++i) {
+    sent[static_cast<std::size_t>(i)][0] = static_cast<float>(i);
+    ops.push_back(peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(i)]), 0, 5, Pin(), Fence()));
+  }
+  EXPECT_LT(threads_of_process(), before + 8) << "and as many sends";
+  for (const Op& op : ops) {
+    ASSERT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
+    ASSERT_FALSE(op.error()) << op.error()->what();
+  }
+  for (int i = 0; i < kMessages; ++i) ASSERT_EQ(received[static_cast<std::size_t>(i)][0], static_cast<float>(i));
+}
+
+TEST(GlooCommunicator, MessagesOfManyTagsEndInAnyOrderAndTheirThreadsWithThem) {
+  constexpr int kTags = 200;
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::shared_ptr<Communicator> peer;
+  std::thread joining([&] { peer = join(1, store); });
+  const auto communicator = join(0, store);
+  joining.join();
+  std::vector<Numbers> sent(kTags), received(kTags);
+  std::vector<Op> ops;
+  const auto before = threads_of_process();
+  for (int tag = 0; tag < kTags; ++tag) {
+    ops.push_back(
+        communicator->point_to_point()->recv(elements_of(received[static_cast<std::size_t>(tag)]), 1, tag, Pin(), Fence()));
+  }
+  for (int tag = kTags; tag-- > 0;) {  // the last one first
+    sent[static_cast<std::size_t>(tag)][0] = static_cast<float>(tag);
+    const Op send = peer->point_to_point()->send(elements_of(sent[static_cast<std::size_t>(tag)]), 0, tag, Pin(), Fence());
+    for (const Op& op : {send, ops[static_cast<std::size_t>(tag)]}) {
+      ASSERT_TRUE(op.done().synchronize(Deadline::in(std::chrono::minutes(1))));
+      ASSERT_FALSE(op.error()) << op.error()->what();
+    }
+    ASSERT_EQ(received[static_cast<std::size_t>(tag)][0], static_cast<float>(tag));
+  }
+  const auto are_few = [&] { return threads_of_process() < before + 40; };
+  const Deadline soon = Deadline::in(std::chrono::seconds(20));
+  while (!are_few() && !soon.passed()) std::this_thread::yield();
+  EXPECT_TRUE(are_few()) << threads_of_process() - before << " threads are kept";
+}
+
+TEST(GlooCommunicator, MessagesOfMoreTagsThanThereMayBeThreadsAreRefusedByName) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::shared_ptr<Communicator> peer;
+  std::thread joining([&] { peer = join(1, store); });
+  const auto communicator = join(0, store);
+  joining.join();
+  std::vector<Numbers> received(Waiters::kMostThreads + 1);
+  std::vector<Op> ops;
+  for (std::size_t tag = 0; tag < received.size(); ++tag) {
+    ops.push_back(
+        communicator->point_to_point()->recv(elements_of(received[tag]), 1, static_cast<int>(tag), Pin(), Fence()));
+  }
+  const Error refused = failure_of(ops.back());
+  EXPECT_EQ(refused.blame(), Blame::Busy);
+  EXPECT_NE(refused.text().find("use fewer tags at a time, or the backend weft"), std::string::npos) << refused.text();
+  EXPECT_FALSE(ops.front().ended());
+  communicator->abort(Error(Blame::Cancelled, "enough"));
+  EXPECT_EQ(failure_of(ops.front()).text(), "enough");
 }
 
 }  // namespace
