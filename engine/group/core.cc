@@ -456,6 +456,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
 void Core::throw_if_hopeless() {
   std::optional<std::string> told;
   std::optional<Error> unreachable;
+  const bool was_broken = is_broken();  // looked at first: what a rank says in the store it says before it goes
   try {
     if (bootstrap->exists(kFailedKey)) told = to_text(bootstrap->get(kFailedKey, Deadline::never()));
   } catch (const Error& error) {
@@ -471,7 +472,7 @@ void Core::throw_if_hopeless() {
       return member == all.end() || bootstrap->exists(here_key(static_cast<int>(member - all.begin())));
     });
   }
-  throw_broken();
+  if (was_broken || unreachable) throw_broken();
   if (unreachable) throw Error(*unreachable);
 }
 

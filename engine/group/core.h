@@ -196,6 +196,17 @@ struct Core : std::enable_shared_from_this<Core> {
   std::string joining_what() const;
   std::string joining_hint() const;
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
+  struct MessageCalled {
+    std::string name;
+    at::Tensor tensor;
+    bool is_send = false;
+    int peer = -1;  // of a recv from any: transport::kAnySource
+    int tag = 0;
+    // Of the messages between the two with that tag; of a recv from any it is known once that has ended.
+    std::shared_ptr<std::uint64_t> number;
+  };
+  // Returns an operation that ends as the message does, or with Caller where the other side calls it with another tensor.
+  Op compare_message(const Op& op, const MessageCalled& called);
   void listen();
   // Waits for this rank's operations, and until the others have completed them too.
   void leave();

@@ -39,34 +39,6 @@ void raise_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// What a rank says of a collective with WEFT_DEBUG=detail: three lines.
-struct Said {
-  std::string call;
-  Core::Operation::Parts parts;
-};
-
-std::string encode(const Said& said) {
-  std::string text = said.call;
-  for (const auto* numbers : {&said.parts.sends, &said.parts.takes}) {
-    text += "\n";
-    for (const std::int64_t number : *numbers) text += std::to_string(number) + " ";
-  }
-  return text;
-}
-
-Said decode(const std::string& text) {
-  Said said;
-  std::istringstream lines(text);
-  std::getline(lines, said.call);
-  for (auto* numbers : {&said.parts.sends, &said.parts.takes}) {
-    std::string line;
-    std::getline(lines, line);
-    std::istringstream fields(line);
-    for (std::int64_t number; fields >> number;) numbers->push_back(number);
-  }
-  return said;
-}
-
 }  // namespace
 
 // --- issuing ---------------------------------------------------------------------------------------------------------
@@ -179,22 +151,25 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   }
   // From here on nothing throws: leaving waits for what has begun.
   const bool from_any = peer == transport::kAnySource;
-  auto shown =
-      about(is_send ? "send" : "recv", from_any ? 0 : next_message(is_send, peer, tag), tensor.device(), {&tensor, 1});
+  const std::uint64_t number = from_any ? 0 : next_message(is_send, peer, tag);
+  auto shown = about(is_send ? "send" : "recv", number, tensor.device(), {&tensor, 1});
   shown.peer = peer;
   shown.tag = tag;
   auto traced = trace::Operation::begin(member_, is_send ? trace::Kind::Send : trace::Kind::Receive, shown);
   state->is_captured = tensor::CudaDevices::is_captured(ready);
-  const Op op = call(*messages, std::move(pin), ready);
+  Op op = call(*messages, std::move(pin), ready);
+  const bool compares = config().debug == DebugLevel::Detail && !carrier.compares_calls() && tensor.is_cpu();
+  const auto counted = compares ? std::make_shared<std::uint64_t>(number) : nullptr;
+  if (compares) op = compare_message(op, {name, tensor, is_send, peer, tag, counted});
   state->ops.push_back(op);
   remember({state->wait, op, /*receives=*/!is_send});
   follow(state->wait, op,
-         [weak = weak_from_this(), ledger = ledger_, op, peer, tag, is_send,
+         [weak = weak_from_this(), ledger = ledger_, op, peer, tag, is_send, counted,
           traced](const std::optional<Error>& failure) mutable {
            const auto core = weak.lock();
            const int source = op.source_rank();
            if (peer == transport::kAnySource && !failure && core) {
-             traced.end(source, core->next_message(false, source, tag));
+             traced.end(source, counted ? *counted : core->next_message(false, source, tag));
            } else {
              end(traced, failure);
            }
@@ -251,53 +226,6 @@ Waits::Progress Core::progress() {
   if (last_.number > 0) return {begun, "#" + std::to_string(last_.number) + " (" + last_.name + when};
   const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
   return {begun, std::string(last_.name) + " " + peer + " (behind #" + std::to_string(begun) + when};
-}
-
-void Core::compare_across_ranks(const Operation& operation, std::uint64_t number) {
-  const std::string base = "detail/" + std::to_string(number) + "/";
-  const std::string fingerprint = operation.fingerprint();
-  const Said mine{operation.name + (fingerprint.empty() ? "" : " " + fingerprint),
-                  operation.parts ? operation.parts() : Operation::Parts()};
-  bootstrap->set(base + std::to_string(options.rank), to_bytes(encode(mine)));
-  const Deadline deadline = Deadline::in(options.timeout);
-  Waits::Meeting wait(options.job->waits, options.name, std::string(operation.name) + " #" + std::to_string(number),
-                      options.rank, kAllCall, [this, base] { return absent_from(base); });
-  StoreBootstrap store(options.own_store, [&] {
-    throw_broken();
-    wait.look();
-  });
-  for (int rank = 0; rank < options.size; ++rank) {
-    if (rank == options.rank) continue;
-    std::string theirs;
-    try {
-      theirs = to_text(store.get(base + std::to_string(rank), deadline));
-    } catch (const Error& error) {
-      throw Error(error.blame(), "WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
-                                     std::to_string(number) + " (" + mine.call + ") " + place() + ": " + error.text());
-    }
-    const std::string disagree = "WEFT_DEBUG=detail: ranks disagree in collective #" + std::to_string(number) + " " +
-                                 place() + ": rank " + std::to_string(options.rank);
-    const std::string peer = "rank " + std::to_string(rank);
-    const Said said = decode(theirs);
-    if (said.call != mine.call) {
-      throw Error(Blame::Caller, disagree + " calls " + mine.call + ", " + peer + " calls " + said.call);
-    }
-    if (mine.parts.sends.empty()) continue;
-    const auto here = static_cast<std::size_t>(options.rank), there = static_cast<std::size_t>(rank);
-    if (said.parts.sends.size() != mine.parts.sends.size() || said.parts.takes.size() != mine.parts.takes.size()) {
-      throw Error(Blame::PeerLost, disagree + " cannot read what " + peer + " says of its parts: " + theirs);
-    }
-    if (mine.parts.sends[there] != said.parts.takes[here]) {
-      throw Error(Blame::Caller, disagree + " sends " + peer + " " + std::to_string(mine.parts.sends[there]) +
-                                     " elements, which takes " + std::to_string(said.parts.takes[here]));
-    }
-    if (mine.parts.takes[there] != said.parts.sends[here]) {
-      throw Error(Blame::Caller, disagree + " takes " + std::to_string(mine.parts.takes[there]) + " elements from " + peer +
-                                     ", which sends " + std::to_string(said.parts.sends[here]));
-    }
-  }
-  // Everybody has read the collective before the last one.
-  if (number > 2) bootstrap->erase("detail/" + std::to_string(number - 2) + "/" + std::to_string(options.rank));
 }
 
 // --- failing ---------------------------------------------------------------------------------------------------------

@@ -145,6 +145,9 @@ void meet(ProcessGroup& group) {
       "harness/met/" + std::to_string(store->add("harness/meetings/" + std::to_string(group.rank()), 1));
   store->set(place + "/" + std::to_string(group.rank()), std::string("here"));
   for (int rank = 0; rank < group.size(); ++rank) store->wait({place + "/" + std::to_string(rank)}, kLimit);
+  // Rank 0 may host the store, and must not end while others look into it.
+  if (group.rank() != 0) return store->set(place + "/through/" + std::to_string(group.rank()), std::string("it is"));
+  for (int rank = 1; rank < group.size(); ++rank) store->wait({place + "/through/" + std::to_string(rank)}, kLimit);
 }
 
 Processes::Processes(int ranks, const std::function<void(int)>& body) {

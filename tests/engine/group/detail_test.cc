@@ -21,7 +21,7 @@ const bool kDetail = [] { return ::setenv("WEFT_DEBUG", "Detail", 1) == 0; }();
 void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const std::function<Work(ProcessGroup&)>& on_1,
                          const std::string& text_0, const std::string& text_1) {
   ASSERT_TRUE(kDetail);
-  harness::run_ranks(As::Threads, 2, [&](ProcessGroup& group) {
+  const auto body = [&](ProcessGroup& group) {
     group.barrier().wait();
     const bool first = group.rank() == 0;
     const auto error = error_of([&] { (first ? on_0 : on_1)(group).wait(); });
@@ -33,7 +33,31 @@ void expect_disagreement(const std::function<Work(ProcessGroup&)>& on_0, const s
     const auto tensor = torch::ones({1});
     group.all_reduce(tensor).wait();
     EXPECT_EQ(tensor.item<float>(), 2) << "nothing was sent, so the group goes on";
-  });
+  };
+  for (const char* backend : {"gloo", "shm"}) harness::run_ranks(As::Threads, 2, body, {.backend = backend});
+}
+
+// Over gloo, whose messages carry bytes and say nothing of them.
+TEST(Detail, SeesMessagesWhoseSidesDiffer) {
+  ASSERT_TRUE(kDetail);
+  for (const bool from_any : {false, true}) {
+    const auto body = [from_any](ProcessGroup& group) {
+      const int from = from_any ? kAnySource : 0;
+      const auto exchange = [&](const at::Tensor& sent, const at::Tensor& received) {
+        (group.rank() == 0 ? group.send(sent, 1, 3) : group.recv(received, from, 3)).wait();
+      };
+      const auto received = torch::zeros({2, 2});
+      exchange(torch::ones({4}), received);
+      EXPECT_EQ(received.sum().item<float>(), group.rank() == 0 ? 0 : 4) << "shapes may differ";
+      const auto error = error_of([&] { exchange(torch::ones({4}), torch::zeros({4}, at::kInt)); });
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+      EXPECT_NE(error.text().find("ranks disagree in message #2 of tag 3"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("sent 4 elements of Float"), std::string::npos) << error.text();
+      EXPECT_NE(error.text().find("received 4 elements of Int"), std::string::npos) << error.text();
+      exchange(torch::ones({4}), received);  // all bytes have been taken, so the group goes on
+    };
+    harness::run_ranks(As::Threads, 2, body, {.backend = "gloo"});
+  }
 }
 
 TEST(Detail, SeesDifferentShapes) {
