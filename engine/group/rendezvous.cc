@@ -4,6 +4,7 @@
 #include <mutex>
 #include <random>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -195,27 +196,43 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   }
 }
 
-// Who comes again at once may find the store of the life that has just ended, whose host is about to close it: c10d's
-// clients are then told nothing, or that the connection was closed. So each rank waits until rank 0 has come again too.
+// Whether the process behind a connection has closed it.
+bool has_ended(const Descriptor& connection) {
+  pollfd look{connection.get(), POLLIN | POLLRDHUP, 0};
+  return ::poll(&look, 1, 0) == 1;
+}
+
+// A rank that comes again at once may find the store of the life that has just ended, whose host is about to close it. So
+// each rank waits there until rank 0 has begun this life too; null where that store has ended, or for long enough: a host
+// that was cut off closes nothing. c10d's client would log an error and a stack trace when its host closes the connection,
+// so that one beside it, which carries nothing, tells first.
+c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
+                                                      Deadline deadline, Seeker& seeker) {
+  const auto store = join_store(address, rank, deadline, seeker);
+  const Descriptor beside(connect_to(address.host, address.port, deadline));
+  if (!store->check({kHosted})) return store;  // by Python, or only just
+  const auto named = under_name(store, group_name);
+  const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
+  const Deadline turn = Deadline::sooner(deadline, Deadline::in(kLongestAtAStore));
+  for (Pause pause; !has_ended(beside); pause.wait(turn)) {
+    if (named->check({mine})) return store;
+    if (turn.passed()) return nullptr;
+    seeker.look([&] {
+      return "rank 0, which has not come yet: at " + at(address.host, address.port) + " is the store of an earlier group";
+    });
+  }
+  return nullptr;
+}
+
 c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
                                                         Deadline deadline, Seeker& seeker) {
   for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
     try {
-      const auto store = join_store(address, rank, deadline, seeker);
-      if (!store->check({kHosted})) return store;  // by Python, or only just
-      const auto named = under_name(store, group_name);
-      const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
-      // The store itself tells: a thousand ranks that connect again and again would keep rank 0 from coming. A host that
-      // was cut off closes nothing, though.
-      named->wait({mine}, std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLongestAtAStore));
-      return store;
+      if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker)) return store;
     } catch (const Error&) {
       if (deadline.passed()) throw;
     } catch (const std::exception& error) {
       log::debug("the store at " + at(address.host, address.port) + " is an earlier group's: " + tensor::text_of(error));
-      seeker.look([&] {
-        return "rank 0, which has not come yet: at " + at(address.host, address.port) + " is the store of an earlier group";
-      });
     }
     if (deadline.passed()) {
       throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +
