@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <weft/base/log.h>
+#include <weft/base/patience.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/launch/rendezvous.h>
 
@@ -126,6 +127,7 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
   const Deadline deadline = Deadline::in(settings_.join_timeout);
   std::optional<Clock::time_point> enough_since;
   std::string told;
+  Patience patience(settings_.wait_reports);
   for (RendezvousState state;;) {
     if (!goes_on()) return std::nullopt;
     const bool is_last_call_over = enough_since && Clock::now() - *enough_since >= settings_.last_call_timeout;
@@ -156,6 +158,10 @@ std::optional<Rendezvous::Place> Rendezvous::join(int port, const std::function<
                                       " (--rdzv-conf join_timeout=SECONDS): " + has_come);
     }
     if (std::exchange(told, has_come) != has_come) tell(has_come);
+    if (patience.is_over()) {
+      tell("after " + describe_wait(patience.waited()) + ", " + has_come +
+           (state.is_running ? "" : "; start weft-run with the same --nnodes and --rdzv-endpoint on the other machines"));
+    }
     std::this_thread::sleep_for(kBetweenAttempts);
   }
 }

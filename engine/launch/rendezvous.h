@@ -14,6 +14,7 @@
 
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
+#include <weft/base/patience.h>
 #include <weft/engine/launch/rendezvous_state.h>
 #include <weft/engine/launch/shared_store.h>
 
@@ -29,6 +30,7 @@ class Rendezvous {
     std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
     int keep_alive_max_attempt = 3;  // intervals without a heartbeat until a node is lost
     std::chrono::milliseconds monitor_interval = std::chrono::milliseconds(100);
+    WaitReports wait_reports = default_wait_reports();  // after how long a node that waits for others says so again
   };
 
   // This node in a round that runs.

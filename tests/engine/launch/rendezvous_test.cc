@@ -220,6 +220,20 @@ TEST_F(Nodes, TooFewAreATimeout) {
   EXPECT_THAT(told, testing::ElementsAre("1 of 2 to 3 nodes have come"));
 }
 
+TEST_F(Nodes, ANodeThatWaitsSaysSoAgainAndWhatToDo) {
+  auto how = settings(2, 3);
+  how.wait_reports = {milliseconds(100)};
+  const auto a = make("1", how);
+  std::vector<std::string> told;
+  const auto place = a->join(
+      1001, [&] { return told.size() < 2; }, [&](const std::string& whom) { told.push_back(whom); });
+  EXPECT_FALSE(place);
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told.front(), "1 of 2 to 3 nodes have come");
+  EXPECT_THAT(told.back(), HasSubstr(" ms, 1 of 2 to 3 nodes have come; start weft-run with the same --nnodes and "
+                                     "--rdzv-endpoint on the other machines"));
+}
+
 // As a node sees it that is never the fastest.
 class NeverTheFastest final : public SharedStore {
  public:
