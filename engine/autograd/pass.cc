@@ -7,6 +7,7 @@
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::autograd {
@@ -98,6 +99,7 @@ void Pass::expect(std::vector<NodePtr<SendNode>> sends, const std::vector<torch:
 
 void Pass::start(const std::vector<torch::autograd::Edge>& roots, variable_list gradients) {
   const trace::Range range(traced::roots, {.rank = core_->self().rank});
+  const trace::ServeScope counted;
   traced_.runs_here();
   std::vector<Ready> ready;
   {
@@ -130,6 +132,7 @@ void Pass::arrive(const NodePtr<SendNode>& send, variable_list gradients) {
     }
   }
   const trace::Range range(traced::gradient, {.rank = core_->self().rank});
+  const trace::ServeScope counted;
   auto came = trace::Operation::begin(core_->member(), trace::Kind::Gradient,
                                       shown("gradient", send->message(), name_.pass, send->to(), bytes_of(gradients)));
   came.runs_here();

@@ -5,6 +5,7 @@
 #include <weft/base/type_name.h>
 #include <weft/engine/future/future.h>
 #include <weft/engine/future/thread_home.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::detail {
@@ -182,6 +183,7 @@ bool FutureCore::wait_until(Deadline deadline) const {
   const Nesting::Blocking blocking;
   if (done()) return true;
   const trace::Range waiting(traced::wait);
+  const trace::WaitScope counted(home_ ? home_->name() : "futures");
   if (home_) {
     {
       std::lock_guard lock(mutex_);
@@ -234,6 +236,7 @@ void FutureCore::on_done(Task task, bool light) {
 
 void FutureCore::run_in_order() {
   const trace::Range range(traced::continuations);
+  const trace::ServeScope counted;
   const Turn turn(*this);
   const AmbientScope none(nullptr);  // that of whoever completes it is not theirs; who has seen one brings it
   std::unique_lock lock(mutex_);

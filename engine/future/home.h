@@ -19,6 +19,8 @@ class Home {
   Home(const Home&) = delete;
   Home& operator=(const Home&) = delete;
   virtual ~Home() = default;
+  // Under which waits for its futures are counted (profiling/trace/host_time.h). Has static lifetime.
+  virtual const char* name() const = 0;
   // Blocks until done() or the deadline, driving the loop; returns done(). Throws Caller inside a turn of the loop: only
   // what comes after that turn could make it true. `awaited`: whoever makes done() true calls recall() with it.
   virtual bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) = 0;

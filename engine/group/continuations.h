@@ -18,6 +18,7 @@ namespace weft::group {
 class Continuations final : public weft::detail::Home, public std::enable_shared_from_this<Continuations> {
  public:
   // Nothing is driven: backends go on by themselves. Throws Caller where a backend's thread would be blocked.
+  const char* name() const override { return "futures"; }
   bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) override;
   void block(const std::function<void()>& wait) override;
   void recall(const void* /*awaited*/) noexcept override {}

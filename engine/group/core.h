@@ -262,7 +262,8 @@ ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevic
 
 struct WorkState {
   std::shared_ptr<Core> core;
-  Waits::Wait wait;  // wait.what: "all_reduce #3"
+  Waits::Wait wait;          // wait.what: "all_reduce #3"
+  std::string_view backend;  // the communicator's
   c10::Device device = c10::Device(c10::kCPU);
   bool host_waits = true;
   bool is_captured = false;  // into a CUDA graph

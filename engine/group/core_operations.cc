@@ -52,6 +52,7 @@ Work Core::issue(Operation operation, const Call& call) {
   state->host_waits = operation.host_waits || operation.device.is_cpu();
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
+  state->backend = carrier.backend();
   const auto number = ledger_->begin_collective();
   last_ = {operation.name, number, -1, Waits::Clock::now()};
   const std::string caller = CalledBy::name() == nullptr ? "" : std::string(CalledBy::name()) + ": ";
@@ -133,6 +134,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   transport::Communicator& carrier = communicator(tensor.device());
   last_ = {is_send ? "send to" : "recv from", 0, peer, Waits::Clock::now()};
   state->wait = {.what = name, .since = last_.since, .collective = 0, .peer = peer};
+  state->backend = carrier.backend();
   transport::PointToPoint* messages = carrier.point_to_point();
   const auto need = [&](bool present, const std::string& what) {
     if (present) return;

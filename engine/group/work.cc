@@ -1,6 +1,7 @@
 #include <weft/engine/future/thread_home.h>
 #include <weft/engine/group/core.h>
 #include <weft/profiling/trace/dump.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft {
@@ -107,6 +108,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   const Deadline deadline = timeout == kNoTimeout ? Deadline::never() : Deadline::in(timeout);
   for (const Op& op : state_->ops) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
+    const trace::WaitScope counted(state_->backend);
     if (!await(op.done(), deadline)) {
       const Error late(Blame::Timeout, state_->wait.what + " " + state_->core->place() + " was not done within " +
                                            describe(timeout) + "; it goes on and may be waited for again");

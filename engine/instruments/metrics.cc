@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -19,6 +20,7 @@
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/metrics.h>
 #include <weft/profiling/trace/depth.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
 
@@ -133,6 +135,7 @@ class Standing final : public prometheus::Collectable {
     metric.counter.value = static_cast<double>(trace::progress().steps.load());
     std::vector<prometheus::MetricFamily> families{
         {"weft_steps_total", "Training steps that have begun", prometheus::MetricType::Counter, {metric}}};
+    add_waits(families);
     const auto add = [&](trace::Queue queue, const char* name, const char* label, const char* help) {
       std::vector<prometheus::ClientMetric> metrics;
       for (const trace::Depth* depth : trace::depths()) {
@@ -150,7 +153,32 @@ class Standing final : public prometheus::Collectable {
   }
 
  private:
+  void add_waits(std::vector<prometheus::MetricFamily>& families) const {
+    prometheus::MetricFamily seconds{"weft_waited_seconds_total",
+                                     "Time in which this rank waited for others and did nothing for them, by the backend",
+                                     prometheus::MetricType::Counter,
+                                     {}};
+    for (const trace::HostTime::Waited& one : trace::host_time().waited()) {
+      seconds.metric.push_back({});
+      seconds.metric.back().label = {{"rank", std::to_string(rank_)}, {"host", host_}, {"backend", one.backend}};
+      seconds.metric.back().counter.value = static_cast<double>(one.nanoseconds) * 1e-9;
+    }
+    if (!seconds.metric.empty()) families.push_back(std::move(seconds));
+    const double share = trace::host_time().share_of_steps();
+    if (std::isnan(share)) return;
+    prometheus::ClientMetric metric;
+    metric.label = {{"rank", std::to_string(rank_)}, {"host", host_}};
+    metric.gauge.value = share;
+    families.push_back(
+        {"weft_waited_share",
+         "Share of the last steps, at most 32, that this rank waited for others, 0 to 1; the rank that waits "
+         "least is the one that the others wait for",
+         prometheus::MetricType::Gauge,
+         {metric}});
+  }
+
   const int rank_;
+  const std::string host_ = trace::host_name();
 };
 
 // Never destroyed: operations end while the process does.
@@ -163,6 +191,7 @@ struct Service {
     exposer.RegisterCollectable(registry);
     exposer.RegisterCollectable(standing);
     trace::observe(counting);
+    trace::count_host_time();
   }
   std::shared_ptr<prometheus::Registry> registry;
   std::shared_ptr<Standing> standing;

@@ -267,7 +267,9 @@ Options parse_options(int argc, char** argv, const std::string& version) {
   app.add_option("-t,--tee", tee, "What goes to the logs as well");
   std::string status;
   app.add_flag("--status{5}", status,
-               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second")
+               "A line to stderr every 5 seconds (--status=N: every N): each rank's steps, operations and bytes a second, "
+               "and the share of the time that it waited for others; the rank that waits "
+               "least is the one that the others wait for")
       ->check(whole_number(1, kLongestStatus));
   app.formatter(std::make_shared<Help>());
   app.footer("The program and its arguments follow the options: weft-run --nproc-per-node 2 ./train --epochs 3");

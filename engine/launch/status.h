@@ -1,22 +1,24 @@
-// What weft-run --status shows: a line now and then with each rank's steps, bytes and failures a second. The ranks count in
-// pages that weft-run makes (profiling/trace/progress.h).
+// What weft-run --status shows: a line now and then with each rank's steps, operations and bytes a second, and the share of
+// the time in which it waited for others. The ranks count in pages that weft-run makes (profiling/trace/progress.h).
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <weft/base/deadline.h>
-
-namespace weft::trace {
-struct Progress;
-}
+#include <weft/profiling/trace/progress.h>
 
 namespace weft::launch {
 
 class StatusLine {
  public:
-  explicit StatusLine(std::chrono::milliseconds interval);
+  using Now = std::function<Deadline::Clock::time_point()>;
+  // Tests give a clock of their own.
+  explicit StatusLine(std::chrono::milliseconds interval, Now now = &Deadline::Clock::now);
   ~StatusLine();
   StatusLine(const StatusLine&) = delete;
   StatusLine& operator=(const StatusLine&) = delete;
@@ -31,6 +33,7 @@ class StatusLine {
   std::string summary();
 
  private:
+  using Waits = std::array<std::uint64_t, trace::Progress::kBackends>;  // nanoseconds
   struct Page {
     int rank = 0;
     int descriptor = -1;
@@ -38,10 +41,15 @@ class StatusLine {
     std::uint64_t steps = 0;  // at the last line
     std::uint64_t bytes = 0;
     std::uint64_t operations = 0;
+    Waits waits{};
   };
   std::string describe(Deadline::Clock::time_point since);
+  static Waits waits_of(const trace::Progress& page, Deadline::Clock::time_point now);
+  static std::string waited_by_backend(const trace::Progress& page, const Waits& since, double seconds);
 
   const std::chrono::milliseconds interval_;
+  const Now now_;
+  const std::string host_;
   const Deadline::Clock::time_point start_;
   Deadline::Clock::time_point last_;
   std::vector<Page> pages_;

@@ -15,6 +15,7 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/tensor/cuda_devices.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::optim {
@@ -81,6 +82,7 @@ Future<void> step_behind(Shared& optimizer, std::uint64_t id, std::vector<autogr
     Promise<void> stepped(core->crew());
     core->crew()->run(Task([core, context, optimizer, stepped] {
       const trace::Range range(traced::step, {.rank = core->self().rank});
+      const trace::ServeScope counted;
       try {
         const c10::MultiStreamGuard streams(tensor::CudaDevices::pool_streams(core->gpus()));
         step_for_another(core, optimizer, *context).forward_to(stepped);

@@ -7,6 +7,7 @@
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/zero_overlap.h>
 #include <weft/engine/tensor/tensor.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::parallel {
@@ -52,6 +53,7 @@ struct Step {
       averages.get();
       what = kStepThrew;
       const trace::Range range(traced::step);
+      const trace::ServeScope counted;
       optimizer->step();
       // Libtorch's own optimizers write behind autograd's back.
       for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();

@@ -35,6 +35,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // Busy where not even the first can be started.
   static std::shared_ptr<Crew> make(std::string name, int threads, std::shared_ptr<EventLoop> loop);
 
+  const char* name() const override { return "rpc"; }
   bool drive(const std::function<bool()>& done, Deadline deadline, const void* awaited = nullptr) override;
   void block(const std::function<void()>& wait) override;
   void recall(const void* awaited) noexcept override { loop_->recall(awaited); }

@@ -7,6 +7,7 @@
 #include <weft/engine/rpc/served.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/engine/tensor/torch_cuda.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/trace.h>
 
 namespace weft::rpc {
@@ -54,6 +55,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
       const c10::MultiStreamGuard streams(ambient->call().streams);
       const tensor::ContextGuard context(agent.devices(), ambient->call().streams);
       const trace::Range range(traced::run, {.rank = agent.self().rank});
+      const trace::ServeScope counted;
       ambient->call().traced.runs_here();
       task();
       task = Task();

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <weft/profiling/trace/flight_recorder.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/nvtx.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/profiling/trace/progress.h>
@@ -153,6 +154,7 @@ void observe(Observer& watching) noexcept {
 
 void step(int rank) noexcept {
   progress().steps.fetch_add(1, std::memory_order_relaxed);
+  count_step();
   const Payload payload{.rank = rank};
   nvtx::mark(training_step, &payload);
   if (timeline::on()) timeline::mark({"step", Layer::Engine, 0, rank});

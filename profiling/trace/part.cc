@@ -10,6 +10,7 @@
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/part.h>
+#include <weft/profiling/trace/progress.h>
 
 namespace weft::trace::timeline {
 
@@ -23,11 +24,6 @@ constexpr const char* kRanges = "true";
 #else
 constexpr const char* kRanges = "false";
 #endif
-
-std::string machine() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
 
 // The bytes of the UTF-8 sequence that begins there; 0 where none does.
 std::size_t sequence_at(std::string_view text, std::size_t at) {
@@ -80,7 +76,7 @@ Part::Part(const std::string& folder, const Place& place, std::uint64_t most_byt
   line_ += ",\"rank\":" + std::to_string(place.rank) + ",\"ranks\":" + std::to_string(place.ranks) + ",\"host\":";
   append_quoted(line_, host_identity());
   line_ += ",\"machine\":";
-  append_quoted(line_, machine());
+  append_quoted(line_, host_name());
   line_ += ",\"pid\":" + std::to_string(::getpid()) + ",\"ranges\":" + kRanges +
            ",\"offset\":" + std::to_string(place.clock.offset) + ",\"error\":" + std::to_string(place.clock.error) +
            ",\"measured\":" + std::to_string(place.clock.at) + "}";

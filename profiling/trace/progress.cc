@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/progress.h>
 
 namespace weft::trace {
@@ -27,6 +28,11 @@ std::atomic<Progress*> current{&own};
 }  // namespace
 
 Progress& progress() noexcept { return *current.load(std::memory_order_acquire); }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
 
 void publish_progress(const char* file) {
   std::lock_guard lock(publishing);
@@ -52,6 +58,8 @@ void publish_progress(const char* file) {
   shared->failures += before.failures;
   published = file;
   current.store(shared, std::memory_order_release);
+  count_host_time();
+  host_time().show_in(*shared);
 }
 
 }  // namespace weft::trace

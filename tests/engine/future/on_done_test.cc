@@ -37,6 +37,7 @@ TEST(OnDone, RB026_RunsInTheOrderOfRegistrationAlsoAfterAFailure) {
 // A home whose loop and threads are this one: what must not run inside a turn waits until somebody blocks or calls next().
 class OneThread final : public detail::Home {
  public:
+  const char* name() const override { return "one thread"; }
   bool drive(const std::function<bool()>& done, Deadline /*deadline*/, const void* /*awaited*/) override {
     while (!done() && next()) {
     }

@@ -24,6 +24,7 @@
 #include <weft/engine/instruments/metrics.h>
 #include <weft/engine/launch/process.h>
 #include <weft/profiling/trace/depth.h>
+#include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/operation.h>
 #include <weft/rpc.h>
 #include <weft/tests/harness/ranks.h>
@@ -134,6 +135,28 @@ double value_of(const std::string& line) {
   const std::string text = get(serve(), "/metrics");
   const auto found = text.find("\n" + line + " ");
   return found == std::string::npos ? -1 : std::atof(text.c_str() + found + line.size() + 2);
+}
+
+TEST(Metrics, TellHowLongTheRankWaitedForWhichBackendOnWhichHost) {
+  serve();
+  static std::atomic<std::int64_t> now{1'000'000'000};  // nanoseconds
+  trace::host_time().use_clock([] { return now.load(); });
+  const std::string host = trace::host_name();
+  const auto seconds = [&](const std::string& backend) {
+    return value_of("weft_waited_seconds_total{rank=\"5\",host=\"" + host + "\",backend=\"" + backend + "\"}");
+  };
+  const std::string share = "weft_waited_share{rank=\"5\",host=\"" + host + "\"}";
+  trace::step(5);
+  for (int i = 0; i < 40; ++i) {
+    now += 750'000'000;
+    const trace::WaitScope waits(i % 2 == 0 ? "gloo" : "nccl");
+    now += 250'000'000;
+    trace::step(5);
+  }
+  EXPECT_DOUBLE_EQ(seconds("gloo"), 5);
+  EXPECT_DOUBLE_EQ(seconds("nccl"), 5);
+  EXPECT_DOUBLE_EQ(value_of(share), 0.25);
+  trace::host_time().use_clock(&trace::now);
 }
 
 TEST(Metrics, CountErrorsByBlame) {
