@@ -165,6 +165,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void shutdown(const Graceful& options);
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
   Future<Outcome> join_shutdown(int rank, Deadline limit);
+  // Says, each time that it is due, which workers wait in shutdown() while this one has not called it. On the loop.
+  void report_awaited();
+  // The workers that have not called shutdown() yet.
+  std::string missing_from_shutdown();
   void leave() noexcept;
   // Dropped when the agent has left, which may wait for what that does.
   void keep_until_left(std::shared_ptr<const void> kept);
@@ -278,6 +282,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     Deadline limit = Deadline::never();  // of its shutdown()
   };
   std::map<int, ShuttingDown> shutting_down_;
+  // Of the first rank: for those that wait in shutdown(), which it has not called. On the loop.
+  std::optional<Patience> awaited_here_;
+  EventLoop::Registration reports_awaited_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   struct Pause {

@@ -38,6 +38,7 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
   meeting.rank = options.rank;
   meeting.world_size = options.world_size;
   meeting.store = options.store;
+  meeting.wait_reports = options.wait_reports;
   meeting.group_name = "rpc" + (options.group_name.empty() ? "" : "/" + options.group_name);
   if (!open) return meeting;
   if (!meeting.rank && !options.store) meeting.rank = group::Url::parse(options.init_method).number("rank");

@@ -26,6 +26,7 @@ Future<Outcome> join_shutdown() {
 
 namespace {
 
+constexpr const char* kAllCall = "; all workers must call shutdown(), and one that must not wait calls leave()";
 constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
 // How much earlier than here, at most, a worker's limit is over there: it is counted from when its message has come.
 constexpr auto kOnTheWay = std::chrono::seconds(1);
@@ -68,7 +69,40 @@ Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
     if (!is_new) std::swap(known->second, joins);  // what it asked before fails outside of the lock
   }
   crew_->recall();  // who waits for this looks at it with the loop's lock held
+  if (!awaited_here_) {
+    awaited_here_.emplace(parts_.options.wait_reports);
+    report_awaited();
+  }
   return promise.future();
+}
+
+void AgentCore::report_awaited() {
+  std::string waiting;
+  {
+    std::lock_guard lock(mutex_);
+    if (shutdown_began_ || closed_ || shutting_down_.empty()) return awaited_here_.reset();
+    for (const auto& [rank, joins] : shutting_down_) {
+      waiting += (waiting.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
+    }
+  }
+  if (awaited_here_->is_over()) {
+    log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " + waiting + " for " +
+              describe(parts_.self) + ", which has not called it" + kAllCall);
+  }
+  if (awaited_here_->next().is_never()) return;
+  reports_awaited_ = loop_->at(awaited_here_->next(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->report_awaited();
+  });
+}
+
+std::string AgentCore::missing_from_shutdown() {
+  std::lock_guard lock(mutex_);
+  std::string missing;
+  for (int rank = 1; rank < *parts_.world_size; ++rank) {
+    if (shutting_down_.contains(rank)) continue;
+    missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
+  }
+  return missing;
 }
 
 void AgentCore::shutdown(const Graceful& options) {
@@ -186,7 +220,14 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
     look_after(rank, Asked::ByTheWay);  // who is gone will not come
   }
-  crew_->drive(all_have_come, deadline);
+  Patience patience(parts_.options.wait_reports);
+  const auto say = [&](const std::string& why) {
+    if (!patience.is_over()) return;
+    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) + " in shutdown(): " + why);
+  };
+  while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) && !deadline.passed()) {
+    say(missing_from_shutdown() + " has not called it" + kAllCall);
+  }
   if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
   std::optional<int> lost;
   {
@@ -196,14 +237,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   std::optional<Error> gone;
   if (lost) gone = why_gone(*lost);
   if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
-  {
-    std::lock_guard lock(mutex_);
-    std::string missing;
-    for (int rank = 1; rank <= static_cast<int>(others); ++rank) {
-      if (shutting_down_.count(rank) == 0)
-        missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
-    }
-    if (!missing.empty()) throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
+  if (const std::string missing = missing_from_shutdown(); !missing.empty()) {
+    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
   }
   if (gone) throw Error(*gone);
   std::vector<Activity> before;
@@ -238,7 +273,10 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     }
     if (busy.empty() && now == before) break;
     if (deadline.passed()) throw Error(Blame::Timeout, "still busy: " + busy);
-    if (!busy.empty()) pause.wait(deadline);
+    if (!busy.empty()) {
+      say("still busy are " + busy + "; a function there, or a call that it has made, does not end");
+      pause.wait(deadline);
+    }
     before = std::move(now);
   }
   tell_verdict(Outcome(), Deadline::sooner(deadline, Deadline::in(kVerdict)));

@@ -21,6 +21,7 @@
 #include <weft/base/deadline.h>
 #include <weft/base/error.h>
 #include <weft/base/export.h>
+#include <weft/base/patience.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/rpc/errors.h>
 
@@ -126,6 +127,9 @@ struct Options {
   // Bytes of such calls' arguments; 0 = no limit. A call that does not fit waits where the program issues it, until others
   // have been answered or its time limit is over. See docs/rpc.md, "Limits", for the calls that never wait.
   std::int64_t bytes_in_flight = 256 << 20;
+  // After how long a worker says on stderr that it waits for others, to join or in shutdown(), and for which. Ascending;
+  // empty: never. The lowest rank that waits speaks for the job.
+  WaitReports wait_reports = default_wait_reports();
 };
 
 // Whom to call: a name, a rank, a WorkerInfo (and nobody of another name that has its rank meanwhile); with a time limit of

@@ -1,5 +1,6 @@
 // The end of agents: group RS of the behaviours.
 #include <atomic>
+#include <condition_variable>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -350,6 +351,53 @@ TEST(ShutdownLimits, AWorkerThatDoesNotComeIsATimeoutThatNamesIt) {
 }
 
 // Whose end it would wait for, until its limit is over.
+// The lines about waiting that three workers write of which one calls shutdown() when the first line is there.
+std::vector<std::string> lines_where_one_comes_late(int late) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> lines;
+  const log::Capture capture([&](LogLevel level, std::string_view line) {
+    if (level != LogLevel::Warn || line.find("wait") == std::string_view::npos) return;
+    {
+      std::lock_guard lock(mutex);
+      lines.emplace_back(line);
+    }
+    changed.notify_all();
+  });
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.emplace_back([&, rank] {
+      rpc::Options options{.rank = rank, .world_size = 3, .store = store, .transports = {"inproc"}};
+      options.wait_reports = {100ms};
+      rpc::Agent agent = rpc::init("worker" + std::to_string(rank), options);
+      if (rank == late) {
+        std::unique_lock lock(mutex);
+        EXPECT_TRUE(changed.wait_for(lock, 30s, [&] { return !lines.empty(); })) << "nobody said that it waits";
+      }
+      agent.shutdown();
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  return lines;
+}
+
+TEST(ShutdownLimits, AWorkerThatWaitsSaysWhoHasNotCalledIt) {
+  const auto lines = lines_where_one_comes_late(1);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("worker0"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("in shutdown(): "), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("worker1"), std::string::npos) << lines[0];
+  EXPECT_EQ(lines[0].find("worker2"), std::string::npos) << lines[0];
+}
+
+TEST(ShutdownLimits, TheFirstWorkerSaysWhoWaitsForIt) {
+  const auto lines = lines_where_one_comes_late(0);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("worker0 (rank 0), which has not called it"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("worker1"), std::string::npos) << lines[0];
+}
+
 TEST(ShutdownLimits, InsideAFunctionOrAContinuationItIsACallerErrorAtOnce) {
   run_workers({As::Threads, "inproc", 2}, [](rpc::Agent& agent) {
     const std::string said = "call shutdown() on a thread of the program's own";
