@@ -527,7 +527,7 @@ std::string Core::missing_ranks() {
   return absent.empty() ? "" : (absent.size() == 1 ? "rank " : "ranks ") + ranks;
 }
 
-std::string Core::joining_what() const { return parent_ == nullptr ? "init_process_group" : "making the group"; }
+std::string Core::joining_what() const { return parent_ == nullptr ? "init_process_group" : "the making"; }
 
 std::string Core::joining_hint() const {
   if (parent_ != nullptr) return "all its ranks must make it, in the same order of groups";

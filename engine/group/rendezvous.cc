@@ -83,13 +83,13 @@ class Seeker {
       : patience_(std::move(reports)), begin_("rank " + text_of(wanted.rank) + " of " + text_of(wanted.world_size)) {
     const auto local = local_rank(environment);
     speaks_ = wanted.rank.value_or(0) <= 1 || local.value_or(0) == 0;
-    if (!wanted.said_by.empty()) said_by_ = " Its rank and world size are from " + wanted.said_by + ".";
+    if (!wanted.said_by.empty()) said_by_ = "; its rank and world size are from " + wanted.said_by;
   }
 
   // `why`: what it waits for, and what it saw at the last look, as a part of a sentence.
   void look(const std::function<std::string()>& why) {
     if (!patience_.is_over() || !speaks_) return;
-    log::warn(begin_ + " has waited " + describe_wait(patience_.waited()) + " for " + why() + "." + said_by_);
+    log::warn(begin_ + " has waited " + describe_wait(patience_.waited()) + " for " + why() + said_by_);
   }
 
  private:
@@ -183,7 +183,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
     const auto look = [&](const std::string& failure) {
       seeker.look([&] {
         return "rank 0, which should host the store at " + where + " (" + failure +
-               "): has it started, and is that its address?";
+               "); it must be started, with that address";
       });
     };
     const std::string found = wait_for_listener(address.host, address.port, deadline, look);
@@ -330,7 +330,7 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
   result.local_address = "127.0.0.1";
   if (result.rank != 0) {
     const auto look = [&] {
-      seeker.look([&] { return "rank 0, which should write its address into " + file->path() + ": has it started?"; });
+      seeker.look([&] { return "rank 0, which should write its address into " + file->path() + "; it must be started"; });
     };
     result.store = join_store({"127.0.0.1", file->port(deadline, look)}, result.rank, deadline, seeker);
     return result;

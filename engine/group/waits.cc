@@ -407,15 +407,22 @@ void Waits::Meeting::look() {
   while (std::find(missing.begin(), missing.end(), lowest_here) != missing.end()) ++lowest_here;
   if (missing.empty() || lowest_here < rank_) return;
   const Answers answers = waits_->ask(group_);
-  std::vector<Blamed> blamed;
+  std::vector<Blamed> seen;
+  std::vector<int> unseen;  // nobody knows what they do
   for (const int rank : missing) {
     const auto found = answers.progress.find(rank);
-    std::string text = "rank " + std::to_string(rank) + " has not come";
-    if (found != answers.progress.end()) text += "; last seen in " + printable(found->second.last);
-    blamed.push_back({rank, std::move(text)});
+    if (found == answers.progress.end()) {
+      unseen.push_back(rank);
+    } else {
+      seen.push_back(
+          {rank, "rank " + std::to_string(rank) + " has not come; last seen in " + printable(found->second.last)});
+    }
+  }
+  if (!unseen.empty()) {
+    seen.push_back({unseen.front(), ranks_text(unseen) + (unseen.size() == 1 ? " has" : " have") + " not come"});
   }
   log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " in " + what_ +
-            " on group '" + group_ + "': " + joined(blamed) + "; " + hint_);
+            " of group '" + group_ + "': " + joined(seen) + "; " + hint_);
 }
 
 }  // namespace weft::group

@@ -207,7 +207,7 @@ TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
     made.barrier().wait();
   });
   EXPECT_THAT(log_.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("making the group on group 'default/0-2'"),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in the making of group 'default/0-2'"),
                                 HasSubstr("rank 1 has not come"), Not(HasSubstr("rank 2")),
                                 HasSubstr("all its ranks must make it"))));
 }
@@ -220,7 +220,7 @@ TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
     auto made = group.split(0, rank);
     made.barrier().wait();
   });
-  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in split #1 on group 'default'"),
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in split #1 of group 'default'"),
                                               HasSubstr("rank 2 has not come; last seen in #1 (barrier, "))));
 }
 
@@ -274,7 +274,7 @@ TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
         .wait();
   });
   EXPECT_THAT(log.lines(),
-              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in init_process_group on group 'default'"),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in init_process_group of group 'default'"),
                                 HasSubstr("rank 2 has not come"), Not(HasSubstr("rank 1")),
                                 HasSubstr("0 of 3 by ?rank= of the URL and the option world_size"))));
 }
