@@ -212,6 +212,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void leave();
   void wait_for_own_operations(Deadline deadline);
   void follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done);
+  std::uint64_t begin_collective(const std::string& name);
   // Counts the messages to, or from, a rank with a tag: 1, 2, …
   std::uint64_t next_message(bool is_send, int peer, int tag);
   // What split() makes, the `count`-th of this group.

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <weft/base/config.h>
+#include <weft/base/log.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/tensor/tensor.h>
@@ -39,6 +40,20 @@ void raise_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+// Autograd does not see what a collective does to a result of its own, so that a backward through it brings the gradients
+// of this rank's part alone. Reducing a loss for a report, after its backward or detached, is all right.
+void warn_of_backward_through(const at::Tensor& tensor, const std::string& what) {
+  static std::atomic<bool> said{false};
+  if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
+  tensor.register_hook([what](const at::Tensor&) {
+    if (said.exchange(true)) return;
+    log::warn("a backward goes through a tensor that " + what +
+              " has overwritten, which autograd does not see: the gradients are those of this rank's part alone. Call "
+              "weft::functional::all_reduce (and its like) where other ranks are to have gradients, or give the collective "
+              "tensor.detach().clone() where its result is only looked at");
+  });
+}
+
 }  // namespace
 
 // --- issuing ---------------------------------------------------------------------------------------------------------
@@ -53,11 +68,10 @@ Work Core::issue(Operation operation, const Call& call) {
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
   state->backend = carrier.backend();
-  const auto number = ledger_->begin_collective();
+  const std::string name = (CalledBy::name() == nullptr ? "" : std::string(CalledBy::name()) + ": ") + operation.name;
+  const auto number = begin_collective(name);
   last_ = {operation.name, number, -1, Waits::Clock::now()};
-  const std::string caller = CalledBy::name() == nullptr ? "" : std::string(CalledBy::name()) + ": ";
-  state->wait = {
-      .what = caller + operation.name + " #" + std::to_string(number), .since = last_.since, .collective = number};
+  state->wait = {.what = name + " #" + std::to_string(number), .since = last_.since, .collective = number};
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
@@ -72,7 +86,10 @@ Work Core::issue(Operation operation, const Call& call) {
       const Fence ready =
           operation.begins_after.source() ? operation.begins_after : options.job->devices->ready(operation.device);
       state->is_captured = tensor::CudaDevices::is_captured(ready);
-      for (const at::Tensor& tensor : operation.writes) raise_version(tensor);
+      for (const at::Tensor& tensor : operation.writes) {
+        raise_version(tensor);
+        warn_of_backward_through(tensor, state->wait.what);
+      }
       call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
     }
   } catch (...) {
@@ -116,6 +133,15 @@ Work Core::issue(Operation operation, const Call& call) {
     });
   }
   return Work(std::move(state));
+}
+
+// Throws what the ledger does, with the operation that cannot begin.
+std::uint64_t Core::begin_collective(const std::string& name) {
+  try {
+    return ledger_->begin_collective();
+  } catch (const Error& error) {
+    throw error.within(name);
+  }
 }
 
 std::uint64_t Core::next_message(bool is_send, int peer, int tag) {

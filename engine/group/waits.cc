@@ -220,6 +220,10 @@ void Waits::on_asked(const Frame& frame) {
   WaitAnswer answer;
   answer.round = frame.number;
   answer.progress = source ? source->progress() : Progress{0, "no operation: it has not made this group, or has left it"};
+  {
+    std::lock_guard lock(mutex_);
+    if (!meeting_.empty()) answer.progress.last += "; it is in " + meeting_.back();
+  }
   const auto wait = oldest();
   const auto long_enough = reports_.empty() ? kAnswers : reports_.front() / 2;
   answer.waits = wait && !reports_.empty() && Clock::now() - wait->second.since >= long_enough;
@@ -391,13 +395,23 @@ Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::st
       rank_(rank),
       missing_(std::move(missing)),
       patience_(waits_->reports_) {
-  std::lock_guard lock(waits_->meetings_mutex_);
-  waits_->meetings_.push_back(this);
+  {
+    std::lock_guard lock(waits_->meetings_mutex_);
+    waits_->meetings_.push_back(this);
+  }
+  std::lock_guard lock(waits_->mutex_);
+  waits_->meeting_.push_back(what_ + " of group '" + group_ + "'");
 }
 
 Waits::Meeting::~Meeting() {
-  std::lock_guard lock(waits_->meetings_mutex_);
-  std::erase(waits_->meetings_, this);
+  {
+    std::lock_guard lock(waits_->meetings_mutex_);
+    std::erase(waits_->meetings_, this);
+  }
+  std::lock_guard lock(waits_->mutex_);
+  auto& names = waits_->meeting_;
+  const auto own = std::find(names.begin(), names.end(), what_ + " of group '" + group_ + "'");
+  if (own != names.end()) names.erase(own);
 }
 
 void Waits::Meeting::look() {

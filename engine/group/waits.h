@@ -133,7 +133,8 @@ class Waits : public std::enable_shared_from_this<Waits> {
 
   mutable std::mutex mutex_;
   std::map<std::string, Source> sources_;
-  std::mutex meetings_mutex_;  // held while they look into the store: never on the loop
+  std::vector<std::string> meeting_;  // the meetings in which threads of this rank wait, for others that ask
+  std::mutex meetings_mutex_;         // held while they look into the store: never on the loop
   std::vector<const Meeting*> meetings_;
 
   // On the loop.

@@ -34,12 +34,15 @@ std::vector<Wrong> wrong_calls() {
       {"not contiguous", [=](auto& g) { static_cast<void>(g.all_reduce(row)); }, "is not contiguous; pass .contiguous()"},
       {"lazily conjugated", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kComplexFloat).conj())); },
        "pass .resolve_conj().resolve_neg()"},
-      {"lazily negated", [](auto& g) { static_cast<void>(g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1)); },
+      {"lazily negated",
+       [](auto& g) { static_cast<void>(g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1)); },
        "pass .resolve_conj().resolve_neg()"},
       {"sparse", [=](auto& g) { static_cast<void>(g.broadcast(sparse, 0)); }, "only dense tensors"},
-      {"meta device", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kMeta))); }, "carries tensors on meta"},
+      {"meta device", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kMeta))); },
+       "carries tensors on meta"},
       {"without memory", [](auto& g) { static_cast<void>(g.all_reduce(at::_efficientzerotensor({2}))); }, "has no memory"},
-      {"misplaced", [=](auto& g) { static_cast<void>(g.all_reduce(askew)); }, "is no multiple of its elements' 4 bytes; pass .clone()"},
+      {"misplaced", [=](auto& g) { static_cast<void>(g.all_reduce(askew)); },
+       "is no multiple of its elements' 4 bytes; pass .clone()"},
       {"misplaced input", [=](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(1), askew)); }, "pass .clone()"},
       {"misplaced part",
        [=](auto& g) {
@@ -47,24 +50,31 @@ std::vector<Wrong> wrong_calls() {
        },
        "pass .clone()"},
       {"quantised", [](auto& g) { static_cast<void>(g.all_reduce(torch::empty({2}, at::kQInt8))); }, "dtype QInt8"},
-      {"an operator that is none", [](auto& g) { static_cast<void>(g.all_reduce(ones(), static_cast<ReduceOp>(77))); }, "no ReduceOp 77"},
+      {"an operator that is none", [](auto& g) { static_cast<void>(g.all_reduce(ones(), static_cast<ReduceOp>(77))); },
+       "no ReduceOp 77"},
       {"root too high", [](auto& g) { static_cast<void>(g.broadcast(ones(), 2)); }, "root 2 is not a rank of the group"},
       {"root negative", [](auto& g) { static_cast<void>(g.reduce(ones(), -1)); }, "root -1 is not a rank of the group"},
       {"gather's root", [](auto& g) { static_cast<void>(g.gather({}, ones(), 7)); }, "root 7"},
       {"scatter's root", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, 7)); }, "root 7"},
-      {"broadcast's root negative", [](auto& g) { static_cast<void>(g.broadcast(ones(), -1)); }, "root -1 is not a rank of the group"},
-      {"reduce's root too high", [](auto& g) { static_cast<void>(g.reduce(ones(), 2)); }, "root 2 is not a rank of the group"},
+      {"broadcast's root negative", [](auto& g) { static_cast<void>(g.broadcast(ones(), -1)); },
+       "root -1 is not a rank of the group"},
+      {"reduce's root too high", [](auto& g) { static_cast<void>(g.reduce(ones(), 2)); },
+       "root 2 is not a rank of the group"},
       {"gather's root negative", [](auto& g) { static_cast<void>(g.gather({}, ones(), -1)); }, "root -1"},
       {"scatter's root negative", [](auto& g) { static_cast<void>(g.scatter(ones(), {}, -1)); }, "root -1"},
-      {"no tensor to broadcast", [](auto& g) { static_cast<void>(g.broadcast(at::Tensor(), 0)); }, "tensor is an undefined tensor"},
-      {"no tensor to reduce", [](auto& g) { static_cast<void>(g.reduce(at::Tensor(), 0)); }, "tensor is an undefined tensor"},
-      {"a column to gather", [=](auto& g) { static_cast<void>(g.gather({}, column, 1)); }, "is not contiguous; pass .contiguous()"},
+      {"no tensor to broadcast", [](auto& g) { static_cast<void>(g.broadcast(at::Tensor(), 0)); },
+       "tensor is an undefined tensor"},
+      {"no tensor to reduce", [](auto& g) { static_cast<void>(g.reduce(at::Tensor(), 0)); },
+       "tensor is an undefined tensor"},
+      {"a column to gather", [=](auto& g) { static_cast<void>(g.gather({}, column, 1)); },
+       "is not contiguous; pass .contiguous()"},
       {"a column to all_gather",
        [=](auto& g) {
          static_cast<void>(g.all_gather({ones(), ones()}, column));
        },
        "is not contiguous; pass .contiguous()"},
-      {"no outputs", [](auto& g) { static_cast<void>(g.all_gather({}, ones())); }, "outputs holds 0 tensors; it takes one for each of the 2"},
+      {"no outputs", [](auto& g) { static_cast<void>(g.all_gather({}, ones())); },
+       "outputs holds 0 tensors; it takes one for each of the 2"},
       {"too many outputs",
        [](auto& g) {
          static_cast<void>(g.all_gather({ones(), ones(), ones()}, ones()));
@@ -85,15 +95,18 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.all_gather({row, row}, torch::ones({2, 2})));
        },
        "outputs[0]"},
-      {"flat output", [](auto& g) { static_cast<void>(g.all_gather_into(ones(3), ones())); }, "output has 3 elements; it takes 2 x 2"},
-      {"flat output's dtype", [](auto& g) { static_cast<void>(g.all_gather_into(ones(4, at::kInt), ones())); }, "dtype and device must agree"},
+      {"flat output", [](auto& g) { static_cast<void>(g.all_gather_into(ones(3), ones())); },
+       "output has 3 elements; it takes 2 x 2"},
+      {"flat output's dtype", [](auto& g) { static_cast<void>(g.all_gather_into(ones(4, at::kInt), ones())); },
+       "dtype and device must agree"},
       {"gather without outputs", [](auto& g) { static_cast<void>(g.gather({}, ones(), 0)); }, "outputs holds 0 tensors"},
       {"gather with outputs off root",
        [](auto& g) {
          static_cast<void>(g.gather({ones(), ones()}, ones(), 1));
        },
        "outputs must be empty"},
-      {"gather with too few outputs", [](auto& g) { static_cast<void>(g.gather({ones()}, ones(), 0)); }, "outputs holds 1 tensors"},
+      {"gather with too few outputs", [](auto& g) { static_cast<void>(g.gather({ones()}, ones(), 0)); },
+       "outputs holds 1 tensors"},
       {"gather's shapes",
        [](auto& g) {
          static_cast<void>(g.gather({ones(), ones(3)}, ones(), 0));
@@ -130,7 +143,8 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.scatter(ones(), {ones(), ones(3)}, 0));
        },
        "inputs[1] has shape [3]"},
-      {"reduce_scatter's list", [](auto& g) { static_cast<void>(g.reduce_scatter(ones(), {ones()})); }, "inputs holds 1 tensors"},
+      {"reduce_scatter's list", [](auto& g) { static_cast<void>(g.reduce_scatter(ones(), {ones()})); },
+       "inputs holds 1 tensors"},
       {"reduce_scatter's own part",
        [](auto& g) {
          static_cast<void>(g.reduce_scatter(ones(), {ones(3), ones()}));
@@ -141,7 +155,8 @@ std::vector<Wrong> wrong_calls() {
          static_cast<void>(g.reduce_scatter(ones(), {ones(), ones(2, at::kInt)}));
        },
        "dtype"},
-      {"flat input", [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(5))); }, "input has 5 elements; it takes 2 x 2"},
+      {"flat input", [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(5))); },
+       "input has 5 elements; it takes 2 x 2"},
       {"flat input's dtype", [](auto& g) { static_cast<void>(g.reduce_scatter_into(ones(), ones(4, at::kInt))); },
        "dtype and device must agree"},
       {"all_to_all of nothing", [](auto& g) { static_cast<void>(g.all_to_all({}, {})); }, "inputs is empty"},
@@ -218,8 +233,9 @@ TEST(Arguments, CN014_AnEmptyGroupRefusesEverything) {
   ProcessGroup none;
   EXPECT_FALSE(none);
   for (const auto& call :
-       std::vector<std::function<void()>>{[&] { none.rank(); }, [&] { static_cast<void>(none.all_reduce(ones())); }, [&] { static_cast<void>(none.barrier()); },
-                                          [&] { none.split(0, 0); }, [&] { none.abort("x"); }, [&] { none.store(); }}) {
+       std::vector<std::function<void()>>{[&] { none.rank(); }, [&] { static_cast<void>(none.all_reduce(ones())); },
+                                          [&] { static_cast<void>(none.barrier()); }, [&] { none.split(0, 0); },
+                                          [&] { none.abort("x"); }, [&] { none.store(); }}) {
     const auto error = error_of(call);
     EXPECT_EQ(error.blame(), Blame::Caller);
     EXPECT_NE(error.text().find("this process group is empty"), std::string::npos) << error.text();

@@ -232,7 +232,9 @@ TEST_P(Collectives, CC006_ComplexTensorsAndTheirRealViewsAreGatheredIntoEachOthe
       group.all_gather_into(mixed, group.rank() == 0 ? complex : real).wait();
       for (int rank = 0; rank < 2; ++rank) expect(mixed.narrow(0, 3 * rank, 3), rank);
       // Of other shapes, or of another precision, they are as wrong as ever.
-      const auto error = error_of([&] { static_cast<void>(group.all_gather({real, real}, torch::ones({6}, c10::toComplexType(dtype)))); });
+      const auto error = error_of([&] {
+        static_cast<void>(group.all_gather({real, real}, torch::ones({6}, c10::toComplexType(dtype))));
+      });
       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
       const auto other = complex.to(dtype == at::kFloat ? at::kComplexDouble : at::kComplexFloat);
       EXPECT_EQ(error_of([&] { static_cast<void>(group.all_gather({real, real}, other)); }).blame(), Blame::Caller);
@@ -347,7 +349,9 @@ TEST_P(Collectives, UnevenPartsLeaveTheOutputAloneOnceTheGroupIsBroken) {
     group.abort("over");
     const std::int64_t size = 1 + group.rank();
     const auto output = torch::zeros({size});
-    const auto error = error_of([&] { static_cast<void>(group.reduce_scatter(output, {torch::ones({1}), torch::ones({2})})); });
+    const auto error = error_of([&] {
+      static_cast<void>(group.reduce_scatter(output, {torch::ones({1}), torch::ones({2})}));
+    });
     EXPECT_EQ(error.blame(), Blame::Cancelled) << error.what();
     EXPECT_TRUE(same(output, torch::zeros({size})));
     // Rank 0 may host the store in which the other has met it.

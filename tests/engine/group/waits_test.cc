@@ -212,6 +212,30 @@ TEST_P(WaitsOver, MakingAGroupNamesTheRankThatDoesNotMakeIt) {
                                 HasSubstr("all its ranks must make it"))));
 }
 
+// As ranks do that list the members of a group in another order.
+TEST_P(WaitsOver, ARankThatMakesAnotherGroupIsSaidToBeAtThat) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    group.barrier().wait();
+    if (rank == 2) {
+      Work sum = group.all_reduce(torch::ones({1}));
+      std::vector<std::string> lines;  // rank 0 may be on its way
+      EXPECT_TRUE(harness::comes_true([&] {
+        lines = group.waiting_for();
+        return lines.size() == 2 && lines[0].find("it is in") != std::string::npos;
+      }));
+      EXPECT_THAT(lines[0], HasSubstr("rank 0 has not come; last seen in #1 (barrier, "));
+      EXPECT_THAT(lines[0], HasSubstr("); it is in the making of group 'default/0,1'"));
+      store_->set("asked", "");
+      sum.wait();
+    } else {
+      if (rank == 1) store_->wait({"asked"}, 30s);
+      group.new_group({0, 1}).barrier().wait();
+      group.all_reduce(torch::ones({1})).wait();
+    }
+  });
+}
+
 TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);

@@ -1,9 +1,14 @@
 // A call tells autograd which tensors it writes, and refuses outputs that share memory with its other tensors.
+#include <mutex>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
+#include <weft/base/log.h>
 #include <weft/group.h>
 #include <weft/tests/harness/ranks.h>
 
@@ -186,6 +191,40 @@ TEST_P(Written, ThisRanksOwnPartMayGoInAndComeOutInOnePlace) {
     group.reduce_scatter(output, {same, same}).wait();  // what is read may be one tensor
     EXPECT_EQ(output[1].item<float>(), 2);
   });
+}
+
+// A loss that is reduced before its backward: autograd knows nothing of the other ranks.
+TEST(BackwardThrough, AReducedLossIsWarnedOfOnce) {
+  std::mutex mutex;
+  std::string log;
+  const log::Capture capture([&](LogLevel level, std::string_view line) {
+    std::lock_guard lock(mutex);
+    if (level == LogLevel::Warn) log.append(line).append("\n");
+  });
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto group = init_process_group({.rank = rank, .world_size = 2, .store = store, .device = c10::Device(c10::kCPU)});
+      const auto weight = torch::ones({1}).requires_grad_();
+      for (const bool before : {false, true}) {
+        const auto loss = (weight * 2).sum();
+        if (!before) loss.backward();
+        group.all_reduce(loss).wait();
+        group.barrier().wait();
+        if (rank == 0) {
+          std::lock_guard lock(mutex);
+          EXPECT_EQ(log, "") << "a report of a loss, and one whose backward has not come yet";
+        }
+        group.barrier().wait();
+        if (before) loss.backward();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  const auto first = log.find("a backward goes through a tensor that all_reduce #4 has overwritten");
+  ASSERT_NE(first, std::string::npos) << log;
+  EXPECT_EQ(log.find("a backward goes through", first + 1), std::string::npos) << log;
 }
 
 }  // namespace
