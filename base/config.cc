@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -7,6 +8,7 @@
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 
 namespace weft {
 
@@ -62,6 +64,8 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
   config.debug = choose<DebugLevel>("WEFT_DEBUG", variable("WEFT_DEBUG"),
                                     {{"off", DebugLevel::Off}, {"info", DebugLevel::Info}, {"detail", DebugLevel::Detail}},
                                     config.debug);
+  config.crash_trace =
+      choose<bool>("WEFT_CRASH_TRACE", variable("WEFT_CRASH_TRACE"), {{"on", true}, {"off", false}}, config.crash_trace);
   config.socket_interfaces = list(variable("WEFT_SOCKET_IFNAME"));
   config.tcp_sockets = number("WEFT_TCP_SOCKETS", variable("WEFT_TCP_SOCKETS"), 1, 16).value_or(config.tcp_sockets);
   config.ib_devices = list(variable("WEFT_IB_HCA"));
@@ -88,8 +92,15 @@ Config Config::from(const std::function<const char*(const char*)>& variable) {
 }
 
 const Config& config() {
-  static const Config config = Config::from([](const char* name) { return std::getenv(name); });
-  return config;
+  static constinit ForkMutex mutex(
+      ForkOrder::Config);  // a process forked meanwhile would wait for a static variable for ever
+  static constinit std::atomic<const Config*> read{nullptr};
+  if (const Config* const known = read.load(std::memory_order_acquire)) return *known;
+  std::lock_guard lock(mutex);
+  if (read.load(std::memory_order_relaxed) == nullptr) {
+    read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })), std::memory_order_release);
+  }
+  return *read.load(std::memory_order_relaxed);
 }
 
 }  // namespace weft

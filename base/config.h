@@ -17,6 +17,7 @@ enum class GpuDirect { Auto, DmaBuf, PeerMemory, Off };
 struct Config {
   LogLevel log = LogLevel::Warn;               // WEFT_LOG
   DebugLevel debug = DebugLevel::Off;          // WEFT_DEBUG
+  bool crash_trace = false;                    // WEFT_CRASH_TRACE; base/crash.cc reads it itself, before main
   std::vector<std::string> socket_interfaces;  // WEFT_SOCKET_IFNAME, comma-separated
   int tcp_sockets = 1;                         // WEFT_TCP_SOCKETS
   std::vector<std::string> ib_devices;         // WEFT_IB_HCA, comma-separated: "mlx5_0" or "mlx5_0:1"

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <weft/base/crash.h>
 #include <weft/base/error.h>
 #include <weft/base/event_loop_inner.h>
 
@@ -48,7 +49,10 @@ EventLoop::Inner::Inner(std::string given_name) : name(std::move(given_name)) {
 EventLoop::EventLoop(const std::string& name, Thread thread) : inner_(std::make_shared<Inner>(name.substr(0, 15))) {
   if (thread == Thread::Given) return;
   try {
-    thread_ = std::thread([inner = inner_] { inner->serve([] { return false; }); });
+    thread_ = std::thread([inner = inner_] {
+      crash::prepare_thread();
+      inner->serve([] { return false; });
+    });
   } catch (const std::system_error& error) {
     throw system_error(Blame::Busy,
                        "event loop '" + inner_->name +

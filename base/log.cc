@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 
 namespace weft::log {
@@ -14,7 +15,7 @@ namespace {
 
 thread_local std::string label;
 
-std::mutex sink_mutex;
+constinit ForkMutex sink_mutex(ForkOrder::Capture);
 std::function<void(LogLevel, std::string_view)> captured;  // guarded by sink_mutex
 std::atomic<bool> capturing{false};
 
@@ -29,20 +30,30 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   broken("no such LogLevel");
 }
 
-// Never destroyed: threads may log while the process ends.
+// Held while a line is written as well: what spdlog and the C library's clock lock meanwhile is free in a forked process.
+constinit ForkMutex logger_mutex(ForkOrder::Log);
+std::atomic<spdlog::logger*> made{nullptr};  // never destroyed: threads may log while the process ends
+
+// Requires logger_mutex.
+spdlog::logger* make_logger() {
+  auto* fresh = new spdlog::logger("weft", std::make_shared<spdlog::sinks::stderr_color_sink_st>());
+  fresh->set_pattern("weft %H:%M:%S.%e %L %v");
+  try {
+    fresh->set_level(to_spdlog(config().log));
+  } catch (const Error& error) {
+    fresh->set_level(spdlog::level::warn);
+    fresh->warn(error.text());
+  }
+  return fresh;
+}
+
 spdlog::logger& logger() {
-  static auto* const made = [] {
-    auto* fresh = new spdlog::logger("weft", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    fresh->set_pattern("weft %H:%M:%S.%e %L %v");
-    try {
-      fresh->set_level(to_spdlog(config().log));
-    } catch (const Error& error) {
-      fresh->set_level(spdlog::level::warn);
-      fresh->warn(error.text());
-    }
-    return fresh;
-  }();
-  return *made;
+  spdlog::logger* known = made.load(std::memory_order_acquire);
+  if (known != nullptr) return *known;
+  std::lock_guard lock(logger_mutex);
+  known = made.load(std::memory_order_relaxed);
+  if (known == nullptr) made.store(known = make_logger(), std::memory_order_release);
+  return *known;
 }
 
 }  // namespace
@@ -55,10 +66,13 @@ void write(LogLevel level, std::string_view text) noexcept {
       std::lock_guard lock(sink_mutex);
       if (captured) return captured(level, text);
     }
+    spdlog::logger& to = logger();
+    if (!to.should_log(to_spdlog(level))) return;
+    std::lock_guard lock(logger_mutex);
     if (label.empty()) {
-      logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+      to.log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
     } else {
-      logger().log(to_spdlog(level), "{} | {}", label, spdlog::string_view_t(text.data(), text.size()));
+      to.log(to_spdlog(level), "{} | {}", label, spdlog::string_view_t(text.data(), text.size()));
     }
   } catch (...) {
     // A message that cannot be written is not worth ending a run for.

@@ -1,5 +1,6 @@
 #include <vector>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/base/op.h>
 
 namespace weft {
@@ -49,7 +50,7 @@ struct Op::State {
 };
 
 void keep_for_good(Pin memory) noexcept {
-  static std::mutex mutex;
+  static constinit ForkMutex mutex(ForkOrder::Counts);
   static auto* const kept = new std::vector<Pin>;  // never destroyed, and reachable for who looks for leaks
   std::lock_guard lock(mutex);
   kept->push_back(std::move(memory));

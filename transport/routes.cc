@@ -2,6 +2,7 @@
 #include <mutex>
 #include <set>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/transport/registry.h>
 #include <weft/transport/routes.h>
@@ -19,7 +20,7 @@ std::string list(const std::vector<std::string>& names) {
 // Once in a process for each key, as every agent finds it anew, and for every peer.
 void say_once(const std::string& key, const std::string& text) {
   constexpr std::size_t kMost = 256;  // a peer has a part in them
-  static std::mutex mutex;
+  static constinit ForkMutex mutex(ForkOrder::Transport);
   static auto* const said = new std::set<std::string>;  // agents may outlive what is static
   {
     std::lock_guard lock(mutex);

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/patience.h>
 #include <weft/engine/group/address.h>
@@ -307,7 +308,7 @@ std::string launcher_job(const Environment& environment) {
 
 // How many meetings this process has had under a name. All ranks of a job count alike, if each meeting succeeds or fails
 // for all of them.
-std::mutex meetings_mutex;
+constinit ForkMutex meetings_mutex(ForkOrder::Engine);
 auto& meetings = *new std::map<std::string, int>();
 
 // mpirun and srun say who we are but not where rank 0 is. On one machine rank 0 takes any free port and writes it down,

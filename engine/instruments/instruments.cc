@@ -7,7 +7,9 @@
 #include <random>
 
 #include <weft/base/config.h>
+#include <weft/base/crash.h>
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/instruments/instruments.h>
@@ -100,7 +102,7 @@ class Recording {
   const bool away_;
 };
 
-std::mutex recordings_mutex;                               // of the next
+constinit ForkMutex recordings_mutex(ForkOrder::Engine);   // of the next
 std::map<int, std::weak_ptr<const Recording>> recordings;  // by rank: of threads that are ranks there are several
 
 // Where all ranks are known: how their parts come together.
@@ -266,6 +268,7 @@ void agree_on_file(const Participant& participant, transport::Bootstrap& store, 
 std::shared_ptr<const void> start(const Participant& participant, const std::shared_ptr<transport::Bootstrap>& store,
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
   const Config& wanted = config();
+  crash::prepare_thread();
   wanted.dump_folder.empty() ? trace::dump_on_signal() : trace::dump_to(wanted.dump_folder);
   if (!wanted.status_file.empty()) trace::publish_progress(wanted.status_file.c_str());
   if (!wanted.metrics_address.empty()) serve_metrics(wanted.metrics_address, participant.rank);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/metrics.h>
@@ -199,7 +200,7 @@ struct Service {
   prometheus::Exposer exposer;
 };
 
-std::mutex serving;  // of the next two
+constinit ForkMutex serving(ForkOrder::Engine);  // of the next two
 Service* service = nullptr;
 pid_t served_in = 0;  // a child has the service, and none of its threads
 

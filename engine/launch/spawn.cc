@@ -1,3 +1,4 @@
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/crash.h>
 #include <weft/base/deadline.h>
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
@@ -60,6 +62,7 @@ Error decode(const std::string& report) {
   // parent's, and whoever asked for it here would wait for threads that were not forked.
   try {
     std::thread([&] {
+      crash::report_crashes();
       try {
         function(rank, ranks);
       } catch (...) {
@@ -136,6 +139,7 @@ class Watcher {
  public:
   // `report`: to the program.
   Watcher(pid_t program, Descriptor& report) : report_(report) {
+    ::prctl(PR_GET_NAME, name_.data());
     ::prctl(PR_SET_NAME, "weft ranks");  // pkill finds the program, and leaves the process that cleans up behind it
     // A program's handlers would run here too, and its Ctrl-C reaches the ranks without this process.
     sigset_t all;
@@ -175,6 +179,7 @@ class Watcher {
       report_ = {};
       end_ = {};
       by_process_.clear();  // the other ranks' ends
+      ::prctl(PR_SET_NAME, name_.data());
       ::sigaction(SIGCHLD, &of_children_, nullptr);
       ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
       run_rank(rank, ranks, port, report.writing.get(), function);
@@ -213,8 +218,9 @@ class Watcher {
   }
 
   Descriptor& report_;
-  Descriptor end_;   // readable once this process has got SIGTERM
-  sigset_t mask_{};  // the program's, as the next
+  Descriptor end_;               // readable once this process has got SIGTERM
+  std::array<char, 16> name_{};  // the program's, as the next two
+  sigset_t mask_{};
   struct sigaction of_children_ {};
   std::map<pid_t, Rank> by_process_;
 };

@@ -8,6 +8,7 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include <weft/base/crash.h>
 #include <weft/base/error.h>
 #include <weft/base/log.h>
 #include <weft/engine/future/thread_home.h>
@@ -169,6 +170,7 @@ void Crew::work() {
   thread_home() = this;
   pthread_setname_np(pthread_self(), name_.substr(0, 15).c_str());
   log::set_thread_label(name_);
+  crash::prepare_thread();
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stopping_) break;

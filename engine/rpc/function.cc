@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/type_name.h>
 #include <weft/engine/rpc/function.h>
 
@@ -14,7 +15,7 @@ namespace {
 // The functions of this program, entered before main() and when a library is loaded. The one table that a process shares:
 // it says what code there is, not what anybody does with it.
 struct Table {
-  std::mutex mutex;
+  ForkMutex mutex{ForkOrder::Engine};
   std::map<std::pair<std::uint64_t, std::uint64_t>, Function> functions;
 };
 
@@ -28,7 +29,7 @@ constexpr std::size_t kLongestName = 127;
 
 // Calls by name, as people are shown them. Traces keep the texts.
 struct Names {
-  std::mutex mutex;
+  ForkMutex mutex{ForkOrder::Engine};
   std::map<std::pair<const Function*, std::string>, Function, std::less<>> shown;
 };
 

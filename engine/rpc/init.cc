@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/config.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/rendezvous.h>
@@ -73,7 +74,7 @@ class Presence {
 
  private:
   struct All {
-    std::mutex mutex;
+    ForkMutex mutex{ForkOrder::Engine};
     std::map<std::string, std::string> names;
   };
   static All& all() {

@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/script.h>
 #include <weft/engine/rpc/served.h>
@@ -21,7 +22,7 @@ using Script = std::variant<std::shared_ptr<CompilationUnit>, Module>;
 // before there is an agent that is asked for it. Apart from that table, which knows functions of the compiler by two
 // numbers: scripts come later, have names only, and are called through run_script(), which is in there.
 struct Scripts {
-  std::mutex mutex;
+  ForkMutex mutex{ForkOrder::Engine};
   std::map<std::string, Script> scripts;
 };
 

@@ -2,13 +2,14 @@
 #include <memory>
 #include <mutex>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/profiling/trace/depth.h>
 
 namespace weft::trace {
 
 namespace {
 
-std::mutex mutex;  // of all()
+constinit ForkMutex mutex(ForkOrder::Counts);  // of all()
 const std::string& kOthers = *new std::string("others");
 
 // Never destroyed: what waits may end while the process does.

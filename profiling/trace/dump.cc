@@ -1,24 +1,30 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cinttypes>
 #include <csignal>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <memory_resource>
 #include <mutex>
 #include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include <climits>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <weft/base/crash.h>
 #include <weft/base/descriptor.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/dump.h>
 #include <weft/profiling/trace/flight_recorder.h>
@@ -31,6 +37,7 @@ namespace {
 
 class Json {
  public:
+  explicit Json(std::pmr::memory_resource* memory) : text_(memory) {}
   Json& key(const char* name) {
     separate();
     timeline::append_quoted(text_, name);
@@ -44,7 +51,9 @@ class Json {
   }
   void number(std::int64_t value) {
     separate();
-    text_ += std::to_string(value);
+    std::array<char, 24> digits{};
+    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+    text_.append(digits.data(), end);
   }
   void open(char bracket) {
     separate();
@@ -56,14 +65,14 @@ class Json {
     fresh_ = false;
   }
   void line() { text_ += '\n'; }
-  std::string take() { return std::move(text_); }
+  std::pmr::string take() { return std::move(text_); }
 
  private:
   void separate() {
     if (!fresh_) text_ += ',';
     fresh_ = false;
   }
-  std::string text_;
+  std::pmr::string text_;
   bool fresh_ = true;
 };
 
@@ -125,18 +134,74 @@ std::int64_t wall_clock() {
 std::atomic<std::uint64_t> drawn{0};  // 0: not yet
 
 constexpr std::size_t kMostJobs = 64;
-std::mutex joining;                           // of the next
-auto& jobs = *new std::deque<std::string>();  // the oldest first
+constinit ForkMutex joining(ForkOrder::Jobs);  // of the next
+auto& jobs = *new std::deque<std::string>();   // the oldest first
 
-// A forked process takes part in none. (The mutex is held while it is forked: another thread could have it just then.)
-void leave_in_child() {
-  jobs.clear();
-  joining.unlock();
+// A forked process takes part in none.
+void leave_in_child() { jobs.clear(); }
+
+// As process_identity(). Allocates nothing where this process has one.
+std::array<char, 17> identity() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
+  static_cast<void>(registered);
+  if (drawn.load() == 0) {
+    std::random_device random;
+    std::uint64_t none = 0;
+    drawn.compare_exchange_strong(none, (std::uint64_t{random()} << 32) | random() | 1);
+  }
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, drawn.load());
+  return text;
 }
 
-std::mutex writing;                 // of the next seven
-auto& asked = *new std::string();   // what the folder was called, which may be relative
-auto& folder = *new std::string();  // never destroyed: dumps are written while the process ends
+const std::string& host() {
+  static const auto& known = *new std::string(timeline::host_identity());
+  return known;
+}
+
+// What the flight recorder holds. Allocates from `memory` only, once host() and identity() are known.
+std::pmr::string text_of(std::string_view reason, pid_t process, std::pmr::memory_resource* memory) {
+  const auto records = flight_recorder().read(memory);
+  Json json(memory);
+  json.open('{');
+  json.key("weft").text("flight recorder 1");
+  json.key("reason").text(reason);
+  json.key("host").text(host());
+  json.key("pid").number(process);
+  json.key("process").text(identity().data());
+  json.key("jobs").open('[');
+  {
+    std::lock_guard lock(joining);
+    for (const std::string& id : jobs) json.text(id);
+  }
+  json.close(']');
+  json.key("time").number(now());
+  json.key("wall_clock").number(wall_clock());
+  std::pmr::map<std::pair<const Party*, std::uint32_t>, int> numbers(memory);
+  json.key("parties").open('[');
+  for (const Member& member : members(memory)) {
+    const int number = static_cast<int>(numbers.size());
+    numbers[{member.party(), member.generation()}] = number;
+    write(json, member, number);
+  }
+  for (const Record& record : records) {
+    const Member& member = record.member;
+    const auto [found, is_new] =
+        numbers.try_emplace({member.party(), member.generation()}, static_cast<int>(numbers.size()));
+    if (is_new) write(json, member, found->second);
+  }
+  json.close(']');
+  json.key("records").open('[');
+  for (const Record& record : records) write(json, record, numbers.at({record.member.party(), record.member.generation()}));
+  json.close(']');
+  json.close('}');
+  json.line();
+  return json.take();
+}
+
+constinit ForkMutex writing(ForkOrder::Dump);  // of the next seven
+auto& asked = *new std::string();              // what the folder was called, which may be relative
+auto& folder = *new std::string();             // never destroyed: dumps are written while the process ends
 int written = 0;
 auto& newest = *new std::deque<std::string>();  // files, behind the first kKept
 auto& written_by = *new std::string();          // whose they are; a child leaves its parent's alone
@@ -169,16 +234,33 @@ class SignalBlocked {
   sigset_t before_{};
 };
 
-void write_file(const std::string& path, const std::string& text) {
-  const std::string fresh = path + ".new";
-  std::FILE* file = std::fopen(fresh.c_str(), "w");
-  if (file == nullptr) throw system_error(Blame::Caller, "'" + fresh + "' cannot be written", errno);
-  int number = std::fwrite(text.data(), 1, text.size(), file) == text.size() ? 0 : errno;
-  if (std::fclose(file) != 0 && number == 0) number = errno;
-  if (number == 0 && std::rename(fresh.c_str(), path.c_str()) != 0) number = errno;
-  if (number == 0) return;
-  std::remove(fresh.c_str());
-  throw system_error(Blame::Caller, "writing '" + fresh + "'", number);
+bool write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const auto count = ::write(descriptor, text.data(), text.size());
+    if (count < 0 && errno != EINTR) return false;
+    if (count > 0) text.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+// 0, or an errno; there is no file then. Allocates nothing.
+int write_file(const char* path, std::string_view text) {
+  std::array<char, PATH_MAX> fresh{};
+  if (std::snprintf(fresh.data(), fresh.size(), "%s.new", path) >= static_cast<int>(fresh.size())) return ENAMETOOLONG;
+  const int descriptor = ::open(fresh.data(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor < 0) return errno;
+  int number = write_all(descriptor, text) ? 0 : errno;
+  if (::close(descriptor) != 0 && number == 0) number = errno;
+  if (number == 0 && ::rename(fresh.data(), path) != 0) number = errno;
+  if (number != 0) ::unlink(fresh.data());
+  return number;
+}
+
+std::array<char, PATH_MAX> path_in(const char* where, pid_t process, int number) {
+  std::array<char, PATH_MAX> path{};
+  std::snprintf(path.data(), path.size(), "%s/dump-%d-%s-%d.json", where, static_cast<int>(process), identity().data(),
+                number);
+  return path;
 }
 
 // A folder that no other user can have put there, or write to.
@@ -202,15 +284,25 @@ std::string write_to(const std::string& where, const std::string& reason) {
     written = 0;
     newest.clear();
   }
-  const std::string path =
-      where + "/dump-" + std::to_string(::getpid()) + "-" + process + "-" + std::to_string(++written) + ".json";
-  write_file(path, dump(reason));
+  const std::string path = path_in(where.c_str(), ::getpid(), ++written).data();
+  const int failed = write_file(path.c_str(), text_of(reason, ::getpid(), std::pmr::get_default_resource()));
+  if (failed != 0) throw system_error(Blame::Caller, "'" + path + "' cannot be written", failed);
   if (static_cast<std::size_t>(written) > kKept) newest.push_back(path);
   if (newest.size() > kKept) {
     std::remove(newest.front().c_str());
     newest.pop_front();
   }
   return path;
+}
+
+// By a copy of this process, which has crashed: without locks, and with memory of its own in place of the heap.
+bool dump_after_crash(const char* reason) {
+  constexpr std::size_t kBytes = 64 << 20;  // more than all records and their texts take
+  void* const place = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return false;
+  std::pmr::monotonic_buffer_resource memory(place, kBytes, std::pmr::null_memory_resource());
+  const pid_t crashed = ::getppid();
+  return write_file(path_in(folder.c_str(), crashed, written + 1).data(), text_of(reason, crashed, &memory)) == 0;
 }
 
 // Whoever asks, gets one.
@@ -273,58 +365,14 @@ void install_once() {
 
 }  // namespace
 
-std::string process_identity() {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { drawn.store(0); });
-  static_cast<void>(registered);
-  std::random_device random;
-  std::uint64_t none = 0;
-  drawn.compare_exchange_strong(none, (std::uint64_t{random()} << 32) | random() | 1);
-  std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016" PRIx64, drawn.load());
-  return text.data();
-}
+std::string process_identity() { return identity().data(); }
 
 std::string dump(const std::string& reason) {
-  const auto records = flight_recorder().read();
-  Json json;
-  json.open('{');
-  json.key("weft").text("flight recorder 1");
-  json.key("reason").text(reason);
-  json.key("host").text(timeline::host_identity());
-  json.key("pid").number(::getpid());
-  json.key("process").text(process_identity());
-  json.key("jobs").open('[');
-  {
-    std::lock_guard lock(joining);
-    for (const std::string& id : jobs) json.text(id);
-  }
-  json.close(']');
-  json.key("time").number(now());
-  json.key("wall_clock").number(wall_clock());
-  std::map<std::pair<const Party*, std::uint32_t>, int> numbers;
-  json.key("parties").open('[');
-  for (const Member& member : members()) {
-    const int number = static_cast<int>(numbers.size());
-    numbers[{member.party(), member.generation()}] = number;
-    write(json, member, number);
-  }
-  for (const Record& record : records) {
-    const Member& member = record.member;
-    const auto [found, is_new] =
-        numbers.try_emplace({member.party(), member.generation()}, static_cast<int>(numbers.size()));
-    if (is_new) write(json, member, found->second);
-  }
-  json.close(']');
-  json.key("records").open('[');
-  for (const Record& record : records) write(json, record, numbers.at({record.member.party(), record.member.generation()}));
-  json.close(']');
-  json.close('}');
-  json.line();
-  return json.take();
+  return std::string(text_of(reason, ::getpid(), std::pmr::get_default_resource()));
 }
 
 void joined_job(const std::string& id) {
-  static const int registered = ::pthread_atfork([] { joining.lock(); }, [] { joining.unlock(); }, leave_in_child);
+  static const int registered = ::pthread_atfork(nullptr, nullptr, leave_in_child);
   static_cast<void>(registered);
   std::lock_guard lock(joining);
   std::erase(jobs, id);  // of ranks that are threads of this process
@@ -341,6 +389,9 @@ void dump_to(const std::string& where) {
   if (failure) throw Error(Blame::Caller, "WEFT_DUMP_DIR is '" + where + "', which cannot be made: " + failure.message());
   asked = where;
   folder = place;  // absolute: the process may go to another one
+  host();          // a process that has crashed cannot find out
+  identity();
+  crash::at_crash(dump_after_crash);
   is_wanted.store(true, std::memory_order_release);
   install_once();
 }

@@ -140,8 +140,9 @@ Record FlightRecorder::read(const Slot& slot) noexcept {
   return record;
 }
 
-std::vector<Record> FlightRecorder::read() const {
-  std::vector<Record> records;
+std::pmr::vector<Record> FlightRecorder::read(std::pmr::memory_resource* memory) const {
+  std::pmr::vector<Record> records(memory);
+  records.reserve(kRecords);
   const std::uint64_t first = first_.load();
   for (const Slot& slot : slots_) {
     const std::uint64_t version = slot.version.load(std::memory_order_acquire);

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
@@ -49,8 +50,8 @@ class FlightRecorder {
   std::uint64_t begin(const Member& member, Kind kind, const About& about, std::int64_t time) noexcept;
   // False where the record has ended before, or its slot has been used again.
   bool end(std::uint64_t ticket, std::int64_t time, const Error* error, int peer, std::uint64_t sequence) noexcept;
-  // What the ring holds, oldest first; records that are written at this moment are left out.
-  std::vector<Record> read() const;
+  // What the ring holds, oldest first; records that are written at this moment are left out. Allocates from `memory` only.
+  std::pmr::vector<Record> read(std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const;
   // Forgets what was recorded (by the process that this one was forked from).
   void forget() noexcept { first_.store(next_.load() + 1); }
 

@@ -5,12 +5,12 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/profiling/trace/nvtx.h>
 
 namespace weft::trace {
@@ -75,10 +75,10 @@ nvtxDomainHandle_t domain(Layer layer) {
 
 // A text in a domain. Texts have static lifetime and are few: they are found by their address.
 nvtxStringHandle_t registered(Layer layer, const char* text) {
-  static std::shared_mutex mutex;
+  static constinit ForkMutex mutex(ForkOrder::Counts);
   static auto& handles = *new std::map<std::pair<Layer, const char*>, nvtxStringHandle_t>();
   {
-    std::shared_lock lock(mutex);
+    std::lock_guard lock(mutex);
     if (const auto found = handles.find({layer, text}); found != handles.end()) return found->second;
   }
   const nvtxStringHandle_t made = nvtxDomainRegisterStringA(domain(layer), text);

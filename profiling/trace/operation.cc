@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/profiling/trace/flight_recorder.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/nvtx.h>
@@ -17,7 +18,7 @@ namespace weft::trace {
 
 namespace {
 
-std::mutex names_mutex;  // of the two sets below
+constinit ForkMutex names_mutex(ForkOrder::Names);  // of the two sets below
 
 // Never destroyed: operations end while the process does.
 using Parties = std::map<Party, std::uint32_t>;
@@ -34,12 +35,11 @@ std::set<std::string>& texts() {
 std::atomic<Observer*> observer{nullptr};
 
 // What was recorded is not what a forked process does, it is none of the members, and nobody asks there what was counted.
-// The parties stay where they are: members that it has inherited point to them. (The mutex is held while it is forked.)
+// The parties stay where they are: members that it has inherited point to them.
 void forget_in_child() {
   flight_recorder().forget();
   observer.store(nullptr);
   own_parties() = new Parties();
-  names_mutex.unlock();
 }
 
 constinit Name training_step{Layer::Engine, "step"};
@@ -78,7 +78,7 @@ const char* name(Layer layer) noexcept {
 }
 
 Member Member::join(const Party& party) {
-  static const int registered = ::pthread_atfork([] { names_mutex.lock(); }, [] { names_mutex.unlock(); }, forget_in_child);
+  static const int registered = ::pthread_atfork(nullptr, nullptr, forget_in_child);
   static_cast<void>(registered);
   std::lock_guard lock(names_mutex);
   const auto found = parties().try_emplace(party, 0).first;
@@ -93,9 +93,9 @@ void Member::withdraw() const {
   if (found->second == generation_ + 1) found->second = generation_;
 }
 
-std::vector<Member> members() {
+std::pmr::vector<Member> members(std::pmr::memory_resource* memory) {
   std::lock_guard lock(names_mutex);
-  std::vector<Member> newest;  // or the only one, which has withdrawn: what it did is on record
+  std::pmr::vector<Member> newest(memory);  // or the only one, which has withdrawn: what it did is on record
   for (const auto& [party, joined] : parties()) newest.push_back(Member::known(&party, joined > 0 ? joined - 1 : 0));
   return newest;
 }

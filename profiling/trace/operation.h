@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,8 +55,8 @@ class Member {
   std::uint32_t generation_ = 0;
 };
 
-// The newest of each party: who is here, or was.
-std::vector<Member> members();
+// The newest of each party: who is here, or was. Allocates from `memory` only.
+std::pmr::vector<Member> members(std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
 constexpr std::size_t kMostDims = 4;
 

@@ -42,7 +42,8 @@ std::size_t sequence_at(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-void append_quoted(std::string& to, std::string_view text) {
+template <class String>
+void append_quoted(String& to, std::string_view text) {
   to += '"';
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t bytes = sequence_at(text, at);
@@ -63,6 +64,8 @@ void append_quoted(std::string& to, std::string_view text) {
   }
   to += '"';
 }
+template void append_quoted(std::string& to, std::string_view text);
+template void append_quoted(std::pmr::string& to, std::string_view text);
 
 Part::Part(const std::string& folder, const Place& place, std::uint64_t most_bytes) : most_bytes_(most_bytes) {
   std::error_code ignored;

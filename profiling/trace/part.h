@@ -62,7 +62,8 @@ class Part {
 };
 
 // Appends the text with the quotes and escapes of JSON. Bytes that are no ASCII pass as they are if they are UTF-8, else
-// as '?'.
-void append_quoted(std::string& to, std::string_view text);
+// as '?'. Of std::string and std::pmr::string.
+template <class String>
+void append_quoted(String& to, std::string_view text);
 
 }  // namespace weft::trace::timeline

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <weft/base/error.h>
+#include <weft/base/fork_mutex.h>
 #include <weft/profiling/trace/host_time.h>
 #include <weft/profiling/trace/progress.h>
 
@@ -21,7 +22,7 @@ bool is_ours(const Progress& page) {
 }
 
 constinit Progress own;
-std::mutex publishing;
+constinit ForkMutex publishing(ForkOrder::Counts);
 std::string published;  // the file, once there is one
 std::atomic<Progress*> current{&own};
 

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/profiling/trace/merge.h>
 #include <weft/profiling/trace/part.h>
@@ -39,7 +40,7 @@ class Sources {
   }
 
  private:
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_{ForkOrder::Counts};  // behind `joining`, with which held the thread that takes it is waited for
   std::vector<std::shared_ptr<Source>> all_;
 };
 Sources& sources = *new Sources();  // never destroyed: the timeline may end while the process does
@@ -163,7 +164,7 @@ class Collector {
 
 // Never destroyed: threads may write while the process ends.
 std::atomic<Collector*> collector{nullptr};
-std::mutex joining;
+constinit ForkMutex joining(ForkOrder::Timeline);
 
 // This thread's lane. Of a plain type, so that it can be looked at while the thread's objects are destroyed.
 thread_local Lane* own = nullptr;

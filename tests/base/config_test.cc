@@ -48,6 +48,13 @@ TEST(Config, FilesAndAddressesAreTakenAsTheyAre) {
   EXPECT_EQ(config.status_file, "");
 }
 
+TEST(Config, CrashTracesAreOnOrOff) {
+  EXPECT_FALSE(from({}).crash_trace);
+  EXPECT_TRUE(from({{"WEFT_CRASH_TRACE", "On"}}).crash_trace);
+  EXPECT_FALSE(from({{"WEFT_CRASH_TRACE", "off"}}).crash_trace);
+  EXPECT_THROW(from({{"WEFT_CRASH_TRACE", "yes"}}), Error);
+}
+
 TEST(Config, SplitsLists) {
   EXPECT_THAT(from({{"WEFT_SOCKET_IFNAME", "eth0,,lo"}}).socket_interfaces, testing::ElementsAre("eth0", "lo"));
 }

@@ -45,11 +45,14 @@ Outcome run(const std::string& command) {
 }
 
 std::string path_of(const std::string& name) {
-  const std::map<std::string, std::string> paths{
-      {"weft-run", WEFT_TEST_RUN},   {"weft-agent", WEFT_TEST_AGENT},
-      {"weft-info", WEFT_TEST_INFO}, {"join_and_reduce", WEFT_TEST_PROGRAM},
-      {"python", WEFT_TEST_PYTHON},  {"torchrun", WEFT_TEST_PYTHON " -m torch.distributed.run"},
-      {"sources", WEFT_TEST_SOURCES}};
+  const std::map<std::string, std::string> paths{{"weft-run", WEFT_TEST_RUN},
+                                                 {"weft-agent", WEFT_TEST_AGENT},
+                                                 {"weft-info", WEFT_TEST_INFO},
+                                                 {"join_and_reduce", WEFT_TEST_PROGRAM},
+                                                 {"crashing", WEFT_TEST_CRASHING},
+                                                 {"python", WEFT_TEST_PYTHON},
+                                                 {"torchrun", WEFT_TEST_PYTHON " -m torch.distributed.run"},
+                                                 {"sources", WEFT_TEST_SOURCES}};
   return paths.at(name);
 }
 

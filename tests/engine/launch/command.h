@@ -18,7 +18,7 @@ struct Outcome {
 Outcome run(const std::string& command);
 
 // Names that tests/engine/launch/CMakeLists.txt gives programs: "weft-run", "weft-agent", "weft-info", "join_and_reduce",
-// "python", "torchrun", "sources".
+// "crashing", "python", "torchrun", "sources".
 std::string path_of(const std::string& name);
 
 }  // namespace weft::launch

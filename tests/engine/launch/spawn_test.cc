@@ -1,9 +1,12 @@
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
+#include <string>
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -50,6 +53,23 @@ TEST(Spawn, RunsEveryRankInAProcessOfItsOwnWithTheVariablesToJoin) {
   });
   expect_no_children();
   EXPECT_EQ(std::getenv("RANK"), nullptr) << "the parent's environment is its own";
+}
+
+TEST(Spawn, RanksHaveTheNameOfTheProgram) {
+  const auto name = [] {
+    std::array<char, 16> text{};
+    ::prctl(PR_GET_NAME, text.data());
+    return std::string(text.data());
+  };
+  const std::string program = name();
+  ::prctl(PR_SET_NAME, "of my own");
+  spawn(1, [&](int, int) {
+    std::string rank;  // of its main thread; this one has inherited it
+    std::getline(std::ifstream("/proc/self/comm"), rank);
+    if (rank != "of my own" || name() != "of my own") throw std::runtime_error("the rank is called '" + rank + "'");
+  });
+  EXPECT_EQ(name(), "of my own");
+  ::prctl(PR_SET_NAME, program.c_str());
 }
 
 TEST(Spawn, RanksMeetBelowTorchrunWhoseAgentHostsAStoreOfItsOwn) {
