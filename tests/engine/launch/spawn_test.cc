@@ -255,11 +255,14 @@ TEST(Spawn, RethrowsTheCauseAndNotWhatItDidToTheOthers) {
 // A program whose ranks start what ignores SIGTERM. Each process holds the writing end of a pipe for as long as it lives.
 class StartedByRanks {
  public:
-  explicit StartedByRanks(const std::function<void()>& end_of_rank) {
+  StartedByRanks() {
     int ends[2];
-    if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+    int go[2];
+    if (::pipe(ends) != 0 || ::pipe(go) != 0) throw std::runtime_error("pipe");
     reading_ = Descriptor(ends[0]);
     Descriptor writing(ends[1]);
+    const Descriptor told(go[0]);
+    go_ = Descriptor(go[1]);
     program_ = ::fork();
     if (program_ != 0) return;
     reading_ = {};
@@ -267,7 +270,8 @@ class StartedByRanks {
       spawn(2, [&](int, int) {
         start(writing.get(), /*orphan=*/false);
         start(writing.get(), /*orphan=*/true);
-        end_of_rank();
+        char byte = 0;
+        if (::read(told.get(), &byte, 1) == 1) throw std::runtime_error("done for");
       });
     } catch (const Error&) {
     }
@@ -285,6 +289,9 @@ class StartedByRanks {
       char byte = 0;
       if (::read(reading_.get(), &byte, 1) != 1) throw std::runtime_error("a process has ended");
     }
+  }
+  void let_a_rank_fail() const {
+    if (::write(go_.get(), "g", 1) != 1) throw std::runtime_error("no rank is left");
   }
   bool all_end() const {
     pollfd watched{reading_.get(), POLLIN, 0};
@@ -304,18 +311,20 @@ class StartedByRanks {
 
   pid_t program_ = 0;
   Descriptor reading_;
+  Descriptor go_;
 };
 
 TEST(Spawn, WhatRanksHaveStartedEndsWhenTheProgramIsKilled) {
-  const StartedByRanks started(wait_for_the_end);
+  const StartedByRanks started;
   started.wait_until_all_run();
   ::kill(started.program(), SIGKILL);
   EXPECT_TRUE(started.all_end());
 }
 
 TEST(Spawn, WhatRanksHaveStartedEndsWhenOneFails) {
-  const StartedByRanks started([] { throw std::runtime_error("done for"); });
+  const StartedByRanks started;
   started.wait_until_all_run();
+  started.let_a_rank_fail();
   EXPECT_TRUE(started.all_end());
 }
 
