@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <weft/base/log.h>
+#include <weft/transport/gloo/descriptors.h>
 #include <weft/transport/gloo/gloo_communicator.h>
 #include <weft/transport/gloo/pending.h>
 #include <weft/transport/gloo/sigpipe.h>
@@ -169,6 +170,7 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
       waiters_(std::make_shared<Waiters>()) {
   switch_flight_recorder_off();
   const WithoutSigpipe quiet;  // for Gloo's threads, which are started here
+  const Descriptors descriptors;
   try {
     auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
     gloo->devices.push_back(options.interface_address.empty()
@@ -176,6 +178,7 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
                                 : c10d::ProcessGroupGloo::createDeviceForHostname(options.interface_address));
     group_->store = c10::make_intrusive<StoreAdapter>(options.store, options.timeout);
     group_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(group_->store, rank_, size_, gloo);
+    descriptors.close_on_exec();
   } catch (const Error& error) {
     throw error.within("joining " + pending_->context());
   } catch (const std::exception& error) {
