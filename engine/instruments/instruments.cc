@@ -269,7 +269,14 @@ std::shared_ptr<const void> start(const Participant& participant, const std::sha
                                   std::vector<std::shared_ptr<const void>> kept, Deadline deadline) {
   const Config& wanted = config();
   crash::prepare_thread();
-  wanted.dump_folder.empty() ? trace::dump_on_signal() : trace::dump_to(wanted.dump_folder);
+  // weft-run, which has set this as torchrun does, passes SIGUSR1 on. Elsewhere it belongs to the program unless dumps are
+  // wanted.
+  const bool is_launched = std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
+  if (!wanted.dump_folder.empty()) {
+    trace::dump_to(wanted.dump_folder);
+  } else if (is_launched) {
+    trace::dump_on_signal();
+  }
   if (!wanted.status_file.empty()) trace::publish_progress(wanted.status_file.c_str());
   if (!wanted.metrics_address.empty()) serve_metrics(wanted.metrics_address, participant.rank);
   if (participant.timeline.empty()) {

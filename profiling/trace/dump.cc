@@ -356,9 +356,13 @@ void install_signal() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-// Under `writing`.
+// Requires `writing`. Leaves the signal to a program that handles or ignores it.
 void install_once() {
   if (installed_in == ::getpid()) return;
+  struct sigaction present {};
+  if (::sigaction(SIGUSR1, nullptr, &present) != 0) return;
+  const bool is_taken = (present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL;
+  if (is_taken && present.sa_handler != on_signal) return;
   install_signal();
   installed_in = ::getpid();
 }
@@ -398,10 +402,7 @@ void dump_to(const std::string& where) {
 
 void dump_on_signal() {
   std::lock_guard lock(writing);
-  struct sigaction present {};
-  if (::sigaction(SIGUSR1, nullptr, &present) != 0) return;
-  const bool is_taken = (present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL;
-  if (!is_taken || present.sa_handler == on_signal) install_once();
+  install_once();
 }
 
 std::string default_folder() {

@@ -22,7 +22,8 @@ void joined_job(const std::string& id);
 // own.
 std::string process_identity();
 
-// Writes dumps to the folder from now on, and installs the handler of SIGUSR1; again for the same folder does nothing.
+// Writes dumps to the folder from now on, and installs the handler of SIGUSR1 as dump_on_signal() does; again for the same
+// folder does nothing.
 // Throws Caller where the folder cannot be made, Busy where the process can have no more descriptors or threads.
 void dump_to(const std::string& folder);
 // Installs the handler of SIGUSR1, unless the program has one or ignores it. Without dump_to() its dumps go to

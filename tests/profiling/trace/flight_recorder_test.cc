@@ -425,6 +425,25 @@ TEST_F(Dump, LeavesASignalToTheProgramThatHandlesIt) {
   EXPECT_EQ(WEXITSTATUS(status), 7) << "the program's handler was not called";
 }
 
+TEST_F(Dump, LeavesASignalToTheProgramThatHandlesItWhereThereIsAFolderToo) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static volatile std::sig_atomic_t handled = 0;
+    ::signal(SIGUSR1, [](int) { handled = 1; });
+    dump_to(folder_);
+    dump_to(folder_);  // another group
+    ::raise(SIGUSR1);
+    if (handled == 0) ::_exit(1);
+    dump_after("f", Error(Blame::PeerLost, "gone"));
+    ::_exit(7);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 7) << "the program's handler was not called";
+  ASSERT_EQ(files().size(), 1u);
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(files().front())).at("reason"), "f: gone");
+}
+
 TEST_F(Dump, CN023_IsWrittenOnSigusr1) {
   const pid_t child = staying([&] {
     dump_to(folder_);
