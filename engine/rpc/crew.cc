@@ -93,16 +93,19 @@ void Crew::block(const std::function<void()>& wait) {
   wait();
 }
 
-void Crew::run(Task task) { add(tasks_, {std::move(task), {}}); }
+void Crew::run(Task task) { add(tasks_, {std::move(task), {}, {}}); }
 
-void Crew::run_call(Task task, Refuse refuse) { add(tasks_, {std::move(task), std::move(refuse)}); }
+void Crew::run_call(Task task, Refuse refuse, IsLate is_late) {
+  add(tasks_, {std::move(task), std::move(refuse), std::move(is_late)});
+}
 
-void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
+void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}, {}}); }
 
 void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
   std::unique_lock lock(mutex_);
   if (stopping_) return;
   tasks.push_back(std::move(waiting));
+  if (tasks.back().is_late && has_room()) tasks.back().is_late = {};
   waiting_.add(1);
   note();
   refuse_if_too_many_block(lock);
@@ -205,7 +208,7 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
   running = true;
-  own.task();
+  if (!own.is_late || !own.is_late()) own.task();
   own = {};
   running = false;
   lock.lock();

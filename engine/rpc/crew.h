@@ -43,9 +43,12 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
-  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do.
+  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do. A call that
+  // found no thread free is asked before it runs whether it is too late; if so, it is not run. One that found a thread free
+  // always runs, however long that thread takes to wake.
   using Refuse = std::function<void(const Error& why)>;
-  void run_call(Task task, Refuse refuse);
+  using IsLate = std::function<bool()>;
+  void run_call(Task task, Refuse refuse, IsLate is_late = {});
   // As run(), of Weft's own tasks that wait for what is outside, and for none of their kind: beside those that the limit
   // counts, kMostBeside at a time.
   void run_beside(Task task);
@@ -66,7 +69,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
   struct Waiting {
     Task task;
-    Refuse refuse;  // of a call
+    Refuse refuse;   // of a call
+    IsLate is_late;  // of one that waits behind others
   };
   void add(std::deque<Waiting>& tasks, Waiting waiting);
   void work();
@@ -81,6 +85,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   int threads() const { return static_cast<int>(threads_.size()); }
   bool may_grow() const { return threads() - blocked_ < limit_ + 2 && blocked_ < most_blocked_ + kReserve; }
   bool may_run_beside() const { return !beside_.empty() && busy_beside_ < kMostBeside; }
+  // That a thread may take the newest task at once.
+  bool has_room() const { return static_cast<int>(tasks_.size()) <= limit_ - (busy_ - blocked_); }
   bool may_run() const { return may_run_beside() || (!tasks_.empty() && busy_ - blocked_ < limit_); }
   void note() { wanted_ = stopping_ || may_run(); }  // after every change of what they ask
 

@@ -45,8 +45,7 @@ const CallAmbient& current_call(const char* what) {
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
                     std::function<void(const Error& why)> refuse, std::shared_ptr<Served> served) {
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
-  Task run([ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
-    if (served && served->drop_if_late()) return;
+  Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();
     agent.function_started();
     {
@@ -62,7 +61,11 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     }
     agent.function_ended();
   });
-  if (!on_loop) return core->crew()->run_call(std::move(run), std::move(refuse));
+  if (!on_loop) {
+    Crew::IsLate is_late;
+    if (served) is_late = [served = std::move(served)] { return served->drop_if_late(); };
+    return core->crew()->run_call(std::move(run), std::move(refuse), std::move(is_late));
+  }
   if (core->loop()->inside()) return run();
   core->loop()->post(std::move(run));
 }
@@ -94,7 +97,8 @@ void Served::run(Task task) {
                  state_->expires && !on_loop_ ? shared_from_this() : nullptr);
 }
 
-// By the time that was left when it was sent, counted from when it came: the caller has given it up before.
+// By the caller's time limit, counted from when the call came: how long that was on its way is not known here, for clocks
+// differ. The caller has given the call up before.
 bool Served::drop_if_late() noexcept {
   if (!state_->deadline.passed()) return false;
   give_up(

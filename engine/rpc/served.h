@@ -38,7 +38,7 @@ struct CallState {
   bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in the context
   std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
   trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
-  bool expires = false;                        // its function is a user's: not begun behind the deadline
+  bool expires = false;                        // its function is a user's: not begun behind the deadline, if it had to wait
 };
 
 // What follows a call through continuations: the agent and the call.
@@ -67,8 +67,9 @@ bool serves_call();
 class Served;
 
 // Runs a call's function: in its ambient, counted, on the loop if it may and this is the loop, else on the crew. Where that
-// has no thread for it, `refuse` runs instead. One that `served` has to answer, and that was queued until nobody waits for
-// it any more, is refused.
+// has no thread for it, `refuse` runs instead. A call that `served` has to answer, and that waited for a thread behind
+// others until its time limit had passed since it came, is refused; one that found a thread free is run, whatever its
+// limit.
 WEFT_API void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop,
                              Task task, std::function<void(const Error& why)> refuse,
                              std::shared_ptr<Served> served = nullptr);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <weft/tests/engine/rpc/refs.h>
+#include <weft/transport/inproc/faults.h>
 
 namespace weft {
 namespace {
@@ -22,6 +23,13 @@ struct UnreadableOwn {
   WEFT_FIELDS(first, number)
 };
 UnreadableOwn unreadable_own() { return {{}, RRef<int>(1)}; }
+
+std::atomic<int> late_made{0}, late_called{0};
+int make_late(int value) {
+  ++late_made;
+  return value;
+}
+void call_late() { ++late_called; }
 
 // Calls somebody when it ends.
 struct Outlasting {
@@ -42,6 +50,8 @@ struct Outlasting {
   rpc::WorkerInfo other;
 };
 
+using harness::As;
+using harness::comes_true;
 using harness::error_of;
 using harness::expect_counters;
 using harness::run_one;
@@ -116,6 +126,47 @@ TEST_P(DroppedAndDelayed, RF004_ADelayedCreationFailsByItsLimitAndForGood) {
             EXPECT_EQ(agent.sync<&refs::accounts_living>(1), 0);
           },
           {.faults = {.delay = {{rpc::MessageKind::Create, 150ms}}}});
+}
+
+// The limit is over while the calls are on their way; what is on the way comes when the test lets it.
+TEST(LateCreations, AreAllMadeWhenTheyComeWhateverTheirLimit) {
+  static std::mutex mutex;
+  static std::vector<transport::inproc::Faults> ways;
+  ways.clear();
+  transport::inproc::on_link([](const auto& there, const auto&) {
+    std::lock_guard lock(mutex);
+    ways.push_back(there);
+  });
+  late_made = late_called = 0;
+  constexpr int kCalls = 5;
+  harness::run_workers({As::Threads, "inproc", 2},
+                       [](rpc::Agent& agent) {
+                         if (agent.self().rank != 0) return;
+                         agent.sync<&refs::nothing>(1);  // there is a connection now
+                         const auto held = [] {
+                           std::lock_guard lock(mutex);
+                           return ways;
+                         }();
+                         for (const auto& way : held) way.hold_at(way.written());
+                         std::vector<RRef<int>> late;
+                         std::vector<Future<void>> calls;
+                         for (int i = 0; i < kCalls; ++i) {
+                           late.push_back(agent.remote<&make_late>(rpc::to(1).timeout(1ms), i));
+                           calls.push_back(agent.async<&call_late>(rpc::to(1).timeout(1ms)));
+                         }
+                         for (const auto& one : late)
+                           EXPECT_EQ(error_of([&] { one.created().get(); }).blame(), Blame::Timeout);
+                         for (const auto& one : calls) EXPECT_EQ(error_of([&] { one.get(); }).blame(), Blame::Timeout);
+                         EXPECT_EQ(late_made + late_called, 0);
+                         for (const auto& way : held) way.release();
+                         EXPECT_TRUE(comes_true([] { return late_made == kCalls && late_called == kCalls; }))
+                             << late_made << " " << late_called;
+                         for (const auto& one : late) EXPECT_THROW(one.to_here(), rpc::CreationError) << "for good";
+                         late.clear();
+                         expect_counters(agent, 1, {0, 0, 0});
+                       },
+                       {.worker_threads = 2 * kCalls});
+  transport::inproc::on_link({});
 }
 
 // The end of the reference would pass what is late.
