@@ -5,6 +5,7 @@
 #include <c10/util/hash.h>
 
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/contexts.h>
 #include <weft/engine/autograd/pass.h>
 #include <weft/engine/rpc/core.h>
 
@@ -368,6 +369,16 @@ Outcome Context::outcome(const std::exception_ptr& error, const std::string& whe
   // libtorch's words for a graph that was freed: the caller's mistake, whoever notices it.
   if (what.text.find("Trying to backward through the graph a second time") != std::string::npos)
     what.blame = static_cast<int>(Blame::Caller);
+  // libtorch sees that a graph's tensor has changed, and not who has changed it.
+  if (what.text.find("modified by an inplace operation") != std::string::npos) {
+    if (const auto other = core_.contexts().stepped_by_other(id_, steps_before_)) {
+      what.text += "; another trainer's step did it: DistributedOptimizer::step() in context " + to_text(*other) +
+                   " of rank " + std::to_string(*other >> 48) +
+                   " changed weights here between the forward of this context and this backward. Let the trainers take "
+                   "turns, so that no step comes between another's forward and backward, or take torch::optim::SGD, which "
+                   "writes weights such that the other's backward uses the new ones";
+    }
+  }
   what.text =
       "backward in context " + to_text(id_) + " failed on " + describe(core_.self()) + ", " + where + ": " + what.text;
   return what;

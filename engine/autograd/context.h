@@ -39,7 +39,8 @@ Outcome outcome_of(const std::exception_ptr& error);
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  Context(rpc::AgentCore& core, ContextId id) : core_(core), id_(id) {}
+  // `steps`: how many steps of optimizers there have been on this worker.
+  Context(rpc::AgentCore& core, ContextId id, std::uint64_t steps = 0) : core_(core), id_(id), steps_before_(steps) {}
   ContextId id() const { return id_; }
   std::shared_ptr<rpc::AgentCore> core() const;
   // The rank of the worker that made it.
@@ -148,6 +149,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   rpc::AgentCore& core_;
   const ContextId id_;
+  const std::uint64_t steps_before_;  // it came here
   std::atomic<bool> released_{false};
   mutable std::mutex mutex_;  // of the rest
   std::set<int> workers_;

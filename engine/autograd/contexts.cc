@@ -13,7 +13,7 @@ std::uint64_t Contexts::next_id() { return rpc::number_of(core_.self().rank, cor
 PassId Contexts::next_pass() { return next_id(); }
 
 std::shared_ptr<Context> Contexts::make() {
-  auto context = std::make_shared<Context>(core_, next_id());
+  auto context = std::make_shared<Context>(core_, next_id(), step_count());
   std::lock_guard lock(mutex_);
   contexts_.emplace(context->id(), context);
   return context;
@@ -25,11 +25,29 @@ std::shared_ptr<Context> Contexts::arrived(ContextId id, int from) {
     std::lock_guard lock(mutex_);
     if (buried_.contains(id)) return nullptr;
     auto& entry = contexts_[id];
-    if (!entry) entry = std::make_shared<Context>(core_, id);
+    if (!entry) entry = std::make_shared<Context>(core_, id, last_step_.number);
     context = entry;
   }
   context->add_worker(from);
   return context;
+}
+
+void Contexts::steps_in(ContextId id) {
+  std::lock_guard lock(mutex_);
+  if (last_step_.context != id) step_of_other_ = last_step_;
+  last_step_ = {id, last_step_.number + 1};
+}
+
+std::uint64_t Contexts::step_count() const {
+  std::lock_guard lock(mutex_);
+  return last_step_.number;
+}
+
+std::optional<ContextId> Contexts::stepped_by_other(ContextId id, std::uint64_t since) const {
+  std::lock_guard lock(mutex_);
+  const Stepped& other = last_step_.context != id ? last_step_ : step_of_other_;
+  if (other.number <= since) return std::nullopt;
+  return other.context;
 }
 
 std::shared_ptr<Context> Contexts::find(ContextId id) const {

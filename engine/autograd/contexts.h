@@ -55,6 +55,13 @@ class Contexts {
     Fence last;        // what the last of them has enqueued on GPUs has run
   };
   Steps& steps() { return steps_; }
+  // An optimizer is about to step here, in that context.
+  void steps_in(ContextId id);
+  // How many steps there have been so far.
+  std::uint64_t step_count() const;
+  // Another context in which an optimizer has stepped here since there were so many: the newest. Nothing where there is
+  // none.
+  std::optional<ContextId> stepped_by_other(ContextId id, std::uint64_t since) const;
 
   struct Counts {
     std::size_t contexts = 0;
@@ -75,6 +82,12 @@ class Contexts {
   // Those that have ended: a message that is late does not bring them back.
   std::unordered_set<ContextId> buried_;
   std::deque<ContextId> burials_;
+  struct Stepped {
+    ContextId context = 0;
+    std::uint64_t number = 0;  // from 1
+  };
+  Stepped last_step_{};
+  Stepped step_of_other_{};  // the newest that is of another context than the last one's
 };
 
 }  // namespace weft::autograd

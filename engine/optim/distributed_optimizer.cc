@@ -353,6 +353,7 @@ Fence LocalOptimizer::step(autograd::Context& context) {
     for (const at::Tensor& one : stepped_) one.mutable_grad() = at::Tensor();
     last = last_ = core->devices().recorded(streams);
   };
+  core->contexts().steps_in(context.id());
   try {
     optimizer_->step();
   } catch (...) {

@@ -363,6 +363,64 @@ TEST_P(DistributedSteps, StepsOfManyTrainersAtOnce) {
   }
 }
 
+// Another trainer's forward, backward and step come between a trainer's forward and its backward, which needs the weight.
+template <class O, class Options>
+std::string error_of_backward_behind_another_step(rpc::Agent& agent, const Options& options) {
+  const auto layer = agent.remote<Layer>(1, at::ones({3, 3}));
+  DistributedOptimizer<O> optimizer({layer.sync<&Layer::parameter>()}, options);
+  const auto forward = [&] { return layer.sync<&Layer::forward>(at::ones({1, 3}).requires_grad_()).sum(); };
+  AutogradContext context(agent);
+  const auto loss = forward();
+  std::thread([&] {
+    AutogradContext other(agent);
+    other.backward({forward()});
+    optimizer.step(other);
+  }).join();
+  try {
+    context.backward({loss});
+  } catch (const Error& error) {
+    return error.text();
+  }
+  return "";
+}
+
+TEST_P(DistributedSteps, AStepOfAnotherTrainerIsNamedWhereBackwardFailsForIt) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto expect_told = [](const std::string& error, const char* optimizer) {
+      for (const char* part : {"modified by an inplace operation", "; another trainer's step did it: ",
+                               " of rank 0 changed weights", "take turns", "torch::optim::SGD"})
+        EXPECT_NE(error.find(part), std::string::npos) << optimizer << ": " << part << " in " << error;
+    };
+    using namespace torch::optim;
+    expect_told(error_of_backward_behind_another_step<Adagrad>(agent, AdagradOptions(0.1)), "Adagrad");
+    expect_told(error_of_backward_behind_another_step<RMSprop>(agent, RMSpropOptions(0.1)), "RMSprop");
+    expect_told(error_of_backward_behind_another_step<Adam>(agent, AdamOptions(0.1)), "Adam");
+    expect_told(error_of_backward_behind_another_step<AdamW>(agent, AdamWOptions(0.1)), "AdamW");
+    EXPECT_EQ(error_of_backward_behind_another_step<SGD>(agent, SGDOptions(0.1)), "") << "it uses the new weights";
+  });
+}
+
+TEST_P(DistributedSteps, ATrainersOwnStepIsNotTakenForAnothers) {
+  run_workers(GetParam(), [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto layer = agent.remote<Layer>(1, at::ones({3, 3}));
+    DistributedOptimizer<torch::optim::Adam> optimizer({layer.sync<&Layer::parameter>()}, torch::optim::AdamOptions(0.1));
+    {
+      AutogradContext earlier(agent);  // has ended before the next one begins
+      earlier.backward({layer.sync<&Layer::forward>(at::ones({1, 3}).requires_grad_()).sum()});
+      optimizer.step(earlier);
+    }
+    AutogradContext context(agent);
+    const auto loss = layer.sync<&Layer::forward>(at::ones({1, 3}).requires_grad_()).sum();
+    context.backward({loss}, {.retain_graph = true});
+    optimizer.step(context);
+    const auto error = error_of([&] { context.backward({loss}); });
+    EXPECT_NE(error.text().find("modified by an inplace operation"), std::string::npos) << error.text();
+    EXPECT_EQ(error.text().find("another trainer"), std::string::npos) << error.text();
+  });
+}
+
 TEST_P(DistributedSteps, OnlyHogwildStepsOfAnOwnerOverlap) {
   for (const StepOrder order : {StepOrder::Locked, StepOrder::Hogwild}) {
     run_workers(GetParam(), [order](rpc::Agent& agent) {
