@@ -273,7 +273,7 @@ TEST(WeftRun, ShowsTheStatusOfItsRanksAtTheEnd) {
   const auto outcome =
       run(path_of("weft-run") + " --nproc-per-node 2 --status --no-prefix sh -c 'test -w $WEFT_STATUS_FILE || exit 3'");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.err, HasSubstr("s | rank 0: has not joined | rank 1: has not joined"));
+  EXPECT_THAT(outcome.err, HasSubstr(" | rank 0: has not joined | rank 1: has not joined"));
 }
 
 TEST(WeftRun, EndsItsRanksWhenItIsEnded) {
