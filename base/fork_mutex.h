@@ -46,6 +46,7 @@ class ForkMutex {
 
  private:
   static bool is_off() noexcept;
+  static void unlock_in_child();
   void enroll();
   static void lock_all();
   static void unlock_all();
@@ -53,7 +54,6 @@ class ForkMutex {
   std::mutex mutex_;
   const ForkOrder order_;
   std::atomic<bool> enrolled_{false};  // once it has been locked: fork() then knows of it
-  ForkMutex* next_ = nullptr;          // in the order
 };
 
 }  // namespace weft

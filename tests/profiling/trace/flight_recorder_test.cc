@@ -366,7 +366,8 @@ TEST_F(Dump, IsWrittenByAProcessForkedWhileItsParentWritesOne) {
         joined_job("child's");
         static_cast<void>(Operation::begin(somebody(), Kind::Collective, {.name = keep("hangs")}));
         dump_after("f", Error(Blame::Timeout, "before the folder is known"));
-        dump_to(folder_ + "/child");
+        // (ThreadSanitizer lets no process start threads that was forked beside others.)
+        if (!harness::kThreadSanitized) dump_to(folder_ + "/child");
         ::_exit(dump("asked").empty() ? 1 : 0);
       }
       ::waitpid(child, &failed, 0);
