@@ -238,7 +238,6 @@ std::shared_ptr<autograd::Context> AgentCore::context_of(const Issue& issue) con
 std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std::function<void(codec::Packer&)>& pack,
                                                    std::unique_ptr<PendingCall> pending) {
   require_open();
-  const Deadline deadline = issue.deadline();
   const auto worker = peer(issue.to);
   auto forks = std::make_shared<rref::ForkWriter>(*this, Recipient(issue.to.rank, worker->life()));
   std::shared_ptr<Outgoing> message;
@@ -260,11 +259,12 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   if (records) writer.tensors().record_gradients();
   Peer::Lane lane;
   HeldBytes held;
+  std::chrono::nanoseconds left = issue.limit;
   try {
     message = std::make_shared<Outgoing>(address(writer.write(pack), issue.back ? worker->map_back() : worker->map(),
                                                  worker->worker(), issue.back ? Way::Back : Way::Call));
     try {
-      held = hold_back(issue, *worker, bytes_of(message->message), deadline);
+      held = hold_back(issue, *worker, bytes_of(message->message), left);
     } catch (const Error& error) {
       forks->undo();
       pending->fail(std::make_exception_ptr(error.within(in_words(&issue.function, describe(worker->worker())))));
@@ -289,15 +289,12 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
     if (!records) head.flags |= kNoGrad;
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to.rank, writer.tensors().take_recorded());
   }
-  add_waiting(head.call, issue, deadline, std::move(pending),
+  add_waiting(head.call, issue, left.count() == 0 ? Deadline::never() : Deadline::in(left), std::move(pending),
               {lane.number, bytes_of(message->message), worker->in_flight(), std::move(slot), std::move(held)}, context,
               forks);
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
-  if (!deadline.is_never()) {
-    const std::chrono::nanoseconds left = deadline.point() - Deadline::Clock::now();
-    head.time_left = std::max<std::int64_t>(1, left.count());
-  }
+  head.time_left = left.count();
   const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks] {
     lane.pass([self, connection = lane.connection, head, message, forks] {
       const bool is_behind_streams = message->ready.source() != nullptr;

@@ -201,8 +201,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     Slot slot = {};           // among them, where they are limited
     HeldBytes held = {};      // its bytes, where they are
   };
-  // Takes room for the call's bytes, which the program's own threads wait for until `deadline`. Throws Timeout.
-  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, Deadline deadline);
+  // Takes room for the call's bytes. The program's own threads wait for it as long as is `left` of the call's time limit
+  // (0: none), which becomes less by that. Throws Timeout.
+  HeldBytes hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, std::chrono::nanoseconds& left);
   void add_waiting(std::uint64_t id, const Issue& issue, Deadline deadline, std::unique_ptr<PendingCall> pending,
                    Leaving leaving, std::shared_ptr<autograd::Context> context,
                    std::shared_ptr<rref::ForkWriter> forks = nullptr, std::shared_ptr<CallState> here = nullptr);

@@ -39,7 +39,8 @@ std::vector<c10::Storage> on_gpus(const std::vector<codec::Part>& parts) {
 
 }  // namespace
 
-HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes, Deadline deadline) {
+HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint64_t bytes,
+                               std::chrono::nanoseconds& left) {
   if (!is_users(issue.kind)) return {};
   const auto& all = worker.bytes();
   if (bytes <= kShortCall || !may_be_held_back() || loop_->inside()) {
@@ -48,11 +49,16 @@ HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint
   }
   if (all->take(bytes)) return {all, bytes};
   BytesInFlight::Turn turn{bytes};
+  const auto begun = Deadline::Clock::now();
   ++held_back_;
   all->wait(turn);
-  crew_->drive([&] { return turn.has_come || closed_; }, deadline, &turn);
+  crew_->drive([&] { return turn.has_come || closed_; }, issue.deadline(), &turn);
   --held_back_;
-  if (!all->give_up(turn)) return {all, bytes};
+  if (!all->give_up(turn)) {
+    if (left.count() > 0)
+      left = std::max(std::chrono::nanoseconds(1), left - std::chrono::nanoseconds(Deadline::Clock::now() - begun));
+    return {all, bytes};
+  }
   if (closed_) throw Error(Blame::Cancelled, "the agent has left");
   throw Error(Blame::Timeout, "for " + weft::describe(issue.limit) + " its " + std::to_string(bytes) +
                                   " bytes have not been sent, since " + std::to_string(all->taken()) +
