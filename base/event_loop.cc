@@ -1,3 +1,4 @@
+#include <bit>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -32,7 +33,10 @@ void EventLoop::Registration::reset() noexcept {
   const auto entry = entry_.lock();
   entry_.reset();
   if (!entry || !entry->live.exchange(false)) return;
-  if (entry->descriptor >= 0) epoll_ctl(entry->mailbox->epoll.get(), EPOLL_CTL_DEL, entry->descriptor, nullptr);
+  if (entry->descriptor >= 0) {
+    epoll_ctl(entry->mailbox->epoll.get(), EPOLL_CTL_DEL, entry->descriptor, nullptr);
+    entry->mailbox->note_watched(entry->descriptor, false);
+  }
   entry->mailbox->discard();
 }
 
@@ -141,6 +145,7 @@ EventLoop::Registration EventLoop::watch(int descriptor, std::uint32_t events, s
     throw system_error(number == EBADF || number == EEXIST || number == EPERM ? Blame::Caller : Blame::Busy,
                        "event loop '" + inner_->name + "' cannot watch descriptor " + std::to_string(descriptor), number);
   }
+  inner_->mailbox->note_watched(descriptor, true);
   return Registration(entry);
 }
 
@@ -184,6 +189,18 @@ bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline, cons
 void EventLoop::serve(const std::function<bool()>& until) {
   const auto inner = inner_;
   inner->serve(until);
+}
+
+void EventLoop::close_inherited() noexcept {
+  Mailbox& mailbox = *inner_->mailbox;
+  if (mailbox.inherited_closed.exchange(true)) return;  // their numbers may be others' by now
+  for (std::size_t word = 0; word < mailbox.watched.size(); ++word) {
+    for (std::uint64_t bits = mailbox.watched[word].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1) {
+      ::close(static_cast<int>(word * 64) + std::countr_zero(bits));
+    }
+  }
+  ::close(mailbox.epoll.get());
+  ::close(mailbox.wakeup.get());
 }
 
 void EventLoop::recall() noexcept { inner_->recall(); }

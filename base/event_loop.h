@@ -91,6 +91,10 @@ class EventLoop {
   // Whoever drives or serves asks its function again: what it waits for was brought about by another thread. Except those
   // that have told drive() what they wait for.
   void recall() noexcept;
+  // In a forked child of the loop's process: closes its own copies of the descriptors that the loop watches and of the
+  // loop's own. The loop, and what owns those descriptors, must be kept until the process ends. Takes no lock, which a
+  // thread that is not there any more may have had.
+  void close_inherited() noexcept;
   // The threads that wait in drive() for `awaited` ask their functions again, whichever thread made them true.
   void recall(const void* awaited) noexcept;
 

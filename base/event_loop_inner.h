@@ -2,6 +2,7 @@
 // turns the loop, what a turn does, and how long whoever turned may sleep).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <list>
@@ -61,6 +62,16 @@ struct EventLoop::Mailbox {
     if (must_wake) wake();
   }
 
+  // Those beyond the highest number that has a bit stay open in a child.
+  void note_watched(int descriptor, bool is_watched) noexcept {
+    const auto number = static_cast<std::size_t>(descriptor);
+    if (number >= 64 * watched.size()) return;
+    const std::uint64_t bit = std::uint64_t{1} << (number % 64);
+    is_watched ? watched[number / 64].fetch_or(bit) : watched[number / 64].fetch_and(~bit);
+  }
+
+  std::array<std::atomic<std::uint64_t>, 512> watched{};  // descriptors: a bit each
+  std::atomic<bool> inherited_closed{false};
   const Descriptor epoll{epoll_create1(EPOLL_CLOEXEC)};  // here, as registrations may outlive the loop
   const Descriptor wakeup{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::atomic<bool> garbage{false};     // an entry died and is still in a table

@@ -33,6 +33,7 @@ AutogradContext::AutogradContext(std::shared_ptr<rpc::AgentCore> core, std::shar
 AutogradContext::~AutogradContext() {
   if (!scope_) return;
   scope_.reset();
+  if (core_->is_inherited()) return;
   try {
     release();
   } catch (const std::exception&) {

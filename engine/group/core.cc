@@ -145,6 +145,11 @@ struct Core::Stay {
   std::shared_ptr<Core> core;
   std::shared_ptr<HostFlag> ended;  // the Core has
   ~Stay() {
+    if (core->made_in_.is_inherited()) {
+      core->options.job->loop->close_inherited();
+      keep_inherited(core);
+      return;
+    }
     try {
       core->leave();
     } catch (const std::exception& error) {

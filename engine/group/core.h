@@ -10,6 +10,7 @@
 #include <span>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/inheritance.h>
 #include <weft/engine/group/continuations.h>
 #include <weft/engine/group/ledger.h>
 #include <weft/engine/group/membership.h>
@@ -154,6 +155,12 @@ struct Core : std::enable_shared_from_this<Core> {
   static ProcessGroup make(const CoreOptions& options, Core* parent = nullptr);
   static Core& of(const ProcessGroup& group) { return group.core(); }
 
+  // Throws Caller in a child that was forked after the group was made.
+  void require_own() const {
+    if (made_in_.is_inherited()) made_in_.throw_inherited(self());
+  }
+
+  const MadeIn made_in_;
   const CoreOptions options;
   std::shared_ptr<StoreBootstrap> bootstrap;
 

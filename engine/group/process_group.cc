@@ -118,6 +118,7 @@ std::vector<BackendInfo> available_backends() {
 Core& ProcessGroup::core() const {
   if (!core_)
     throw Error(Blame::Caller, "this process group is empty: this rank is not a member, or it was default-constructed");
+  core_->require_own();
   return *core_;
 }
 

@@ -15,7 +15,7 @@ constinit trace::Name wait{trace::Layer::Engine, "wait"};
 namespace group {
 
 WorkState::~WorkState() {
-  if (seen || !core) return;
+  if (seen || !core || core->made_in_.is_inherited()) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
   const std::string dropped = wait.what + ", whose Work was dropped";
   for (const Op& op : ops) {
@@ -62,12 +62,14 @@ void WorkState::wait_on(const c10::Stream& stream) {
 
 void Work::wait() {
   if (!state_) return;
+  state_->core->require_own();
   if (state_->host_waits) return synchronize(kNoTimeout);
   state_->wait_on(tensor::CudaDevices::current_stream(state_->device));
 }
 
 void Work::wait(c10::Stream stream) {
   if (!state_) return;
+  state_->core->require_own();
   if (stream.device_type() != state_->device.type()) {
     throw Error(Blame::Caller,
                 "a stream of " + stream.device().str() + " cannot wait for tensors on " + state_->device.str());
@@ -94,6 +96,7 @@ bool await(const Fence& done, Deadline deadline) {
 
 void Work::synchronize(std::chrono::milliseconds timeout) {
   if (!state_) return;
+  state_->core->require_own();
   if (timeout == kGroupTimeout) timeout = state_->core->options.timeout;
   if (timeout.count() < 0) {
     throw Error(Blame::Caller,
@@ -138,6 +141,7 @@ std::optional<Error> Work::error() const {
 
 Future<void> Work::future() {
   if (!state_) return Future<void>::ready();
+  state_->core->require_own();
   if (!state_->device.is_cpu()) {
     Promise<void> promise;
     if (const auto error = state_->error()) {

@@ -146,6 +146,7 @@ Agent::Agent(std::shared_ptr<AgentCore> core, bool leaves_when_dropped) : core_(
 
 AgentCore& Agent::core() const {
   if (!core_) throw Error(Blame::Caller, "this rpc::Agent was default-constructed; make one with rpc::init");
+  core_->require_own();
   return *core_;
 }
 
@@ -172,7 +173,10 @@ std::string Agent::transport_to(const Destination& worker) const {
 void Agent::set_timeout(std::chrono::milliseconds limit) { core().set_timeout(limit); }
 std::chrono::milliseconds Agent::timeout() const { return core().timeout(); }
 void Agent::shutdown(const Graceful& options) { core().shutdown(options); }
-void Agent::leave() { core().leave(); }
+void Agent::leave() {
+  if (core_ && core_->is_inherited()) return core_->leave();
+  core().leave();
+}
 DebugInfo Agent::debug_info() const { return core().debug_info(); }
 std::string Agent::dump() const { return trace::dump("asked for by " + describe(self())); }
 

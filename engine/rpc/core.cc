@@ -131,7 +131,12 @@ void AgentCore::serve(std::shared_ptr<transport::Connection> connection, bool ca
   inbound->start();
 }
 
+void AgentCore::require_own() const {
+  if (is_inherited()) made_in_.throw_inherited("agent " + describe(parts_.self));
+}
+
 void AgentCore::require_open() const {
+  require_own();
   if (closed_) {
     throw Error(Blame::Caller, "agent " + describe(parts_.self) +
                                    " is not initialized any more: it has shut down or left, and is used after deletion");
@@ -520,6 +525,10 @@ void AgentCore::take_back_reply(int caller, std::uint64_t call) {
 }
 
 void AgentCore::leave() noexcept {
+  if (is_inherited()) {
+    if (!closed_.exchange(true)) loop_->close_inherited();
+    return keep_inherited(shared_from_this());
+  }
   if (closed_.exchange(true)) return;
   crew_->recall();  // who waits in shutdown() for others
   directory_.leave();

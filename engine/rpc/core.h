@@ -11,6 +11,7 @@
 #include <string>
 
 #include <weft/base/event_loop.h>
+#include <weft/base/inheritance.h>
 #include <weft/engine/autograd/contexts.h>
 #include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/directory.h>
@@ -175,6 +176,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Throws Caller where the agent has shut down or left.
   void require_open() const;
   bool closed() const { return closed_; }
+  // Whether another process has made it, from which this one was forked.
+  bool is_inherited() const { return made_in_.is_inherited(); }
+  // Throws Caller where it is.
+  void require_own() const;
   // Counts as a call that waits, for graceful shutdown: a message that is to be sent again.
   void hold_activity(int change) { waiting_ += static_cast<std::uint64_t>(change); }
 
@@ -240,6 +245,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     ~Reclaiming();
   };
 
+  const MadeIn made_in_;
   Parts parts_;
   Reclaiming reclaiming_{*parts_.devices};
   const trace::Member member_;

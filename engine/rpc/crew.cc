@@ -76,6 +76,7 @@ std::shared_ptr<Crew> Crew::make(std::string name, int threads, std::shared_ptr<
 }
 
 bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const void* awaited) {
+  if (made_in_.is_inherited()) made_in_.throw_inherited("agent " + name_);
   if (loop_->inside()) {
     throw Error(Blame::Caller,
                 "what runs on the agent's loop waits for something that only this loop can bring: call the function "
@@ -102,6 +103,7 @@ void Crew::run_call(Task task, Refuse refuse, IsLate is_late) {
 void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}, {}}); }
 
 void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
+  if (made_in_.is_inherited()) return;
   std::unique_lock lock(mutex_);
   if (stopping_) return;
   tasks.push_back(std::move(waiting));

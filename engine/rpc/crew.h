@@ -21,6 +21,7 @@
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/inheritance.h>
 #include <weft/engine/future/home.h>
 #include <weft/profiling/trace/depth.h>
 
@@ -93,6 +94,7 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   // Threads that may block beyond the most, of continuations and Weft's own tasks: what ends the blocked ones runs there.
   static constexpr int kReserve = 512;
 
+  const MadeIn made_in_;
   const std::string name_;
   const int limit_;
   const std::shared_ptr<EventLoop> loop_;

@@ -109,7 +109,7 @@ std::shared_ptr<const Presence> presence_of(const std::string& name, const Proce
   } else {
     key << meeting.init_method;
   }
-  key << '\n' << meeting.group_name << '\n' << meeting.rank.value_or(-1);
+  key << '\n' << meeting.group_name << '\n' << meeting.rank.value_or(-1) << '\n' << forks_before();
   return std::make_shared<const Presence>(name, key.str());
 }
 

@@ -78,6 +78,7 @@ Handle::Handle(std::weak_ptr<rpc::AgentCore> core, Id id, ForkId fork, rpc::Memb
 }
 
 Handle::~Handle() {
+  if (const auto core = core_.lock(); core && core->is_inherited()) return;
   if (is_owner()) {
     if (const auto core = core_.lock()) core->references().release_here(id_);
     return;
@@ -93,6 +94,7 @@ Handle::~Handle() {
 
 std::shared_ptr<rpc::AgentCore> Handle::core() const {
   auto agent = core_.lock();
+  if (agent) agent->require_own();
   if (!agent || agent->closed()) {
     throw Error(Blame::Caller, "RRef " + to_text(id_) + " of " + describe(owner_.worker) +
                                    " is used after deletion: its agent has shut down or left");

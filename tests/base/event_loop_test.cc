@@ -1,19 +1,23 @@
 #include <atomic>
 #include <cerrno>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <weft/base/error.h>
 #include <weft/base/event_loop.h>
+#include <weft/base/inheritance.h>
 #include <weft/tests/harness/no_more_threads.h>
 
 namespace weft {
@@ -549,6 +553,60 @@ TEST(EventLoop, ServesTimersDescriptorsAndParkedPollersAfterADriverHasLeft) {
     ASSERT_EQ(taken.get_future().wait_for(seconds(60)), std::future_status::ready);
     flush(loop);
   }
+}
+
+// Runs in a forked child; returns what `body` does.
+int exit_code_of_child(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(EventLoop, ClosesInAChildWhatItWatchesAndNothingElse) {
+  EventLoop loop("test");
+  int watched[2], other[2];
+  ASSERT_EQ(pipe2(watched, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(other, O_CLOEXEC), 0);
+  auto kept = loop.watch(watched[0], EPOLLIN, [](std::uint32_t) {});
+  auto dropped = loop.watch(other[0], EPOLLIN, [](std::uint32_t) {});
+  dropped.reset();
+  const auto is_open = [](int descriptor) { return fcntl(descriptor, F_GETFD) != -1; };
+  EXPECT_EQ(exit_code_of_child([&] {
+              loop.close_inherited();
+              if (is_open(watched[0])) return 1;
+              if (!is_open(watched[1]) || !is_open(other[0]) || !is_open(other[1])) return 2;
+              const int again = dup(other[0]);  // it has the number of one that was closed
+              loop.close_inherited();
+              return is_open(again) ? 0 : 3;
+            }),
+            0);
+  EXPECT_TRUE(is_open(watched[0])) << "the parent's own";
+  kept.reset();
+  for (const int descriptor : {watched[0], watched[1], other[0], other[1]}) close(descriptor);
+}
+
+TEST(MadeIn, IsInheritedInAChildAndInItsChildrenAlone) {
+  const MadeIn here;
+  EXPECT_FALSE(here.is_inherited());
+  EXPECT_EQ(exit_code_of_child([&] {
+              if (!here.is_inherited()) return 1;
+              const MadeIn own;
+              if (own.is_inherited()) return 2;
+              return exit_code_of_child([&] { return here.is_inherited() && own.is_inherited() ? 0 : 1; });
+            }),
+            0);
+  EXPECT_FALSE(here.is_inherited());
+  const Error error = [&] {
+    try {
+      here.throw_inherited("agent worker0");
+    } catch (const Error& caught) {
+      return caught;
+    }
+  }();
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_NE(error.text().find("agent worker0 belongs to process " + std::to_string(getpid())), std::string::npos);
 }
 
 TEST(EventLoop, ThatFindsOneDescriptorOnlyIsRefusedWithBusyAndKeepsNone) {

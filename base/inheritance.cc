@@ -1,0 +1,44 @@
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <weft/base/error.h>
+#include <weft/base/inheritance.h>
+
+namespace weft {
+
+namespace {
+
+std::atomic<unsigned> forks{0};
+
+}  // namespace
+
+unsigned forks_before() noexcept {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  static_cast<void>(registered);
+  return forks.load(std::memory_order_relaxed);
+}
+
+MadeIn::MadeIn() : forks_(forks_before()), process_(::getpid()) {}
+
+bool MadeIn::is_inherited() const noexcept { return forks_ != forks.load(std::memory_order_relaxed); }
+
+void MadeIn::throw_inherited(const std::string& what) const {
+  throw Error(Blame::Caller, what + " belongs to process " + std::to_string(process_) + ", from which this one, " +
+                                 std::to_string(::getpid()) +
+                                 ", was forked: it can be dropped here, not used. Fork before it is made, or start the "
+                                 "program that the child runs with exec (posix_spawn)");
+}
+
+void keep_inherited(std::shared_ptr<const void> object) {
+  static auto* const mutex = new std::mutex;  // what is static ends before some objects do
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
+  std::lock_guard lock(*mutex);
+  kept->push_back(std::move(object));
+}
+
+}  // namespace weft
