@@ -158,6 +158,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::uint64_t bytes_in_flight() const { return static_cast<std::uint64_t>(parts_.options.bytes_in_flight); }
   void count_served() { ++served_; }
   void count_replies(int change) { replies_ += change; }  // on their way
+  // Tells the caller of a call that waits for a thread for half of the time that is left to it.
+  void watch_for_thread(std::shared_ptr<const CallState> state, std::uint64_t call);
+  // The callee says why that call waits.
+  void note_wait(int callee, std::uint64_t call, const std::string& why);
   void function_started() { ++running_; }
   void function_ended() { --running_; }
 
@@ -223,6 +227,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // The call, as errors name it.
   std::string in_words(const Function* function, const std::string& to) const;
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
+  std::string why_late(const WaitingCall& call) const;
+  void tell_of_wait(const CallState& state, std::uint64_t call);
   Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
@@ -271,6 +277,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<std::uint64_t> served_{0};
   std::atomic<std::uint64_t> lanes_{0};
   std::atomic<int> replies_{0};
+  std::atomic<int> watched_{0};  // calls by watch_for_thread()
   std::atomic<std::uint64_t> running_{0};
 
   std::atomic<bool> closed_{false};

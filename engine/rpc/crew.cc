@@ -299,6 +299,16 @@ void Crew::limit_blocked(int threads) {
   most_blocked_ = threads;
 }
 
+std::size_t Crew::waiting() const {
+  std::lock_guard lock(mutex_);
+  return tasks_.size() + beside_.size();
+}
+
+bool Crew::is_full() const {
+  std::lock_guard lock(mutex_);
+  return busy_ - blocked_ + static_cast<int>(tasks_.size()) > limit_;
+}
+
 std::size_t Crew::active() const {
   std::lock_guard lock(mutex_);
   return static_cast<std::size_t>(busy_) + tasks_.size() + beside_.size();

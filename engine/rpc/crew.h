@@ -62,6 +62,10 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   void stop();
   // Tasks that run or wait to.
   std::size_t active() const;
+  // Tasks that wait to.
+  std::size_t waiting() const;
+  // Whether a task that comes now has to wait for one that runs.
+  bool is_full() const;
   // While so many threads block, calls are refused: kMostBlocked, but for tests.
   void limit_blocked(int threads);
 

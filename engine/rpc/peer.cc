@@ -407,6 +407,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
           state->context->receiver({state->caller.rank, head.call, /*reply=*/false}, state->caller));
     }
     reader.read(message.body, [&](const msgpack::object& object) { function->serve(served, object); });
+    if ((head.flags & kOnLoop) == 0) core->watch_for_thread(state, head.call);
   } catch (...) {
     const Error error = to_error(std::current_exception(), Blame::Caller);
     fail(head.call, answer_to(head), Failure::Unread, error.within("its arguments cannot be decoded"));

@@ -52,6 +52,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
     }
   };
   Lane lane(const transport::Routes& routes);
+  // Whether anything has come by that one.
+  bool has_heard_by(std::uint64_t lane) const { return heard_by_ == lane; }
   // The one that stands; without a connection where none does.
   Lane standing_lane() const;
   const WorkerInfo& worker() const { return entry_.worker; }

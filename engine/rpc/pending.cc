@@ -10,6 +10,12 @@ void PendingCalls::add(std::uint64_t id, WaitingCall call) {
   calls_.emplace(id, std::move(call));
 }
 
+void PendingCalls::note(std::uint64_t id, int rank, std::string why) {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found != calls_.end() && found->second.to == rank) found->second.note = std::move(why);
+}
+
 template <class F>
 WaitingCall PendingCalls::take_where(std::uint64_t id, F wanted) {
   std::lock_guard lock(mutex_);

@@ -74,6 +74,7 @@ struct WaitingCall {
   std::shared_ptr<CallState> here;             // where it runs on this worker itself
   trace::Operation traced{};
   trace::Waiting in_flight{};
+  std::string note{};  // why it waits, as the callee has said
   Slot slot{};
   HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at the callee as long
 };
@@ -86,6 +87,8 @@ class PendingCalls {
   WaitingCall take(std::uint64_t id);
   // The same; gone as well if it did not go to that worker by that connection.
   WaitingCall take_of(std::uint64_t id, int rank, std::uint64_t lane);
+  // Notes that of a call that goes to that worker and waits yet.
+  void note(std::uint64_t id, int rank, std::string why);
   struct Taken {
     std::uint64_t id = 0;
     WaitingCall call;

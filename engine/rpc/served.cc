@@ -47,6 +47,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
   Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();
+    ambient->call().has_begun = true;
     agent.function_started();
     {
       const weft::detail::AmbientScope scope(ambient);

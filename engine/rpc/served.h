@@ -34,6 +34,7 @@ struct CallState {
   Incarnation incarnation() const { return {caller.rank, static_cast<std::uint16_t>(life)}; }
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
+  mutable std::atomic<bool> has_begun{false};  // its function
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
   bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in the context
   std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use

@@ -83,7 +83,7 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadl
   calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, issue.kind,
                   std::move(context), std::move(forks), std::move(here),
                   trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
-                  std::move(leaving.slot), std::move(leaving.held)});
+                  /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
   // Who left meanwhile may have failed what waited before this did.
   if (closed_) fail(calls_.take_all(), [this](const WaitingCall& call) { return left(call, name_of(call.to)); });
@@ -137,7 +137,31 @@ Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
 
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
   return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit) +
+                                   why_late(call) +
                                    "; rpc::to(worker).timeout(…) gives one call longer, rpc::Agent::set_timeout() all");
+}
+
+// As far as this side knows it.
+std::string AgentCore::why_late(const WaitingCall& call) const {
+  if (call.here) {
+    return call.here->has_begun ? "; its function runs on"
+                                : "; it has not had one of this worker's threads yet (rpc::Options::worker_threads)";
+  }
+  if (!call.note.empty()) return "; " + call.note;
+  const auto worker = known_peer(call.to);
+  const auto lane = worker ? worker->standing_lane() : Peer::Lane();
+  if (!lane.connection || lane.number != call.lane) return "";
+  const std::string way(lane.connection->transport());
+  if (worker->has_heard_by(lane.number)) {
+    return "; the connection (" + way +
+           ") works: its function runs there, or waits for a thread there (rpc::Options::worker_threads of that worker)";
+  }
+  const bool is_of_network = way == "tcp" || way == "verbs";
+  return "; nothing has come from that worker yet by " + way + " (" + lane.connection->peer() +
+         "): its function runs there, " +
+         (is_of_network ? "or the connection is not made, where a firewall swallows it or the address is another machine's "
+                          "(WEFT_SOCKET_IFNAME there names an interface that can be reached from here)"
+                        : "or its process is stopped");
 }
 
 void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message message, const Error* lacking) {

@@ -2,6 +2,7 @@
 #include <cerrno>
 
 #include <net/if.h>
+#include <sys/socket.h>
 
 #include <weft/base/config.h>
 #include <weft/base/log.h>
@@ -27,6 +28,13 @@ std::shared_ptr<Connection> connection_over(std::unique_ptr<ByteStream> stream, 
   return connect_over(std::move(stream), capabilities_of_sockets(), "tcp", std::move(loop), settings.linger);
 }
 
+// Only a machine's own addresses can be bound.
+bool is_own(SocketAddress address) {
+  address.set_port(0);
+  const Descriptor socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return socket && ::bind(socket.get(), address.get(), address.length) == 0;
+}
+
 // Why one host cannot be meant for us; nothing where it may be, as with every name.
 std::optional<std::string> why_unreachable_at(const Host& host, const Identity& identity) {
   const auto percent = host.name.find('%');
@@ -38,6 +46,11 @@ std::optional<std::string> why_unreachable_at(const Host& host, const Identity& 
     return host.text() +
            " is the loopback of another machine or network namespace: its listener must be given an interface, by "
            "WEFT_SOCKET_IFNAME there (ListenOptions::interface_address)";
+  }
+  if (address && !address->is_loopback() && identity.given() && identity.machine != this_machine() && is_own(*address)) {
+    return host.text() +
+           " is an address of this machine as well as of its listener's, and leads to this one (as with the bridge of a "
+           "container runtime): WEFT_SOCKET_IFNAME on both names an interface whose addresses differ";
   }
   return std::nullopt;
 }

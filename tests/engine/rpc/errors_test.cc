@@ -413,7 +413,13 @@ TEST_P(Errors, RE021_022_ACallsOwnLimitCountsAndOverridesTheDefault) {
     auto late = agent.async<&wrong::slow>(rpc::to(to).timeout(50ms), 60000);
     const Error error = error_of([&] { late.get(); });
     EXPECT_EQ(error.blame(), Blame::Timeout);
-    EXPECT_NE(error.text().find("no reply within 50 ms; rpc::to(worker).timeout("), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("no reply within 50 ms; "), std::string::npos) << error.text();
+    EXPECT_NE(error.text().find("rpc::to(worker).timeout("), std::string::npos) << error.text();
+    EXPECT_EQ(agent.sync<&wrong::slow>(to, 0), 0);
+    const Error later = error_of([&] { agent.sync<&wrong::slow>(rpc::to(to).timeout(50ms), 60000); });
+    const bool is_self = agent.worker(to).rank == agent.self().rank;
+    EXPECT_NE(later.text().find(is_self ? "its function runs on" : ") works: its function runs there"), std::string::npos)
+        << later.text();
     agent.set_timeout(1ms);
     for (const auto limit : {5s, 0s}) {
       EXPECT_EQ(agent.sync<&wrong::slow>(rpc::to(to).timeout(limit), 20), 0);

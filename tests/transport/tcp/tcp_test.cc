@@ -1,10 +1,14 @@
 // The backend: what the other files leave to it. Its connections keep the claims of
 // tests/conformance/connection, which finds it in the registry.
 #include <atomic>
+#include <memory>
 #include <optional>
+#include <string>
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
 
 #include <weft/tests/transport/tcp/streams.h>
 #include <weft/transport/tcp/tcp.h>
@@ -43,6 +47,29 @@ TEST(Tcp, KnowsAddressesThatLeadToAnotherMachineOrNowhere) {
   EXPECT_EQ(connector.why_unreachable(Address{{{"127.0.0.1", 1}, {"192.0.2.1", 1}}, elsewhere}.text()), std::nullopt)
       << "one of several suffices";
   EXPECT_THAT(connector.why_unreachable("no address at all").value_or(""), HasSubstr("has no port"));
+}
+
+// Two machines may have the same address on bridges of their own.
+TEST(Tcp, AnAddressOfThisMachineDoesNotLeadToAnother) {
+  ifaddrs* all = nullptr;
+  ASSERT_EQ(getifaddrs(&all), 0);
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(all, &freeifaddrs);
+  std::string own;
+  for (const ifaddrs* one = all; one != nullptr && own.empty(); one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    char text[INET_ADDRSTRLEN];
+    const auto& address = reinterpret_cast<const sockaddr_in&>(*one->ifa_addr);
+    if (ntohl(address.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET) continue;
+    own = inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
+  }
+  if (own.empty()) GTEST_SKIP() << "this machine has loopback addresses only";
+  Tcp tcp;
+  const auto why = [&](std::uint32_t machine) {
+    return tcp.connector()->why_unreachable(Address{{{own, 4711}}, {machine, 1}}.text());
+  };
+  EXPECT_EQ(why(this_machine()), std::nullopt);
+  EXPECT_THAT(why(this_machine() + 1).value_or(""), HasSubstr(own + ":4711 is an address of this machine as well"));
+  EXPECT_THAT(why(this_machine() + 1).value_or(""), HasSubstr("WEFT_SOCKET_IFNAME"));
 }
 
 TEST(Tcp, WrongArgumentsAreTheCallersErrors) {
