@@ -272,12 +272,14 @@ void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
   }
 }
 
-// Whether; or, of a tensor that the sender recorded, its slot, counted from 1.
+// Whether; or, of a tensor that the sender recorded, its slot, counted from 1; or 0 for one that the sender has computed
+// and recorded nowhere.
 void TensorWriter::pack_requires_grad(Packer& packer, const at::Tensor& tensor) {
   if (!tensor.requires_grad()) {
     packer.pack_false();
   } else if (!recording_) {
-    packer.pack_true();
+    const bool is_computed = is_computed_ ? is_computed_(tensor) : false;
+    is_computed ? packer.pack_uint64(0) : packer.pack_true();
   } else {
     recorded_.push_back(tensor);
     packer.pack_uint64(recorded_.size());
@@ -385,8 +387,9 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   if (form == Form::Undefined && fields.size == 1) return at::Tensor();
   if (fields.size < 6) foreign("its form");
   const auto& gradient = fields.ptr[1];
-  const std::uint64_t slot = gradient.type == msgpack::type::POSITIVE_INTEGER ? gradient.via.u64 : 0;
-  if (slot == 0 ? gradient.type != msgpack::type::BOOLEAN : slot > kMaxRecorded) foreign("its gradient");
+  const bool has_slot = gradient.type == msgpack::type::POSITIVE_INTEGER;
+  const std::uint64_t slot = has_slot ? gradient.via.u64 : 0;
+  if (has_slot ? slot > kMaxRecorded : gradient.type != msgpack::type::BOOLEAN) foreign("its gradient");
   at::Tensor tensor;
   if (form == Form::Dense && fields.size == 7) {
     tensor = unpack_dense(fields);
@@ -409,12 +412,13 @@ at::Tensor TensorReader::unpack(const msgpack::object& object) const {
   } else {
     foreign("its form");
   }
-  if (slot == 0 && !gradient.via.boolean) return tensor;
+  if (!has_slot && !gradient.via.boolean) return tensor;
   if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) foreign("its gradient");
   if (slot > 0 && attach_) {
     attach_(tensor, slot - 1);
   } else {
     tensor.requires_grad_();
+    if (has_slot && slot == 0 && on_computed_) on_computed_(tensor);
   }
   return tensor;
 }

@@ -46,7 +46,9 @@ class WEFT_API TensorWriter {
 
   // From now on tensors that require grad are numbered, in the order in which they are packed: the gradients' slots.
   void record_gradients() { recording_ = true; }
-  // They, by slot.
+  // From now on tensors that require grad because they were computed from others (`is_computed`) are told apart from leaves
+  // such as parameters: their gradients end at the receiver. Where nothing is recorded.
+  void tell_computed(bool (*is_computed)(const at::Tensor& tensor)) { is_computed_ = is_computed; }
   std::vector<at::Tensor> take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
@@ -77,6 +79,7 @@ class WEFT_API TensorWriter {
   std::vector<c10::Storage> storages_;
   std::vector<Use> uses_;
   bool recording_ = false;
+  bool (*is_computed_)(const at::Tensor& tensor) = nullptr;
   std::vector<at::Tensor> recorded_;
 };
 
@@ -91,11 +94,14 @@ class WEFT_API TensorReader {
   at::Tensor unpack(const msgpack::object& object) const;
   // Called for tensors that the sender recorded; without it they are leaves that require grad.
   void attach_gradients(AttachGradient attach) { attach_ = std::move(attach); }
+  // Called for leaves whose sender has computed them from others that require grad (tell_computed()).
+  void on_computed(std::function<void(const at::Tensor&)> tell) { on_computed_ = std::move(tell); }
 
  private:
   at::Tensor unpack_dense(const msgpack::object_array& fields) const;
   std::vector<Part> parts_;
   AttachGradient attach_;
+  std::function<void(const at::Tensor&)> on_computed_;
 };
 
 }  // namespace weft::codec

@@ -286,12 +286,11 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   }
   Head head;
   head.kind = FrameKind::Call;
-  head.flags = issue.on_loop ? kOnLoop : 0;
+  head.flags = (issue.on_loop ? kOnLoop : 0) | (autograd::records_calls() ? 0 : kNoGrad);
   head.message = static_cast<std::uint8_t>(issue.kind);
   head.call = next_call();
   if (context) {  // before the call waits: who fails it forgets what was recorded
     head.context = context->id();
-    if (!records) head.flags |= kNoGrad;
     context->sent({parts_.self.rank, head.call, /*reply=*/false}, issue.to.rank, writer.tensors().take_recorded());
   }
   add_waiting(head.call, issue, left.count() == 0 ? Deadline::never() : Deadline::in(left), std::move(pending),

@@ -5,6 +5,7 @@
 
 #include <weft/base/log.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/lost_gradients.h>
 #include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
@@ -50,7 +51,7 @@ class RemoteServed final : public Served {
     if (!inbound) return;
     if (state_->cancelled)
       return inbound->fail(call_, answer_, Failure::Refused, Error(Blame::Cancelled, "nobody waits for it"));
-    inbound->reply(call_, answer_, function_, state_->no_grad ? nullptr : state_->context, pack);
+    inbound->reply(call_, answer_, function_, *state_, pack);
   }
   void fail(const std::exception_ptr& error) noexcept override {
     slot_ = {};
@@ -414,10 +415,10 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
   }
 }
 
-void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function,
-                    const std::shared_ptr<autograd::Context>& context,
+void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function, const CallState& state,
                     const std::function<void(codec::Packer&)>& pack) noexcept {
   const auto core = core_.lock();
+  const auto context = state.no_grad ? nullptr : state.context;
   if (!core || core->closed()) return;  // the end of the connection answers all its calls
   const int caller = worker().rank;
   const auto forks = std::make_shared<rref::ForkWriter>(*core, Recipient(caller, life()));
@@ -428,7 +429,11 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
   try {
     codec::Writer writer(forks.get());
     const bool records = context && !context->released();  // whatever mode the thread is in that brings the result
-    if (records) writer.tensors().record_gradients();
+    if (records) {
+      writer.tensors().record_gradients();
+    } else if (!state.no_grad) {
+      writer.tensors().tell_computed(&autograd::is_computed);
+    }
     auto message = writer.write(pack);
     Outgoing outgoing = message.parts.empty()
                             ? Outgoing(std::move(message))

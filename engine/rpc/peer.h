@@ -106,8 +106,8 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
 
   // Answers a call. What packing throws, and what cannot be sent, is answered by a failure.
   // `kind` is what the frame counts as for Faults.
-  void reply(std::uint64_t call, MessageKind kind, const Function& function,
-             const std::shared_ptr<autograd::Context>& context, const std::function<void(codec::Packer&)>& pack) noexcept;
+  void reply(std::uint64_t call, MessageKind kind, const Function& function, const CallState& state,
+             const std::function<void(codec::Packer&)>& pack) noexcept;
   void fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
   // The caller could not read that reply: the references in it end.
   void take_back(std::uint64_t call);

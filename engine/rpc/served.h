@@ -36,7 +36,7 @@ struct CallState {
   std::atomic<bool> cancelled{false};
   mutable std::atomic<bool> has_begun{false};  // its function
   std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
-  bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in the context
+  bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in a context
   std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
   trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
   bool expires = false;                        // its function is a user's: not begun behind the deadline, if it had to wait

@@ -5,6 +5,7 @@
 
 #include <weft/base/op.h>
 #include <weft/engine/autograd/context.h>
+#include <weft/engine/autograd/lost_gradients.h>
 #include <weft/engine/future/thread_home.h>
 #include <weft/engine/rpc/body.h>
 #include <weft/engine/rpc/core.h>
@@ -212,6 +213,8 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
       if (context && !context->released()) {
         reader.tensors().attach_gradients(context->receiver({parts_.self.rank, message.head.call, /*reply=*/true}, worker));
       }
+      reader.tensors().on_computed(
+          [&](const at::Tensor& result) { autograd::warn_where_gradients_end(result, describe(worker), function->name); });
       reader.read(message.body, [&](const msgpack::object& object) {
         if (!failure) {
           pending.succeed(object, std::ref(enqueued));  // which allocates nothing

@@ -12,7 +12,7 @@
 
 namespace weft::rpc {
 
-constexpr std::uint32_t kWireVersion = 4;
+constexpr std::uint32_t kWireVersion = 5;
 
 enum class FrameKind : std::uint8_t {
   Hello = 1,      // the first of a connection, from who connects; body: who it is
@@ -26,7 +26,7 @@ enum class FrameKind : std::uint8_t {
 // Flags of a Head.
 constexpr std::uint8_t kBodyAside = 1;  // the body is payload 0
 constexpr std::uint8_t kOnLoop = 2;     // the function is short: run it on the loop
-constexpr std::uint8_t kNoGrad = 4;     // made under NoGradGuard: in the context, but neither it nor its result is recorded
+constexpr std::uint8_t kNoGrad = 4;     // made under NoGradGuard: neither it nor its result is recorded in a context
 
 struct Head {
   FrameKind kind = FrameKind::Hello;

@@ -66,6 +66,12 @@ struct LogWatch::Lines {
   std::string text;
 };
 
+namespace {
+std::atomic<LogWatch*> watching{nullptr};
+}  // namespace
+
+LogWatch& LogWatch::current() { return *watching.load(); }
+
 LogWatch::LogWatch()
     : lines_(std::make_shared<Lines>()), capture_([lines = lines_](LogLevel level, std::string_view text) {
         if (level != LogLevel::Error && level != LogLevel::Warn) return;
@@ -73,9 +79,12 @@ LogWatch::LogWatch()
         std::lock_guard lock(lines->mutex);
         lines->text += std::string(text) + "\n";
         if (level == LogLevel::Error) lines->errors.emplace_back(text);
-      }) {}
+      }) {
+  watching = this;
+}
 
 LogWatch::~LogWatch() {
+  watching = nullptr;
   std::lock_guard lock(lines_->mutex);
   for (const std::string& error : lines_->errors) {
     bool expected = false;

@@ -31,6 +31,8 @@ class LogWatch {
   void allow(const std::string& text);
   // What was logged so far, warnings and worse, one a line.
   std::string text() const;
+  // The one of this process, while it runs ranks: for their bodies.
+  static LogWatch& current();
 
  private:
   struct Lines;
