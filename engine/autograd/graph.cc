@@ -1,3 +1,4 @@
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -10,6 +11,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <weft/engine/autograd/graph.h>
+#include <weft/engine/autograd/nested.h>
 #include <weft/engine/autograd/nodes.h>
 
 namespace weft::autograd {
@@ -99,6 +101,8 @@ variable_list run_node(Ready&& ready, bool retain_graph,
   const auto stream = node.stream();
   const c10::OptionalStreamGuard guard(stream);
   wait_for_inputs(ready.inputs, stream);
+  std::optional<NestedPasses> nested;
+  if (runs_user_code(node)) nested.emplace();
   variable_list gradients = after_tensor_hooks(node, std::move(ready.inputs.buffer));
   for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
   const bool has_post_hooks = !node.post_hooks().empty();
@@ -116,6 +120,9 @@ variable_list run_node(Ready&& ready, bool retain_graph,
   }
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, seen);
   require_no_nan(node, outputs);
+  if (nested) {
+    nested->take([&](const at::Tensor& parameter, const at::Tensor& gradient) { accumulate(parameter, gradient, 1); });
+  }
   return outputs;
 }
 

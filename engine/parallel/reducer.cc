@@ -289,7 +289,7 @@ void Reducer::on_gradient(std::size_t parameter) {
   if (is_inside_a_pass()) {
     throw Error(Blame::Caller, "a node calls backward() inside of a distributed backward, and brings a gradient for " +
                                    names_of({parameter}) +
-                                   ", which no AutogradContext would hold; call torch::autograd::grad() there, and return "
+                                   ", which would not be averaged; call torch::autograd::grad() there, and return "
                                    "its results");
   }
   const bool creates_graph = c10::GradMode::is_enabled();
