@@ -109,6 +109,7 @@ Encoded Writer::write(const std::function<void(Packer&)>& pack) {
                                    "call's arguments is one, too");
   }
   encoded_.parts = tensors_.take_parts();
+  encoded_.watched = tensors_.take_watched();
   return std::move(encoded_);
 }
 

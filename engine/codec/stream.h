@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -23,6 +24,7 @@ constexpr std::size_t kDeepest = 64;
 struct Encoded {
   Buffer body;
   std::vector<Part> parts;
+  std::shared_ptr<SentBytes> watched;  // where TensorWriter::watch() was called
 };
 
 class WEFT_API Writer {

@@ -14,6 +14,7 @@
 #include <c10/core/Layout.h>
 
 #include <weft/base/error.h>
+#include <weft/engine/codec/sent_bytes.h>
 #include <weft/engine/codec/tensors.h>
 #include <weft/engine/tensor/tensor.h>
 
@@ -80,6 +81,9 @@ at::Tensor computed(const at::Tensor& given) {
 bool is_borrowed(const c10::Storage& storage) {
   return storage.nbytes() > 0 && storage.data_ptr().get_context() == nullptr;
 }
+
+// Whether it is copied when it is packed: its owner may free it before it has been sent.
+bool is_copied(const c10::Storage& storage) { return storage.device().is_cpu() && is_borrowed(storage); }
 
 c10::Storage copy_of(const c10::Storage& storage, std::uint64_t begin, std::uint64_t bytes) {
   at::Tensor copy =
@@ -233,6 +237,8 @@ void TensorWriter::pack_storage(Packer& packer, const c10::Storage& storage, std
   }
 }
 
+void TensorWriter::watch() { watched_ = std::make_shared<SentBytes>(); }
+
 void TensorWriter::pack(Packer& packer, const at::Tensor& given) {
   if (!given.defined()) {
     packer.pack_array(1);
@@ -298,6 +304,7 @@ void TensorWriter::pack_dense(Packer& packer, const at::Tensor& tensor) {
       refuse(tensor, "whose storage has been resized or freed", "send it before that");
     }
     pack_storage(packer, tensor.storage(), begin, end);
+    if (watched_ && !is_copied(tensor.storage())) watched_->add(tensor);
   } else if (!tensor.device().is_cpu()) {
     pack_storage(packer, tensor.storage(), 0, 0);  // says which device
   } else {
@@ -324,6 +331,7 @@ std::vector<Part> TensorWriter::take_parts() {
   }
   uses_.clear();
   storages_.clear();
+  if (watched_) watched_->add(parts);
   return parts;
 }
 
@@ -376,7 +384,7 @@ Part TensorWriter::part_over(const Range& range) const {
   const c10::Storage& storage = storages_[range.storage];
   const std::uint64_t begin = aligned(range.begin);
   const std::uint64_t bytes = range.end - begin;
-  if (storage.device().is_cpu() && is_borrowed(storage)) return {begin, bytes, copy_of(storage, begin, bytes), 0};
+  if (is_copied(storage)) return {begin, bytes, copy_of(storage, begin, bytes), 0};
   return {begin, bytes, storage, begin};
 }
 

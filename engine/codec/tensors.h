@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,8 @@
 #include <weft/engine/codec/msgpack.h>
 
 namespace weft::codec {
+
+class SentBytes;
 
 // More tensors in one message than this are refused: connections take 4096 payloads, one of which may be the rest of it.
 constexpr std::size_t kMaxStorages = 4095;
@@ -49,6 +52,10 @@ class WEFT_API TensorWriter {
   // From now on tensors that require grad because they were computed from others (`is_computed`) are told apart from leaves
   // such as parameters: their gradients end at the receiver. Where nothing is recorded.
   void tell_computed(bool (*is_computed)(const at::Tensor& tensor)) { is_computed_ = is_computed; }
+  // From now on what is packed is noted, to be compared when it has been sent; take_parts() notes the rest.
+  void watch();
+  std::shared_ptr<SentBytes> take_watched() { return std::exchange(watched_, nullptr); }
+  // The recorded ones, by slot.
   std::vector<at::Tensor> take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
@@ -81,6 +88,7 @@ class WEFT_API TensorWriter {
   bool recording_ = false;
   bool (*is_computed_)(const at::Tensor& tensor) = nullptr;
   std::vector<at::Tensor> recorded_;
+  std::shared_ptr<SentBytes> watched_;
 };
 
 // Gives a tensor that has come its place in the graph; the slot is the sender's.

@@ -41,11 +41,14 @@ class WEFT_API Agent {
   auto sync(const Destination& to, A&&... arguments) const {
     return issue<F>(to, std::forward<A>(arguments)...).get_own();
   }
+  // At once. The arguments' tensors may still be sent then: their memory is left alone until the future is done
+  // (docs/rpc.md).
   template <auto F, class... A>
   auto async(const Destination& to, A&&... arguments) const {
     return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
   }
-  // The result stays with the callee; what comes back, at once, is a reference to it.
+  // The result stays with the callee; what comes back, at once, is a reference to it. The arguments' tensors are left alone
+  // until its created() is done.
   template <auto F, class... A>
   auto remote(const Destination& to, A&&... arguments) const {
     using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;

@@ -3,10 +3,12 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/messages.h>
+#include <weft/engine/codec/sent_bytes.h>
 #include <weft/engine/group/store.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
@@ -262,6 +264,7 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   codec::Writer writer(forks.get());
   const bool records = context && autograd::records_calls();
   if (records) writer.tensors().record_gradients();
+  if (is_users(issue.kind) && config().debug == DebugLevel::Detail) writer.tensors().watch();
   Peer::Lane lane;
   HeldBytes held;
   std::chrono::nanoseconds left = issue.limit;
@@ -299,13 +302,16 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = left.count();
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks] {
-    lane.pass([self, connection = lane.connection, head, message, forks] {
+  const std::string what = message->message.watched ? in_words(&issue.function, describe(worker->worker())) : "";
+  const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks, what] {
+    lane.pass([self, connection = lane.connection, head, message, forks, what] {
       const bool is_behind_streams = message->ready.source() != nullptr;
+      const auto watched = std::move(message->message.watched);
       const Op op = send_message(*connection, head, std::move(*message));
-      if (is_behind_streams && !op.ended()) {  // the GPU may fail it yet
-        return op.on_ended([self, op, call = head.call, forks] {
+      if (watched || (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
+        return op.on_ended([self, op, call = head.call, forks, watched, what] {
           const auto error = op.error();
+          if (!error && watched) self->check_unchanged(call, what, *watched);
           if (!error || !is_of_message(*error)) return;
           forks->undo();
           self->fail_here(call, *error);
@@ -326,6 +332,17 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   fail_here(head.call, Error(Blame::PeerLost, "the connection to " + describe(worker->worker()) +
                                                   " refused the message (an injected fault)"));
   return callee;
+}
+
+// With WEFT_DEBUG=detail: the callee may have old and new bytes in one argument otherwise.
+void AgentCore::check_unchanged(std::uint64_t call, const std::string& what, const codec::SentBytes& sent) {
+  const auto changed = sent.changed();
+  if (!changed) return;
+  const Error why(Blame::Caller, what + ": an argument was changed while its bytes were being sent (" + *changed +
+                                     "), and the callee may have got old and new ones: leave the tensors of a call alone "
+                                     "until its future is done (of remote(): until created() is), or send clone()");
+  log::error(why.text());
+  fail_here(call, why);
 }
 
 Outgoing AgentCore::address(codec::Encoded message, const DeviceMap& map, const WorkerInfo& to, Way way) const {

@@ -222,6 +222,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Gives the call back, ended.
   WaitingCall complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail_here(std::uint64_t id, const Error& why);
+  // Fails the call where somebody has changed its arguments while they were being sent.
+  void check_unchanged(std::uint64_t call, const std::string& what, const codec::SentBytes& sent);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
                                         const std::function<Error(const WaitingCall&)>& why);
   // The call, as errors name it.

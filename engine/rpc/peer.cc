@@ -3,9 +3,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
+#include <weft/base/config.h>
 #include <weft/base/log.h>
 #include <weft/engine/autograd/context.h>
 #include <weft/engine/autograd/lost_gradients.h>
+#include <weft/engine/codec/sent_bytes.h>
 #include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/peer.h>
 #include <weft/engine/tensor/tensor.h>
@@ -434,6 +436,7 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     } else if (!state.no_grad) {
       writer.tensors().tell_computed(&autograd::is_computed);
     }
+    if (config().debug == DebugLevel::Detail) writer.tensors().watch();
     auto message = writer.write(pack);
     Outgoing outgoing = message.parts.empty()
                             ? Outgoing(std::move(message))
@@ -448,9 +451,15 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     head.context = records ? context->id() : 0;
     auto shared = std::make_shared<Outgoing>(std::move(outgoing));
     keep_given(call, forks);
-    const bool sent = core->send_frame(kind, [self = shared_from_this(), head, shared, undo] {
+    const bool sent = core->send_frame(kind, [self = shared_from_this(), head, shared, undo, &function] {
+      const auto watched = std::move(shared->message.watched);
       const Op op = send_message(*self->connection_, head, std::move(*shared));
       if (!op.ended() || op.error()) self->watch(op, head.call, undo);
+      if (watched) {
+        op.on_ended([self, op, watched, &function] {
+          if (!op.error()) self->check_unchanged(function, *watched);
+        });
+      }
     });
     if (sent) return;
     undo();
@@ -462,6 +471,15 @@ void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& functi
     undo();
     fail(call, kind, Failure::Refused,
          Error(Blame::Caller, "the result of " + function.name + " cannot be sent: " + text_of(std::current_exception())));
+  }
+}
+
+// With WEFT_DEBUG=detail. The reply has gone: all that is left is to say so, where it was done.
+void Inbound::check_unchanged(const Function& function, const codec::SentBytes& sent) const {
+  if (const auto changed = sent.changed()) {
+    log::error("the result of " + function.name + " for " + describe(worker()) +
+               " was changed while its bytes were being sent (" + *changed +
+               "), and the caller may have got old and new ones: return clone() of what other calls or threads change");
   }
 }
 

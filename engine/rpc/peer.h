@@ -130,6 +130,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void watch(const Op& op, std::uint64_t call, const std::function<void()>& undo);
   // That reply has not been sent, and why.
   void reply_refused(std::uint64_t call, MessageKind kind, const Error& why);
+  void check_unchanged(const Function& function, const codec::SentBytes& sent) const;
   // Remembers the references in a reply until they are known to have come, or not.
   void keep_given(std::uint64_t call, const std::shared_ptr<rref::ForkWriter>& forks);
   void forget(std::uint64_t call, std::uint64_t bytes, const Error* error = nullptr);
