@@ -360,11 +360,8 @@ void Core::make_communicator(Carrier& carrier, const c10::Device& device) {
   join.rank = options.rank;
   join.size = options.size;
   join.group_name = options.name;
-  // On a connection of its own, where others have to be met: the store's host may have ended by now, and then connecting
-  // takes long.
-  const c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store);
-  join.store = std::make_shared<StoreBootstrap>(options.size == 1 ? store : connection_of(store));
+  join.store = std::make_shared<StoreBootstrap>(
+      c10::make_intrusive<c10d::PrefixStore>(device_prefix(device.type()), options.own_store));
   join.device = carrier.staged ? Device::host() : tensor::device_of(device);
   if (device.is_cuda()) join.cuda = options.job->devices->open(device.index());
   join.timeout = options.timeout;

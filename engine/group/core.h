@@ -64,7 +64,7 @@ struct CoreOptions {
   std::chrono::milliseconds timeout{};
   std::vector<int> global_ranks;
   c10::intrusive_ptr<c10d::Store> store;      // prefixed for this group; what the user gets
-  c10::intrusive_ptr<c10d::Store> own_store;  // the same over the job's own connection
+  c10::intrusive_ptr<c10d::Store> own_store;  // the same over the connection that all groups share (connection_of)
   std::string backend;                        // as the user wrote it
   std::string said_by;                        // where its rank and size are from, for messages; "" for a later group
   std::shared_ptr<Job> job;

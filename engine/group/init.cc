@@ -104,10 +104,8 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   auto joined = group::Core::make(made);
   if (place.until_all_came) membership->wait_for_all(deadline);  // where the group itself has not waited for them
   if (place.number) place.number->keep();
-  // On a connection of its own: it waits there, and may do so when the group has ended.
-  const auto store = timeline.empty() ? made.own_store : group::connection_of(made.own_store);
   made.job->looked_into =
-      instruments::start({made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(store),
+      instruments::start({made.rank, made.size, timeline}, std::make_shared<group::StoreBootstrap>(made.own_store),
                          {std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)}, deadline);
   log::info("joined group '" + group::Core::of(joined).options.name + "' as rank " + std::to_string(place.rank) + " of " +
             std::to_string(place.world_size));

@@ -1,5 +1,11 @@
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -20,6 +26,92 @@ Error not_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
 }
 
+c10::intrusive_ptr<c10d::Store> innermost(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  return prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
+}
+
+// FileStore counts its copies as workers, and others need not know clone() at all.
+bool has_connection(const c10::intrusive_ptr<c10d::Store>& innermost) {
+  return dynamic_cast<c10d::TCPStore*>(innermost.get()) != nullptr;
+}
+
+// What stands before a PrefixStore's keys, which c10d shows only to what derives from it.
+struct Prefixes : c10d::PrefixStore {
+  static std::string of(c10d::PrefixStore& store) { return (store.*&Prefixes::joinKey)(""); }
+};
+
+// `store` with another one innermost.
+c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inner,
+                                     const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  if (prefix == nullptr) return inner;
+  std::string text = Prefixes::of(*prefix);
+  text.pop_back();  // the '/' that comes before the key
+  return c10::make_intrusive<c10d::PrefixStore>(text, over(inner, prefix->getUnderlyingStore()));
+}
+
+// A client of the store that `given` is a client of, which leaves the table of connections with its last user. (A weak
+// reference keeps a store's socket open until the reference goes, so none may stay behind.)
+class Connection final : public c10d::TCPStore {
+ public:
+  explicit Connection(const c10d::TCPStore& given) : TCPStore(given.getHost(), options_of(given)) {}
+  void release_resources() override;  // c10 calls it when the last user goes
+
+ private:
+  static c10d::TCPStoreOptions options_of(const c10d::TCPStore& given) {
+    c10d::TCPStoreOptions options;
+    options.port = given.getPort();
+    options.waitWorkers = false;
+    options.timeout = given.getTimeout();
+    options.useLibUV = given.isLibUvBackend();
+    return options;
+  }
+};
+
+// The connections that there are, by the store object that they were asked for.
+class Connections {
+ public:
+  c10::intrusive_ptr<c10d::Store> to(const c10::intrusive_ptr<c10d::Store>& given) {
+    const auto& store = static_cast<const c10d::TCPStore&>(*given);
+    std::vector<c10::intrusive_ptr<Connection>> held;  // outlives the lock: the last user's end takes it
+    std::lock_guard lock(mutex_);                      // also while one is made: who comes meanwhile is to share it
+    std::erase_if(made_, [](const Made& one) { return one.process != ::getpid(); });
+    for (const Made& one : made_) {
+      const auto& connection = held.emplace_back(one.connection.lock());
+      const bool is_its = one.given == given.get() && one.host == store.getHost() && one.port == store.getPort();
+      if (connection && (is_its || connection.get() == given.get())) return connection;
+    }
+    auto connection = c10::make_intrusive<Connection>(store);
+    made_.push_back({given.get(), store.getHost(), store.getPort(), Weak(connection), connection.get(), ::getpid()});
+    return connection;
+  }
+  void forget(const Connection& gone) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(made_, [&](const Made& one) { return one.made == &gone; });
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<Connection>;
+  struct Made {
+    const c10d::Store* given = nullptr;
+    std::string host;
+    int port = 0;
+    Weak connection;
+    const Connection* made = nullptr;
+    pid_t process = 0;  // a child that was forked does not share its parent's
+  };
+  std::mutex mutex_;
+  std::vector<Made> made_;
+};
+
+Connections& connections() {
+  static Connections* const all = new Connections();  // for good: threads that join may outlive main()
+  return *all;
+}
+
+void Connection::release_resources() { connections().forget(*this); }
+
 // c10d throws DistNetworkError when the store's host is gone, DistStoreError on time-outs, others for misuse: only their
 // texts and types tell them apart.
 template <class F>
@@ -37,7 +129,7 @@ auto guarded(const std::string& what, F call) {
 }  // namespace
 
 StoreBootstrap::StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::function<void()> interrupt)
-    : store_(std::move(store)), interrupt_(std::move(interrupt)) {}
+    : store_(std::move(store)), interrupt_(std::move(interrupt)), is_shared_(has_connection(innermost(store_))) {}
 
 void StoreBootstrap::set(const std::string& key, const Bytes& value) {
   const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
@@ -45,7 +137,7 @@ void StoreBootstrap::set(const std::string& key, const Bytes& value) {
 }
 
 transport::Bootstrap::Bytes StoreBootstrap::get(const std::string& key, Deadline deadline) {
-  if (interrupt_) {
+  if (interrupt_ || is_shared_) {
     look_for(key, deadline);
   } else {
     wait(key, deadline);
@@ -69,7 +161,7 @@ void StoreBootstrap::wait(const std::string& key, Deadline deadline) {
 void StoreBootstrap::look_for(const std::string& key, Deadline deadline) {
   Pause pause;
   while (!exists(key)) {
-    interrupt_();
+    if (interrupt_) interrupt_();
     if (deadline.passed()) throw not_in_time(key);
     pause.wait(deadline);
   }
@@ -92,12 +184,10 @@ void StoreBootstrap::erase(const std::string& key) {
 }
 
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
-  const auto innermost = prefix == nullptr ? store : prefix->getUnderlyingNonPrefixStore();
-  // FileStore counts its copies as workers, and others need not know clone() at all.
-  if (dynamic_cast<c10d::TCPStore*>(innermost.get()) == nullptr) return store;
+  const auto given = innermost(store);
+  if (!has_connection(given)) return store;
   const BriskLookups brisk;
-  return guarded("connecting", [&] { return store->clone(); });
+  return guarded("connecting", [&] { return over(connections().to(given), store); });
 }
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text) {

@@ -14,12 +14,12 @@ namespace weft::group {
 // Longer ones overflow inside c10d and Gloo.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
 
-// Uses the store's own connection: where one user's get() blocks (no `interrupt`) and others use the store meanwhile, give
-// it a connection_of() the store.
+// Where the store has a connection (TCPStore), get() looks for the key again and again: others use the connection
+// meanwhile, which c10d's own wait would keep to itself. Give it a connection_of() a store on which users may block.
 class StoreBootstrap final : public transport::Bootstrap {
  public:
-  // With `interrupt`, get() looks for the key again and again and calls it in between; what it throws ends the wait.
-  // (c10d's own wait cannot be ended.)
+  // With `interrupt`, get() does so with every store, and calls it in between; what it throws ends the wait. (c10d's own
+  // wait cannot be ended.)
   explicit StoreBootstrap(c10::intrusive_ptr<c10d::Store> store, std::function<void()> interrupt = {});
 
   void set(const std::string& key, const Bytes& value) override;
@@ -36,9 +36,12 @@ class StoreBootstrap final : public transport::Bootstrap {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::function<void()> interrupt_;
+  bool is_shared_;  // the connection
 };
 
-// The same store over a connection of its own, where it has connections (TCPStore).
+// The same store over another connection than the user's, where it has connections (TCPStore): all groups and agents of
+// this process that are made with one store object share one, however many they are. None of them blocks on it. It ends
+// with the last that holds it. Throws PeerLost where it cannot be made.
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text);
