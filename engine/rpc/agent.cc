@@ -38,7 +38,7 @@ void CoreCalls::complete_here(AgentCore& core, std::uint64_t id, const std::func
   core.complete_here(id, how);
 }
 void CoreCalls::fail_here(AgentCore& core, const Function& function, std::uint64_t id, const std::exception_ptr& error) {
-  log::warn(function.name + ", called by " + describe(core.self()) + ", threw: " + text_of(error));
+  log_thrown(function, core.self(), text_of(error));
   const auto thrown = thrown_by(core, function, error);
   core.complete_here(id, [&](PendingCall& call) { call.fail(thrown); });
 }

@@ -59,8 +59,7 @@ class RemoteServed final : public Served {
     slot_ = {};
     const Error thrown(Blame::Remote, text_of(error));
     // The questions of a shutdown fail where the agent leaves, which is said there.
-    if (answer_ != MessageKind::Shutdown)
-      log::warn(function_.name + ", called by " + describe(state_->caller) + ", threw: " + thrown.text());
+    if (answer_ != MessageKind::Shutdown) log_thrown(function_, state_->caller, thrown.text());
     if (const auto inbound = inbound_.lock()) inbound->fail(call_, answer_, Failure::Thrown, thrown);
   }
   void refuse(const std::exception_ptr& error) noexcept override {

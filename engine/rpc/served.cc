@@ -1,6 +1,11 @@
+#include <bit>
+#include <map>
+#include <mutex>
+
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/autograd/ambient.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
@@ -84,6 +89,22 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (...) {
     return weft::text_of(error);
   }
+}
+
+void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text) {
+  constexpr unsigned kAll = 5;
+  static std::mutex mutex;
+  static auto& times = *new std::map<const Function*, unsigned>;  // agents may outlive what is static
+  unsigned count = 0;
+  {
+    std::lock_guard lock(mutex);
+    count = ++times[&function];
+  }
+  if (count > kAll && !std::has_single_bit(count)) return;
+  log::warn(function.name + ", called by " + describe(caller) + ", threw: " + text +
+            (count == kAll  ? " (from now on not each time is logged)"
+             : count > kAll ? " (" + std::to_string(count) + " times so far)"
+                            : ""));
 }
 
 void Served::give_up(const std::exception_ptr& error) noexcept {

@@ -78,6 +78,9 @@ WEFT_API void start_function(const std::shared_ptr<AgentCore>& core, std::shared
 // what() of whatever a function threw, without libtorch's stack traces.
 WEFT_API std::string text_of(const std::exception_ptr& error);
 
+// Warns of what a function threw. Of each function the first five times, then ever more rarely.
+void log_thrown(const Function& function, const WorkerInfo& caller, const std::string& text);
+
 // A call from another worker. Exactly one of reply(), fail() and refuse() ends it.
 class WEFT_API Served : public std::enable_shared_from_this<Served> {
  public:

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <future>
+#include <stdexcept>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -14,6 +15,8 @@ namespace causes {
 int plus(int a, int b) { return a + b; }
 std::promise<void> gate;
 void take_a_thread() { gate.get_future().wait(); }
+int throws(int value) { throw std::runtime_error("no luck with " + std::to_string(value)); }
+int throws_too(int value) { throw std::runtime_error("nor with " + std::to_string(value)); }
 
 }  // namespace causes
 
@@ -79,6 +82,25 @@ TEST(Causes, ACallThatHadNoThreadSaysSo) {
         EXPECT_EQ(agent.sync<&causes::plus>("worker1", 1, 2), 3);
       },
       {.worker_threads = 1});
+}
+
+TEST(Causes, AFunctionThatAlwaysThrowsIsLoggedEverMoreRarely) {
+  constexpr int kCalls = 400;
+  const auto count = [](const std::string& text, const std::string& part) {
+    int lines = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++lines;
+    return lines;
+  };
+  const std::string text = harness::warnings_of(2, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    for (int i = 0; i < kCalls; ++i) error_of([&] { agent.sync<&causes::throws>(i % 2, i); });
+    error_of([&] { agent.sync<&causes::throws_too>(1, 1); });
+  });
+  EXPECT_GE(count(text, "causes::throws,"), 5) << text;
+  EXPECT_LE(count(text, "causes::throws,"), 12) << text;
+  EXPECT_EQ(count(text, "no luck with 0"), 1) << "the first one" << text;
+  EXPECT_NE(text.find("(256 times so far)"), std::string::npos) << text;
+  EXPECT_EQ(count(text, "causes::throws_too,"), 1) << "another function counts for itself" << text;
 }
 
 }  // namespace
