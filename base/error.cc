@@ -1,3 +1,4 @@
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -6,7 +7,10 @@
 
 #include <cxxabi.h>
 
+#include <sys/resource.h>
+
 #include <weft/base/error.h>
+#include <weft/base/shortage.h>
 #include <weft/base/type_name.h>
 
 namespace weft {
@@ -64,7 +68,14 @@ Error Error::within(const std::string& context) const { return {blame_, context 
 
 Error system_error(Blame blame, const std::string& text, int number, Place place) {
   char buffer[256];
-  return {blame, text + ": " + strerror_r(number, buffer, sizeof buffer), number, place};
+  return {blame, text + ": " + strerror_r(number, buffer, sizeof buffer) + remedy_for(number), number, place};
+}
+
+std::string remedy_for(int number) {
+  if (number != EMFILE) return "";
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return " (this process may have " + std::to_string(limit.rlim_cur) + " descriptors open: raise that limit, ulimit -n)";
 }
 
 Error to_error(const std::exception_ptr& caught, Blame otherwise) {

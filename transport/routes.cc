@@ -56,9 +56,11 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
   }
   if (chosen_) return;
   std::string why;
+  bool lacks_something = false;  // at present
   for (const Backend& backend : backends()) {
     auto opened = backend.open();
     if (!opened) {
+      lacks_something |= opened.error().blame() == Blame::Busy;
       const std::string reason = std::string(backend.name) + ": " + opened.error().text();
       why += "; " + reason;
       say_once(reason, "a transport is of no use here; " + reason);
@@ -66,7 +68,9 @@ Routes::Routes(const std::vector<std::string>& names) : chosen_(!names.empty()) 
       transports_.push_back(std::move(opened.value()));
     }
   }
-  if (transports_.empty()) throw Error(Blame::Unsupported, "no transport can be used on this machine" + why);
+  if (transports_.empty()) {
+    throw Error(lacks_something ? Blame::Busy : Blame::Unsupported, "no transport can be used on this machine" + why);
+  }
   std::stable_sort(transports_.begin(), transports_.end(), [](const auto& a, const auto& b) {
     return a->connector()->preference() > b->connector()->preference();
   });

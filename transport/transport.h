@@ -47,6 +47,9 @@ struct ListenOptions {
   std::string interface_address;    // local address to listen on; "" = loopback, where the transport has one
   // Called on the loop for every peer that connects. Who they are is not known yet: the first message should say.
   std::function<void(std::shared_ptr<Connection>)> accepted;
+  // May be empty. Called on the loop when a peer waits that cannot be taken in, for want of descriptors or memory (Busy):
+  // the listener tries again. Once until it has taken one in.
+  std::function<void(const Error&)> short_of_something = {};
 };
 
 // Listens while it lives. Connections that it accepted live on.

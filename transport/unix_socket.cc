@@ -172,7 +172,7 @@ std::optional<Descriptor> take_passed(const Descriptor& socket, std::span<std::b
     }
   }
   if (count > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && passed.empty()) {
-    throw Error(Blame::Busy, who + ": this process has no descriptor left for what a peer passes; raise ulimit -n");
+    throw system_error(Blame::Busy, who + ": this process has no descriptor left for what a peer passes", EMFILE);
   }
   if (count != static_cast<ssize_t>(words.size()) || passed.size() != 1) return Descriptor();
   return std::move(passed[0]);

@@ -57,6 +57,11 @@ bool is_own_end(int socket) {
          local.length == remote.length && std::memcmp(&local.storage, &remote.storage, local.length) == 0;
 }
 
+// What this process lacks by its own limit does not turn up by waiting.
+void require_descriptors(int number, const std::string& where) {
+  if (number == EMFILE) throw system_error(Blame::Busy, "no connection can be made to " + where, number);
+}
+
 // One attempt: a connected socket, or -1 and the reason in `number`.
 int try_connect(const addrinfo& address, milliseconds patience, int& number) {
   Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
@@ -100,6 +105,7 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
     if (socket >= 0) return socket;
     const std::string where = host + ":" + std::to_string(port);
     if (number == ECONNREFUSED) throw Error(Blame::PeerLost, "nobody listens at " + where + " any more", number);
+    require_descriptors(number, where);
     if (deadline.passed()) throw Error(Blame::Timeout, "no answer from " + where + ": " + failure, number);
     pause.wait(deadline);
   }
@@ -111,6 +117,7 @@ void wait_for_name(const std::string& host, Deadline deadline, milliseconds pati
   for (bool told = false;; told = true) {
     std::string failure;
     if (resolve(host, 0, SOCK_STREAM, failure)) return;
+    require_descriptors(Descriptor(::dup(STDERR_FILENO)) ? 0 : errno, host);  // its file or server cannot be asked without
     const std::string what =
         "the host of rank 0, '" + host + "' (MASTER_ADDR, or in the address given), has no address: " + failure;
     if (end.passed()) throw Error(Blame::Caller, what + "; is the name right, and does this machine know it?");
@@ -132,6 +139,7 @@ std::string wait_for_listener(const std::string& host, int port, Deadline deadli
       const bool known = ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there.storage), &there.length) == 0;
       return known ? numeric_address(there) : host;
     }
+    require_descriptors(number, host + ":" + std::to_string(port));
     if (deadline.passed()) {
       throw Error(number != 0 ? Blame::Timeout : Blame::Caller,
                   "nobody answered at " + host + ":" + std::to_string(port) + " in time: " + failure +
@@ -177,6 +185,17 @@ bool is_ipv4_only(const std::string& host) {
   bool all = addresses != nullptr;
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) all = all && one->ai_family == AF_INET;
   return all;
+}
+
+bool has_route_to(const std::string& host, int port) {
+  std::string failure;
+  const Addresses addresses = resolve(host, port, SOCK_DGRAM, failure);
+  bool has_way = addresses == nullptr;
+  for (const addrinfo* address = addresses.get(); address != nullptr && !has_way; address = address->ai_next) {
+    const Descriptor socket(::socket(address->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    has_way = !socket || ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0;
+  }
+  return has_way;
 }
 
 Descriptor open_listener(int family, int port) {

@@ -71,6 +71,8 @@ class BriskLookups {
 bool is_ipv4_only(const std::string& host);
 // A socket that listens on all interfaces, of one family; port 0: any that is free. Throws Caller.
 Descriptor open_listener(int family, int port);
+// Whether the kernel knows a way to the host; nothing is sent. True where its name has no address.
+bool has_route_to(const std::string& host, int port);
 // Whether one of the host's addresses is this machine's.
 bool is_this_machine(const std::string& host);
 // The port that a socket is bound to.

@@ -7,6 +7,7 @@
 #include <weft/base/log.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/failure.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/tensor/tensor.h>
 #include <weft/profiling/trace/dump.h>
@@ -39,16 +40,6 @@ void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
   log::warn("two ranks of a group are threads of one process and share " + gpu.str() +
             "; where one's stream waits for the other, both may wait for ever: start each rank as a process (weft-run, "
             "weft::spawn), or give each a GPU of its own");
-}
-
-// The others see it in the store while it lives, however late they come.
-void tell_failure(const CoreOptions& options, const Error& error) {
-  try {
-    const std::string text = "rank " + std::to_string(options.rank) + " could not join: " + error.text();
-    StoreBootstrap(options.own_store).set(kFailedKey, to_bytes(text));
-  } catch (const Error& second) {
-    log::debug("the others are not told: " + second.text());
-  }
 }
 
 // Where a rank could not join, the others are told what they need to know.
@@ -102,6 +93,15 @@ Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
 }
 
 }  // namespace
+
+void tell_failure(const CoreOptions& options, const Error& error) {
+  try {
+    const std::string text = "rank " + std::to_string(options.rank) + " could not join: " + error.text();
+    StoreBootstrap(options.own_store).set(kFailedKey, to_bytes(text));
+  } catch (const Error& second) {
+    log::debug("the others are not told: " + second.text());
+  }
+}
 
 Job::~Job() {
   const bool is_on_loop = loop && loop->inside();

@@ -9,6 +9,7 @@
 #include <weft/engine/group/arguments.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/failure.h>
 #include <weft/engine/group/rendezvous.h>
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/tensor/torch_cuda.h>
@@ -59,6 +60,22 @@ ProcessGroup init_process_group(ProcessGroupOptions options) {
   return group::init(std::move(options), std::make_shared<tensor::CudaDevices>());
 }
 
+namespace {
+
+std::shared_ptr<group::Job> start_job(const group::CoreOptions& made, const std::string& local_address,
+                                      std::shared_ptr<tensor::CudaDevices> devices) {
+  auto job = std::make_shared<group::Job>();
+  job->devices = std::move(devices);
+  job->loop = std::make_shared<EventLoop>("weft " + made.name);
+  job->local_address =
+      config().socket_interfaces.empty() ? local_address : group::address_of_interface(config().socket_interfaces.front());
+  job->membership = group::Membership::make(made.rank, made.size, job->local_address,
+                                            std::make_shared<group::StoreBootstrap>(made.own_store), job->loop);
+  return job;
+}
+
+}  // namespace
+
 ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
   static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
@@ -89,14 +106,12 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   // Where the user blocks on the store he does not hold up the group.
   made.own_store = group::connection_of(made.store);
   made.backend = options.backend;
-  made.job = std::make_shared<group::Job>();
-  made.job->devices = std::move(devices);
-  made.job->loop = std::make_shared<EventLoop>("weft " + made.name);
-  made.job->local_address = config().socket_interfaces.empty()
-                                ? place.local_address
-                                : group::address_of_interface(config().socket_interfaces.front());
-  made.job->membership = group::Membership::make(made.rank, made.size, made.job->local_address,
-                                                 std::make_shared<group::StoreBootstrap>(made.own_store), made.job->loop);
+  try {
+    made.job = start_job(made, place.local_address, std::move(devices));
+  } catch (const Error& error) {
+    group::tell_failure(made, error);  // the others wait for this rank
+    throw;
+  }
   made.job->waits = group::Waits::make(made.rank, made.job->membership, made.job->loop, options.wait_reports);
   made.said_by = place.said_by;
   log::set_thread_label("rank " + std::to_string(made.rank));

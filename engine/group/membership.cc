@@ -120,6 +120,7 @@ struct Membership::State : std::enable_shared_from_this<State> {
   std::atomic<bool> all_joined{false};
   std::atomic<bool> closed{false};
   std::atomic<bool> alone{false};  // the hub's connection has ended
+  std::atomic<int> lacks{0};       // the errno for which the others could not be accepted last
 
   ~State() {
     if (listening >= 0) ::close(listening);
@@ -239,6 +240,10 @@ void Membership::wait_for_hellos(const std::function<void()>& check, Deadline de
   const auto complete = [&] { return state.all_joined.load(); };
   while (!state.loop->drive(complete, Deadline::sooner(patience, Deadline::in(kRest)))) {
     check();
+    if (state.lacks == EMFILE || (state.lacks != 0 && patience.passed())) {
+      throw system_error(Blame::Busy, "rank " + std::to_string(state.rank) + " cannot accept the others' connections",
+                         state.lacks);
+    }
     if (patience.passed())
       throw Error(Blame::PeerLost, "not all ranks have connected to rank " + std::to_string(state.rank));
   }
@@ -303,6 +308,7 @@ void Membership::State::accept_strangers() {
   for (;;) {
     const int socket = ::accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket < 0 && is_shortage(errno)) {
+      lacks = errno;
       // Nothing is left to accept with, and the descriptor stays readable, so look away for a while.
       accepting.reset();
       resting = loop->at(Deadline::in(kRest), [weak = weak_from_this()] {

@@ -259,8 +259,32 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& host, c10d::TCP
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
 
+// Why c10d could not open a store, of which it gives the errno as part of a text at most.
+Error why_no_store(const TcpAddress& address, const std::string& text) {
+  if (text.find("EADDRINUSE") != std::string::npos) {
+    return {Blame::Caller,
+            "the port is taken, by another job perhaps; take another port, or give each job a group_name: " + text};
+  }
+  try {
+    static_cast<void>(open_listener(is_ipv4_only(address.host) ? AF_INET : AF_INET6, 0));
+  } catch (const Error& error) {
+    if (is_shortage(error.native_code())) return {Blame::Busy, error.text(), error.native_code()};
+  }
+  if (!has_route_to(address.host, address.port)) {
+    return {Blame::Unsupported,
+            "no network interface leads there, not even the loopback one is up where that is this machine (ip link set lo "
+            "up): " +
+                text};
+  }
+  return {Blame::Caller, text};
+}
+
 // Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
 c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline, Seeker& seeker) {
+  // c10d would try to reach its own store until the deadline.
+  if (!has_route_to(address.host, address.port)) {
+    throw why_no_store(address, "no route").within("rank 0 cannot open its store at " + at(address.host, address.port));
+  }
   try {
     const auto store = open_store(address.host, server_options(address.port, deadline));
     store->set(kHosted, std::vector<std::uint8_t>{1});
@@ -271,10 +295,8 @@ c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool share
       log::info("another job hosts a store at " + at(address.host, address.port) + "; this one shares it");
       return join_store(address, 0, deadline, seeker);
     }
-    throw Error(Blame::Caller, "rank 0 cannot open its store at " + at(address.host, address.port) +
-                                   "; is the port taken by another job? Take another port, or give each job a "
-                                   "group_name: " +
-                                   text);
+    const std::string what = "rank 0 cannot open its store at " + at(address.host, address.port);
+    throw why_no_store(address, text).within(what);
   }
 }
 

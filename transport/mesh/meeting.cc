@@ -52,8 +52,12 @@ void Meeting::hold(Deadline deadline) {
     if (!self) return connection->close(Error(Blame::Cancelled, "nobody listens any more"));
     self->admit(std::move(connection));
   };
-  const auto listener =
-      connector_.listen({.loop = options_.loop, .interface_address = options_.interface_address, .accepted = accepted});
+  const auto listener = connector_.listen({.loop = options_.loop,
+                                           .interface_address = options_.interface_address,
+                                           .accepted = accepted,
+                                           .short_of_something = [weak = weak_from_this()](const Error& why) {
+                                             if (const auto self = weak.lock()) self->cannot_take_in(why);
+                                           }});
   try {
     publish(listener->address(), deadline);
     for (int peer = 0; peer < options_.rank; ++peer) connect(peer, deadline);
@@ -203,9 +207,24 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
     if (why.blame() == Blame::Timeout) {
       late_ = why.text();
     } else if (!failure_) {
-      failure_ = Error(Blame::PeerLost, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
-                     .within(place_);
+      const Blame blame =
+          why.blame() == Blame::Busy ? Blame::Busy : Blame::PeerLost;  // it is this rank that lacks something
+      failure_ = Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text()).within(place_);
     }
+  }
+  over_->raise();
+}
+
+// A rank waits for an answer, and will until its deadline: what this process lacks by its own limit does not turn up
+// before.
+void Meeting::cannot_take_in(const Error& why) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (why.native_code() != EMFILE) {
+      late_ = why.text();
+      return;
+    }
+    if (!failure_) failure_ = Error(Blame::Busy, "a rank connects and cannot be taken in: " + why.text()).within(place_);
   }
   over_->raise();
 }

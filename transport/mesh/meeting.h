@@ -47,6 +47,7 @@ class Meeting final : public std::enable_shared_from_this<Meeting> {
   void say_hello(Connection& connection, Lane lane);
   void turn_away(const GuestPointer& guest, const std::string& why);
   void gone(const GuestPointer& guest, const Error& why) noexcept;
+  void cannot_take_in(const Error& why) noexcept;
   // Under the mutex: the guest is nobody to wait for any more. Returns its connection, if it had one.
   bool is_connecting();
   std::shared_ptr<Connection> forget(const GuestPointer& guest);

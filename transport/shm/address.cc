@@ -1,10 +1,14 @@
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
+#include <string_view>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <weft/base/descriptor.h>
 #include <weft/base/error.h>
 #include <weft/transport/shm/address.h>
 
@@ -45,7 +49,14 @@ std::string Address::text() const {
 
 Address Address::here() {
   Address address;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), address.host);
+  {
+    const Descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+    if (!file && is_shortage(errno)) throw system_error(Blame::Busy, "shm: cannot read /proc", errno);
+    char text[64];
+    const auto count = file ? ::read(file.get(), text, sizeof text) : 0;
+    const std::string_view whole(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    address.host = whole.substr(0, whole.find('\n'));
+  }
   struct stat about {};
   if (address.host.empty() || ::stat("/proc/self/ns/pid", &about) != 0) {
     throw Error(Blame::Unsupported, "shm: /proc does not say which host and process namespace this is; mount it");

@@ -40,18 +40,24 @@ class ShmListener final : public Listener {
 
   struct Inner {
     explicit Inner(const ListenOptions& options)
-        : loop(options.loop), accepted(options.accepted), address(Address::here()), listening(listen_for_this_user("shm")) {
+        : loop(options.loop),
+          accepted(options.accepted),
+          tell(options.short_of_something),
+          address(Address::here()),
+          listening(listen_for_this_user("shm")) {
       address.descriptor = listening.name.get();
     }
 
     static void watch(const std::shared_ptr<Inner>& self);
     static void accept(const std::shared_ptr<Inner>& self);
+    void say_short(const Error& why);
     static void rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why);
     static void receive(const std::shared_ptr<Inner>& self, int key);
     void close();
 
     const std::weak_ptr<EventLoop> loop;
     const std::function<void(std::shared_ptr<Connection>)> accepted;
+    const std::function<void(const Error&)> tell;
     Address address;
 
     std::recursive_mutex mutex;  // of the rest; `accepted` is called with it held, and may end the listener
@@ -76,9 +82,15 @@ void ShmListener::Inner::watch(const std::shared_ptr<Inner>& self) {
   }
 }
 
+void ShmListener::Inner::say_short(const Error& why) {
+  if (std::exchange(is_short_of_something, true)) return;
+  log::warn(why.text() + "; tries again");
+  if (tell) tell(why);
+}
+
 // Who knocks stays readable, so that looking at once again would spin.
 void ShmListener::Inner::rest(const std::shared_ptr<Inner>& self, EventLoop& loop, const Error& why) {
-  if (!std::exchange(self->is_short_of_something, true)) log::warn(why.text() + "; tries again");
+  self->say_short(why);
   self->registration = loop.at(Deadline::in(kPause), [self] { watch(self); });
 }
 
@@ -133,7 +145,7 @@ void ShmListener::Inner::receive(const std::shared_ptr<Inner>& self, int key) {
     auto stream = std::make_unique<ShmStream>(std::move(*segment), std::move(socket), "process " + std::to_string(process));
     self->accepted(connect_over(std::move(stream), capabilities_of_rings(), "shm", loop));
   } catch (const Error& error) {
-    log::warn(error.what());
+    error.blame() == Blame::Busy ? self->say_short(error) : log::warn(error.what());
     self->handshakes.erase(key);
   }
 }

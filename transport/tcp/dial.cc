@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+#include <weft/base/shortage.h>
 #include <weft/transport/tcp/dial.h>
 
 namespace weft::transport::tcp {
@@ -199,7 +200,8 @@ void Dial::attempt_failed(Blame blame, const std::string& why, int number) {
   failures_ += (failures_.empty() ? "" : ", ") + candidates_[next_].text() + " (" + why + ")";
   blame_ = blame;
   number_ = number;
-  worth_another_ |= number != 0 && !(number == ECONNREFUSED && refusal_ends_);
+  // Nothing here gives descriptors back by being waited for: whoever connects should hear of it.
+  worth_another_ |= number != 0 && number != EMFILE && !(number == ECONNREFUSED && refusal_ends_);
   ++next_;
   try_next();
 }
@@ -210,7 +212,8 @@ void Dial::end_round() {
     const bool is_out_of_reach = blame_ == Blame::Timeout || number_ == EHOSTUNREACH || number_ == ENETUNREACH;
     const char* const hint =
         is_out_of_reach ? "; where that address cannot be reached from here, WEFT_SOCKET_IFNAME there chooses another" : "";
-    return finish(Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint, number_));
+    return finish(
+        Error(blame_, "cannot connect (tcp) to " + text() + ": " + failures_ + hint + remedy_for(number_), number_));
   }
   const auto loop = loop_.lock();
   if (!loop) return;

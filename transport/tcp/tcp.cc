@@ -98,7 +98,8 @@ std::unique_ptr<Listener> Tcp::listen(const ListenOptions& options) {
     }
     accepted(std::move(connection));
   };
-  return std::make_unique<TcpListener>(options.loop, options.interface_address, settings_, accept);
+  return std::make_unique<TcpListener>(options.loop, options.interface_address, settings_, accept,
+                                       options.short_of_something);
 }
 
 std::shared_ptr<Connection> Tcp::connect(const std::string& address, const ConnectOptions& options) {
@@ -109,7 +110,8 @@ std::shared_ptr<Connection> Tcp::connect(const std::string& address, const Conne
 
 Result<std::shared_ptr<Transport>> open() {
   if (!make_socket(AF_INET) && !make_socket(AF_INET6)) {
-    return system_error(Blame::Unsupported, "no TCP sockets, of neither IPv4 nor IPv6", errno);
+    return system_error(is_shortage(errno) ? Blame::Busy : Blame::Unsupported, "no TCP sockets, of neither IPv4 nor IPv6",
+                        errno);
   }
   Settings settings;
   settings.sockets = static_cast<std::size_t>(config().tcp_sockets);

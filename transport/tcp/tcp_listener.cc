@@ -53,8 +53,12 @@ struct Missing {
 
 class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
  public:
-  Entrance(const std::shared_ptr<EventLoop>& loop, const Settings& settings, Accepted accepted)
-      : loop_(loop), settings_(settings), accepted_(std::move(accepted)), identity_(fresh_identity()) {}
+  Entrance(const std::shared_ptr<EventLoop>& loop, const Settings& settings, Accepted accepted, Short short_of_something)
+      : loop_(loop),
+        settings_(settings),
+        accepted_(std::move(accepted)),
+        tell_(std::move(short_of_something)),
+        identity_(fresh_identity()) {}
 
   // Listens there; returns errno. Before open().
   int add_door(SocketAddress address);
@@ -89,6 +93,7 @@ class TcpListener::Entrance : public std::enable_shared_from_this<Entrance> {
   const std::weak_ptr<EventLoop> loop_;  // whose tables own this
   const Settings settings_;
   const Accepted accepted_;
+  const Short tell_;
   const Identity identity_;
   std::atomic<bool> closed_{false};
   std::vector<Door> doors_;
@@ -158,10 +163,10 @@ void TcpListener::Entrance::pause(std::size_t door, int number) {
   const auto loop = loop_.lock();
   if (!loop || closed_) return;
   if (!std::exchange(short_of_something_, true)) {
-    log::warn(system_error(Blame::Busy,
-                           "tcp: cannot accept connections at " + local_end(doors_[door].socket).text() + " for now",
-                           number)
-                  .text());
+    const Error why = system_error(
+        Blame::Busy, "tcp: cannot accept connections at " + local_end(doors_[door].socket).text() + " for now", number);
+    log::warn(why.text());
+    if (tell_) tell_(why);
   }
   doors_[door].watch = loop->at(Deadline::in(settings_.shortage), [self = shared_from_this(), door] { self->watch(door); });
 }
@@ -245,8 +250,9 @@ void TcpListener::Entrance::let_in(std::vector<Guest> guests) {
 }
 
 TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::string& interface_address,
-                         const Settings& settings, Accepted accepted)
-    : loop_(loop), entrance_(std::make_shared<Entrance>(loop, settings, std::move(accepted))) {
+                         const Settings& settings, Accepted accepted, Short short_of_something)
+    : loop_(loop),
+      entrance_(std::make_shared<Entrance>(loop, settings, std::move(accepted), std::move(short_of_something))) {
   int number = 0;
   std::vector<Missing> missing;
   for (const SocketAddress& address : local_addresses(interface_address)) {
@@ -257,9 +263,13 @@ TcpListener::TcpListener(const std::shared_ptr<EventLoop>& loop, const std::stri
   }
   const Address address = entrance_->address();
   if (address.hosts.empty()) {
-    throw system_error(is_shortage(number) ? Blame::Busy : Blame::Caller,
-                       "tcp: cannot listen on '" + (interface_address.empty() ? "loopback" : interface_address) + "'",
-                       number);
+    throw system_error(
+        is_shortage(number) ? Blame::Busy : Blame::Caller,
+        "tcp: cannot listen on " +
+            (interface_address.empty()
+                 ? (number == EADDRNOTAVAIL ? "the loopback interface, which is down (ip link set lo up)" : "loopback")
+                 : "'" + interface_address + "'"),
+        number);
   }
   for (const Missing& one : missing) one.say(/*is_asked_for=*/!interface_address.empty());
   address_ = address.text();

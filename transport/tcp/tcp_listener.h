@@ -16,10 +16,11 @@ namespace weft::transport::tcp {
 class TcpListener final : public Listener {
  public:
   using Accepted = std::function<void(std::unique_ptr<ByteStream>)>;
+  using Short = std::function<void(const Error&)>;  // ListenOptions::short_of_something
   // `interface_address` as local_addresses() takes it; a host's name is resolved here, which may block. Throws Caller,
   // Busy.
   TcpListener(const std::shared_ptr<EventLoop>& loop, const std::string& interface_address, const Settings& settings,
-              Accepted accepted);
+              Accepted accepted, Short short_of_something = {});
   // Nobody gets in any more; `accepted` may run on the loop at this moment for the last time.
   ~TcpListener() override;
   std::string address() const override { return address_; }

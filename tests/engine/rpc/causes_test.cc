@@ -2,13 +2,17 @@
 #include <chrono>
 #include <csignal>
 #include <future>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include <weft/tests/engine/rpc/workers.h>
+#include <weft/tests/harness/few_descriptors.h>
 
 namespace causes {
 
@@ -102,6 +106,37 @@ TEST(Causes, AFunctionThatAlwaysThrowsIsLoggedEverMoreRarely) {
   EXPECT_NE(text.find("(256 times so far)"), std::string::npos) << text;
   EXPECT_EQ(count(text, "causes::throws_too,"), 1) << "another function counts for itself" << text;
 }
+
+class WithoutDescriptors : public testing::TestWithParam<std::string> {};
+
+TEST_P(WithoutDescriptors, AnAgentIsNotMadeAndSaysSo) {
+  const auto init = [] {
+    rpc::Agent agent = rpc::init(
+        "alone", {.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>(), .transports = {GetParam()}});
+    agent.shutdown();
+  };
+  init();  // what is opened once in a process is open
+  bool has_joined = false;
+  for (int left = 0; left < 100 && !has_joined; ++left) {
+    std::optional<Error> error;
+    {
+      const harness::FewDescriptors few(left);
+      try {
+        init();
+        has_joined = true;
+      } catch (const Error& caught) {
+        error = caught;
+      }
+    }
+    if (!error) continue;
+    EXPECT_EQ(error->blame(), Blame::Busy) << left << ": " << error->what();
+    EXPECT_NE(error->text().find("ulimit -n"), std::string::npos) << left << ": " << error->what();
+  }
+  EXPECT_TRUE(has_joined);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rpc, WithoutDescriptors, testing::Values("shm", "tcp"),
+                         [](const auto& transport) { return transport.param; });
 
 }  // namespace
 }  // namespace weft

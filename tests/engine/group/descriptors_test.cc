@@ -1,0 +1,94 @@
+// Ranks that run out of descriptors while they join: all of them end at once, and hear why.
+#include <array>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/types.h>
+
+#include <weft/tests/harness/few_descriptors.h>
+#include <weft/tests/harness/ranks.h>
+
+namespace weft {
+namespace {
+
+using harness::FewDescriptors;
+using harness::Processes;
+
+constexpr auto kLong = std::chrono::minutes(30);  // whoever waited for it would be stopped with the test
+
+std::optional<Error> joined(const ProcessGroupOptions& options) {
+  try {
+    ProcessGroup group = init_process_group(options);
+    at::Tensor tensor = at::ones(1);
+    group.all_reduce(tensor).wait();
+    group.barrier().wait();
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+bool names_the_limit(const std::optional<Error>& error) {
+  return error && error->blame() == Blame::Busy && error->text().find("ulimit -n") != std::string::npos;
+}
+
+class WithoutDescriptors : public testing::TestWithParam<std::string> {};
+
+// However many there are.
+TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
+  ASSERT_FALSE(joined({.backend = GetParam(), .rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()}))
+      << "what is opened once in a process is open";
+  bool has_joined = false;
+  for (int left = 0; left < 200 && !has_joined; left += 3) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    std::array<std::optional<Error>, 2> errors;
+    {
+      const FewDescriptors few(left);
+      const auto join = [&](int rank) {
+        errors.at(static_cast<std::size_t>(rank)) =
+            joined({.backend = GetParam(), .rank = rank, .world_size = 2, .store = store, .timeout = kLong});
+      };
+      std::thread other([&] { join(1); });
+      join(0);
+      other.join();
+    }
+    has_joined = !errors[0] && !errors[1];
+    if (has_joined) break;
+    EXPECT_TRUE(names_the_limit(errors[0]) || names_the_limit(errors[1]))
+        << left << ": " << (errors[0] ? errors[0]->what() : "joined") << " / "
+        << (errors[1] ? errors[1]->what() : "joined");
+  }
+  EXPECT_TRUE(has_joined);
+}
+
+INSTANTIATE_TEST_SUITE_P(Group, WithoutDescriptors, testing::Values("shm"),
+                         [](const auto& backend) { return backend.param; });
+
+// In a network namespace of its own the loopback interface is there, and down.
+TEST(WithoutLoopback, RankZeroSaysThatNoInterfaceIsUp) {
+  const auto enter = [] { return ::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0; };
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(enter() ? 0 : 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (status != 0) GTEST_SKIP() << "this process may make no network namespace";
+  Processes processes(1, [&](int) {
+    ASSERT_TRUE(enter());
+    const auto error =
+        joined({.backend = "tcp", .init_method = "tcp://127.0.0.1:29577", .rank = 0, .world_size = 1, .timeout = kLong});
+    ASSERT_TRUE(error);
+    EXPECT_NE(error->text().find("ip link set lo up"), std::string::npos) << error->what();
+    EXPECT_EQ(error->text().find("port is taken"), std::string::npos) << error->what();
+  });
+  processes.expect_success();
+}
+
+}  // namespace
+}  // namespace weft
