@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <typeinfo>
+#include <utility>
 
 #include <cxxabi.h>
 
@@ -64,7 +66,21 @@ Error::Error(Blame blame, const std::string& text, int native_code, Place place)
       place_(place),
       text_(text) {}
 
-Error Error::within(const std::string& context) const { return {blame_, context + ": " + text_, native_code_, place_}; }
+Error Error::within(const std::string& context) const { return with_text(context + ": " + text_); }
+
+Error Error::with_text(const std::string& text) const {
+  Error error(blame_, text, native_code_, place_);
+  error.ranks_ = ranks_;
+  return error;
+}
+
+Error Error::with_ranks(std::vector<int> ranks) const {
+  Error error(*this);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  error.ranks_ = std::move(ranks);
+  return error;
+}
 
 Error system_error(Blame blame, const std::string& text, int number, Place place) {
   char buffer[256];
@@ -123,6 +139,13 @@ std::string text_of(const std::exception_ptr& caught) {
   } catch (...) {
     return "something that is no std::exception, but " + type_name(*abi::__cxa_current_exception_type());
   }
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  if (ranks.empty()) return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
 void broken(std::string_view text, Place place) {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <weft/base/export.h>
 
@@ -46,14 +47,23 @@ class WEFT_API Error : public std::runtime_error {
   // The message without blame and place, for building a longer one.
   const std::string& text() const noexcept { return text_; }
 
+  // The ranks that are lost or missing, as the text names them: ranks of the group that throws this, of workers where an
+  // agent does. Ascending; empty where the error is about none, or it is not known which.
+  std::vector<int> ranks() const { return ranks_; }
+
   // The same error seen one level up: "context: text".
   Error within(const std::string& context) const;
+  // The same error with another text, which says more.
+  Error with_text(const std::string& text) const;
+  // The same error, about these ranks.
+  Error with_ranks(std::vector<int> ranks) const;
 
  private:
   Blame blame_;
   int native_code_ = 0;
   Place place_;
   std::string text_;
+  std::vector<int> ranks_;
 };
 
 // An Error from errno: "text: Connection refused".
@@ -66,6 +76,9 @@ WEFT_API Error to_error(const std::exception_ptr& caught, Blame otherwise);
 // names the type. An exception whose what() is null gets its type's name, and a long text is cut.
 WEFT_API std::string text_of(const std::exception_ptr& caught);
 WEFT_API std::string text_of(const std::exception& error);
+
+// "rank 1", "ranks 0, 2", as ranks stand in errors; "" for none.
+WEFT_API std::string ranks_text(const std::vector<int>& ranks);
 
 // A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
 [[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());

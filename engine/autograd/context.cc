@@ -17,9 +17,11 @@ Outcome outcome_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const rpc::RemoteError& caught) {
-    return {static_cast<int>(Blame::Remote), caught.text()};
+    Outcome outcome(static_cast<int>(Blame::Remote), caught.text());
+    outcome.ranks = caught.ranks();
+    return outcome;
   } catch (const Error& caught) {
-    return {static_cast<int>(caught.blame()), caught.text()};
+    return Outcome(caught);
   } catch (...) {
     return {static_cast<int>(Blame::Remote), rpc::text_of(error)};
   }

@@ -105,8 +105,9 @@ void Contexts::worker_lost(int rank, std::optional<std::uint16_t> successor) {
     if (owner.rank == rank && successor && !owner.is_before(*successor)) continue;
     const bool took_part = context->worker_lost(rank);
     if (took_part) {
-      context->fail_passes({static_cast<int>(Blame::PeerLost), "backward in context " + to_text(context->id()) +
-                                                                   " failed on " + describe(core_.self()) + ": " + why});
+      context->fail_passes(Outcome(Error(Blame::PeerLost, "backward in context " + to_text(context->id()) + " failed on " +
+                                                              describe(core_.self()) + ": " + why)
+                                       .with_ranks({rank})));
     }
     if (context->owner() == rank) {
       release(context->id(), why);

@@ -367,7 +367,10 @@ void Pass::expire() {
         "failed, pass BackwardMode::Exact";
   }
   if (waits.empty()) text += "; rpc::Agent::set_timeout() sets the limit";
-  fail({static_cast<int>(Blame::Timeout), text});
+  std::vector<int> ranks(others.begin(), others.end());
+  if (!missing.empty()) ranks.clear();  // those are named first, and alone
+  for (const auto& [rank, gradients] : missing) ranks.push_back(rank);
+  fail(Outcome(Error(Blame::Timeout, text).with_ranks(ranks)));
 }
 
 }  // namespace weft::autograd

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <iterator>
+#include <sstream>
 
 #include <ATen/ops/from_blob.h>
 
@@ -12,16 +14,23 @@ namespace {
 
 constexpr std::int64_t kMostText = 16 << 10;
 
-// One byte of blame, and the text.
+// One byte of blame, the ranks as numbers in words, and the text behind a line's end.
 std::string in_bytes(const Error& error) {
-  return static_cast<char>(error.blame()) + error.text().substr(0, kMostText - 1);
+  std::string ranks;
+  for (const int rank : error.ranks()) ranks += std::to_string(rank) + " ";
+  if (ranks.size() > kMostText / 2) ranks.clear();
+  const std::string text = static_cast<char>(error.blame()) + ranks + "\n" + error.text();
+  return text.substr(0, kMostText);
 }
 
 Error from_bytes(const at::Tensor& tensor) {
   const at::Tensor here = tensor.to(at::kCPU);
   const std::string bytes(static_cast<const char*>(here.const_data_ptr()), static_cast<std::size_t>(here.numel()));
   const int blame = static_cast<unsigned char>(bytes.front());
-  return {blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame), bytes.substr(1)};
+  const auto line = std::min(bytes.find('\n'), bytes.size() - 1);
+  std::istringstream numbers(bytes.substr(1, line - 1));
+  return Error(blame > static_cast<int>(Blame::Remote) ? Blame::Remote : static_cast<Blame>(blame), bytes.substr(line + 1))
+      .with_ranks({std::istream_iterator<int>(numbers), std::istream_iterator<int>()});
 }
 
 }  // namespace
@@ -33,7 +42,7 @@ Error first_line_of(const std::exception_ptr& caught) {
     return error;
   } catch (...) {
     const Error error = to_error(caught, Blame::Caller);
-    return {error.blame(), error.text().substr(0, error.text().find('\n'))};
+    return error.with_text(error.text().substr(0, error.text().find('\n')));
   }
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <system_error>
 #include <thread>
 
@@ -21,6 +22,16 @@ constexpr auto kPatience = std::chrono::seconds(5);  // for what the GPU still d
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
+
+// What tell_failure() has left in the store.
+Error could_not_join(const std::string& told) {
+  int rank = -1;
+  const auto number = std::from_chars(told.data(), told.data() + told.size(), rank);
+  const std::string text(number.ptr, told.data() + told.size());
+  return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " could not join:" + text).with_ranks({rank});
+}
+
+std::string who_have(const std::vector<int>& ranks) { return ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have"); }
 
 const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "cuda/" : "cpu/"; }
 
@@ -96,8 +107,8 @@ Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
 
 void tell_failure(const CoreOptions& options, const Error& error) {
   try {
-    const std::string text = "rank " + std::to_string(options.rank) + " could not join: " + error.text();
-    StoreBootstrap(options.own_store).set(kFailedKey, to_bytes(text));
+    // could_not_join() reads it.
+    StoreBootstrap(options.own_store).set(kFailedKey, to_bytes(std::to_string(options.rank) + " " + error.text()));
   } catch (const Error& second) {
     log::debug("the others are not told: " + second.text());
   }
@@ -151,7 +162,7 @@ struct Core::Stay {
       return;
     }
     try {
-      core->leave();
+      core->leave_at_last();
     } catch (const std::exception& error) {
       log::warn("leaving " + core->place() + ": " + error.what());
     }
@@ -229,11 +240,9 @@ void Core::meet_members() {
     membership->wait_for_all(Deadline::in(std::min<std::chrono::milliseconds>(options.timeout, kMoment)));
   } catch (const Error& error) {
     if (error.blame() != Blame::Timeout) throw;
-    const std::string who = missing_ranks();
-    if (options.timeout <= kMoment) {
-      throw Error(Blame::Timeout, "joining " + place() + ": " + who + " did not come within " + describe(options.timeout));
-    }
-    log::warn("joining " + place() + ": " + who + " did not come within " + describe(kMoment) +
+    const std::vector<int> missing = missing_ranks();
+    if (options.timeout <= kMoment) throw not_come(missing);
+    log::warn("joining " + place() + ": " + ranks_text(missing) + " did not come within " + describe(kMoment) +
               "; where that is a rank of Python's, all is well; this one goes on");
     return;
   }
@@ -247,7 +256,7 @@ void Core::await_members() {
   bootstrap->set(here_key(options.rank), to_bytes(backends()));
   const Deadline deadline = Deadline::in(options.timeout);
   Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
-                         [this] { return absent_members(); });
+                         [this] { return missing_ranks(); });
   for (int rank = 0; rank < options.size; ++rank) {
     const bool is_told = options.job->membership->has(options.global_ranks[static_cast<std::size_t>(rank)]);
     if (rank == options.rank || !is_told) continue;
@@ -255,8 +264,7 @@ void Core::await_members() {
       throw_if_hopeless();
       joining.look();
       if (!deadline.passed()) continue;
-      throw Error(Blame::Timeout,
-                  "joining " + place() + ": " + missing_ranks() + " did not come within " + describe(options.timeout));
+      throw not_come(missing_ranks());
     }
   }
 }
@@ -280,7 +288,7 @@ void Core::listen() {
     // Through the job's rank 0 all are connected: without it there is no new_group.
     const char* const fix =
         rank == 0 ? "; restart the job" : "; make a group of the ranks that live by new_group, or restart the job";
-    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix));
+    core->fail(Error(Blame::PeerLost, "rank " + std::to_string(member) + " is lost: " + how + fix).with_ranks({member}));
   };
   const auto look_behind = [ledger = ledger_, weak = weak_from_this()] {
     const auto core = weak.lock();
@@ -292,8 +300,11 @@ void Core::listen() {
     ledger->on_gone(rank);
     lose(rank, how);
   };
-  listener.aborted = [weak = weak_from_this(), rank_in_group, lose](const Frame& abort) {
-    if (abort.number == kLeftByException) return lose(abort.rank, abort.text);
+  listener.aborted = [ledger = ledger_, weak = weak_from_this(), rank_in_group, lose](const Frame& abort) {
+    if (abort.number == kLeftByException) {
+      ledger->on_gone(abort.rank);  // who leaves does not wait for it
+      return lose(abort.rank, abort.text);
+    }
     const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
     if (const auto core = weak.lock()) core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
   };
@@ -424,7 +435,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     options.job->membership->connect_to_first([&] { return attempt->query(); }, deadline);
   }
   Waits::Meeting joining(options.job->waits, options.name, joining_what(), options.rank, joining_hint(),
-                         [this] { return absent_members(); });
+                         [this] { return missing_ranks(); });
   bool agreed = false;
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();
@@ -441,14 +452,15 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
     static_cast<void>(agrees_with_first(type));
     if (error.blame() == Blame::PeerLost) tell_failure(options, error);
     if (error.blame() != Blame::Timeout) throw;
-    const std::string missing = missing_ranks();
-    throw Error(Blame::Timeout,
-                "joining " + place() + ": " +
-                    (missing.empty() ? "all ranks came, but were not connected" : missing + " did not come") + " within " +
-                    describe(options.timeout) + ": " + error.text() +
-                    (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, ProcessGroupOptions::backend another "
-                                       "way (weft-info lists them)"
-                                     : ""));
+    const std::vector<int> missing = missing_ranks();
+    throw error
+        .with_text("joining " + place() + ": " +
+                   (missing.empty() ? "all ranks came, but were not connected" : ranks_text(missing) + " did not come") +
+                   " within " + describe(options.timeout) + ": " + error.text() +
+                   (missing.empty() ? "; WEFT_SOCKET_IFNAME chooses another network, ProcessGroupOptions::backend another "
+                                      "way (weft-info lists them)"
+                                    : ""))
+        .with_ranks(missing.empty() ? error.ranks() : missing);
   }
   return std::move(attempt->made);
 }
@@ -465,7 +477,7 @@ void Core::throw_if_hopeless() {
     unreachable = error;
     static_cast<void>(is_broken(kLossIsTold));
   }
-  if (told) throw Error(Blame::PeerLost, "joining " + place() + ": " + *told);
+  if (told) throw could_not_join(*told).within("joining " + place());
   if (parent_ != nullptr) parent_->throw_if_aborted();
   if (parent_ != nullptr && !unreachable) {
     parent_->throw_if_left_without([this](int rank) {
@@ -483,7 +495,8 @@ void Core::throw_if_left_without(const std::function<bool(int rank)>& came) cons
   for (const int rank : ledger_->leavers()) {
     if (came(rank)) continue;
     throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " has left group '" + options.name +
-                                     "' and does not come any more; new_group makes one of the ranks that are there");
+                                     "' and does not come any more; new_group makes one of the ranks that are there")
+        .with_ranks({rank});
   }
 }
 
@@ -514,19 +527,12 @@ std::string Core::backends() const {
   return text;
 }
 
-std::vector<int> Core::absent_members() {
+std::vector<int> Core::missing_ranks() {
   std::vector<int> ranks;
   for (int rank = 0; rank < options.size; ++rank) {
     if (!bootstrap->exists(here_key(rank))) ranks.push_back(rank);
   }
   return ranks;
-}
-
-std::string Core::missing_ranks() {
-  std::string ranks;
-  const std::vector<int> absent = absent_members();
-  for (const int rank : absent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  return absent.empty() ? "" : (absent.size() == 1 ? "rank " : "ranks ") + ranks;
 }
 
 std::string Core::joining_what() const { return parent_ == nullptr ? "init_process_group" : "the making"; }
@@ -538,55 +544,95 @@ std::string Core::joining_hint() const {
          (options.said_by.empty() ? "" : "; this one is " + own + " by " + options.said_by);
 }
 
+Error Core::not_come(const std::vector<int>& ranks) const {
+  return Error(Blame::Timeout,
+               "joining " + place() + ": " + ranks_text(ranks) + " did not come within " + describe(options.timeout))
+      .with_ranks(ranks);
+}
+
 // --- leaving ---------------------------------------------------------------------------------------------------------
 
-void Core::leave() {
-  if (options.size == 1 || !options.job->connected) return;
-  {
-    std::lock_guard lock(error_mutex_);
-    if (broken_) return;
+void Core::leave_at_last() {
+  if (has_left_.exchange(true)) return;
+  if (options.size > 1 && options.job->connected && !is_broken() && std::uncaught_exceptions() > 0) {
+    return options.job->membership->send(
+        {FrameType::Abort, 0, kLeftByException, options.name, "it left the group by an exception"});
+  }
+  if (const auto late = part(options.timeout)) log::error(late->text());
+}
+
+void Core::leave(std::chrono::milliseconds limit) {
+  if (limit.count() <= 0) {
+    throw Error(Blame::Caller, "leave " + place() + ": a limit of " + describe(limit) + "; it is positive");
+  }
+  if (has_left_.exchange(true)) throw_if_left();
+  if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
+}
+
+void Core::throw_if_left() const {
+  if (has_left_) throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
+}
+
+// Of a loss or an abort all are told. That this rank ran out of time they may not know, and would wait for it when they
+// leave.
+void Core::tell_leaving_broken() {
+  std::lock_guard lock(error_mutex_);
+  if (broken_->blame() != Blame::Timeout) return;
+  options.job->membership->send(
+      {FrameType::Abort, 0, kLeftByException, options.name, "it left the group, having run out of time: " + reason_});
+}
+
+std::optional<Error> Core::part(std::chrono::milliseconds limit) {
+  if (options.size == 1 || !options.job->connected) return std::nullopt;
+  if (is_broken()) {
+    tell_leaving_broken();
+    return std::nullopt;
   }
   const auto& membership = options.job->membership;
-  if (std::uncaught_exceptions() > 0) {
-    return membership->send({FrameType::Abort, 0, kLeftByException, options.name, "it left the group by an exception"});
-  }
-  const Deadline deadline = Deadline::in(options.timeout);
-  wait_for_own_operations(deadline);
-  {
-    std::lock_guard lock(error_mutex_);
-    if (broken_) return;  // meanwhile
-  }
+  const Deadline deadline = Deadline::in(limit);
+  const std::string own = wait_for_own_operations(deadline);
+  if (is_broken()) return std::nullopt;  // meanwhile
   const auto known = [&](int rank) { return membership->has(rank); };
   ledger_->say_leaving();
   Patience patience(options.job->waits->reports());
+  std::vector<int> slow;
   for (;;) {
-    const auto slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
-    if (slow.empty()) return;
-    const std::string who = ranks_text(slow);
-    if (deadline.passed()) {
-      return log::error("leaving " + place() + ": " + who + " did not complete what this rank took part in within " +
-                        describe(options.timeout));
-    }
+    slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
+    if (slow.empty() || deadline.passed()) break;
     if (!patience.is_over()) continue;
-    log::warn(
-        "rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) + " to leave group '" +
-        options.name + "': " + who + (slow.size() == 1 ? " has" : " have") +
-        " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
+    log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
+              " to leave group '" + options.name + "': " + who_have(slow) +
+              " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
   }
+  if (!own.empty()) {
+    return Error(Blame::Timeout, "leaving " + place() + ": " + own + ", which not all ranks have joined, has not ended " +
+                                     "within " + describe(limit))
+        .with_ranks(slow);
+  }
+  if (slow.empty()) return std::nullopt;
+  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " + who_have(slow) +
+                                   " not completed what this rank took part in")
+      .with_ranks(slow);
 }
 
 // Receives are not among them: nobody is left who could want their bytes.
-void Core::wait_for_own_operations(Deadline deadline) {
+std::string Core::wait_for_own_operations(Deadline deadline) {
+  std::vector<Issued> unfinished;
+  {
+    std::lock_guard lock(issue_mutex);  // other threads may issue, and are refused from now on
+    unfinished = unfinished_;
+  }
   Patience patience(options.job->waits->reports());
-  for (const Issued& one : unfinished_) {
+  for (const Issued& one : unfinished) {
     while (!one.receives && !one.op.done().synchronize(Deadline::sooner(deadline, patience.next()))) {
-      if (deadline.passed()) return;
+      if (deadline.passed()) return one.wait.what;
       if (!patience.is_over()) continue;
       log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
                 " to leave group '" + options.name + "', for the end of " + one.wait.what +
                 ", which not all ranks have come to");
     }
   }
+  return "";
 }
 
 // --- what can be carried ---------------------------------------------------------------------------------------------

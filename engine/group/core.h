@@ -120,6 +120,11 @@ struct Core : std::enable_shared_from_this<Core> {
   std::vector<int> living_ranks() const { return ledger_->living(); }
   std::vector<std::string> waiting_for() { return options.job->waits->waiting_for(options.name); }
   void abort(const std::string& reason);
+  std::optional<Error> error();
+  // The operation breaks the group unless it has ended within that time.
+  Work limited(Work work, std::chrono::milliseconds limit);
+  // As the public one.
+  void leave(std::chrono::milliseconds limit);
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
   // Where values of the host travel (counts, orders, bytes): the host if a backend carries it, else the group's device.
@@ -198,8 +203,9 @@ struct Core : std::enable_shared_from_this<Core> {
   // Calls `tell`, whether it is the first failure or not, when this rank has its reason and before connections break: what
   // the others do then, as leaving the job, is no other reason here.
   void fail(const Error& why, const std::function<void()>& tell);
-  std::string missing_ranks();
-  std::vector<int> absent_members();
+  // Members that have not said that they join.
+  std::vector<int> missing_ranks();
+  Error not_come(const std::vector<int>& ranks) const;
   std::string joining_what() const;
   std::string joining_hint() const;
   void compare_across_ranks(const Operation& operation, std::uint64_t number);
@@ -215,9 +221,15 @@ struct Core : std::enable_shared_from_this<Core> {
   // Returns an operation that ends as the message does, or with Caller where the other side calls it with another tensor.
   Op compare_message(const Op& op, const MessageCalled& called);
   void listen();
-  // Waits for this rank's operations, and until the others have completed them too.
-  void leave();
-  void wait_for_own_operations(Deadline deadline);
+  // Leaves within the group's timeout, where leave() has not been called; logs what it could not wait for.
+  void leave_at_last();
+  // Waits for this rank's operations, and until the others have completed them too. Gives what was not done by the
+  // deadline, `limit` from now.
+  std::optional<Error> part(std::chrono::milliseconds limit);
+  void tell_leaving_broken();
+  // Gives the name of one that has not ended by the deadline; "" where all have.
+  std::string wait_for_own_operations(Deadline deadline);
+  void throw_if_left() const;
   void follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done);
   std::uint64_t begin_collective(const std::string& name);
   // Counts the messages to, or from, a rank with a tag: 1, 2, …
@@ -244,6 +256,7 @@ struct Core : std::enable_shared_from_this<Core> {
     Op op;
     bool receives = false;  // leaving does not wait for it
   };
+  std::atomic<bool> has_left_{false};
   void remember(Issued issued);
   std::vector<Issued> unfinished_;   // recent operations, oldest first; guarded by issue_mutex
   std::size_t kept_unfinished_ = 0;  // that had not ended when those that had were forgotten; guarded by issue_mutex

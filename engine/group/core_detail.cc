@@ -64,8 +64,10 @@ void Core::compare_across_ranks(const Operation& operation, std::uint64_t number
     try {
       theirs = to_text(store.get(base + std::to_string(rank), deadline));
     } catch (const Error& error) {
-      throw Error(error.blame(), "WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
-                                     std::to_string(number) + " (" + mine.call + ") " + place() + ": " + error.text());
+      throw error
+          .with_text("WEFT_DEBUG=detail: rank " + std::to_string(rank) + " did not come to collective #" +
+                     std::to_string(number) + " (" + mine.call + ") " + place() + ": " + error.text())
+          .with_ranks({rank});
     }
     const std::string disagree = "WEFT_DEBUG=detail: ranks disagree in collective #" + std::to_string(number) + " " +
                                  place() + ": rank " + std::to_string(options.rank);

@@ -299,7 +299,7 @@ Error Core::with_hint(const Error& error) const {
       "leave last, behind a barrier of all";
   const bool has_one = error.text().find(hint) != std::string::npos;
   if (error.blame() != Blame::Timeout || has_one || options.size < 3 || !options.job->membership->is_alone()) return error;
-  return {Blame::Timeout, error.text() + "; " + hint, error.place()};
+  return error.with_text(error.text() + "; " + hint);
 }
 
 Error Core::with_absent(const Error& timeout, const Waits::Wait& wait) {
@@ -364,14 +364,43 @@ Error Core::explained(const Error& error) const {
     // it.
     const std::string what = reason_.substr(0, reason_.find(": "));
     if (reason_.ends_with(error.text()) || error.text().find(what) != std::string::npos) return *broken_;
-    return Error(broken_->blame(), broken_->text() + " (" + error.text() + ")", error.place());
+    return broken_->with_text(broken_->text() + " (" + error.text() + ")");
   }
-  if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left);
+  if (const std::string left = ledger_->who_left(); !left.empty()) return error.within(left).with_ranks(ledger_->leavers());
   if (options.size != 2) return error;
-  return error.within("rank " + std::to_string(1 - options.rank) + " is lost");
+  return error.within("rank " + std::to_string(1 - options.rank) + " is lost").with_ranks({1 - options.rank});
+}
+
+std::optional<Error> Core::error() {
+  std::lock_guard lock(error_mutex_);
+  if (!broken_ && unseen_) return explained(*unseen_).within("an earlier operation failed");
+  return broken_;
+}
+
+Work Core::limited(Work work, std::chrono::milliseconds limit) {
+  const auto state = work.state_;
+  if (!state || state->is_captured || state->done()) return work;
+  const auto ops = std::make_shared<const std::vector<Op>>(state->ops);
+  // Kept by the operation, which goes on where its Work is dropped.
+  const auto timer = std::make_shared<EventLoop::Registration>();
+  *timer = options.job->loop->at(Deadline::in(limit), [weak = weak_from_this(), ops, limit, what = state->wait.what] {
+    const auto core = weak.lock();
+    const bool is_over = std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
+    if (!core || is_over) return;
+    const std::string text = ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
+    core->fail(core->with_hint(Error(Blame::Timeout, what + " " + core->place() + text)));
+  });
+  const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
+  for (const Op& op : *ops) {
+    op.on_ended([left, timer] {
+      if (--*left == 0) timer->reset();
+    });
+  }
+  return work;
 }
 
 void Core::throw_if_broken() {
+  throw_if_left();
   std::optional<Error> unseen;
   {
     std::lock_guard lock(error_mutex_);

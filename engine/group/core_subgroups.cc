@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
+#include <sstream>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -39,6 +41,18 @@ Split decode(const std::string& text) {
     throw Error(Blame::PeerLost, "split: '" + text + "' in the group's store is no color and key");
   }
   return split;
+}
+
+// As rank 0 says in the store who is missing.
+std::string encode(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += std::to_string(rank) + " ";
+  return text;
+}
+
+std::vector<int> decode_ranks(const std::string& text) {
+  std::istringstream fields(text);
+  return {std::istream_iterator<int>(fields), std::istream_iterator<int>()};
 }
 
 // "3,0,2", "0-7", "0-1016:8": a list of ranks as it stands in names. Lists that differ have texts that differ.
@@ -132,7 +146,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
       if (!loss || error.blame() != Blame::PeerLost) throw;
       // The lost rank is named again, or the store was its own, or what the ranks are connected through.
       if (error.text() == loss->text()) throw;
-      throw Error(Blame::PeerLost, loss->text() + " (new_group: " + error.text() + ")");
+      throw loss->with_text(loss->text() + " (new_group: " + error.text() + ")");
     }
   });
 }
@@ -174,7 +188,8 @@ ProcessGroup Core::divide(int count, int color, int key) {
     } catch (const Error& error) {
       if (error.blame() != Blame::Timeout) throw;
       throw Error(Blame::Timeout, "split " + place() + ": rank " + std::to_string(rank) + " did not call it within " +
-                                      describe(options.timeout));
+                                      describe(options.timeout))
+          .with_ranks({rank});
     }
   }
   if (color < 0) return {};
@@ -282,14 +297,11 @@ void Core::lead_monitored_barrier(const std::string& base, std::chrono::millisec
   bootstrap->set(base + "0", to_bytes(std::to_string(timeout.count())));
   // In no time at all nobody comes, also who was there before: who gives none wants to see it fail, not to win a race.
   const std::set<int> absent = timeout.count() == 0 ? everybody_else() : count_in(base, Deadline::in(timeout));
-  std::string missing;
-  for (const int rank : absent) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  const std::string verdict =
-      absent.empty() ? kPassed
-                     : (absent.size() == 1 ? "rank " : "ranks ") + missing + " did not come within " + describe(timeout);
+  const std::vector<int> missing(absent.begin(), absent.end());
+  const std::string verdict = absent.empty() ? kPassed : ranks_text(missing) + " did not come within " + describe(timeout);
   // In this order: who has read the verdict, or comes from now on, comes to the next round.
   bootstrap->add("monitored/closed", 1);
-  bootstrap->set(base + "verdict", to_bytes(verdict));
+  bootstrap->set(base + "verdict", to_bytes(verdict + "\n" + encode(missing)));
   // This process may host the store: it does not go before the others have read it.
   const Deadline soon = Deadline::in(kReading);
   try {
@@ -300,7 +312,7 @@ void Core::lead_monitored_barrier(const std::string& base, std::chrono::millisec
     if (error.blame() != Blame::Timeout) throw;
     log::debug("monitored barrier " + place() + ": not all ranks have read the verdict yet");
   }
-  if (!absent.empty()) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict);
+  if (!absent.empty()) throw Error(Blame::Timeout, "monitored barrier " + place() + ": " + verdict).with_ranks(missing);
 }
 
 void Core::follow_monitored_barrier(const std::string& base, std::chrono::milliseconds timeout) {
@@ -325,7 +337,7 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
   if (!listen(Deadline::in(timeout)) && bootstrap->exists(base + "0")) listen(Deadline::in(kReading));
   if (!verdict) {
     if (bootstrap->add(own + "/" + attempt, 1) == 1) {
-      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout));
+      throw Error(Blame::Timeout, came + "rank 0 did not within " + describe(timeout)).with_ranks({0});
     }
     // Rank 0 has counted it in, and waits for others until its own time is over.
     const std::string theirs = to_text(bootstrap->get(base + "0", Deadline::in(kReading)));
@@ -333,11 +345,14 @@ void Core::follow_monitored_barrier(const std::string& base, std::chrono::millis
     std::from_chars(theirs.data(), theirs.data() + theirs.size(), limit);
     const auto more = std::clamp(std::chrono::milliseconds(limit), std::chrono::milliseconds(0), kLongestTimeout);
     if (!listen(Deadline::in(more + kReading))) {
-      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went");
+      throw Error(Blame::PeerLost, came + "rank 0 ended before it said how it went").with_ranks({0});
     }
   }
   bootstrap->set(own + "/read", {});
-  if (*verdict != kPassed) throw Error(Blame::Timeout, came + "it failed: " + *verdict);
+  const auto end = std::min(verdict->find('\n'), verdict->size());
+  if (const std::string how = verdict->substr(0, end); how != kPassed) {
+    throw Error(Blame::Timeout, came + "it failed: " + how).with_ranks(decode_ranks(verdict->substr(end)));
+  }
 }
 
 }  // namespace weft::group

@@ -33,7 +33,8 @@ std::uint64_t Ledger::begin_collective() {
     if (leaver.collectives >= number) continue;
     throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
                                      std::to_string(leaver.collectives) + " collectives; it cannot take part in #" +
-                                     std::to_string(number));
+                                     std::to_string(number))
+        .with_ranks({rank});
   }
   begun_ = number;
   unfinished_.insert(number);
@@ -54,7 +55,8 @@ void Ledger::complete_collective(std::uint64_t number) {
 void Ledger::begin_send(int to) {
   std::lock_guard lock(mutex_);
   if (leavers_.contains(to)) {
-    throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ + "'; it receives no more");
+    throw Error(Blame::PeerLost, "rank " + std::to_string(to) + " has left group '" + group_ + "'; it receives no more")
+        .with_ranks({to});
   }
   ++sent_[static_cast<std::size_t>(to)];
 }
@@ -84,7 +86,7 @@ std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const 
     const auto leaver = leavers_.find(from);
     const auto place = static_cast<std::size_t>(from);
     if (leaver == leavers_.end() || received_[place] + expected_[place] + more <= leaver->second.messages) return {};
-    return Error(Blame::PeerLost, "rank " + std::to_string(from) + " has left " + text);
+    return Error(Blame::PeerLost, "rank " + std::to_string(from) + " has left " + text).with_ranks({from});
   }
   if (leavers_.size() + 1 < members_.size()) return {};
   std::uint64_t coming = 0;
@@ -93,7 +95,9 @@ std::optional<Error> Ledger::never_received(int from, std::uint64_t more) const 
     if (leaver.messages > taken) coming += leaver.messages - taken;
   }
   if (expected_.back() + more <= coming) return {};
-  return Error(Blame::PeerLost, "all other ranks have left " + text);
+  std::vector<int> others;
+  for (const auto& [rank, leaver] : leavers_) others.push_back(rank);
+  return Error(Blame::PeerLost, "all other ranks have left " + text).with_ranks(others);
 }
 
 std::uint64_t Ledger::completed_through() const { return unfinished_.empty() ? begun_ : *unfinished_.begin() - 1; }
@@ -158,7 +162,8 @@ std::optional<Error> Ledger::left_behind() const {
     if (leaver.collectives < last) {
       return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
                                         std::to_string(leaver.collectives) + " collectives; #" + std::to_string(last) +
-                                        " will never complete");
+                                        " will never complete")
+          .with_ranks({rank});
     }
     if (expected_[static_cast<std::size_t>(rank)] == 0) continue;
     if (const auto error = never_received(rank, 0)) return error;

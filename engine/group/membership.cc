@@ -273,7 +273,8 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   int port = 0;
   int their_size = 0;
   const std::string who = "rank " + std::to_string(to);
-  if (!(text >> host >> port >> their_token >> their_size)) throw Error(Blame::PeerLost, who + " published no address");
+  if (!(text >> host >> port >> their_token >> their_size))
+    throw Error(Blame::PeerLost, who + " published no address").with_ranks({to});
   if (their_size != size) {
     throw Error(Blame::Caller, who + " gives the world size " + std::to_string(their_size) + ", rank " +
                                    std::to_string(rank) + " gives " + std::to_string(size));
@@ -282,7 +283,7 @@ void Membership::State::dial(int to, const std::string& published, Deadline dead
   try {
     peer = std::make_unique<Peer>(connect_to(host, port, deadline), size);
   } catch (const Error& error) {
-    throw error.within(who + " is lost: it published its address, but");
+    throw error.within(who + " is lost: it published its address, but").with_ranks({to});
   }
   ::close(std::exchange(listening, -1));
   hub = to;

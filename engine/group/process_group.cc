@@ -136,7 +136,7 @@ int ProcessGroup::global_rank(int group_rank) const {
 
 const std::vector<int>& ProcessGroup::ranks() const { return core().options.global_ranks; }
 
-Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return core().broadcast(tensor, root); }
+Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return limited(core().broadcast(tensor, root)); }
 
 Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after) {
   check_tensor(*this, "broadcast", "tensor", tensor);
@@ -159,16 +159,16 @@ Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
   core().check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
-  return core().issue({.name = "reduce",
-                       .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
-                       .device = tensor.device(),
-                       .tensors = {tensor},
-                       .writes = written(tensor, rank() == root),
-                       .reduction = op,
-                       .root = root},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                      });
+  return limited(core().issue({.name = "reduce",
+                               .fingerprint = [&] { return with(tensor, op) + ", root " + std::to_string(root); },
+                               .device = tensor.device(),
+                               .tensors = {tensor},
+                               .writes = written(tensor, rank() == root),
+                               .reduction = op,
+                               .root = root},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
@@ -176,7 +176,7 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
     sum_sparse(*this, tensor, op);
     return {};
   }
-  return core().all_reduce(tensor, op);
+  return limited(core().all_reduce(tensor, op));
 }
 
 Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_t step) {
@@ -207,14 +207,14 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("all_gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return core().issue({.name = "all_gather",
-                       .fingerprint = [&] { return tensor::describe(input); },
-                       .device = input.device(),
-                       .tensors = joined(input, std::move(outputs)),
-                       .writes = given},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.all_gather(to, from, pin, ready));
-                      });
+  return limited(core().issue({.name = "all_gather",
+                               .fingerprint = [&] { return tensor::describe(input); },
+                               .device = input.device(),
+                               .tensors = joined(input, std::move(outputs)),
+                               .writes = given},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.all_gather(to, from, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
@@ -231,14 +231,14 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   const auto others = all_but(to, own);
   check_apart("all_gather_into",
               {{"output", others, -1, true}, {"output", {&to[own], 1}, 0, true}, {"input", {&from.slice, 1}, 0}});
-  return core().issue({.name = "all_gather_into",
-                       .fingerprint = [&] { return tensor::describe(input); },
-                       .device = input.device(),
-                       .tensors = {input, output},
-                       .writes = written(given)},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.all_gather(to, from, pin, ready));
-                      });
+  return limited(core().issue({.name = "all_gather_into",
+                               .fingerprint = [&] { return tensor::describe(input); },
+                               .device = input.device(),
+                               .tensors = {input, output},
+                               .writes = written(given)},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.all_gather(to, from, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
@@ -255,15 +255,15 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
-  return core().issue({.name = "gather",
-                       .fingerprint = [&] { return with(input, root); },
-                       .device = input.device(),
-                       .tensors = joined(input, std::move(outputs)),
-                       .writes = given,
-                       .root = root},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.gather(to, from, root, pin, ready));
-                      });
+  return limited(core().issue({.name = "gather",
+                               .fingerprint = [&] { return with(input, root); },
+                               .device = input.device(),
+                               .tensors = joined(input, std::move(outputs)),
+                               .writes = given,
+                               .root = root},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.gather(to, from, root, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
@@ -277,15 +277,15 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
   const auto from = slices_of(inputs);
   const auto to = tensor::elements_of(output);
   check_apart("scatter", {{"inputs", from, rank()}, {"output", {&to.slice, 1}, 0, true}});
-  return core().issue({.name = "scatter",
-                       .fingerprint = [&] { return with(output, root); },
-                       .device = output.device(),
-                       .tensors = joined(output, std::move(inputs)),
-                       .writes = written(output),
-                       .root = root},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.scatter(to, from, root, pin, ready));
-                      });
+  return limited(core().issue({.name = "scatter",
+                               .fingerprint = [&] { return with(output, root); },
+                               .device = output.device(),
+                               .tensors = joined(output, std::move(inputs)),
+                               .writes = written(output),
+                               .root = root},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.scatter(to, from, root, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
@@ -309,25 +309,25 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
   };
   Tensors pinned = inputs;  // the first of which all ranks give alike; outputs may differ
   pinned.push_back(output);
-  return core().issue({.name = "reduce_scatter",
-                       .fingerprint = fingerprint,
-                       .device = output.device(),
-                       .tensors = std::move(pinned),
-                       .writes = written(output),
-                       .reduction = op,
-                       .prepare = even ? std::function<void()>() : copy_own_part},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        if (even) {
-                          ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                          return;
-                        }
-                        for (int root = 0; root < size(); ++root) {
-                          const auto part = from[static_cast<std::size_t>(root)];
-                          if (part.bytes == 0) continue;
-                          const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
-                          ops.push_back(ranks.reduce(data, root, op, pin, ready));
-                        }
-                      });
+  return limited(core().issue({.name = "reduce_scatter",
+                               .fingerprint = fingerprint,
+                               .device = output.device(),
+                               .tensors = std::move(pinned),
+                               .writes = written(output),
+                               .reduction = op,
+                               .prepare = even ? std::function<void()>() : copy_own_part},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                if (even) {
+                                  ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                                  return;
+                                }
+                                for (int root = 0; root < size(); ++root) {
+                                  const auto part = from[static_cast<std::size_t>(root)];
+                                  if (part.bytes == 0) continue;
+                                  const auto data = root == rank() ? to : transport::Elements{part, to.dtype};
+                                  ops.push_back(ranks.reduce(data, root, op, pin, ready));
+                                }
+                              }));
 }
 
 Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -343,15 +343,15 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
   const auto others = all_but(from, own);
   check_apart("reduce_scatter_into",
               {{"input", others, -1}, {"input", {&from[own], 1}, 0}, {"output", {&to.slice, 1}, 0, true}});
-  return core().issue({.name = "reduce_scatter_into",
-                       .fingerprint = [&] { return with(output, op); },
-                       .device = output.device(),
-                       .tensors = {output, input},
-                       .writes = written(output),
-                       .reduction = op},
-                      [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
-                        ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
-                      });
+  return limited(core().issue({.name = "reduce_scatter_into",
+                               .fingerprint = [&] { return with(output, op); },
+                               .device = output.device(),
+                               .tensors = {output, input},
+                               .writes = written(output),
+                               .reduction = op},
+                              [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
+                                ops.push_back(ranks.reduce_scatter(to, from, op, pin, ready));
+                              }));
 }
 
 Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
@@ -380,7 +380,7 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   Tensors pinned = outputs;
   pinned.insert(pinned.end(), inputs.begin(), inputs.end());
   // An empty list here may be a full one elsewhere: with parts of different sizes every rank takes part.
-  return core().issue(
+  return limited(core().issue(
       {.name = "all_to_all",
        .fingerprint = [&] { return std::string(c10::toString(like.scalar_type())) + " on " + like.device().str(); },
        .device = like.device(),
@@ -393,7 +393,7 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
        .may_skip = false},
       [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
         ops.push_back(ranks.all_to_all(to, from, tensor::dtype_of(like.scalar_type()), pin, ready));
-      });
+      }));
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
@@ -403,9 +403,9 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
     throw Error(Blame::Caller, "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  return core().issue_message(
+  return limited(core().issue_message(
       "send to rank " + std::to_string(to), tensor, to, /*is_send=*/true, tag,
-      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); });
+      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); }));
 }
 
 Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
@@ -416,23 +416,25 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
   if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
   const std::string name = from == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(from);
-  return core().issue_message(
+  return limited(core().issue_message(
       name, tensor, from, /*is_send=*/false, tag,
-      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.recv(data, from, tag, pin, ready); });
+      [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.recv(data, from, tag, pin, ready); }));
 }
 
 Work ProcessGroup::barrier() {
-  return core().issue(
+  return limited(core().issue(
       {.name = "barrier",
        .fingerprint = [] { return std::string(); },
        .device = core().barrier_device(),
        .tensors = {},
        .host_waits = true,
        .on_all = true},
-      [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); });
+      [](Communicator& ranks, const Pin&, const Fence& ready, Ops& ops) { ops.push_back(ranks.barrier(ready)); }));
 }
 
-void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) { core().monitored_barrier(timeout); }
+void ProcessGroup::monitored_barrier(std::chrono::milliseconds timeout) {
+  core().monitored_barrier(timeout == kGroupTimeout && limit_.count() > 0 ? limit_ : timeout);
+}
 
 ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions options) {
   return core().new_group(ranks, options);
@@ -441,6 +443,26 @@ ProcessGroup ProcessGroup::new_group(std::vector<int> ranks, ProcessGroupOptions
 std::vector<int> ProcessGroup::living_ranks() const { return core().living_ranks(); }
 
 ProcessGroup ProcessGroup::split(int color, int key) { return core().split(color, key); }
+
+std::optional<Error> ProcessGroup::error() const { return core().error(); }
+
+ProcessGroup ProcessGroup::with_timeout(std::chrono::milliseconds limit) const {
+  const auto whole = core().options.timeout;
+  if (limit.count() <= 0 || limit > whole) {
+    throw Error(Blame::Caller, "with_timeout " + core().place() + ": a limit of " + weft::describe(limit) +
+                                   "; it is positive, and at most the group's timeout of " + weft::describe(whole) +
+                                   " (ProcessGroupOptions::timeout), which holds in any case");
+  }
+  ProcessGroup limited(*this);
+  limited.limit_ = limit;
+  return limited;
+}
+
+Work ProcessGroup::limited(Work work) const {
+  return limit_.count() > 0 ? core().limited(std::move(work), limit_) : std::move(work);
+}
+
+void ProcessGroup::leave(std::chrono::milliseconds limit) { core().leave(limit); }
 
 void ProcessGroup::abort(std::string reason) { core().abort(reason); }
 

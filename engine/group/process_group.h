@@ -122,6 +122,19 @@ class WEFT_API ProcessGroup {
   // Of all members, in the order of their ranks here.
   const std::vector<int>& ranks() const;
   c10::intrusive_ptr<c10d::Store> store() const;
+  // Why this group is broken: the next operation would throw it. Nothing where it is not known to be. Issues nothing, does
+  // not block, and leaves what it gives for the next operation to throw.
+  std::optional<Error> error() const;
+  // This group by a handle whose collectives and messages have a time limit of their own, counted from when they are
+  // issued; one that has not ended then breaks the group with Timeout, as the group's own limit does. Throws Caller for a
+  // limit that is not positive, and for one above that of the group, which holds in any case.
+  ProcessGroup with_timeout(std::chrono::milliseconds limit) const;
+  // Leaves now, as dropping the last handle does, but within a limit of its own: waits until this rank's operations have
+  // ended, and the others have completed them too. Throws Timeout, whose ranks() have not; the rank has left then as well.
+  // Where the group is broken it waits for nobody. Afterwards every operation, by whichever handle of this rank, throws
+  // Caller; connections close when the last handle goes. Throws Caller for a limit that is not positive, and where this
+  // rank has left before.
+  void leave(std::chrono::milliseconds limit);
   // Fails every pending and later operation of this group, on all ranks, with Cancelled and the reason.
   void abort(std::string reason);
   // What this process did last, in all its groups and agents, as JSON for weft-debug analyze.
@@ -132,7 +145,9 @@ class WEFT_API ProcessGroup {
   friend struct group::Core;
   explicit ProcessGroup(std::shared_ptr<group::Core> core) : core_(std::move(core)) {}
   group::Core& core() const;
+  Work limited(Work work) const;  // by limit_, if there is one
   std::shared_ptr<group::Core> core_;
+  std::chrono::milliseconds limit_{0};  // of with_timeout(); 0: the group's
 };
 
 // Blocks until all ranks have joined. Throws: Caller for options that do not fit together or a variable that is missing,

@@ -70,17 +70,6 @@ std::string joined(const std::vector<Blamed>& blamed) {
 
 }  // namespace
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string text;
-  const std::size_t named = std::min(ranks.size(), kMostNamed);
-  for (std::size_t i = 0; i < named; ++i) {
-    const bool is_last = i + 1 == ranks.size();
-    text += (i == 0 ? "" : is_last ? " and " : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > named) text += " and " + std::to_string(ranks.size() - named) + " more";
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
-}
-
 std::string encode(const WaitAnswer& answer) {
   return std::to_string(answer.round) + " " + (answer.waits ? "1 " : "0 ") + std::to_string(answer.progress.collectives) +
          " " + answer.progress.last.substr(0, kMostText);
@@ -433,7 +422,11 @@ void Waits::Meeting::look() {
     }
   }
   if (!unseen.empty()) {
-    seen.push_back({unseen.front(), ranks_text(unseen) + (unseen.size() == 1 ? " has" : " have") + " not come"});
+    const std::size_t more = unseen.size() - std::min(unseen.size(), kMostNamed);
+    const bool is_one = unseen.size() == 1;
+    unseen.resize(unseen.size() - more);
+    const std::string rest = more > 0 ? " and " + std::to_string(more) + " more" : "";
+    seen.push_back({unseen.front(), ranks_text(unseen) + rest + (is_one ? " has" : " have") + " not come"});
   }
   log::warn("rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " in " + what_ +
             " of group '" + group_ + "': " + joined(seen) + "; " + hint_);

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include <weft/base/error.h>
 #include <weft/base/event_loop.h>
 #include <weft/base/patience.h>
 #include <weft/engine/group/frame.h>
@@ -154,8 +155,5 @@ struct WaitAnswer {
 };
 std::string encode(const WaitAnswer& answer);
 std::optional<WaitAnswer> decode_wait_answer(std::string_view text);
-
-// "rank 2", "ranks 2, 3 and 5": at most eight, and how many more.
-std::string ranks_text(const std::vector<int>& ranks);
 
 }  // namespace weft::group

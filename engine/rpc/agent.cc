@@ -10,7 +10,8 @@ namespace detail {
 
 rref::References& references_of(AgentCore& core) { return core.references(); }
 std::exception_ptr thrown_by(AgentCore& core, const Function& function, const std::exception_ptr& error) {
-  return std::make_exception_ptr(RemoteError(core.self().name, function.name, text_of(error)));
+  return std::make_exception_ptr(
+      RemoteError(core.self().name, function.name, text_of(error), to_error(error, Blame::Remote).ranks()));
 }
 DeviceWorkRef enqueued(AgentCore& core) { return core.devices().work(tensor::CudaDevices::current_streams(core.gpus())); }
 

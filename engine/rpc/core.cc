@@ -44,8 +44,8 @@ Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo
 
 std::string describe(const WorkerInfo& worker) { return worker.name + " (rank " + std::to_string(worker.rank) + ")"; }
 
-RemoteError::RemoteError(std::string worker, std::string function, std::string text)
-    : Error(Blame::Remote, function + " on " + worker + " threw: " + text),
+RemoteError::RemoteError(std::string worker, std::string function, std::string text, const std::vector<int>& ranks)
+    : Error(Error(Blame::Remote, function + " on " + worker + " threw: " + text).with_ranks(ranks)),
       worker_(std::move(worker)),
       function_(std::move(function)),
       text_(std::move(text)) {}
@@ -490,7 +490,8 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller ||
                       why.blame() == Blame::Busy;
     return Error(kept ? why.blame() : Blame::PeerLost,
-                 in_words(call.function, describe(worker)) + ": the connection has ended: " + why.text());
+                 in_words(call.function, describe(worker)) + ": the connection has ended: " + why.text())
+        .with_ranks({worker.rank});
   });
   std::vector<std::shared_ptr<rref::ForkWriter>> given;
   for (auto& [id, call] : failed) given.push_back(std::move(call.forks));

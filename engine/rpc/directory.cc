@@ -79,6 +79,13 @@ std::string shown(const std::string& name) { return "'" + name + "'"; }
 std::string shown(const Recipient& worker) { return shown(worker.rank); }
 std::string shown(const WorkerInfo& worker) { return describe(worker); }
 
+// Of a worker that was there.
+std::vector<int> ranks_of(const Recipient& worker) { return {worker.rank}; }
+template <class Named>
+std::vector<int> ranks_of(const Named&) {
+  return {};
+}
+
 // Found before; what a program names may never have been there.
 bool was_there(const Recipient& worker) { return worker.life != kAnyLife; }
 template <class Named>
@@ -91,7 +98,9 @@ NotThere not_there(const Key& wanted, const Entries& entries) {
   std::string known;
   for (const auto& [rank, entry] : entries.by_rank()) known += (known.empty() ? "" : ", ") + describe(entry.worker);
   const std::string what = "the destination " + shown(wanted);
-  if (was_there(wanted)) return NotThere(Blame::PeerLost, what + " has left; the workers are " + known);
+  if (was_there(wanted)) {
+    return NotThere(Error(Blame::PeerLost, what + " has left; the workers are " + known).with_ranks(ranks_of(wanted)));
+  }
   return NotThere(Blame::Caller, what + " cannot be found; the workers are " + known);
 }
 
@@ -115,8 +124,9 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
 }
 
 NotThere has_left(const Recipient& wanted) {
-  return NotThere(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
-                                       " that was meant has left; another one has come after it");
+  return NotThere(Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
+                                             " that was meant has left; another one has come after it")
+                      .with_ranks({wanted.rank}));
 }
 
 bool is_not_there(const std::exception_ptr& error) {

@@ -29,6 +29,7 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
 class NotThere : public Error {
  public:
   using Error::Error;
+  explicit NotThere(const Error& error) : Error(error) {}
 };
 bool is_not_there(const std::exception_ptr& error);
 NotThere has_left(const Recipient& wanted);

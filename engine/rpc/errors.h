@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <weft/base/error.h>
 #include <weft/base/export.h>
@@ -11,7 +12,7 @@ namespace weft::rpc {
 // The called function threw.
 class WEFT_API RemoteError : public Error {
  public:
-  RemoteError(std::string worker, std::string function, std::string text);
+  RemoteError(std::string worker, std::string function, std::string text, const std::vector<int>& ranks = {});
   const std::string& worker() const noexcept { return worker_; }
   const std::string& function() const noexcept { return function_; }
   const std::string& text() const noexcept { return text_; }  // what() of what it threw
@@ -27,6 +28,7 @@ class WEFT_API RemoteError : public Error {
 class WEFT_API CreationError : public Error {
  public:
   using Error::Error;
+  explicit CreationError(const Error& error) : Error(error) {}
 };
 
 }  // namespace weft::rpc

@@ -57,7 +57,7 @@ class RemoteServed final : public Served {
   }
   void fail(const std::exception_ptr& error) noexcept override {
     slot_ = {};
-    const Error thrown(Blame::Remote, text_of(error));
+    const Error thrown = Error(Blame::Remote, text_of(error)).with_ranks(to_error(error, Blame::Remote).ranks());
     // The questions of a shutdown fail where the agent leaves, which is said there.
     if (answer_ != MessageKind::Shutdown) log_thrown(function_, state_->caller, thrown.text());
     if (const auto inbound = inbound_.lock()) inbound->fail(call_, answer_, Failure::Thrown, thrown);
@@ -527,7 +527,7 @@ void Inbound::send_failure(AgentCore& core, std::uint64_t call, MessageKind kind
   head.kind = FrameKind::Failure;
   head.call = call;
   const auto record = std::make_shared<const FailureRecord>(
-      FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text()});
+      FailureRecord{static_cast<int>(what), static_cast<int>(error.blame()), error.text(), error.ranks()});
   const bool sent =
       core.send_frame(kind, [self = shared_from_this(), head, record] { self->send_failure_of(head, record); });
   if (sent) return;
@@ -544,7 +544,8 @@ void Inbound::send_failure_of(const Head& head, const std::shared_ptr<const Fail
   if (core && op.error()->blame() == Blame::Busy) {
     // One call in flight has one answer: with more of them the peer sends, and does not read.
     if (unsent_.fetch_add(1) >= std::int64_t{core->calls_in_flight()} + kMostOwnInFlight) {
-      return connection_->close(Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers"));
+      return connection_->close(Error(Blame::PeerLost, describe(worker()) + " sends calls and does not read the answers")
+                                    .with_ranks({worker().rank}));
     }
     core->after(kFailureAgain, Task([self = shared_from_this(), head, record] {
                   --self->unsent_;

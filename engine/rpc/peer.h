@@ -175,7 +175,8 @@ struct FailureRecord {
   int what = 0;  // Failure
   int blame = 0;
   std::string text;
-  WEFT_FIELDS(what, blame, text)
+  std::vector<int> ranks{};  // as Error::ranks()
+  WEFT_FIELDS(what, blame, text, ranks)
 };
 
 }  // namespace weft::rpc

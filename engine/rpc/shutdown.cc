@@ -43,9 +43,12 @@ std::string without_names(std::string text) {
 // What went wrong with one of shutdown's own questions, without the names of these functions.
 Error unanswered(const Error& error, const WorkerInfo& worker, const std::string& what) {
   switch (error.blame()) {
-    case Blame::Timeout: return Error(Blame::Timeout, describe(worker) + " has not said in time " + what);
-    case Blame::PeerLost: return Error(Blame::PeerLost, describe(worker) + " is lost, or has left without shutdown()");
-    default: return Error(error.blame(), without_names(error.text()));
+    case Blame::Timeout:
+      return Error(Blame::Timeout, describe(worker) + " has not said in time " + what).with_ranks({worker.rank});
+    case Blame::PeerLost:
+      return Error(Blame::PeerLost, describe(worker) + " is lost, or has left without shutdown()")
+          .with_ranks({worker.rank});
+    default: return error.with_text(without_names(error.text()));
   }
 }
 
@@ -95,12 +98,13 @@ void AgentCore::report_awaited() {
   });
 }
 
-std::string AgentCore::missing_from_shutdown() {
+std::string AgentCore::missing_from_shutdown(std::vector<int>* ranks) {
   std::lock_guard lock(mutex_);
   std::string missing;
   for (int rank = 1; rank < *parts_.world_size; ++rank) {
     if (shutting_down_.contains(rank)) continue;
     missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
+    if (ranks != nullptr) ranks->push_back(rank);
   }
   return missing;
 }
@@ -206,9 +210,10 @@ Error AgentCore::why_gone(int rank) const {
   std::lock_guard lock(mutex_);
   const auto found = shutting_down_.find(rank);
   if (found != shutting_down_.end() && found->second.limit.remaining() < kOnTheWay) {
-    return Error(Blame::Timeout, worker + " has left: the limit of its shutdown() was over before all workers were idle");
+    return Error(Blame::Timeout, worker + " has left: the limit of its shutdown() was over before all workers were idle")
+        .with_ranks({rank});
   }
-  return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()");
+  return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()").with_ranks({rank});
 }
 
 void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
@@ -237,8 +242,9 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   std::optional<Error> gone;
   if (lost) gone = why_gone(*lost);
   if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
-  if (const std::string missing = missing_from_shutdown(); !missing.empty()) {
-    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing);
+  std::vector<int> ranks;
+  if (const std::string missing = missing_from_shutdown(&ranks); !missing.empty()) {
+    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing).with_ranks(ranks);
   }
   if (gone) throw Error(*gone);
   std::vector<Activity> before;
@@ -262,7 +268,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
                                  ? why_gone(rank)
                                  : unanswered(error, directory_.find(rank).worker, "what is active there");
         if (busy.empty()) throw silent;
-        throw Error(silent.blame(), silent.text() + "; still busy: " + busy);  // whose work may be why
+        throw silent.with_text(silent.text() + "; still busy: " + busy);  // whose work may be why
       }
     }
     busy.clear();

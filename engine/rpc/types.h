@@ -73,12 +73,13 @@ constexpr Blame blame_from(int said) {
 struct Outcome {
   Outcome() = default;
   Outcome(int what, std::string why) : blame(what), text(std::move(why)) {}
-  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) {}
+  explicit Outcome(const Error& error) : Outcome(static_cast<int>(error.blame()), error.text()) { ranks = error.ranks(); }
   bool failed() const { return blame != -1; }
-  Error error() const { return Error(blame_from(blame), text); }
+  Error error() const { return Error(blame_from(blame), text).with_ranks(ranks); }
   int blame = -1;  // of the failure; -1: none
   std::string text;
-  WEFT_FIELDS(blame, text)
+  std::vector<int> ranks{};  // as Error::ranks()
+  WEFT_FIELDS(blame, text, ranks)
 };
 
 // What a message is for. Calls of users' functions are Call and Reply, or Create where the result stays as an RRef.

@@ -139,7 +139,8 @@ Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
   return Error(Blame::Timeout, in_words(call.function, to) + ": no reply within " + weft::describe(call.limit) +
                                    why_late(call) +
-                                   "; rpc::to(worker).timeout(…) gives one call longer, rpc::Agent::set_timeout() all");
+                                   "; rpc::to(worker).timeout(…) gives one call longer, rpc::Agent::set_timeout() all")
+      .with_ranks({call.to});
 }
 
 // As far as this side knows it.
@@ -223,10 +224,15 @@ void AgentCore::reply_came(const WorkerInfo& worker, std::uint64_t lane, Message
         const auto record = object.as<FailureRecord>();
         const Blame blame = blame_from(record.blame);
         if (record.what == static_cast<int>(Failure::Unread) && given) given->undo();
-        if (record.what == static_cast<int>(Failure::Thrown)) throw RemoteError(worker.name, function->name, record.text);
-        if (record.what == static_cast<int>(Failure::NotCreated)) throw CreationError(blame, record.text);
+        if (record.what == static_cast<int>(Failure::Thrown)) {
+          throw RemoteError(worker.name, function->name, record.text, record.ranks);
+        }
+        if (record.what == static_cast<int>(Failure::NotCreated)) {
+          throw CreationError(Error(blame, record.text).with_ranks(record.ranks));
+        }
         throw Error(blame, "calling " + function->name + " [" + function->signature + "] on " + describe(worker) + ": " +
-                               record.text);
+                               record.text)
+            .with_ranks(record.ranks);
       });
     } catch (...) {
       auto error = std::current_exception();

@@ -22,6 +22,7 @@ constexpr std::size_t kMostBurials = 1 << 20;
 std::exception_ptr not_created(const std::string& reference, const std::exception_ptr& cause) {
   Blame blame = Blame::Remote;
   std::string why;
+  std::vector<int> ranks;
   try {
     std::rethrow_exception(cause);
   } catch (const rpc::CreationError&) {
@@ -29,10 +30,12 @@ std::exception_ptr not_created(const std::string& reference, const std::exceptio
   } catch (const Error& error) {
     blame = error.blame();
     why = error.text();
+    ranks = error.ranks();
   } catch (...) {
     why = rpc::text_of(cause);
   }
-  return std::make_exception_ptr(rpc::CreationError(blame, reference + " was not created: " + why));
+  return std::make_exception_ptr(
+      rpc::CreationError(Error(blame, reference + " was not created: " + why).with_ranks(ranks)));
 }
 
 std::string on_its_owner(const Handle& handle) {
@@ -138,7 +141,8 @@ namespace {
 
 std::exception_ptr creator_gone(Id id) {
   return std::make_exception_ptr(Error(Blame::PeerLost, "its creator, rank " + std::to_string(rank_in(id)) +
-                                                            ", is gone, and the call that creates it did not come"));
+                                                            ", is gone, and the call that creates it did not come")
+                                     .with_ranks({rank_in(id)}));
 }
 
 }  // namespace

@@ -133,7 +133,8 @@ bool Collectives::fits(int peer, const Held& held) const {
   const Plan::Step* const step = current_->plan.expected(peer, held.header.number);
   if (step == nullptr || step->state != Plan::State::Waiting) {
     core_.fail(Error(Blame::PeerLost, rank_text(peer) + " sent a part of " + describe(current_->call) +
-                                          " that nobody waits for: " + std::to_string(held.header.number)));
+                                          " that nobody waits for: " + std::to_string(held.header.number))
+                   .with_ranks({peer}));
     return false;
   }
   if (held.payload != step->bytes) {
@@ -185,7 +186,7 @@ void Collectives::step_ended(event::StepEnded& event) {
   if (event.error) {
     // The lane's end says more, and that it is the peer's; it comes after what still arrives.
     const Blame blame = event.error->blame() == Blame::Cancelled ? Blame::PeerLost : event.error->blame();
-    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text()));
+    return core_.fail(Error(blame, rank_text(step.peer) + " is lost: " + event.error->text()).with_ranks({step.peer}));
   }
   if (event.block) {
     current_->plan.folds()[step.fold].add(event.block.get(), current_->plan.arithmetic, core_.scratch);
@@ -226,17 +227,18 @@ void Collectives::lost(int peer) {
   }
 }
 
-std::string Collectives::why_late() const {
-  std::string missing;
+Error Collectives::why_late() const {
+  std::vector<int> missing;
   for (int peer = 0; peer < core_.ranks; ++peer) {
     for (const Plan::Step& step : current_->plan.steps()) {
       if (step.peer != peer || step.state == Plan::State::Done) continue;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+      missing.push_back(peer);
       break;
     }
   }
-  return describe(current_->call) + ": not all ranks took part within " + weft::describe(core_.timeout) +
-         "; still expected: rank " + missing;
+  return Error(Blame::Timeout, describe(current_->call) + ": not all ranks took part within " +
+                                   weft::describe(core_.timeout) + "; still expected: " + ranks_text(missing))
+      .with_ranks(missing);
 }
 
 void Collectives::fail(const Error& why) noexcept {

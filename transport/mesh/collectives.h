@@ -32,7 +32,7 @@ class Collectives {
 
   // Of what is under way.
   Deadline deadline() const { return current_ ? current_->deadline : Deadline::never(); }
-  std::string why_late() const;
+  Error why_late() const;
 
  private:
   // A message that has not been accepted.

@@ -116,7 +116,8 @@ void Core::on(event::Arrived& event) {
   const Type type = event.message.header.type;
   if (type == Type::Failure) return heard_failure(event.peer, event.message);
   if ((type == Type::Collective) != (event.lane == Lane::Collectives)) {
-    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " sent a message on the wrong lane"));
+    return fail(Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " sent a message on the wrong lane")
+                    .with_ranks({event.peer}));
   }
   if (event.lane == Lane::Collectives) {
     collectives_.arrived(event.peer, event.message, event.in_place);
@@ -129,7 +130,10 @@ void Core::heard_failure(int peer, const Message& message) {
   const Blame said = message.header.blame;
   const bool is_shared = said == Blame::Caller || said == Blame::Timeout;
   told_by_ = peer;
-  fail(Error(is_shared ? said : Blame::PeerLost, "rank " + std::to_string(peer) + " has given up: " + message.text));
+  const Error why(is_shared ? said : Blame::PeerLost, "rank " + std::to_string(peer) + " has given up: " + message.text);
+  // A peer that gives up for a reason of its own, such as an abort, is the one that is lost.
+  const bool is_lost = message.about.empty() && !is_shared;
+  fail(why.with_ranks(is_lost ? std::vector{peer} : message.about));
 }
 
 void Core::on(event::Closed& event) {
@@ -144,7 +148,8 @@ void Core::on(event::Closed& event) {
     return;
   }
   peer.grace.reset();
-  peer.lost = Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text());
+  peer.lost = Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.why.text())
+                  .with_ranks({event.peer});
   close(event.peer);
   collectives_.lost(event.peer);
   if (!broken_) messages_.lost(event.peer);
@@ -165,8 +170,7 @@ void Core::on(event::Tick&) {
   if (broken_) return let_go();
   const Deadline next = Deadline::sooner(collectives_.deadline(), messages_.deadline());
   if (!next.passed()) return watch(next);
-  const auto late = collectives_.deadline().passed() ? collectives_.why_late() : messages_.why_late();
-  fail(Error(Blame::Timeout, late));
+  fail(collectives_.deadline().passed() ? collectives_.why_late() : messages_.why_late());
 }
 
 void Core::bury() noexcept {
@@ -196,15 +200,7 @@ void Core::let_go() noexcept {
 }
 
 void Core::tell(int peer) noexcept {
-  Header header;
-  header.type = Type::Failure;
-  header.blame = broken_->blame();
-  const EncodedHeader fixed = encode(header);
-  const std::string_view text = std::string_view(broken_->text()).substr(0, kMaxText);
-  std::vector<std::byte> bytes(fixed.size() + text.size());
-  std::memcpy(bytes.data(), fixed.data(), fixed.size());
-  if (!text.empty()) std::memcpy(bytes.data() + fixed.size(), text.data(), text.size());
-  const Op told = lane(peer, Lane::Collectives)->send(bytes, {}, Pin(), Fence());
+  const Op told = lane(peer, Lane::Collectives)->send(encode_failure(*broken_), {}, Pin(), Fence());
   told.on_ended([weak = weak_from_this(), peer] {
     if (const auto self = weak.lock()) self->post(event::Told{peer});
   });

@@ -191,7 +191,9 @@ void Meeting::turn_away(const GuestPointer& guest, const std::string& why) {
   const auto connection = forget(guest);
   if (connection == nullptr) return;
   if (guest->is_ours && !failure_) {
-    failure_ = Error(Blame::PeerLost, "at the address of rank " + std::to_string(guest->peer) + ": " + why).within(place_);
+    failure_ = Error(Blame::PeerLost, "at the address of rank " + std::to_string(guest->peer) + ": " + why)
+                   .within(place_)
+                   .with_ranks({guest->peer});
   }
   lock.unlock();
   log::warn(place_ + ": turned away " + connection->peer() + ": " + why);
@@ -209,7 +211,9 @@ void Meeting::gone(const GuestPointer& guest, const Error& why) noexcept {
     } else if (!failure_) {
       const Blame blame =
           why.blame() == Blame::Busy ? Blame::Busy : Blame::PeerLost;  // it is this rank that lacks something
-      failure_ = Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text()).within(place_);
+      failure_ = Error(blame, "no connection with rank " + std::to_string(guest->peer) + ": " + why.text())
+                     .within(place_)
+                     .with_ranks({guest->peer});
     }
   }
   over_->raise();
@@ -260,8 +264,7 @@ void Meeting::tidy() noexcept {
 }
 
 Error Meeting::why_late() {
-  std::string absent, unconnected;
-  const auto add = [](std::string& list, int rank) { list += (list.empty() ? "" : ", ") + std::to_string(rank); };
+  std::vector<int> absent, unconnected;
   for (int peer = 0; peer < options_.size; ++peer) {
     if (peer == options_.rank) continue;
     std::unique_lock lock(mutex_);
@@ -272,12 +275,14 @@ Error Meeting::why_late() {
       came = options_.store->exists(address_key(peer));
     } catch (const std::exception&) {  // a store that is gone says nothing about the rank
     }
-    add(came ? unconnected : absent, peer);
+    (came ? unconnected : absent).push_back(peer);
   }
-  const std::string what = absent.empty() ? "no connection with rank " + unconnected : "missing: rank " + absent;
+  const std::string what =
+      absent.empty() ? "no connection with " + ranks_text(unconnected) : "missing: " + ranks_text(absent);
   std::lock_guard lock(mutex_);
-  return {Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what +
-                              (absent.empty() && !late_.empty() ? ": " + late_ : "")};
+  return Error(Blame::Timeout, place_ + ": not all ranks came within " + weft::describe(options_.timeout) + "; " + what +
+                                   (absent.empty() && !late_.empty() ? ": " + late_ : ""))
+      .with_ranks(absent.empty() ? unconnected : absent);
 }
 
 std::optional<std::string> Meeting::why_stranger(const Guest& guest, const Hello& hello) const {

@@ -307,7 +307,8 @@ void Messages::ended(event::TransferEnded& event) {
     const Error why =
         core_.lost(event.peer)
             ? *core_.lost(event.peer)
-            : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.error->text());
+            : Error(Blame::PeerLost, "rank " + std::to_string(event.peer) + " is lost: " + event.error->text())
+                  .with_ranks({event.peer});
     return end(event.transfer, why);
   }
   finish(event.transfer, event.transfer->is_send ? -1 : event.peer);
@@ -341,7 +342,7 @@ void Messages::end(const TransferPointer& transfer, const Error& why) noexcept {
 }
 
 void Messages::nonsense(int peer, const std::string& what) {
-  core_.fail(Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what));
+  core_.fail(Error(Blame::PeerLost, "rank " + std::to_string(peer) + " sent " + what).with_ranks({peer}));
 }
 
 void Messages::lost(int peer) {
@@ -404,14 +405,14 @@ Deadline Messages::deadline() const {
   return first;
 }
 
-std::string Messages::why_late() const {
+Error Messages::why_late() const {
+  const std::string late = " has not ended within " + weft::describe(core_.timeout);
   for (const TransferPointer& transfer : all()) {
-    if (transfer->deadline.passed()) {
-      return what_of(*transfer) + " (tag " + std::to_string(transfer->tag) + ") has not ended within " +
-             weft::describe(core_.timeout);
-    }
+    if (!transfer->deadline.passed()) continue;
+    const Error why(Blame::Timeout, what_of(*transfer) + " (tag " + std::to_string(transfer->tag) + ")" + late);
+    return transfer->peer == kAnySource ? why : why.with_ranks({transfer->peer});
   }
-  return "a message has not ended within " + weft::describe(core_.timeout);
+  return {Blame::Timeout, "a message" + late};
 }
 
 }  // namespace weft::transport::mesh

@@ -40,7 +40,7 @@ class Messages {
   void let_go() noexcept;
 
   Deadline deadline() const;
-  std::string why_late() const;
+  Error why_late() const;
 
  private:
   using TransferPointer = std::shared_ptr<Transfer>;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -11,7 +12,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire's layout is this machine's");
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 
 struct HelloLayout {
   std::uint32_t magic;
@@ -105,6 +106,22 @@ EncodedHeader encode(const Header& header) {
   return std::bit_cast<EncodedHeader>(layout);
 }
 
+std::vector<std::byte> encode_failure(const Error& why) {
+  std::vector<int> ranks = why.ranks();
+  ranks.resize(std::min(ranks.size(), kMaxAbout));
+  Header header;
+  header.type = Type::Failure;
+  header.blame = why.blame();
+  header.number = static_cast<std::uint32_t>(ranks.size());
+  const EncodedHeader fixed = encode(header);
+  const Bytes about = std::as_bytes(std::span(ranks));
+  const Bytes text = std::as_bytes(std::span(why.text())).first(std::min(why.text().size(), kMaxText));
+  std::vector<std::byte> bytes(fixed.begin(), fixed.end());
+  bytes.insert(bytes.end(), about.begin(), about.end());
+  bytes.insert(bytes.end(), text.begin(), text.end());
+  return bytes;
+}
+
 Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int ranks) {
   if (header.size() < kHeaderBytes) return refused("a header of " + std::to_string(header.size()) + " bytes");
   HeaderLayout layout;
@@ -139,8 +156,16 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
     return refused("root " + std::to_string(layout.root));
   }
   if (type == Type::Failure) {
-    if (rest.size() > kMaxText) return refused("a reason of " + std::to_string(rest.size()) + " bytes");
-    message.text = frame::text_of(rest);
+    const std::size_t about = layout.number * sizeof(int);
+    if (layout.number > kMaxAbout || about > rest.size()) return refused(std::to_string(layout.number) + " ranks");
+    message.about.resize(layout.number);
+    if (about > 0) std::memcpy(message.about.data(), rest.data(), about);
+    for (const int rank : message.about) {
+      if (rank < 0 || rank >= ranks) return refused("a reason about rank " + std::to_string(rank));
+    }
+    const Bytes text = rest.subspan(about);
+    if (text.size() > kMaxText) return refused("a reason of " + std::to_string(text.size()) + " bytes");
+    message.text = frame::text_of(text);
   } else if (!rest.empty()) {
     return refused("a header of " + std::to_string(header.size()) + " bytes");
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <weft/base/dtype.h>
 #include <weft/base/result.h>
@@ -64,7 +65,7 @@ std::string describe(const Call& call);
 
 enum class Type : std::uint8_t {
   Collective = 1,  // one part of a collective
-  Failure = 2,     // the sender's communicator is broken; the text follows the header
+  Failure = 2,     // the sender's communicator is broken; the ranks that this is about, and the text, follow the header
   Eager = 3,       // a message with its bytes
   Request = 4,     // a message whose bytes wait for a Clear
   Clear = 5,       // there is a receive for it
@@ -76,20 +77,26 @@ struct Header {
   Type type = Type::Collective;
   Call call;                   // of a collective; of Eager and Request dtype, and root is the tag; bytes: see each type
   std::uint64_t sequence = 0;  // of the collective, or the sender's number of a Request, its Clear and its Payload
-  std::uint32_t number = 0;    // which of the parts that this rank receives from that one; in a Clear, whether to drop it
+  // Which of the parts that this rank receives from that one; in a Clear, whether to drop it; in a Failure, how many ranks
+  // it is about.
+  std::uint32_t number = 0;
   Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's step
 };
 
 constexpr std::size_t kHeaderBytes = 32;
-constexpr std::size_t kMaxText = 2048;  // of a Failure
+constexpr std::size_t kMaxText = 2048;   // of a Failure
+constexpr std::size_t kMaxAbout = 1024;  // ranks in a Failure
 
 using EncodedHeader = std::array<std::byte, kHeaderBytes>;
 EncodedHeader encode(const Header& header);
+// A whole Failure, cut to the limits.
+std::vector<std::byte> encode_failure(const Error& why);
 
 // A message as its receiver sees it.
 struct Message {
   Header header;
   std::uint64_t payload = 0;  // bytes
+  std::vector<int> about;     // ranks, of a Failure
   std::string text;           // of a Failure
 };
 // `ranks` of the group. An error says what is wrong with it.

@@ -22,7 +22,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using group::decode_wait_answer;
-using group::ranks_text;
 using group::WaitAnswer;
 using harness::error_of;
 using testing::AllOf;
@@ -361,13 +360,6 @@ TEST(WaitAnswer, IsRefusedWhereItIsNone) {
   }
   EXPECT_EQ(decode_wait_answer("1 0 5 " + std::string(100'000, 'x'))->progress.last.size(), 300u)
       << "what is printed is short";
-}
-
-TEST(RanksText, ListsAFewAndCountsTheRest) {
-  EXPECT_EQ(ranks_text({2}), "rank 2");
-  EXPECT_EQ(ranks_text({2, 5}), "ranks 2 and 5");
-  EXPECT_EQ(ranks_text({1, 2, 3}), "ranks 1, 2 and 3");
-  EXPECT_EQ(ranks_text({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
 }
 
 }  // namespace

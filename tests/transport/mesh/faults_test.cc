@@ -7,7 +7,9 @@
 namespace weft::transport::mesh {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 // Rank 0 of two, whose peer is scripted.
 class MeshFaults : public testing::Test {
@@ -142,7 +144,7 @@ TEST(MeshJoin, AllWhoAreMissingAreNamed) {
         ADD_FAILURE() << "rank " << rank << " joined half a group";
       } catch (const Error& error) {
         EXPECT_EQ(error.blame(), Blame::Timeout);
-        EXPECT_THAT(error.text(), HasSubstr("missing: rank 1, 3"));
+        EXPECT_THAT(error.text(), HasSubstr("missing: ranks 1, 3"));
       }
     });
   }
@@ -244,15 +246,27 @@ TEST_F(MeshFaults, AMessageOfAnotherDtypeBreaksBothSides) {
 TEST_F(MeshFaults, AReasonThatAPeerGivesIsPassedOn) {
   join();
   const Op op = sum();
-  Header failure = with(Type::Failure);
-  failure.blame = Blame::Caller;
-  const auto fixed = encode(failure);
-  std::vector<std::byte> bytes(fixed.begin(), fixed.end());
-  for (const char letter : std::string("wrong weather")) bytes.push_back(static_cast<std::byte>(letter));
-  peer.say_raw(Lane::Collectives, bytes);
+  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Caller, "wrong weather")));
   const Error error = expect_failed(op, "all_reduce");
   EXPECT_EQ(error.blame(), Blame::Caller);
   EXPECT_THAT(error.text(), HasSubstr("rank 1 has given up: wrong weather"));
+  EXPECT_THAT(error.ranks(), IsEmpty());
+}
+
+TEST_F(MeshFaults, RanksThatAPeerNamesArePassedOn) {
+  join();
+  const Op op = sum();
+  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::PeerLost, "rank 0 is lost").with_ranks({0})));
+  EXPECT_THAT(expect_failed(op, "all_reduce").ranks(), ElementsAre(0));
+}
+
+TEST_F(MeshFaults, APeerThatGivesUpForItselfIsTheOneThatIsLost) {
+  join();
+  const Op op = sum();
+  peer.say_raw(Lane::Collectives, encode_failure(Error(Blame::Cancelled, "enough")));
+  const Error error = expect_failed(op, "all_reduce");
+  EXPECT_EQ(error.blame(), Blame::PeerLost);
+  EXPECT_THAT(error.ranks(), ElementsAre(1));
 }
 
 TEST_F(MeshFaults, APeerThatGoesEndsWhatIsPendingInEveryPhase) {
@@ -326,11 +340,13 @@ TEST_F(MeshFaults, ALateRankIsNamedAndAllLaterOperationsFail) {
   const Error error = expect_failed(sum(), "an operation that nobody else enters");
   EXPECT_EQ(error.blame(), Blame::Timeout);
   EXPECT_THAT(error.text(), HasSubstr("still expected: rank 1"));
+  EXPECT_THAT(error.ranks(), ElementsAre(1));
   expect_broken(Blame::Timeout, "700 ms");
   Message told = peer.hear(Lane::Collectives);
   while (told.header.type == Type::Collective) told = peer.hear(Lane::Collectives);
   EXPECT_EQ(told.header.type, Type::Failure);
   EXPECT_EQ(told.header.blame, Blame::Timeout);
+  EXPECT_THAT(told.about, ElementsAre(1));
 }
 
 TEST_F(MeshFaults, AMessageThatNobodySendsEndsAtItsDeadline) {

@@ -1,4 +1,8 @@
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 
@@ -38,15 +42,39 @@ TEST(Wire, AHeaderComesBackAsItWas) {
 }
 
 TEST(Wire, AReasonKeepsItsTextOnOneLine) {
-  const auto fixed = encode(header_of(Type::Failure));
-  std::vector<std::byte> bytes(fixed.begin(), fixed.end());
-  for (const char letter : std::string("out of\nluck")) bytes.push_back(static_cast<std::byte>(letter));
+  auto bytes = encode_failure(Error(Blame::Caller, "out of\nluck"));
   const auto message = decode(bytes, {}, kRanks);
   ASSERT_TRUE(message.ok());
   EXPECT_EQ(message.value().text, "out of luck");
   EXPECT_EQ(message.value().header.blame, Blame::Caller);
+  EXPECT_TRUE(message.value().about.empty());
   bytes.resize(kHeaderBytes + kMaxText + 1);
   EXPECT_FALSE(decode(bytes, {}, kRanks).ok());
+}
+
+TEST(Wire, AReasonNamesItsRanks) {
+  const auto whole = encode_failure(Error(Blame::PeerLost, "lost").with_ranks({3, 0}));
+  const auto message = decode(whole, {}, kRanks);
+  ASSERT_TRUE(message.ok());
+  EXPECT_EQ(message.value().about, (std::vector{0, 3}));
+  EXPECT_EQ(message.value().text, "lost");
+  EXPECT_FALSE(decode(whole, {}, 3).ok()) << "rank 3 is none of three";
+  EXPECT_FALSE(decode(Bytes(whole).first(kHeaderBytes + 5), {}, kRanks).ok());
+  for (const std::uint32_t count : {3U, 0x40000001U, 0xffffffffU}) {
+    auto wrong = header_of(Type::Failure);
+    wrong.number = count;
+    const auto fixed = encode(wrong);
+    auto bytes = whole;
+    std::copy(fixed.begin(), fixed.end(), bytes.begin());
+    EXPECT_FALSE(decode(bytes, {}, kRanks).ok()) << count;
+  }
+  // More than fit are cut, and so is a long text.
+  std::vector<int> many(2 * kMaxAbout);
+  std::iota(many.begin(), many.end(), 0);
+  const auto cut = decode(encode_failure(Error(Blame::PeerLost, std::string(9000, 'x')).with_ranks(many)), {}, 1 << 20);
+  ASSERT_TRUE(cut.ok());
+  EXPECT_EQ(cut.value().about.size(), kMaxAbout);
+  EXPECT_EQ(cut.value().text.size(), kMaxText);
 }
 
 TEST(Wire, EveryFieldIsChecked) {
