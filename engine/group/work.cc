@@ -1,3 +1,7 @@
+#include <atomic>
+#include <mutex>
+
+#include <weft/base/log.h>
 #include <weft/engine/future/thread_home.h>
 #include <weft/engine/group/core.h>
 #include <weft/profiling/trace/dump.h>
@@ -137,6 +141,65 @@ std::optional<Error> Work::error() const {
   if (!state_ || !state_->done()) return std::nullopt;
   state_->seen = true;
   return state_->error();
+}
+
+namespace {
+
+// What on_done_inline() was given, while its operation runs.
+struct Inline {
+  std::shared_ptr<group::WorkState> state;
+  std::function<void(const std::optional<Error>&)> done;
+  std::atomic<std::size_t> left;  // Ops
+  std::mutex mutex;
+  std::optional<Error> error;  // the first; guarded by mutex
+
+  static void call(const std::function<void(const std::optional<Error>&)>& done, const std::string& what,
+                   const std::optional<Error>& error) noexcept {
+    try {
+      done(error);
+    } catch (...) {
+      log::error("the function that " + what +
+                 " called at its end (Work::on_done_inline) threw: " + text_of(std::current_exception()));
+    }
+  }
+
+  void ended(const Op& op) {
+    if (const auto why = op.error()) {
+      std::lock_guard lock(mutex);
+      if (!error) error = why;
+    }
+    if (--left > 0) return;
+    const std::string what = state->what;
+    if (!error) {
+      // As in future(): the function may drop the last handle of the group.
+      state.reset();
+      return call(done, what, std::nullopt);
+    }
+    auto& core = *state->core;
+    core.explain_later(*error, [state = std::move(state), done = std::move(done), what](const Error& why) {
+      call(done, what, state->told(why));
+    });
+  }
+};
+
+}  // namespace
+
+void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done) const {
+  if (!done) throw Error(Blame::Caller, "Work::on_done_inline: the function is empty");
+  if (!state_ || state_->ops.empty()) return Inline::call(done, state_ ? state_->what : "an operation", std::nullopt);
+  if (state_->is_captured) {
+    throw Error(Blame::Caller, state_->what + " " + state_->core->place() +
+                                   " was captured into a CUDA graph, and ends each time that the graph is launched, which "
+                                   "the host is not told of; wait for the stream that the graph is launched on");
+  }
+  state_->seen = true;
+  const auto inlined = std::make_shared<Inline>();
+  inlined->state = state_;
+  inlined->done = std::move(done);
+  inlined->left = state_->ops.size();
+  for (const Op& op : std::vector<Op>(state_->ops)) {
+    op.on_ended([inlined, op] { inlined->ended(op); });
+  }
 }
 
 Future<void> Work::future() {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -48,6 +49,13 @@ class [[nodiscard("the operation runs on; call wait() before its tensors are use
   std::optional<Error> error() const;
   // CPU: done when the bytes are there. CUDA: done at once, with the operation as what its value waits for (future.h).
   Future<void> future();
+  // Calls `done` once, with the operation's error if it failed: on the thread that ends the operation, a backend's, and
+  // here and now where it has ended. (Where a connection broke the group finds out first which rank was lost, and calls
+  // `done` on the thread that does.) future().then() changes threads twice and lets its function block; `done` must not: it
+  // waits for nothing, calls neither this group nor another that shares its backend, and is short. What it throws is
+  // logged. The error counts as seen. Throws Caller for an empty function, and for an operation that was captured into a
+  // CUDA graph.
+  void on_done_inline(std::function<void(const std::optional<Error>&)> done) const;
 
  private:
   friend struct group::Core;

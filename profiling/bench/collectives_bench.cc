@@ -6,6 +6,9 @@
 // itself on rank 0 and ended by the operation itself (a broadcast's root does not wait for the others). Workers of all
 // settings take turns, several rounds.
 //
+// The rows "continuations" compare ways to go on behind an all_reduce: Work::wait(), a function given to future().then(),
+// and one given to on_done_inline(); the functions raise a flag that the calling thread waits for as wait() does.
+//
 // The rows "algorithms" are what transport/mesh/choose.cc goes by: all_reduce of float sums by one algorithm after the
 // other, with more ranks as well, the one that is chosen among them.
 #include <algorithm>
@@ -89,7 +92,8 @@ std::vector<std::size_t> sizes_of(const std::string& level) {
   return sizes;
 }
 
-// `level`: "group", "communicator", or an algorithm: the communicator with that one.
+// `level`: "group" (its Work is waited for), "then", "inline", "communicator", or an algorithm: the communicator with that
+// one.
 int work(const std::string& backend, const std::string& level, const std::string& operation) {
   weft::bench::pin_to_core(std::atoi(std::getenv("RANK")));
   at::set_num_threads(1);
@@ -104,7 +108,7 @@ int work(const std::string& backend, const std::string& level, const std::string
   const auto loop = std::make_shared<weft::EventLoop>("bench");
   std::shared_ptr<weft::transport::Communicator> raw;
   const auto transport = weft::transport::open(backend);
-  if (level != "group") {
+  if (level != "group" && level != "then" && level != "inline") {
     const auto store = c10::make_intrusive<c10d::PrefixStore>("bench", group.store());
     const weft::transport::JoinOptions options{.rank = rank,
                                                .size = size,
@@ -136,6 +140,18 @@ int work(const std::string& backend, const std::string& level, const std::string
       } else {
         call = [&] { finish(raw->all_gather(parts, elements, {}, {})); };
       }
+    } else if (level == "then") {
+      call = [&] {
+        const auto flag = std::make_shared<weft::HostFlag>();
+        const auto end = group.all_reduce(tensor).future().then([flag] { flag->raise(); });
+        static_cast<void>(flag->synchronize(weft::Deadline::never()));
+      };
+    } else if (level == "inline") {
+      call = [&] {
+        const auto flag = std::make_shared<weft::HostFlag>();
+        group.all_reduce(tensor).on_done_inline([flag](const std::optional<weft::Error>&) { flag->raise(); });
+        static_cast<void>(flag->synchronize(weft::Deadline::never()));
+      };
     } else if (operation == "all_reduce") {
       call = [&] { group.all_reduce(tensor).wait(); };
     } else if (operation == "broadcast") {
@@ -202,6 +218,16 @@ void measure(const std::string& operation, int ranks, weft::bench::Report& repor
   run_in_turns(settings, operation + " " + std::to_string(ranks) + " ranks", ranks, report);
 }
 
+void compare_continuations(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
+                           const std::string& self) {
+  std::vector<Setting> settings;
+  for (const std::string level : {"group", "inline", "then"}) {
+    const std::string shown = level == "group" ? "wait()" : level == "then" ? "future().then()" : "on_done_inline()";
+    settings.push_back({shown, {self, "--worker", backend, level, "all_reduce"}});
+  }
+  run_in_turns(settings, name, ranks, report);
+}
+
 void compare_algorithms(const std::string& name, const std::string& backend, int ranks, weft::bench::Report& report,
                         const std::string& self) {
   std::vector<std::string> levels{"chosen"};
@@ -228,6 +254,10 @@ int main(int argc, char** argv) {
       if (report.wants(operation + " " + std::to_string(ranks) + " ranks"))
         measure(operation, ranks, report, self, gloo, mpi);
     }
+  }
+  for (const std::string backend : {"shm", "tcp"}) {
+    const std::string name = "continuations " + backend + " 2 ranks";
+    if (report.wants(name)) compare_continuations(name, backend, 2, report, self);
   }
   for (const std::string backend : {"shm", "tcp"}) {
     for (const int ranks : {4, 8, 12, 16}) {
