@@ -169,7 +169,7 @@ struct Inline {
       if (!error) error = why;
     }
     if (--left > 0) return;
-    const std::string what = state->what;
+    const std::string what = state->wait.what;
     if (!error) {
       // As in future(): the function may drop the last handle of the group.
       state.reset();
@@ -186,9 +186,9 @@ struct Inline {
 
 void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done) const {
   if (!done) throw Error(Blame::Caller, "Work::on_done_inline: the function is empty");
-  if (!state_ || state_->ops.empty()) return Inline::call(done, state_ ? state_->what : "an operation", std::nullopt);
+  if (!state_ || state_->ops.empty()) return Inline::call(done, state_ ? state_->wait.what : "an operation", std::nullopt);
   if (state_->is_captured) {
-    throw Error(Blame::Caller, state_->what + " " + state_->core->place() +
+    throw Error(Blame::Caller, state_->wait.what + " " + state_->core->place() +
                                    " was captured into a CUDA graph, and ends each time that the graph is launched, which "
                                    "the host is not told of; wait for the stream that the graph is launched on");
   }
