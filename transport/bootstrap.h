@@ -21,6 +21,9 @@ class Bootstrap {
   // Adds to a counter that starts at 0; returns the new value.
   virtual long add(const std::string& key, long amount) = 0;
   virtual bool exists(const std::string& key) = 0;
+  // Sets the key to `desired` if its value is `expected`, in one step; an empty `expected` stands for a key that does not
+  // exist as well. Returns whether it did. The two differ.
+  virtual bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) = 0;
   virtual void erase(const std::string& key) = 0;
 };
 

@@ -81,7 +81,7 @@ Wanted wanted_of(const ProcessGroupOptions& options, const Url& url, const Envir
 class Seeker {
  public:
   Seeker(const Wanted& wanted, const Environment& environment, WaitReports reports)
-      : patience_(std::move(reports)), begin_("rank " + text_of(wanted.rank) + " of " + text_of(wanted.world_size)) {
+      : patience_(std::move(reports)), begin_(name_of(wanted)) {
     const auto local = local_rank(environment);
     speaks_ = wanted.rank.value_or(0) <= 1 || local.value_or(0) == 0;
     if (!wanted.said_by.empty()) said_by_ = "; its rank and world size are from " + wanted.said_by;
@@ -94,8 +94,9 @@ class Seeker {
   }
 
  private:
-  static std::string text_of(const std::optional<int>& number) {
-    return number ? std::to_string(*number) : "(no number yet)";
+  static std::string name_of(const Wanted& wanted) {
+    if (!wanted.rank) return "a process without a rank";
+    return "rank " + std::to_string(*wanted.rank) + (wanted.world_size ? " of " + std::to_string(*wanted.world_size) : "");
   }
 
   Patience patience_;
@@ -190,6 +191,10 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
     const std::string found = wait_for_listener(address.host, address.port, deadline, look);
     return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline);
   } catch (const Error& error) {
+    if (rank == kAnyRank) {
+      throw error.within("a worker without a rank cannot reach the job's store at " + where +
+                         ", which the worker that is given rank 0 hosts");
+    }
     throw error.within("rank " + std::to_string(rank) + " cannot reach the store of rank 0 at " + where);
   } catch (const std::exception& error) {
     throw Error(deadline.passed() ? Blame::Timeout : Blame::PeerLost,
@@ -303,9 +308,9 @@ c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool share
 Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::string& group_name,
                     const Environment& environment, Deadline deadline, bool open, Seeker& seeker) {
   Rendezvous result;
-  result.rank = require_rank(wanted, at(address.host, address.port));
+  result.rank = open && !wanted.rank ? kAnyRank : require_rank(wanted, at(address.host, address.port));
   result.world_size = require_world_size(wanted, at(address.host, address.port));
-  check_range(result.rank, result.world_size);
+  if (result.rank != kAnyRank) check_range(result.rank, result.world_size);
   wait_for_name(address.host, deadline);
   const bool by_agent = agent_hosts(environment);
   if (result.rank == 0 && !by_agent) {
@@ -375,10 +380,10 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
   const auto need = [&](bool present, const char* name) {
     if (!present) missing += (missing.empty() ? "" : ", ") + std::string(name);
   };
-  need(wanted.rank.has_value(), "RANK");
+  need(wanted.rank.has_value() || open, "RANK");
   need(wanted.world_size.has_value(), "WORLD_SIZE");
-  const bool below_launcher = missing.empty() && address == nullptr && port == nullptr && environment("RANK") == nullptr &&
-                              rank_variable(environment) == wanted.rank;
+  const bool below_launcher = missing.empty() && wanted.rank && address == nullptr && port == nullptr &&
+                              environment("RANK") == nullptr && rank_variable(environment) == wanted.rank;
   if (!below_launcher) {
     need(address != nullptr, "MASTER_ADDR");
     need(port != nullptr, "MASTER_PORT");
@@ -388,7 +393,7 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
                                    " in the environment; weft-run, torchrun, mpirun and srun set them, or give rank and "
                                    "world_size in ProcessGroupOptions and the address as tcp://host:port");
   }
-  check_range(*wanted.rank, *wanted.world_size);
+  if (wanted.rank) check_range(*wanted.rank, *wanted.world_size);
   if (below_launcher) return join_below_launcher(wanted, group_name, environment, deadline, seeker);
   const int number = to_number("MASTER_PORT", port, /*least=*/1, kMaxPort);
   return join_tcp({address, number}, wanted, group_name, environment, deadline, open, seeker);
@@ -443,8 +448,8 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
     result.store->setTimeout(limit_for_c10d(deadline));
     result.store = under_name(result.store, group_name);
     const bool numbered = wanted.rank.has_value();
-    if (open && numbered) {
-      result.rank = *wanted.rank;  // whose it is, its members settle
+    if (open) {
+      result.rank = wanted.rank.value_or(kAnyRank);  // whose it is, its members settle
     } else {
       result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
       result.rank = claim_rank(*result.store, wanted.rank, result.world_size, path);
@@ -510,9 +515,9 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   const Wanted wanted = options.store ? Wanted{options.rank, options.world_size, {}} : wanted_of(options, url, environment);
   Seeker seeker(wanted, environment, options.wait_reports);
   if (options.store) {
-    result.rank = require_rank(wanted, "a given store", "");
+    result.rank = open && !wanted.rank ? kAnyRank : require_rank(wanted, "a given store", "");
     result.world_size = require_world_size(wanted, "a given store", "");
-    check_range(result.rank, result.world_size);
+    if (result.rank != kAnyRank) check_range(result.rank, result.world_size);
     result.store = options.store;
   }
   const bool shared = !options.group_name.empty();
@@ -523,6 +528,12 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
   } else if (url.scheme == "tcp") {
     if (url.host.empty() || !url.port) {
       throw Error(Blame::Caller, "'" + options.init_method + "' needs a host and a port: tcp://10.0.0.1:29500");
+    }
+    if (open && !wanted.rank && is_multicast(url.host)) {
+      throw Error(Blame::Caller,
+                  "'" + options.init_method +
+                      "' is a multicast address, where a worker that comes and goes needs a rank: set it, or "
+                      "give the address of rank 0");
     }
     result = is_multicast(url.host)
                  ? join_multicast(url, wanted, options.group_name, deadline, seeker)

@@ -33,6 +33,8 @@ class Numbered {
   bool is_kept_ = false;
 };
 
+constexpr int kAnyRank = -1;  // of a member that comes and goes, and was given none
+
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;  // prefixed for the job, not yet for a group
   int rank = 0;
@@ -47,7 +49,7 @@ struct Rendezvous {
 };
 
 // Throws Caller, naming what is missing or wrong; Timeout, naming what was waited for.
-// `open`: members come and go, and a rank that comes again finds those that are there.
+// `open`: members come and go, and a rank that comes again finds those that are there; one without a rank hosts no store.
 Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& environment, Deadline deadline,
                       bool open = false);
 

@@ -175,6 +175,16 @@ bool StoreBootstrap::exists(const std::string& key) {
   return guarded("check " + key, [&] { return store_->check({key}); });
 }
 
+bool StoreBootstrap::compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) {
+  const auto as_c10d = [](const Bytes& value) {
+    const auto* begin = reinterpret_cast<const std::uint8_t*>(value.data());
+    return std::vector<std::uint8_t>(begin, begin + value.size());
+  };
+  const auto wanted = as_c10d(desired);
+  // c10d returns the value that the key has now; of a key that does not exist, the one that was expected.
+  return guarded("compare and set " + key, [&] { return store_->compareSet(key, as_c10d(expected), wanted) == wanted; });
+}
+
 bool StoreBootstrap::exist(const std::vector<std::string>& keys) {
   return guarded("check", [&] { return store_->check(keys); });
 }

@@ -26,6 +26,7 @@ class StoreBootstrap final : public transport::Bootstrap {
   Bytes get(const std::string& key, Deadline deadline) override;
   long add(const std::string& key, long amount) override;
   bool exists(const std::string& key) override;
+  bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override;
   // Only what nobody may be about to get: c10d's own get would wait for it anew, past every deadline.
   void erase(const std::string& key) override;
   bool exist(const std::vector<std::string>& keys);

@@ -168,6 +168,13 @@ Going Agent::going(const Destination& to, bool on_loop) const {
 WorkerInfo Agent::worker(const Destination& who) const { return core().directory().find(core().recipient(who)).worker; }
 std::vector<WorkerInfo> Agent::workers() const { return core().directory().workers(); }
 const WorkerInfo& Agent::self() const { return core().self(); }
+bool Agent::alive(const Destination& worker) const { return core().alive(worker); }
+void Agent::on_worker_lost(std::function<void(const WorkerInfo&, const Error&)> callback) const {
+  core().on_worker_lost(std::move(callback));
+}
+void Agent::on_worker_joined(std::function<void(const WorkerInfo&)> callback) const {
+  core().on_worker_joined(std::move(callback));
+}
 std::string Agent::transport_to(const Destination& worker) const {
   return core().transport_to(core().recipient(worker).rank);
 }

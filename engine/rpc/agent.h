@@ -93,13 +93,25 @@ class WEFT_API Agent {
     return remote<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
   }
 
-  // Throws Caller for somebody who is not there.
+  // Throws PeerLost for a worker that has left or is lost, Caller for a name or rank that never was there.
   WorkerInfo worker(const Destination& who) const;
   std::vector<WorkerInfo> workers() const;
   const WorkerInfo& self() const;
+  // Whether that worker is in the job and not known to be lost. Of a worker that was killed this becomes false when its
+  // death is known. May look into the job's store. Throws Caller once the agent has left.
+  bool alive(const Destination& worker) const;
+  // `callback` is called for each worker that is lost from now on, once, with PeerLost and why; not for workers that leave
+  // or shut down, nor for this one. Where the number of workers is given: for those that this one has a connection with.
+  void on_worker_lost(std::function<void(const WorkerInfo&, const Error&)> callback) const;
+  // For each worker that joins from now on, where workers come and go. Of two workers of one name, or rank, the first is
+  // lost before the second joins.
+  //
+  // Callbacks run on the agent's threads, one at a time and in order: they may call, wait and leave, but not shut down.
+  // What they throw is logged. They are dropped when the agent leaves; one that keeps a copy of the agent keeps it from
+  // leaving by its destructor: capture a reference, or use this_agent(). Throws Caller for an empty function.
+  void on_worker_joined(std::function<void(const WorkerInfo&)> callback) const;
   // By which transport calls reach that worker ("shm"): it is chosen at the first call, and anew after a lane was lost.
-  // Empty where no lane stands, and for this worker itself. Throws Caller for somebody who is not there, and once the agent
-  // has left.
+  // Empty where no lane stands, and for this worker itself. Throws as worker(), and Caller once the agent has left.
   std::string transport_to(const Destination& worker) const;
 
   // The default limit of calls issued from now on; 0 = none.
@@ -140,8 +152,8 @@ class WEFT_API Agent {
   std::shared_ptr<const void> leave_when_dropped_;
 };
 
-// Joins the job under this name; blocks until all workers have, where their number is known. Throws Caller for wrong or
-// taken names and ranks, Timeout.
+// Joins the job under this name; blocks until all workers have, where their number is known. Where workers come and go, a
+// name or rank of a worker that was killed is free. Throws Caller for wrong or taken names and ranks, Timeout.
 WEFT_API Agent init(const std::string& name, Options options = {});
 
 // Inside a called function, its continuations and coroutines: the agent that runs it, and who called. Throws Caller

@@ -52,7 +52,8 @@ RemoteError::RemoteError(std::string worker, std::string function, std::string t
 
 AgentCore::AgentCore(Parts parts)
     : parts_(std::move(parts)),
-      member_(trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}})),
+      member_(parts_.self.rank < 0 ? trace::Member()
+                                   : trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}})),
       loop_(std::make_shared<EventLoop>("rpc " + parts_.self.name, EventLoop::Thread::Given)),
       routes_(parts_.options.transports),
       crew_(Crew::make(parts_.self.name, parts_.options.worker_threads, loop_)),
@@ -83,7 +84,13 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   const auto offers = accepts(false);
   // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
   const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
-  life_ = directory_.join(offers, device_offers, deadline);
+  const long announcements = parts_.world_size ? 0 : announced(*parts_.store);
+  life_ = directory_.join(offers, device_offers, deadline,
+                          [this](const Directory::Entry& worker, Deadline limit) { return knock(worker, limit); });
+  if (parts_.self.rank < 0) {
+    parts_.self = directory_.self();
+    member_ = trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}});
+  }
   gpus_ = directory_.gpus();
   parts_.devices->prepare_lanes(gpus_);
   // Others may have been faster, and called already: what they call must find everybody.
@@ -95,6 +102,7 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     early.swap(early_);
   }
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
+  if (!parts_.world_size) follow_others(announcements);
 }
 
 AgentCore::~AgentCore() {
@@ -139,10 +147,10 @@ void AgentCore::require_own() const {
 
 void AgentCore::require_open() const {
   require_own();
-  if (closed_) {
-    throw Error(Blame::Caller, "agent " + describe(parts_.self) +
-                                   " is not initialized any more: it has shut down or left, and is used after deletion");
-  }
+  if (!closed_) return;
+  if (taken_for_lost_) throw Error(Blame::PeerLost, "agent " + describe(parts_.self) + " has left: " + why_left_);
+  throw Error(Blame::Caller, "agent " + describe(parts_.self) +
+                                 " is not initialized any more: it has shut down or left, and is used after deletion");
 }
 
 Recipient AgentCore::recipient(const Destination& destination) {
@@ -548,7 +556,15 @@ void AgentCore::leave() noexcept {
   }
   if (closed_.exchange(true)) return;
   crew_->recall();  // who waits in shutdown() for others
+  std::unique_ptr<Follower> follower;
+  {
+    std::lock_guard lock(mutex_);
+    follower = std::move(follower_);
+  }
+  if (follower) follower->stop();
   directory_.leave();
+  follower = nullptr;
+  news_.close();
   std::map<int, std::shared_ptr<Peer>> peers;
   std::map<const Inbound*, std::shared_ptr<Inbound>> inbound;
   std::map<int, ShuttingDown> shutting_down;

@@ -13,10 +13,12 @@
 #include <weft/base/event_loop.h>
 #include <weft/base/inheritance.h>
 #include <weft/engine/autograd/contexts.h>
+#include <weft/engine/rpc/announcements.h>
 #include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/directory.h>
 #include <weft/engine/rpc/in_flight.h>
 #include <weft/engine/rpc/pending.h>
+#include <weft/engine/rpc/present.h>
 #include <weft/engine/rpc/served.h>
 #include <weft/engine/rpc/types.h>
 #include <weft/engine/rpc/wire.h>
@@ -72,9 +74,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
     Options options;
     std::shared_ptr<tensor::CudaDevices> devices;
     std::shared_ptr<transport::Bootstrap> store;
+    // The same over a connection of its own, where workers come and go: a thread waits there for what they announce.
+    std::shared_ptr<transport::Bootstrap> announcements;
     std::vector<std::shared_ptr<const void>> kept;  // while the agent lives: what hosts the store
   };
-  // Joins the job: listens, publishes, waits for the others.
+  // Joins the job: listens, publishes, waits for the others. A rank of -1 stands for one that is free.
   static std::shared_ptr<AgentCore> make(Parts parts, const std::string& local_address, Deadline deadline);
   ~AgentCore();
 
@@ -121,6 +125,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Of all connections to others, one after the other: those of a rank that comes again are others.
   std::uint64_t next_lane() { return ++lanes_; }
   void inbound_ended(Inbound& inbound, const Error& why);
+  void knock_ended(const WorkerInfo& worker, std::uint64_t lane, const Error& why);
   // Asks the worker for a sign of life, if anything here depends on it, and unless it is being asked already. Who is slow
   // keeps what it holds, unless it is asked because a connection has ended.
   enum class Asked { ConnectionEnded, ByTheWay };
@@ -130,6 +135,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Whether it gave no sign of life when it was last asked, and none since.
   bool is_lost(int rank) const;
   void heard_from(int rank);
+  // --- workers that come and go (come_and_go.cc)
+  // Throws Caller for an empty function, and where the agent has left.
+  void on_worker_lost(LostCallback callback);
+  void on_worker_joined(JoinedCallback callback);
+  bool alive(const Destination& destination);
   // Somebody of that rank is there: whoever had it before has left, and what that held ends. False: this one has left.
   bool meets(const WorkerInfo& worker, Life life);
   // Whether a later one of that rank was met.
@@ -202,7 +212,22 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool depends_on(int rank) const;
   void ask_whether_alive(int rank);
   void ask_again(int rank);
-  void asked_whether_alive(int rank, const std::exception_ptr& error, bool was_sent);
+  void asked_whether_alive(const Recipient& asked, const std::exception_ptr& error, bool was_sent);
+  // As Claims::Ask.
+  std::optional<Error> knock(const Directory::Entry& worker, Deadline deadline);
+  // Behind the first so many announcements, which were made before this worker read who is there.
+  void follow_others(long announcements);
+  void heard(const Announcement& announcement);
+  void came(int rank);
+  void watch_neighbours();
+  void declare_lost(const Member& worker, const Error& why);
+  // It has been declared lost: all that it held, owned and was asked for ends here. Does nothing the second time.
+  void worker_gone(const Member& worker, const Error& why);
+  // What workers of that rank and earlier lives held, and what comes from them, ends.
+  void end_predecessors(int rank, Life life, const Error& why);
+  void store_lost(const Error& why);
+  void taken_for_lost(const std::string& why);
+  void tell_news();
   struct Leaving {
     std::uint64_t lane = 0;   // 0: to this worker itself
     std::uint64_t bytes = 0;  // of the message
@@ -256,7 +281,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   const MadeIn made_in_;
   Parts parts_;
   Reclaiming reclaiming_{*parts_.devices};
-  const trace::Member member_;
+  trace::Member member_;  // once the rank is known
   const std::shared_ptr<EventLoop> loop_;
   transport::Routes routes_;  // before the crew, whose threads begin at once: making it may throw
   const std::shared_ptr<Crew> crew_;
@@ -270,6 +295,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
 
   rref::References references_;
   autograd::Contexts contexts_;
+  PresentWorkers present_;  // where workers come and go
+  News news_;
   PendingCalls calls_;
   Callers callers_;
   std::atomic<std::uint64_t> next_call_{1};
@@ -283,6 +310,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::atomic<std::uint64_t> running_{0};
 
   std::atomic<bool> closed_{false};
+  std::string why_left_;  // where the program did not ask for it; written before the next is set
+  std::atomic<bool> taken_for_lost_{false};
 
   mutable std::mutex mutex_;  // of the rest
   std::map<int, std::shared_ptr<Peer>> peers_;
@@ -314,9 +343,10 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   bool shutdown_began_ = false;
   const Promise<void> shutdown_ended_{nullptr};  // of the call that began it
   std::shared_ptr<const void> kept_until_left_;
-  std::map<int, Life> lives_;     // the latest that was met, by rank; where workers come and go
-  std::set<int> lost_;            // workers that could not be reached any more
-  std::map<int, int> dependent_;  // messages that have failed and will be sent again, by the rank they go to
+  std::unique_ptr<Follower> follower_;  // where workers come and go
+  std::map<int, Life> lives_;           // the latest that was met, by rank; where workers come and go
+  std::set<int> lost_;                  // workers that could not be reached any more
+  std::map<int, int> dependent_;        // messages that have failed and will be sent again, by the rank they go to
   struct Inquiry {
     Asked why = Asked::ByTheWay;
     int failed = 0;  // times that it has been asked in vain

@@ -14,51 +14,6 @@ namespace {
 
 constexpr std::size_t kLongestName = 127;
 
-using Bytes = transport::Bootstrap::Bytes;
-
-// What the store holds of a worker.
-struct Record {
-  std::string name;
-  int rank = -1;
-  std::vector<std::pair<std::string, std::string>> offers;
-  std::vector<std::pair<std::string, std::string>> device_offers;
-  bool has_secret = false;
-  bool gone = false;
-  StoredDevices devices;
-  Life life = 0;
-  WEFT_FIELDS(name, rank, offers, device_offers, has_secret, gone, devices, life)
-};
-
-Bytes written(const Record& record) {
-  const auto encoded = codec::Writer().write([&](codec::Packer& packer) { packer.pack(record); });
-  const auto* data = reinterpret_cast<const Bytes::value_type*>(encoded.body.data());
-  return Bytes(data, data + encoded.body.size());
-}
-
-Record read(const Bytes& bytes) {
-  Record record;
-  codec::Reader({}).read({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()},
-                         [&](const msgpack::object& object) { object.convert(record); });
-  return record;
-}
-
-Directory::Entry entry_of(const Record& record) {
-  if (record.life < 0) throw Error(Blame::PeerLost, "a worker's record in the job's store has a life below 0");
-  Directory::Entry entry{{{record.name, record.rank}, record.life}, {}, {}, record.has_secret, unstored(record.devices)};
-  for (const auto& [transport, address] : record.offers) entry.offers.push_back({transport, address});
-  for (const auto& [transport, address] : record.device_offers) entry.device_offers.push_back({transport, address});
-  return entry;
-}
-
-int rank_in(const std::string& text) {
-  int rank = -1;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (failure == std::errc() && end == text.data() + text.size() && rank >= 0) return rank;
-  throw Error(Blame::PeerLost, "'" + text.substr(0, 40) + "' in the job's store is no rank of a worker");
-}
-
-std::string slot(long index) { return "worker/" + std::to_string(index); }
-
 using Entries = Directory::Entries;
 
 template <class Key>
@@ -79,29 +34,22 @@ std::string shown(const std::string& name) { return "'" + name + "'"; }
 std::string shown(const Recipient& worker) { return shown(worker.rank); }
 std::string shown(const WorkerInfo& worker) { return describe(worker); }
 
-// Of a worker that was there.
-std::vector<int> ranks_of(const Recipient& worker) { return {worker.rank}; }
-template <class Named>
-std::vector<int> ranks_of(const Named&) {
-  return {};
-}
-
-// Found before; what a program names may never have been there.
-bool was_there(const Recipient& worker) { return worker.life != kAnyLife; }
-template <class Named>
-bool was_there(const Named&) {
-  return false;
-}
-
-template <class Key>
-NotThere not_there(const Key& wanted, const Entries& entries) {
+std::string list(const Entries& entries) {
   std::string known;
   for (const auto& [rank, entry] : entries.by_rank()) known += (known.empty() ? "" : ", ") + describe(entry.worker);
-  const std::string what = "the destination " + shown(wanted);
-  if (was_there(wanted)) {
-    return NotThere(Error(Blame::PeerLost, what + " has left; the workers are " + known).with_ranks(ranks_of(wanted)));
-  }
-  return NotThere(Blame::Caller, what + " cannot be found; the workers are " + known);
+  return known;
+}
+
+// A name or rank that no worker has, or ever had.
+template <class Key>
+NotThere nobody(const Key& wanted, const Entries& entries) {
+  return NotThere(Blame::Caller, "the destination " + shown(wanted) + " cannot be found; the workers are " + list(entries));
+}
+
+// What has become of the worker that a record is of.
+std::string fate(const WorkerRecord& record) {
+  const std::string who = describe({record.name, record.rank});
+  return record.stands(Standing::Lost) ? who + " is lost: " + record.why : who + " has left";
 }
 
 }  // namespace
@@ -125,7 +73,7 @@ void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other,
 
 NotThere has_left(const Recipient& wanted) {
   return NotThere(Error(Blame::PeerLost, "the worker of rank " + std::to_string(wanted.rank) +
-                                             " that was meant has left; another one has come after it")
+                                             " that was meant has left or is lost; its place is another one's")
                       .with_ranks({wanted.rank}));
 }
 
@@ -169,20 +117,26 @@ Directory::Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo sel
       self_(std::move(self)),
       size_(size),
       has_secret_(has_secret),
-      devices_(std::move(devices)) {}
+      devices_(std::move(devices)),
+      claims_(store_) {}
 
 std::string Directory::token(Deadline deadline) {
-  if (store_->add("token/claim", 1) == 1) {
+  const auto random_text = [] {
     std::random_device random;
     std::string text;
     for (int i = 0; i < 4; ++i) text += std::to_string(random()) + "-";
-    store_->set("token", group::to_bytes(text));
+    return group::to_bytes(text);
+  };
+  if (!size_) {  // in one step: a worker that was killed between two would keep all others waiting
+    store_->compare_set("token", {}, random_text());
+  } else if (store_->add("token/claim", 1) == 1 && !store_->exists("token")) {  // it is an open job's, which goes on
+    store_->set("token", random_text());
   }
   return group::to_text(store_->get("token", deadline));
 }
 
 Life Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-                     Deadline deadline) {
+                     Deadline deadline, const Claims::Ask& ask) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   counted_ = true;
@@ -193,43 +147,24 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
                 "workers that were given a world size and workers that were not cannot be in one job: give all of them "
                 "Options::world_size, or none");
   }
-  if (!size_) {  // before anything is claimed
-    refresh();
-    check_all_secrets();
-    check_device_maps(known_devices(), /*more_may_come=*/true);
-  }
+  WorkerRecord record;
+  record.name = self_.name;
+  record.rank = self_.rank;
+  record.has_secret = has_secret_;
+  record.devices = stored(devices_);
+  for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
+  for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
+  if (!size_) return join_open(std::move(record), ask, deadline);
   if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
     throw Error(Blame::Caller,
                 "rank " + std::to_string(self_.rank) +
-                    " is taken by another worker of this job; if it belongs to another job, give each a group_name" +
-                    (size_ ? "" : "; one that was killed keeps its rank, so take another"));
-  }
-  Record record{self_.name, self_.rank, {}, {}, has_secret_, false, stored(devices_)};
-  for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
-  for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
-  const bool fresh = store_->add("name/" + self_.name, 1) == 1;
-  if (!size_) {
-    if (!fresh) {
-      store_->erase("rank/" + std::to_string(self_.rank));
-      throw Error(Blame::Caller, "the name '" + self_.name +
-                                     "' is not unique: another worker of this job has it, or one that was killed had it; "
-                                     "names must differ");
-    }
-    published_ = true;
-    record.life = static_cast<Life>(store_->add("lives/" + std::to_string(self_.rank), 1) - 1);
-    store_->set(slot(self_.rank), written(record));
-    if (!has_come_before()) {
-      const long index = store_->add("joined", 1);
-      store_->set("joined/" + std::to_string(index), group::to_bytes(std::to_string(self_.rank)));
-    }
-    refresh();
-    return record.life;
+                    " is taken by another worker of this job; if it belongs to another job, give each a group_name");
   }
   store_->set(slot(self_.rank), written(record));
   Entries all;
   for (int rank = 0; rank < *size_; ++rank) {
     try {
-      all.add(rank, entry_of(read(store_->get(slot(rank), deadline))));
+      all.add(rank, entry_of(read_record(store_->get(slot(rank), deadline))));
     } catch (const Error& error) {
       throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " +
                          std::to_string(*size_));
@@ -251,6 +186,24 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   check_all_secrets();
   check_device_maps(known_devices(), /*more_may_come=*/false);
   return record.life;
+}
+
+Life Directory::join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline) {
+  refresh();  // and the checks, before anything is claimed
+  check_all_secrets();
+  check_device_maps(known_devices(), /*more_may_come=*/true);
+  const Member joined = claims_.take(std::move(record), read_all(), ask, deadline);
+  {
+    std::lock_guard lock(mutex_);
+    self_ = joined.worker;
+  }
+  refresh();
+  return joined.life;
+}
+
+WorkerInfo Directory::self() const {
+  std::lock_guard lock(mutex_);
+  return self_;
 }
 
 void Directory::check_all_secrets() const {
@@ -286,21 +239,10 @@ void Directory::wait_until_all_have_read(Deadline deadline) {
 void Directory::leave() noexcept {
   if (size_ || !counted_) return;
   try {
-    if (published_) {
-      store_->set(slot(self_.rank), written({self_.name, self_.rank, {}, {}, has_secret_, true, {}}));
-      store_->erase("name/" + self_.name);
-      store_->erase("rank/" + std::to_string(self_.rank));
-    }
-    store_->add("kind/open", -1);
+    if (claims_.give_back()) store_->add("kind/open", -1);
   } catch (const Error& error) {
     log::info(std::string("the store did not learn that worker '" + self_.name + "' leaves: ") + error.what());
   }
-}
-
-// Of its rank somebody, as far as was read: the list need not say so again.
-bool Directory::has_come_before() const {
-  std::lock_guard lock(mutex_);
-  return std::ranges::any_of(joined_, [this](const auto& one) { return one.second == self_.rank; });
 }
 
 std::set<int> Directory::ever_joined() {
@@ -313,7 +255,7 @@ std::set<int> Directory::ever_joined() {
   for (long index = 1; index <= joined; ++index) {
     const std::string key = "joined/" + std::to_string(index);
     if (known.contains(index) || !store_->exists(key)) continue;  // it is about to
-    known.emplace(index, rank_in(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
+    known.emplace(index, rank_from(group::to_text(store_->get(key, Deadline::in(std::chrono::seconds(5))))));
   }
   std::set<int> ranks;
   for (const auto& [index, rank] : known) ranks.insert(rank);
@@ -322,17 +264,73 @@ std::set<int> Directory::ever_joined() {
   return ranks;
 }
 
+std::map<int, WorkerRecord> Directory::read_all() {
+  std::map<int, WorkerRecord> all;
+  for (const int rank : ever_joined()) {
+    all.emplace(rank, read_record(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5)))));
+  }
+  return all;
+}
+
 // Those that have joined or left meanwhile. Of two threads that do so at once the slower may put back what it read earlier:
 // each looks in what it has read itself.
 Directory::Entries Directory::refresh() {
   Entries all;
-  for (const int rank : ever_joined()) {
-    const Record record = read(store_->get(slot(rank), Deadline::in(std::chrono::seconds(5))));
-    if (!record.gone) all.add(rank, entry_of(record));
+  std::map<int, WorkerRecord> ended;
+  for (auto& [rank, record] : read_all()) {
+    if (record.stands(Standing::Joined)) all.add(rank, entry_of(record));
+    if (!record.lives()) ended.emplace(rank, std::move(record));
   }
   std::lock_guard lock(mutex_);
   entries_ = all;
+  ended_ = std::move(ended);
   return all;
+}
+
+std::optional<WorkerRecord> Directory::look(int rank) {
+  const auto bytes = value_of(*store_, slot(rank));
+  if (bytes.empty()) return std::nullopt;
+  WorkerRecord record = read_record(bytes);
+  std::optional<Entry> entry;
+  if (record.stands(Standing::Joined)) entry = entry_of(record);
+  std::lock_guard lock(mutex_);
+  const Entry* const known = entries_.find(rank);
+  if (entry) {
+    if (known == nullptr || known->life <= entry->life) entries_.add(rank, std::move(*entry));
+  } else if (known != nullptr && known->life <= record.life) {
+    entries_.erase(rank);
+  }
+  return record;
+}
+
+// A worker that was there is gone for whoever asks for it, by whatever it is named; only what never was is the caller's
+// mistake.
+template <class Key>
+NotThere Directory::not_there(const Key& wanted, const Entries& entries) {
+  const std::string behind = "; the workers are " + list(entries);
+  const auto gone = [&](const std::string& what) { return NotThere(Blame::PeerLost, "the destination " + what + behind); };
+  std::string name;
+  int rank = -1;
+  if constexpr (std::is_same_v<Key, std::string>) {
+    name = wanted;
+  } else if constexpr (std::is_same_v<Key, WorkerInfo>) {
+    name = wanted.name;
+    rank = wanted.rank;
+  } else if constexpr (std::is_same_v<Key, Recipient>) {
+    rank = wanted.rank;
+    if (wanted.life != kAnyLife) return gone(shown(wanted) + " has left");
+  } else {
+    rank = wanted;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [its_rank, record] : ended_) {
+      const bool fits = (rank < 0 || its_rank == rank) && (name.empty() || record.name == name);
+      if (fits) return gone(fate(record));
+    }
+  }
+  if (!name.empty() && Claims::was_ever(*store_, name)) return gone(shown(wanted) + " has left or is lost");
+  return nobody(wanted, entries);
 }
 
 // What `read` makes of the one that is wanted.
@@ -341,7 +339,7 @@ auto Directory::look_up(const Key& key, Read read) {
   {
     std::lock_guard lock(mutex_);
     if (const Entry* found = find_in(entries_, key)) return read(*found);
-    if (size_) throw not_there(key, entries_);
+    if (size_) throw nobody(key, entries_);
   }
   const auto all = refresh();
   if (const Entry* found = find_in(all, key)) return read(*found);
@@ -349,12 +347,37 @@ auto Directory::look_up(const Key& key, Read read) {
 }
 
 Directory::Entry Directory::find(const Recipient& worker) {
+  bool is_known_by_life = false;
   {
     std::lock_guard lock(mutex_);
     const Entry* known = entries_.find(worker.rank);
     if (known != nullptr && worker.life != kAnyLife && worker.life < known->life) throw has_left(worker);
+    is_known_by_life = !size_ && worker.life != kAnyLife && known == nullptr;
+  }
+  if (is_known_by_life) {
+    if (auto found = find_again(worker)) return *std::move(found);
   }
   return look_up(worker, [](const Entry& entry) { return entry; });
+}
+
+// It was found before, so its own record says all. Where the store has gone it may live all the same.
+std::optional<Directory::Entry> Directory::find_again(const Recipient& worker) {
+  std::optional<WorkerRecord> record;
+  try {
+    record = look(worker.rank);
+  } catch (const Error& error) {
+    std::lock_guard lock(mutex_);
+    const auto known = forgotten_.find(worker.rank);
+    if (known == forgotten_.end() || !worker.fits(known->second.life)) throw;
+    log::debug("a worker is looked for at its last address: " + error.text());
+    return known->second;
+  }
+  if (!record) return std::nullopt;
+  if (record->life > worker.life) throw has_left(worker);
+  if (record->life == worker.life && !record->lives()) {
+    throw NotThere(Blame::PeerLost, "the destination " + fate(*record));
+  }
+  return record->stands(Standing::Joined) && worker.fits(record->life) ? std::optional(entry_of(*record)) : std::nullopt;
 }
 
 Recipient Directory::recipient(const std::string& name) {
@@ -379,6 +402,7 @@ std::optional<WorkerInfo> Directory::known(int rank) const {
 bool Directory::forget(int rank) {
   if (size_) return false;
   std::lock_guard lock(mutex_);
+  if (const Entry* const known = entries_.find(rank); known != nullptr) forgotten_.insert_or_assign(rank, *known);
   entries_.erase(rank);
   return true;
 }
@@ -387,6 +411,15 @@ void Directory::forget_before(int rank, Life life) {
   std::lock_guard lock(mutex_);
   const Entry* const found = entries_.find(rank);
   if (found != nullptr && found->life < life) entries_.erase(rank);
+  const auto forgotten = forgotten_.find(rank);
+  if (forgotten != forgotten_.end() && forgotten->second.life < life) forgotten_.erase(forgotten);
+}
+
+std::vector<Member> Directory::members() const {
+  std::vector<Member> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [rank, entry] : entries_.by_rank()) all.push_back(entry);
+  return all;
 }
 
 std::vector<WorkerInfo> Directory::workers() {

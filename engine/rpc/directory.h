@@ -13,7 +13,9 @@
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/engine/rpc/claims.h>
 #include <weft/engine/rpc/device_maps.h>
+#include <weft/engine/rpc/records.h>
 #include <weft/engine/rpc/types.h>
 #include <weft/transport/bootstrap.h>
 #include <weft/transport/routes.h>
@@ -25,7 +27,8 @@ void check_name(const std::string& name);
 // Throws Caller where one of the two was given a secret and the other none.
 void check_secrets(const WorkerInfo& one, bool one_has, const WorkerInfo& other, bool other_has);
 
-// Nobody has that name or rank, as far as the store says (Caller), or not any more (PeerLost).
+// No worker has ever had that name or rank, as far as the store says (Caller), or the one that had it has left or is lost
+// (PeerLost).
 class NotThere : public Error {
  public:
   using Error::Error;
@@ -36,12 +39,7 @@ NotThere has_left(const Recipient& wanted);
 
 class Directory {
  public:
-  struct Entry : Member {
-    std::vector<transport::Offer> offers;
-    std::vector<transport::Offer> device_offers;  // of lanes that carry device memory as well
-    bool has_secret = false;
-    WorkerDevices devices;
-  };
+  using Entry = WorkerEntry;
 
   // Those that are known, by rank and by name.
   class Entries {
@@ -58,20 +56,24 @@ class Directory {
     std::unordered_map<std::string, int> ranks_;  // calls are made by name, and jobs have many workers
   };
 
-  // `size` is the number of workers; without it they come and go.
+  // `size` is the number of workers; without it they come and go, and a rank of -1 stands for one that is free.
   Directory(std::shared_ptr<transport::Bootstrap> store, WorkerInfo self, std::optional<int> size, bool has_secret,
             WorkerDevices devices);
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
-  // Publishes this worker, and gives its life; where the size is known, waits for all others and checks that their names
-  // differ. Throws Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret
-  // and some have none, and for device maps that do not fit the workers (where these come and go: those that are there);
-  // Timeout naming who is missing.
+  // Publishes this worker, and gives its life; where the size is known, waits for all others and checks that their
+  // names differ. `ask` is called for a worker that has the wanted name or rank, where they come and go. Throws Caller for
+  // a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have none, and for
+  // device maps that do not fit the workers (where these come and go: those that are there); Timeout naming who is missing.
   Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-            Deadline deadline);
+            Deadline deadline, const Claims::Ask& ask = {});
+  // This worker, with the rank that it has.
+  WorkerInfo self() const;
   // Takes it out again, where workers come and go.
   void leave() noexcept;
+  // As Claims::declare_lost(), where workers come and go.
+  bool declare_lost(int rank, Life life, const std::string& why) { return claims_.declare_lost(rank, life, why); }
 
   // Throws NotThere, naming who is there.
   Entry find(const Recipient& worker);
@@ -82,18 +84,27 @@ class Directory {
   Recipient recipient(const WorkerInfo& worker);
   // It may have gone: look in the store next time. False where workers neither come nor go.
   bool forget(int rank);
-  // Unless it is of that life, or a later one.
+  // Unless it is of that life, or a later one. For good: that worker has left or is lost.
   void forget_before(int rank, Life life);
+  // The record that the store has of a rank, where workers come and go. What it says is known from now on.
+  std::optional<WorkerRecord> look(int rank);
+  // Those that are there, as far as is known without the store.
+  std::vector<Member> members() const;
   // All, by rank.
   std::vector<WorkerInfo> workers();
   // The GPUs that calls use here, as far as the workers that have joined say.
   std::vector<int> gpus() const;
 
  private:
+  Life join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
   void wait_until_all_have_read(Deadline deadline);
-  bool has_come_before() const;
   std::set<int> ever_joined();
+  std::map<int, WorkerRecord> read_all();
   Entries refresh();
+  // Nothing where the store fails and it is not known from before either.
+  std::optional<Entry> find_again(const Recipient& worker);
+  template <class Key>
+  NotThere not_there(const Key& wanted, const Entries& entries);
   template <class Key, class Read>
   auto look_up(const Key& key, Read read);
   void check_all_secrets() const;
@@ -101,15 +112,18 @@ class Directory {
   std::vector<KnownDevices> known_devices() const;
 
   const std::shared_ptr<transport::Bootstrap> store_;
-  const WorkerInfo self_;
+  WorkerInfo self_;  // has its rank once it has joined
   const std::optional<int> size_;
   const bool has_secret_;
   const WorkerDevices devices_;
-  bool counted_ = false;    // by join()
-  bool published_ = false;  // by it, too
+  Claims claims_;
+  bool counted_ = false;  // by join()
   mutable std::mutex mutex_;
   Entries entries_;
-  std::map<long, int> joined_;  // who came as how manyth, as far as it was read: that does not change
+  std::map<int, WorkerRecord>
+      ended_;                       // of the workers that had a rank last and have left or are lost; as of the last reading
+  std::map<int, Entry> forgotten_;  // for who cannot ask the store
+  std::map<long, int> joined_;      // who came as how manyth, as far as it was read: that does not change
 };
 
 }  // namespace weft::rpc

@@ -45,11 +45,7 @@ ProcessGroupOptions meeting(const Options& options, bool open, const group::Envi
   if (!meeting.rank && !options.store) meeting.rank = group::Url::parse(options.init_method).number("rank");
   if (const char* rank = environment("RANK"); !meeting.rank && rank != nullptr)
     meeting.rank = group::to_number("RANK", rank);
-  if (!meeting.rank) {
-    throw Error(Blame::Caller,
-                "no rank for a worker of a job without a world size: set rpc::Options::rank, ?rank= or RANK");
-  }
-  meeting.world_size = *meeting.rank + 1;
+  meeting.world_size = meeting.rank.value_or(0) + 1;
   return meeting;
 }
 
@@ -99,7 +95,8 @@ void check_secret(const std::string& secret) {
 }
 
 // Null where the rank is not known before the others are met.
-std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting) {
+std::shared_ptr<const Presence> presence_of(const std::string& name, const ProcessGroupOptions& meeting, bool open) {
+  if (open && !meeting.rank) return nullptr;  // it takes a free one
   const auto url = group::Url::parse(meeting.init_method);
   const bool by_environment = !meeting.store && url.scheme == "env";
   if (!meeting.rank && !by_environment && !url.number("rank")) return nullptr;
@@ -149,7 +146,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const Deadline deadline = Deadline::in(limit);
   const auto wanted = meeting(options, open, environment);
   if (wanted.rank) check_rank(*wanted.rank);  // before anybody waits for it
-  const auto presence = presence_of(name, wanted);
+  const auto presence = presence_of(name, wanted, open);
   const auto place = group::rendezvous(wanted, environment, deadline, open);
   check_rank(place.rank);
 
@@ -158,6 +155,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   if (!open) parts.world_size = place.world_size;
   parts.kept = {place.until_all_came, std::make_shared<c10::intrusive_ptr<c10d::Store>>(place.store)};
   parts.store = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
+  if (open) parts.announcements = std::make_shared<group::StoreBootstrap>(group::connection_of(place.store));
   parts.options = std::move(options);
   parts.devices = std::move(devices);
   // Peers come from this machine only, unless the user names an interface.
@@ -165,8 +163,8 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const std::string address = interfaces.empty() ? "" : group::address_of_interface(interfaces.front());
   const auto store = parts.store;
   const auto kept = parts.kept;
-  const instruments::Participant participant{place.rank, open ? 0 : place.world_size, timeline};
   auto core = AgentCore::make(std::move(parts), address, deadline);
+  const instruments::Participant participant{core->self().rank, open ? 0 : place.world_size, timeline};
   if (place.number) place.number->keep();
   using Kept = std::pair<std::shared_ptr<const Presence>, std::shared_ptr<const void>>;
   core->keep_until_left(std::make_shared<Kept>(presence, instruments::start(participant, store, kept, deadline)));

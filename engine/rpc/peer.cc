@@ -113,7 +113,11 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
   log::info(describe(core->self()) + " reaches " + describe(entry_.worker) + " by " +
             std::string(made.connection->transport()) + " (" + made.connection->peer() + ")");
   transport::Connection& connection = *made.connection;
-  made.gate ? static_cast<void>(send_challenge(connection, made.gate->nonce)) : greet(*core, connection);
+  if (made.gate) {
+    send_challenge(connection, made.gate->nonce);
+  } else if (greets_) {
+    greet(*core, connection);
+  }
   made.connection->receive(
       {[weak = weak_from_this(), number = made.number, gate = made.gate, &connection](const transport::Arrival& arrival) {
          const auto self = weak.lock();
@@ -179,7 +183,7 @@ void Peer::answered(std::uint64_t number, transport::Connection& connection, Gat
     return gate.open();
   }
   send_challenge(connection, prove(core->secret(), Side::Connector, gate.nonce, theirs));
-  greet(*core, connection);
+  if (greets_) greet(*core, connection);
   gate.open();
 }
 
@@ -209,7 +213,9 @@ void Peer::ended(std::uint64_t number, const Error& why) {
       failed_.insert_or_assign(std::string(lost.connection->transport()), why.text());
     }
   }
-  if (const auto core = core_.lock()) core->lane_ended(*this, number, why);
+  const auto core = core_.lock();
+  if (!core) return;
+  greets_ ? core->lane_ended(*this, number, why) : core->knock_ended(worker(), number, why);
 }
 
 std::uint64_t Peer::close(const Error& why) noexcept {
@@ -254,7 +260,10 @@ Life Inbound::life() const {
   return life_;
 }
 
-void Inbound::close(const Error& why) noexcept { connection_->close(why); }
+void Inbound::close(const Error& why) noexcept {
+  closed_ = true;
+  connection_->close(why);
+}
 
 void Inbound::arrived(const transport::Arrival& arrival) {
   const auto core = core_.lock();
@@ -311,6 +320,7 @@ void Inbound::refuse(const AgentCore& core, const std::string& wrong) {
 }
 
 void Inbound::deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking) {
+  if (closed_) return;  // its successor has come
   if (!counts_) return greeted(core, message);
   if (message.head.kind == FrameKind::Call) {
     call_came(core, std::move(message), lacking);
@@ -334,6 +344,8 @@ void Inbound::greeted(const std::shared_ptr<AgentCore>& core, const Message& mes
       wrong = "it belongs to another job";
     } else if (!(hello.to == core->self()) || hello.to_life != core->life()) {
       wrong = "it looks for " + describe(hello.to);
+    } else if (hello.from.rank == kAsksForSign) {
+      return answer_knock(message.head.call);
     } else if (hello.from.rank < 0 || hello.from.rank > kHighestRank) {
       wrong = "it is of no worker";
     } else if (!core->meets(hello.from, hello.from_life)) {

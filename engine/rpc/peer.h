@@ -27,10 +27,11 @@ enum class Failure {
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  // `maps` are this worker's own.
+  // `maps` are this worker's own. One that does not greet only knocks.
   Peer(std::weak_ptr<AgentCore> core, const WorkerInfo& self, Directory::Entry entry, const DeviceMaps& maps,
-       std::shared_ptr<BytesInFlight> bytes)
+       std::shared_ptr<BytesInFlight> bytes, bool greets = true)
       : core_(std::move(core)),
+        greets_(greets),
         entry_(std::move(entry)),
         map_(DeviceMap::to(entry_.worker.name, maps)),
         map_back_(DeviceMap::to(self.name, entry_.devices.maps).inverse()),
@@ -54,6 +55,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Lane lane(const transport::Routes& routes);
   // Whether anything has come by that one.
   bool has_heard_by(std::uint64_t lane) const { return heard_by_ == lane; }
+  // Of a worker that has not joined: asks for a sign of life, which comes as the answer to a call of that number.
+  void knock(const Lane& lane, std::uint64_t call);
   // The one that stands; without a connection where none does.
   Lane standing_lane() const;
   const WorkerInfo& worker() const { return entry_.worker; }
@@ -77,6 +80,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void ended(std::uint64_t number, const Error& why);
 
   const std::weak_ptr<AgentCore> core_;
+  const bool greets_;
   const Directory::Entry entry_;
   const DeviceMap map_;
   const DeviceMap map_back_;
@@ -89,6 +93,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   transport::Routes::Failed failed_;  // transports whose lane has ended before anything came by it
   std::optional<Error> closed_;       // why no lane is made any more
 };
+
+// The rank, in a Hello, of a process that has not joined and asks a worker for a sign of life.
+constexpr int kAsksForSign = -2;
 
 struct FailureRecord;
 
@@ -121,6 +128,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void refuse(const AgentCore& core, const std::string& wrong);
   void deliver(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   void greeted(const std::shared_ptr<AgentCore>& core, const Message& message);
+  void answer_knock(std::uint64_t call);
   void call_came(const std::shared_ptr<AgentCore>& core, Message message, const Error* lacking);
   Slot slot_for(const AgentCore& core, const Head& head) const;
   void ended(const Error& why);
@@ -147,6 +155,7 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   std::optional<Nonces> nonces_;             // once it has asked
   bool proven_ = false;                      // it knows the secret
   std::shared_ptr<Callers::Counts> counts_;  // once the peer is known; set on the loop, where it is asked for each message
+  std::atomic<bool> closed_{false};          // what has not been read by then is dropped
   std::atomic<int> unsent_{0};               // failures that wait for room on the lane
   mutable std::mutex mutex_;
   std::optional<WorkerInfo> worker_;

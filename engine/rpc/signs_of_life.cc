@@ -1,5 +1,7 @@
 // Whether a worker still lives: asked when a connection to it has ended, or it does not answer, and something here depends
 // on it. One that gives no sign of life is lost, and what it holds ends.
+#include <algorithm>
+
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/peer.h>
@@ -17,8 +19,9 @@ constexpr auto kAskAgain = std::chrono::milliseconds(300);
 
 // With the mutex held.
 bool AgentCore::depends_on(int rank) const {
+  const bool is_watched = present_.find(rank) || (news_.tells_of_losses() && !shutdown_began_ && !lost_.contains(rank));
   const bool decides = shutdown_began_ && parts_.self.rank == 0 && !lost_.contains(rank);
-  return decides || dependent_.contains(rank) || references_.concerns(rank) || contexts_.concerns(rank);
+  return is_watched || decides || dependent_.contains(rank) || references_.concerns(rank) || contexts_.concerns(rank);
 }
 
 // A connection may end without its worker: ask before its references are given up, and a shutdown fails. One question at a
@@ -47,34 +50,38 @@ void AgentCore::ask_again(int rank) {
 }
 
 void AgentCore::ask_whether_alive(int rank) {
+  const auto present = present_.find(rank);
+  const Recipient asked(rank, present ? present->life : kAnyLife);
   try {
-    const Going going{rank, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
+    const Going going{asked, std::chrono::seconds(10), MessageKind::Shutdown, /*on_loop=*/true};
     call<detail::FunctionBody<&rref::internal::alive>>(shared_from_this(), going, {})
-        .on_done_light([self = shared_from_this(), rank](const Future<void>& answered) {
-          self->asked_whether_alive(rank, answered.error(), /*was_sent=*/true);
+        .on_done_light([self = shared_from_this(), asked](const Future<void>& answered) {
+          self->asked_whether_alive(asked, answered.error(), /*was_sent=*/true);
         });
   } catch (...) {
-    asked_whether_alive(rank, std::current_exception(), /*was_sent=*/false);
+    asked_whether_alive(asked, std::current_exception(), /*was_sent=*/false);
   }
 }
 
 // What keeps this worker from asking, the store or a lack of descriptors, is no sign that the other is gone; only that
 // nobody has the rank any more is.
-void AgentCore::asked_whether_alive(int rank, const std::exception_ptr& error, bool was_sent) {
+void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception_ptr& error, bool was_sent) {
   if (closed_) return;
+  const int rank = asked.rank;
   const std::optional<Error> why_not = error ? std::optional(to_error(error, Blame::PeerLost)) : std::nullopt;
   const bool is_slow = why_not && was_sent && why_not->blame() == Blame::Timeout;
   const bool failed_here = why_not && (!was_sent || why_not->blame() == Blame::Busy);
   const bool is_gone = error && is_not_there(error);
   bool is_lost = false;
   bool again = false;
+  bool is_news = false;
   {
     std::lock_guard lock(mutex_);
     Inquiry& inquiry = inquiries_[rank];
     // What broke one connection may have broken this one.
     again = why_not && !is_slow && !is_gone && ++inquiry.failed < (failed_here ? kAsksHere : kAsks);
     is_lost = why_not && !again && (!is_slow || inquiry.why == Asked::ConnectionEnded);
-    if (is_lost && !is_slow) lost_.insert(rank);
+    if (is_lost && !is_slow) is_news = lost_.insert(rank).second && !shutdown_began_;
     if (!why_not) lost_.erase(rank);
     if (!again) inquiries_.erase(rank);
   }
@@ -84,9 +91,20 @@ void AgentCore::asked_whether_alive(int rank, const std::exception_ptr& error, b
           }));
   }
   if (!is_lost) return;
-  references_.worker_lost(rank);
-  contexts_.worker_lost(rank);
+  const bool has_life = asked.life != kAnyLife;
+  const auto successor = has_life ? std::optional(static_cast<std::uint16_t>(asked.life + 1)) : std::nullopt;
+  references_.worker_lost(rank, successor);
+  contexts_.worker_lost(rank, successor);
   crew_->recall();  // who waits in shutdown() for it
+  if (parts_.world_size) {
+    const Error lost(Blame::PeerLost, name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
+    if (is_news && news_.add_lost(directory_.find(rank).worker, lost)) tell_news();
+  } else if (const auto present = present_.find(rank); present && has_life && present->life == asked.life && !failed_here) {
+    // Where it is known to be gone, the others know as well: it has left, or somebody was faster.
+    if (is_gone) return;
+    crew_->run_beside(
+        Task([self = shared_from_this(), worker = *present, why = *why_not] { self->declare_lost(worker, why); }));
+  }
 }
 
 void AgentCore::depend_on(int rank, int change) {
@@ -100,22 +118,30 @@ void AgentCore::heard_from(int rank) {
 }
 
 bool AgentCore::meets(const WorkerInfo& worker, Life life) {
-  std::vector<std::shared_ptr<Inbound>> of_predecessor;
   {
     std::lock_guard lock(mutex_);
     const auto met = lives_.try_emplace(worker.rank, 0).first;
     if (life <= met->second) return life == met->second;
     met->second = life;
-    lost_.erase(worker.rank);
+  }
+  end_predecessors(worker.rank, life, Error(Blame::PeerLost, "it has left, and " + describe(worker) + " has come"));
+  return true;
+}
+
+void AgentCore::end_predecessors(int rank, Life life, const Error& why) {
+  std::vector<std::shared_ptr<Inbound>> of_predecessor;
+  {
+    std::lock_guard lock(mutex_);
+    Life& met = lives_[rank];
+    met = std::max(met, life);
+    if (met == life) lost_.erase(rank);
     for (const auto& [key, inbound] : inbound_) {
-      if (inbound->worker().rank == worker.rank && inbound->life() < life) of_predecessor.push_back(inbound);
+      if (inbound->worker().rank == rank && inbound->life() < life) of_predecessor.push_back(inbound);
     }
   }
-  const Error left(Blame::PeerLost, "it has left, and " + describe(worker) + " has come");
-  for (const auto& inbound : of_predecessor) inbound->close(left);
-  references_.worker_lost(worker.rank, static_cast<std::uint16_t>(life));
-  contexts_.worker_lost(worker.rank, static_cast<std::uint16_t>(life));
-  return true;
+  for (const auto& inbound : of_predecessor) inbound->close(why);
+  references_.worker_lost(rank, static_cast<std::uint16_t>(life));
+  contexts_.worker_lost(rank, static_cast<std::uint16_t>(life));
 }
 
 bool AgentCore::has_successor(const Incarnation& worker) const {

@@ -110,7 +110,8 @@ using DeviceMaps = std::map<std::string, std::vector<std::pair<c10::Device, c10:
 
 // Each member has an initializer, for programs that name some of them, as compilers warn of others.
 struct Options {
-  std::optional<int> rank{}, world_size{};  // without a world size workers may come and go; ranks end at 65535
+  // Without a world size workers may come and go; one that gives no rank takes a free one, from 1. Ranks end at 65535.
+  std::optional<int> rank{}, world_size{};
   std::string init_method = "env://";       // as ProcessGroupOptions::init_method
   c10::intrusive_ptr<c10d::Store> store{};  // instead of init_method
   std::string group_name{};                 // isolates jobs that share an address

@@ -20,6 +20,8 @@ class HostileStore final : public transport::Bootstrap {
   void set(const std::string&, const Bytes&) override {}
   void erase(const std::string&) override {}
   bool exists(const std::string&) override { return true; }
+  // Every second claim fails, as if another worker had been faster.
+  bool compare_set(const std::string&, const Bytes&, const Bytes&) override { return ++claims_ % 2 == 0; }
   Bytes get(const std::string& key, Deadline) override { return key.starts_with("worker/") ? record_ : rank_; }
   // As if this worker were the first of its rank and name, and others there.
   long add(const std::string& key, long) override {
@@ -30,6 +32,7 @@ class HostileStore final : public transport::Bootstrap {
  private:
   const Bytes rank_;
   const Bytes record_;
+  int claims_ = 0;
 };
 
 template <class Call>

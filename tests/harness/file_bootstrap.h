@@ -56,6 +56,15 @@ class FileBootstrap : public transport::Bootstrap {
     ::close(lock);
     return sum;
   }
+  bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    const int lock = ::open((folder_ / "lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    flock(lock, LOCK_EX);
+    const bool is_there = exists(key);
+    const bool fits = is_there ? get(key, Deadline::never()) == expected : expected.empty();
+    if (fits) set(key, desired);
+    ::close(lock);
+    return fits;
+  }
   bool exists(const std::string& key) override { return std::filesystem::exists(path_of(key)); }
   void erase(const std::string& key) override { std::filesystem::remove(path_of(key)); }
 

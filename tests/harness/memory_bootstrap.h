@@ -10,7 +10,7 @@
 
 namespace weft::harness {
 
-class MemoryBootstrap final : public transport::Bootstrap {
+class MemoryBootstrap : public transport::Bootstrap {
  public:
   void set(const std::string& key, const Bytes& value) override {
     {
@@ -47,6 +47,16 @@ class MemoryBootstrap final : public transport::Bootstrap {
   bool exists(const std::string& key) override {
     std::lock_guard lock(mutex_);
     return values_.contains(key);
+  }
+  bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = values_.find(key);
+      if (found == values_.end() ? !expected.empty() : found->second != expected) return false;
+      values_[key] = desired;
+    }
+    changed_.notify_all();
+    return true;
   }
   void erase(const std::string& key) override {
     std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/rpc/core.h>
 #include <weft/tests/engine/rpc/workers.h>
 
 namespace lives {
@@ -82,10 +83,17 @@ TEST(AgentLife, RB040_041_WorkersMayComeLaterAndGo) {
     EXPECT_EQ(first.workers().size(), 2U);
     second.shutdown();
   }
-  // Its connection may end a moment later.
-  while (error_of([&] { first.sync<&lives::pause>("worker1", 0); }).blame() == Blame::PeerLost) {
+  // Before and after its connection has ended, by whatever it is named.
+  for (const rpc::Destination& left :
+       {rpc::Destination("worker1"), rpc::Destination(1), rpc::Destination(rpc::WorkerInfo{"worker1", 1})}) {
+    EXPECT_EQ(error_of([&] { first.sync<&lives::pause>(left, 0); }).blame(), Blame::PeerLost);
   }
-  EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker1", 0); }).blame(), Blame::Caller);
+  EXPECT_TRUE(harness::comes_true([&] {
+    const auto error = error_of([&] { first.sync<&lives::pause>("worker1", 0); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+    return error.text().find("worker1 (rank 1) has left") != std::string::npos;
+  }));
+  EXPECT_EQ(error_of([&] { first.sync<&lives::pause>("worker3", 0); }).blame(), Blame::Caller) << "it never was there";
   first.shutdown();
 }
 
@@ -108,17 +116,22 @@ class HeldStore : public c10d::HashStore {
     return changed_.wait_for(lock, 30s, [&] { return asked_; });
   }
   std::int64_t add(const std::string& key, std::int64_t value) override {
-    std::unique_lock lock(mutex_);
-    if (value == 0 && held_ && key.ends_with("joined")) {
-      asked_ = true;
-      changed_.notify_all();
-      if (!changed_.wait_for(lock, 10s, [&] { return !held_; })) waited_too_long_ = true;
-    }
-    lock.unlock();
+    if (value == 0 && key.ends_with("joined")) wait_while_held();
     return c10d::HashStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    if (keys.front().find("worker/") != std::string::npos) wait_while_held();
+    return c10d::HashStore::check(keys);
   }
 
  private:
+  void wait_while_held() {
+    std::unique_lock lock(mutex_);
+    if (!held_) return;
+    asked_ = true;
+    changed_.notify_all();
+    if (!changed_.wait_for(lock, 10s, [&] { return !held_; })) waited_too_long_ = true;
+  }
   std::mutex mutex_;
   std::condition_variable changed_;
   bool held_ = false, asked_ = false, waited_too_long_ = false;
@@ -144,7 +157,7 @@ TEST(AgentLife, AStoreThatDoesNotAnswerHoldsUpNobodysCalls) {
   first.leave();
 }
 
-// Nor where the first has never heard of the owner of a reference that it is given.
+// Nor where the first has to look up the owner of a reference that it is given.
 TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
   const auto store = c10::make_intrusive<HeldStore>();
   const auto join = [&](int rank) {
@@ -154,6 +167,10 @@ TEST(AgentLife, AReferenceToAWorkerThatIsNotKnownHoldsUpNobodysCalls) {
   EXPECT_EQ(second.sync<&lives::number>(0, 1), 1);
   const auto value = second.remote<&lives::made>(2);
   EXPECT_EQ(value.to_here().numel(), 2);
+  // As when its connection has ended.
+  const auto core = rpc::detail::CoreCalls::of(first);
+  EXPECT_TRUE(harness::comes_true([&] { return core->directory().known(2).has_value(); }));
+  core->directory().forget(2);
   store->hold();
   const auto given = second.async<&lives::keep_given>(0, value);
   EXPECT_TRUE(store->wait_until_asked());
@@ -204,17 +221,46 @@ TEST(AgentLife, WhatIsSentAgainKeepsNoAgent) {
   EXPECT_TRUE(core.expired());
 }
 
-TEST(AgentLife, RE032_OpenJobsNeedARankWhereverTheyMeet) {
+TEST(AgentLife, WithoutARankTakesAFreeOne) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_EQ(error_of([&] { rpc::init("a", {.store = store}); }).blame(), Blame::Caller);
+  const auto join = [&](const std::string& name, std::optional<int> rank = std::nullopt) {
+    return rpc::init(name, {.rank = rank, .store = store, .transports = {"inproc"}});
+  };
+  rpc::Agent second = join("second");
+  EXPECT_EQ(second.self().rank, 1) << "0 is for a worker that asks for it";
+  rpc::Agent first = join("first", 0), fourth = join("fourth", 3), third = join("third"), fifth = join("fifth");
+  EXPECT_EQ(third.self().rank, 2);
+  EXPECT_EQ(fifth.self().rank, 4);
+  EXPECT_EQ(first.sync<&lives::number>("fifth", 4), 4);
+  EXPECT_EQ(fifth.sync<&lives::number>(1, 4), 4);
+  second.leave();
+  third.leave();
+  rpc::Agent again = join("third"), other = join("other");
+  EXPECT_EQ(again.self().rank, 2) << "the rank that its name had";
+  EXPECT_EQ(other.self().rank, 1) << "the lowest";
+  EXPECT_EQ(first.sync<&lives::number>("third", 5), 5);
+  const auto error = error_of([&] { join("third"); });
+  EXPECT_EQ(error.blame(), Blame::Caller);
+  EXPECT_NE(error.text().find("the name 'third' is not unique"), std::string::npos) << error.text();
+  EXPECT_EQ(first.workers().size(), 5U) << "who was refused is not there";
+  for (rpc::Agent* agent : {&fourth, &fifth, &again, &other, &first}) agent->leave();
+}
+
+TEST(AgentLife, WithoutARankNeedsAStoreThatAnotherHosts) {
   // env:// reads a rank of its own where there is one.
   ::unsetenv("RANK");
+  const auto error = error_of([&] { rpc::init("a", {.init_method = "tcp://127.0.0.1:1", .timeout = 1s}); });
+  EXPECT_NE(error.text().find("which the worker that is given rank 0 hosts"), std::string::npos) << error.what();
+  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "env://", .timeout = 1s}); }).blame(), Blame::Caller);
+  EXPECT_EQ(error_of([&] { rpc::init("a", {.init_method = "tcp://239.1.1.1:7000", .timeout = 1s}); }).blame(),
+            Blame::Caller);
   const std::string file = "file://" + testing::TempDir() + "/weft_open_job_" + std::to_string(::getpid());
-  for (const std::string method : {"tcp://127.0.0.1:1", "env://", file.c_str()}) {
-    const auto error = error_of([&] { rpc::init("a", {.init_method = method, .timeout = 1s}); });
-    EXPECT_EQ(error.blame(), Blame::Caller) << method << ": " << error.what();
-    EXPECT_NE(error.text().find("rank"), std::string::npos) << method << ": " << error.what();
-  }
+  rpc::Agent first = rpc::init("a", {.init_method = file, .transports = {"inproc"}});
+  rpc::Agent second = rpc::init("b", {.init_method = file, .transports = {"inproc"}});
+  EXPECT_EQ(first.self().rank + second.self().rank, 3);
+  EXPECT_EQ(first.sync<&lives::number>("b", 3), 3);
+  second.leave();
+  first.leave();
 }
 
 // What such workers number would be others', whose rank is the same modulo 65536.

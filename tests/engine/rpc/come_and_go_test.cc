@@ -137,13 +137,19 @@ TEST(Successor, IsNotTakenForTheOwnerOfWhatItsPredecessorOwned) {
       EXPECT_NE(error.text().find("has left"), std::string::npos) << use << ": " << error.text();
     }
     if (has_other_name) {  // else it is the same worker, again
-      for (const auto& who : {info, rpc::WorkerInfo{"nobody", 1}}) {
-        const std::vector<std::function<void()>> names{[&] { first.sync<&refs::number>(who, 1); },
-                                                       [&] { first.worker(who); }};
+      struct Named {
+        rpc::WorkerInfo who;
+        Blame blame;
+        std::string text;
+      };
+      for (const Named& named : {Named{info, Blame::PeerLost, "owner (rank 1) has left"},
+                                 Named{{"nobody", 1}, Blame::Caller, "nobody (rank 1) cannot be found"}}) {
+        const std::vector<std::function<void()>> names{[&] { first.sync<&refs::number>(named.who, 1); },
+                                                       [&] { first.worker(named.who); }};
         for (const auto& name : names) {
           const auto error = harness::error_of(name);
-          EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
-          EXPECT_NE(error.text().find(who.name + " (rank 1) cannot be found"), std::string::npos) << error.text();
+          EXPECT_EQ(error.blame(), named.blame) << error.text();
+          EXPECT_NE(error.text().find(named.text), std::string::npos) << error.text();
         }
       }
     }

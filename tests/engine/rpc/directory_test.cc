@@ -57,5 +57,121 @@ TEST(Directory, WhoComesAgainMakesTheListOfThoseThatCameNoLonger) {
   EXPECT_EQ(store->add("joined", 0), 2);
 }
 
+std::optional<Error> gone(const WorkerEntry&, Deadline) { return Error(Blame::PeerLost, "nobody listens"); }
+std::optional<Error> lives(const WorkerEntry&, Deadline) { return std::nullopt; }
+
+TEST(Directory, GivesTheRankAndNameOfALostWorkerToTheNext) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+  auto asks = directory_of(store, {"asks", 0});
+  asks.join({}, {}, deadline);
+  auto killed = directory_of(store, {"actor", -1});
+  killed.join({}, {}, deadline, gone);
+  EXPECT_EQ(killed.self().rank, 1);
+  const auto first = asks.recipient("actor");
+  for (const int rank : {-1, 1, 5}) {  // the same name; the same rank; the same name elsewhere
+    auto refused = directory_of(store, {rank == 1 ? "other" : "actor", rank});
+    EXPECT_THROW(refused.join({}, {}, deadline, lives), Error) << rank;
+    refused.leave();
+  }
+  EXPECT_EQ(asks.workers().size(), 2U);
+  auto next = directory_of(store, {"actor", -1});
+  EXPECT_EQ(next.join({}, {}, deadline, gone), 1);
+  EXPECT_EQ(next.self().rank, 1);
+  EXPECT_EQ(asks.workers().size(), 2U);
+  EXPECT_FALSE(asks.declare_lost(1, 0, "again")) << "it has been";
+  killed.leave();  // which it does when it wakes: what it had is another's
+  asks.forget(1);
+  EXPECT_EQ(asks.recipient("actor").life, 1);
+  EXPECT_THROW(asks.find(first), NotThere);
+  auto elsewhere = directory_of(store, {"actor", 5});
+  EXPECT_EQ(elsewhere.join({}, {}, deadline, gone), 1) << "a worker that was refused had the rank first";
+  EXPECT_EQ(asks.look(1)->standing, static_cast<int>(Standing::Lost));
+  EXPECT_EQ(asks.workers().size(), 2U);
+  elsewhere.leave();
+  asks.leave();
+}
+
+TEST(Directory, TakesWhatAWorkerHadThatWasKilledWhileItJoined) {
+  const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+  // Each step of joining is the last that a worker takes.
+  class Ends final : public harness::MemoryBootstrap {
+   public:
+    long left = 1000;
+    void set(const std::string& key, const Bytes& value) override {
+      count();
+      MemoryBootstrap::set(key, value);
+    }
+    long add(const std::string& key, long amount) override {
+      count();
+      return MemoryBootstrap::add(key, amount);
+    }
+    bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+      count();
+      return MemoryBootstrap::compare_set(key, expected, desired);
+    }
+
+   private:
+    void count() {
+      if (left-- <= 0) throw Error(Blame::PeerLost, "it was killed");
+    }
+  };
+  bool has_joined = false;
+  for (long steps = 0; !has_joined; ++steps) {
+    const auto store = std::make_shared<Ends>();
+    auto stays = directory_of(store, {"stays", 0});
+    stays.join({}, {}, deadline);
+    store->left = steps;
+    auto killed = directory_of(store, {"actor", -1});
+    try {
+      killed.join({}, {}, deadline, gone);
+      has_joined = true;
+    } catch (const Error&) {
+    }
+    store->left = 1000;
+    auto next = directory_of(store, {"actor", -1});
+    EXPECT_GE(next.join({}, {}, deadline, gone), 0) << steps;
+    EXPECT_EQ(next.self().rank, 1) << steps;
+    EXPECT_EQ(stays.workers().size(), 2U) << steps;
+    EXPECT_EQ(stays.recipient("actor").rank, 1) << steps;
+    // And what comes next finds all announced.
+    auto third = directory_of(store, {"third", -1});
+    third.join({}, {}, deadline, gone);
+    EXPECT_EQ(third.self().rank, 2) << steps;
+  }
+}
+
+TEST(Directory, KnowsWhatHasLeftFromWhatNeverWasThere) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+  auto asks = directory_of(store, {"asks", 0});
+  asks.join({}, {}, deadline);
+  auto moves = directory_of(store, {"moves", 1});
+  moves.join({}, {}, deadline);
+  moves.leave();
+  const auto blame_of = [&](const auto& who) {
+    try {
+      asks.recipient(who);
+    } catch (const NotThere& error) {
+      return error.blame();
+    }
+    return Blame::Busy;
+  };
+  const auto expect = [&](Blame of_name, Blame of_rank) {
+    EXPECT_EQ(blame_of(std::string("moves")), of_name);
+    EXPECT_EQ(blame_of(WorkerInfo{"moves", 1}), of_name);
+    EXPECT_EQ(blame_of(1), of_rank);
+    EXPECT_EQ(blame_of(std::string("nobody")), Blame::Caller);
+    EXPECT_EQ(blame_of(WorkerInfo{"nobody", 1}), Blame::Caller);
+    EXPECT_EQ(blame_of(2), Blame::Caller);
+  };
+  expect(Blame::PeerLost, Blame::PeerLost);
+  auto other = directory_of(store, {"other", 1});
+  other.join({}, {}, deadline);
+  expect(Blame::PeerLost, Blame::Busy);  // the rank is there
+  EXPECT_TRUE(asks.declare_lost(1, 1, "it was killed"));
+  expect(Blame::PeerLost, Blame::PeerLost);
+}
+
 }  // namespace
 }  // namespace weft::rpc

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/types.h>
 
+#include <weft/engine/rref/control.h>
 #include <weft/tests/engine/rpc/stranger.h>
 #include <weft/tests/engine/rpc/workers.h>
 
@@ -390,6 +391,19 @@ TEST_P(ForeignCalls, OfNoWorkersRankAreRefused) {
     stranger.greet(agent, rank);
     EXPECT_TRUE(stranger.is_refused()) << rank;
   }
+}
+
+// As a worker does that wants a name which is taken. It is told that the holder lives; nothing else is taken from it.
+TEST_P(ForeignCalls, OfWhoAsksForASignOfLifeAreRefused) {
+  Stranger stranger(agent, GetParam());
+  stranger.greet(agent, rpc::kAsksForSign);
+  const auto said = stranger.next();
+  ASSERT_TRUE(said);
+  EXPECT_EQ(said->head.kind, rpc::FrameKind::Reply);
+  EXPECT_EQ(said->head.call, 1U);
+  stranger.call<&rref::internal::alive>(2, rpc::MessageKind::Shutdown);
+  EXPECT_TRUE(stranger.is_refused());
+  EXPECT_EQ(agent.debug_info().calls_served, 0U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rpc, ForeignCalls, testing::Values("inproc", "shm", "tcp"),

@@ -38,6 +38,9 @@ class ChangingStore final : public Bootstrap {
   }
   Bytes get(const std::string& key, Deadline deadline) override { return inner_.get(key, deadline); }
   long add(const std::string& key, long amount) override { return inner_.add(key, amount); }
+  bool compare_set(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    return inner_.compare_set(key, expected, desired);
+  }
   bool exists(const std::string& key) override { return inner_.exists(key); }
   void erase(const std::string& key) override { inner_.erase(key); }
 
