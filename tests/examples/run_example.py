@@ -218,6 +218,17 @@ def reinforcement_learning():  # RB-051 of the behaviours
     expect(found and float(found.group(1)) >= 150, "the pole was not balanced", output)
 
 
+def lost_actors():
+    outputs = [subprocess.run([PROGRAM, *more, *EXTRA], capture_output=True, text=True, timeout=100) for more in ([], ["--kills", "0"])]
+    for output in outputs:
+        expect(output.returncode == 0, f"exit {output.returncode}", output.stdout + output.stderr)
+    rewards = [re.findall(r"update +\d+: mean reward +([0-9.]+),", output.stdout) for output in outputs]
+    expect(len(rewards[0]) > 2 and float(rewards[0][-1]) >= 120 > 60 > float(rewards[0][0]), "the reward did not rise", outputs[0].stdout)
+    expect(rewards[0] == rewards[1], "without kills the rewards are others", outputs[0].stdout + outputs[1].stdout)
+    told = re.search(r"; (\d+) actors were killed and came back, (\d+) losses were told", outputs[0].stdout)
+    expect(told and told.group(1) == told.group(2) and int(told.group(1)) > 3, "not each kill was told", outputs[0].stdout)
+
+
 def collectives():
     output = run(3)
     wanted = """\
