@@ -600,9 +600,10 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
     slow = ledger_->await_others(known, Deadline::sooner(deadline, patience.next()));
     if (slow.empty() || deadline.passed()) break;
     if (!patience.is_over()) continue;
-    log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
-              " to leave group '" + options.name + "': " + who_have(slow) +
-              " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
+    log::warn(
+        "rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) + " to leave group '" +
+        options.name + "': " + who_have(slow) +
+        " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
   }
   if (!own.empty()) {
     return Error(Blame::Timeout, "leaving " + place() + ": " + own + ", which not all ranks have joined, has not ended " +

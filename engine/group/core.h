@@ -267,7 +267,7 @@ struct Core : std::enable_shared_from_this<Core> {
     int peer = -1;             // of a message
     Waits::Clock::time_point since;
   } last_;
-  std::optional<std::string> absent_;  // who did not come to the operation whose time-out broke the group; error_mutex_
+  std::optional<Waits::Absent> absent_;  // who did not come to the operation whose time-out broke the group; error_mutex_
   std::mutex error_mutex_;
   std::condition_variable broken_changed_;
   std::optional<Error> broken_;  // within self()

@@ -304,17 +304,17 @@ Error Core::with_hint(const Error& error) const {
 
 Error Core::with_absent(const Error& timeout, const Waits::Wait& wait) {
   if (timeout.blame() != Blame::Timeout || options.job->loop->inside() || Op::ending()) return timeout;
-  std::optional<std::string> known;
+  std::optional<Waits::Absent> known;
   {
     std::lock_guard lock(error_mutex_);
     known = absent_;
   }
-  const std::string absent = known ? *known : options.job->waits->who_kept(options.name, wait);
+  const Waits::Absent absent = known ? *known : options.job->waits->who_kept(options.name, wait);
   std::lock_guard lock(error_mutex_);
   if (!absent_) absent_ = absent;
   const auto with = [&](const Error& error) {
-    const bool says = absent.empty() || error.text().find(absent) != std::string::npos;
-    return says ? error : Error(error.blame(), error.text() + "; " + absent, error.place());
+    if (absent.text.empty() || error.text().find(absent.text) != std::string::npos) return error;
+    return error.with_text(error.text() + "; " + absent.text).with_ranks(absent.ranks);
   };
   if (broken_ && broken_->blame() == Blame::Timeout) broken_ = with(*broken_);
   return with(timeout);

@@ -123,8 +123,7 @@ ProcessGroup Core::new_group(const std::vector<int>& ranks, const ProcessGroupOp
     const std::vector<int> living = living_ranks();
     for (const int rank : ranks) {
       if (std::find(living.begin(), living.end(), rank) != living.end()) continue;
-      throw Error(Blame::PeerLost,
-                  loss->text() + " (new_group names rank " + std::to_string(rank) + ", which is not there)");
+      throw loss->with_text(loss->text() + " (new_group names rank " + std::to_string(rank) + ", which is not there)");
     }
   }
   // After all checks: a rank that was mistaken calls again, and is in step. Counted by members, so that those who are none

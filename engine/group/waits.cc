@@ -299,11 +299,15 @@ std::vector<std::string> Waits::waiting_for(const std::string& group) {
   return lines;
 }
 
-std::string Waits::who_kept(const std::string& group, const Wait& wait) {
+Waits::Absent Waits::who_kept(const std::string& group, const Wait& wait) {
   const auto source = source_of(group);
-  if (!source) return "";
+  if (!source) return {};
   const Answers answers = ask(group);
-  return joined(blame(wait, source->rank, static_cast<int>(source->members.size()), answers));
+  const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
+  Absent absent;
+  for (const Blamed& one : blamed) absent.ranks.push_back(one.rank);
+  absent.text = joined(blamed);
+  return absent;
 }
 
 // --- saying so -------------------------------------------------------------------------------------------------------

@@ -75,9 +75,13 @@ class Waits : public std::enable_shared_from_this<Waits> {
   // One line for each operation and meeting of the group in which this rank waits, and each rank that it waits for there.
   // Blocks as ask().
   std::vector<std::string> waiting_for(const std::string& group);
-  // Which ranks have not come to an operation that has run out of time, as a list for a message; empty where all have, or
-  // nobody knows. Blocks as ask().
-  std::string who_kept(const std::string& group, const Wait& wait);
+  // Which ranks of the group have not come to an operation that has run out of time, and a text that says so; empty where
+  // all have, or nobody knows. Blocks as ask().
+  struct Absent {
+    std::vector<int> ranks;
+    std::string text;
+  };
+  Absent who_kept(const std::string& group, const Wait& wait);
   const WaitReports& reports() const { return reports_; }
 
   // A thread that waits for other ranks to come to a meeting over the store, and looks there again and again.

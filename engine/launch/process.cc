@@ -98,6 +98,15 @@ std::vector<pid_t> Children::reached() const {
   return reached;
 }
 
+// One look at /proc may miss a process whose parent ends meanwhile: it was read below that, and is adopted by then.
+bool Children::have_ended() const {
+  constexpr int kLooks = 3;
+  for (int look = 0; look < kLooks; ++look) {
+    if (!reached().empty()) return false;
+  }
+  return true;
+}
+
 // A child that was added and has ended, or process 0.
 Children::Ended Children::reap() {
   if (reach_ != Reach::Children) {
@@ -155,7 +164,7 @@ int Children::signal_who_catch(int number) const {
 
 void Children::end_all(std::chrono::milliseconds grace, const std::function<bool()>& hurry,
                        const std::function<void()>& meanwhile) {
-  if (reached().empty()) return;
+  if (have_ended()) return;
   signal_all(SIGTERM);
   signal_all(SIGCONT);  // a stopped process sees no SIGTERM
   const auto wait_a_moment = [&](std::chrono::milliseconds longest) {
@@ -172,10 +181,10 @@ void Children::end_all(std::chrono::milliseconds grace, const std::function<bool
   };
   const Deadline deadline = Deadline::in(grace);
   const auto is_over = [&] { return deadline.passed() || (hurry && hurry()); };
-  while (!reached().empty() && !is_over()) wait_a_moment(deadline.remaining());
+  while (!have_ended() && !is_over()) wait_a_moment(deadline.remaining());
   // What a child has started may be somebody else's (sudo) and stay.
   const Deadline last = Deadline::in(std::chrono::seconds(5));
-  while (!processes_.empty() || (!reached().empty() && !last.passed())) {
+  while (!processes_.empty() || (!have_ended() && !last.passed())) {
     signal_all(SIGKILL);
     wait_a_moment(std::chrono::seconds(1));
   }

@@ -41,6 +41,8 @@ class Children {
   const std::vector<pid_t>& running() const { return processes_; }
   // The same, and what they have started, as far as this object reaches.
   std::vector<pid_t> reached() const;
+  // Whether none of those runs any more.
+  bool have_ended() const;
   struct Ended {
     pid_t process = 0;
     int status = 0;  // or kTakenStatus

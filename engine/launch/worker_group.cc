@@ -245,8 +245,8 @@ void WorkerGroup::end_on_signal(int number) {
   ask_for_dumps();
   if (signal_of_terminal == 0) children_.signal_all(number);
   const Deadline deadline = Deadline::in(grace());
-  while (!children_.reached().empty() && !deadline.passed() && is_hurried == 0) wait_for_end();
-  if (is_hurried != 0 && !children_.reached().empty()) std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
+  while (!children_.have_ended() && !deadline.passed() && is_hurried == 0) wait_for_end();
+  if (is_hurried != 0 && !children_.have_ended()) std::fprintf(stderr, "weft-run: and by Ctrl-C: they are killed\n");
   end_children(milliseconds(500));
   forward_output(milliseconds(0));
 }
@@ -254,7 +254,7 @@ void WorkerGroup::end_on_signal(int number) {
 void WorkerGroup::clean_up() {
   forward_output(milliseconds(0));
   for (const Deadline deadline = Deadline::in(std::chrono::seconds(1)); !deadline.passed() && is_hurried == 0;) {
-    if (children_.reached().empty()) break;
+    if (children_.have_ended()) break;
     forward_output(milliseconds(10));
   }
   if (const auto left = children_.reached().size(); left > 0) {

@@ -68,9 +68,8 @@ auto on_all(const char* name, const Call& call) {
   } catch (const Error& error) {
     const bool has_left = error.blame() == Blame::PeerLost && error.text().find(" left group ") != std::string::npos;
     if (error.blame() != Blame::Timeout && !has_left) throw;
-    throw Error(error.blame(),
-                error.text() + "; all ranks of the group must call " + name + ", also those that do not touch the file",
-                error.place());
+    throw error.with_text(error.text() + "; all ranks of the group must call " + name +
+                          ", also those that do not touch the file");
   }
 }
 

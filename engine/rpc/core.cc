@@ -85,8 +85,9 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
   // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
   const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
   const long announcements = parts_.world_size ? 0 : announced(*parts_.store);
-  life_ = directory_.join(offers, device_offers, deadline,
-                          [this](const Directory::Entry& worker, Deadline limit) { return knock(worker, limit); });
+  life_ = directory_.join(
+      offers, device_offers, deadline,
+      [this](const Directory::Entry& worker, Deadline limit) { return knock(worker, limit); }, parts_.options.wait_reports);
   if (parts_.self.rank < 0) {
     parts_.self = directory_.self();
     member_ = trace::Member::join({"agent", parts_.self.name, parts_.self.rank, {}});

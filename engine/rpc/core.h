@@ -182,8 +182,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Future<Outcome> join_shutdown(int rank, Deadline limit);
   // Says, each time that it is due, which workers wait in shutdown() while this one has not called it. On the loop.
   void report_awaited();
-  // The workers that have not called shutdown() yet, and their ranks.
-  std::string missing_from_shutdown(std::vector<int>* ranks = nullptr);
+  // The workers that have not called shutdown() yet.
+  std::vector<int> missing_from_shutdown() const;
+  std::string names_of(const std::vector<int>& ranks) const;
   void leave() noexcept;
   // Dropped when the agent has left, which may wait for what that does.
   void keep_until_left(std::shared_ptr<const void> kept);

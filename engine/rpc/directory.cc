@@ -136,7 +136,7 @@ std::string Directory::token(Deadline deadline) {
 }
 
 Life Directory::join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-                     Deadline deadline, const Claims::Ask& ask) {
+                     Deadline deadline, const Claims::Ask& ask, const WaitReports& reports) {
   const std::string other = size_ ? "kind/open" : "kind/fixed";
   store_->add(size_ ? "kind/fixed" : "kind/open", 1);
   counted_ = true;
@@ -162,9 +162,10 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   }
   store_->set(slot(self_.rank), written(record));
   Entries all;
+  Patience patience(reports);
   for (int rank = 0; rank < *size_; ++rank) {
     try {
-      all.add(rank, entry_of(read_record(store_->get(slot(rank), deadline))));
+      all.add(rank, entry_of(read_record(published_by(rank, deadline, patience))));
     } catch (const Error& error) {
       throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " +
                          std::to_string(*size_));
@@ -222,6 +223,28 @@ std::vector<KnownDevices> Directory::known_devices() const {
 std::vector<int> Directory::gpus() const { return gpus_used(self_.name, known_devices()); }
 
 // Rank 0 may host the store, and must not end before the others have what they need of it.
+transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline, Patience& patience) {
+  for (;;) {
+    try {
+      return store_->get(slot(rank), Deadline::sooner(deadline, patience.next()));
+    } catch (const Error& error) {
+      if (error.blame() != Blame::Timeout || deadline.passed()) throw;
+    }
+    if (!patience.is_over()) continue;
+    std::vector<int> missing;
+    for (int other = 0; other < *size_; ++other) {
+      const bool is_here = store_->exists(slot(other));
+      if (is_here && other < self_.rank) break;  // that one speaks
+      if (!is_here) missing.push_back(other);
+      if (other + 1 < *size_ || missing.empty()) continue;
+      log::warn("worker '" + self_.name + "' (rank " + std::to_string(self_.rank) + ") has waited " +
+                describe_wait(patience.waited()) + " in rpc::init: " + ranks_text(missing) +
+                (missing.size() == 1 ? " has" : " have") + " not come; all " + std::to_string(*size_) +
+                " workers must be started, with the same address and world size");
+    }
+  }
+}
+
 void Directory::wait_until_all_have_read(Deadline deadline) {
   long read = store_->add("read", 1);
   if (self_.rank != 0) return;

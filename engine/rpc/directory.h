@@ -67,7 +67,7 @@ class Directory {
   // a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have none, and for
   // device maps that do not fit the workers (where these come and go: those that are there); Timeout naming who is missing.
   Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
-            Deadline deadline, const Claims::Ask& ask = {});
+            Deadline deadline, const Claims::Ask& ask = {}, const WaitReports& reports = {});
   // This worker, with the rank that it has.
   WorkerInfo self() const;
   // Takes it out again, where workers come and go.
@@ -97,6 +97,8 @@ class Directory {
 
  private:
   Life join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
+  // What the worker of that rank has published. Says, when it is due, who has not come, where this is the first that has.
+  transport::Bootstrap::Bytes published_by(int rank, Deadline deadline, Patience& patience);
   void wait_until_all_have_read(Deadline deadline);
   std::set<int> ever_joined();
   std::map<int, WorkerRecord> read_all();

@@ -80,17 +80,15 @@ Future<Outcome> AgentCore::join_shutdown(int rank, Deadline limit) {
 }
 
 void AgentCore::report_awaited() {
-  std::string waiting;
+  std::vector<int> ranks;
   {
     std::lock_guard lock(mutex_);
     if (shutdown_began_ || closed_ || shutting_down_.empty()) return awaited_here_.reset();
-    for (const auto& [rank, joins] : shutting_down_) {
-      waiting += (waiting.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
-    }
+    for (const auto& [rank, joins] : shutting_down_) ranks.push_back(rank);
   }
   if (awaited_here_->is_over()) {
-    log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " + waiting + " for " +
-              describe(parts_.self) + ", which has not called it" + kAllCall);
+    log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " + names_of(ranks) +
+              " for " + describe(parts_.self) + ", which has not called it" + kAllCall);
   }
   if (awaited_here_->next().is_never()) return;
   reports_awaited_ = loop_->at(awaited_here_->next(), [weak = weak_from_this()] {
@@ -98,13 +96,17 @@ void AgentCore::report_awaited() {
   });
 }
 
-std::string AgentCore::missing_from_shutdown(std::vector<int>* ranks) {
+std::string AgentCore::names_of(const std::vector<int>& ranks) const {
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + name_of(rank);
+  return names;
+}
+
+std::vector<int> AgentCore::missing_from_shutdown() const {
   std::lock_guard lock(mutex_);
-  std::string missing;
+  std::vector<int> missing;
   for (int rank = 1; rank < *parts_.world_size; ++rank) {
-    if (shutting_down_.contains(rank)) continue;
-    missing += (missing.empty() ? "" : ", ") + describe(directory_.find(rank).worker);
-    if (ranks != nullptr) ranks->push_back(rank);
+    if (!shutting_down_.contains(rank)) missing.push_back(rank);
   }
   return missing;
 }
@@ -231,7 +233,7 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) + " in shutdown(): " + why);
   };
   while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) && !deadline.passed()) {
-    say(missing_from_shutdown() + " has not called it" + kAllCall);
+    say("shutdown() has not been called by " + names_of(missing_from_shutdown()) + kAllCall);
   }
   if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
   std::optional<int> lost;
@@ -242,9 +244,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   std::optional<Error> gone;
   if (lost) gone = why_gone(*lost);
   if (gone && gone->blame() == Blame::PeerLost) throw Error(*gone);
-  std::vector<int> ranks;
-  if (const std::string missing = missing_from_shutdown(&ranks); !missing.empty()) {
-    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + missing).with_ranks(ranks);
+  if (const auto missing = missing_from_shutdown(); !missing.empty()) {
+    throw Error(Blame::Timeout, "not in time: shutdown() has not been called by " + names_of(missing)).with_ranks(missing);
   }
   if (gone) throw Error(*gone);
   std::vector<Activity> before;

@@ -98,7 +98,8 @@ void AgentCore::asked_whether_alive(const Recipient& asked, const std::exception
   crew_->recall();  // who waits in shutdown() for it
   if (parts_.world_size) {
     const Error lost(Blame::PeerLost, name_of(rank) + " is lost: it gives no sign of life: " + why_not->text());
-    if (is_news && news_.add_lost(directory_.find(rank).worker, lost)) tell_news();
+    const auto known = directory_.known(rank);  // a stranger may have given a rank that nobody has
+    if (is_news && known && news_.add_lost(*known, lost)) tell_news();
   } else if (const auto present = present_.find(rank); present && has_life && present->life == asked.life && !failed_here) {
     // Where it is known to be gone, the others know as well: it has left, or somebody was faster.
     if (is_gone) return;

@@ -21,12 +21,12 @@ TEST(Error, SaysBlameAndPlace) {
 }
 
 TEST(Error, KeepsBlamePlaceAndCodeWithinAContext) {
-  const Error inner = system_error(Blame::Busy, "open", EMFILE);
+  const Error inner = system_error(Blame::Busy, "open", ENOMEM);
   const Error outer = inner.within("joining group 'a'");
   EXPECT_EQ(outer.blame(), Blame::Busy);
-  EXPECT_EQ(outer.native_code(), EMFILE);
+  EXPECT_EQ(outer.native_code(), ENOMEM);
   EXPECT_EQ(outer.place().line, inner.place().line);
-  EXPECT_EQ(outer.text(), "joining group 'a': open: Too many open files");
+  EXPECT_EQ(outer.text(), "joining group 'a': open: Cannot allocate memory");
 }
 
 TEST(Error, OfACaughtExceptionKeepsAnErrorAndWrapsOthers) {

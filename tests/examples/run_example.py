@@ -318,6 +318,13 @@ def digits_by_any_transport():
         expect(len(set(ends.values())) == 1, "the transports end at different parameters", str(ends))
 
 
+def is_below(process, ancestor):
+    """Whether the process was started by the other, or below it."""
+    while process > 1 and process != ancestor:
+        process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return process == ancestor
+
+
 def digits_without_a_rank():
     """SIGKILL of one rank in the middle of training: the other ends within 10 s with an error that names it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -333,7 +340,7 @@ def digits_without_a_rank():
             if not entry.name.isdigit():
                 continue
             try:
-                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) != job.pid:
+                if not is_below(int(entry.name), job.pid) or Path(os.readlink(entry / "exe")) != Path(PROGRAM).resolve():
                     continue
                 environment = dict(item.split("=", 1) for item in (entry / "environ").read_text().split("\0") if "=" in item)
                 ranks[int(environment["RANK"])] = int(entry.name)

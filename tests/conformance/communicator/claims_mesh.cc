@@ -1,5 +1,6 @@
 // The claims for every backend that has connections, and so makes its communicator of them, and for "weft", which takes one
-// of those: with threads and with processes as ranks, on host memory. What cannot be opened here is reported by connection_test.
+// of those: with threads and with processes as ranks, on host memory. What cannot be opened here is reported by
+// connection_test.
 #include <cstdlib>
 
 #include <weft/tests/conformance/communicator/host_ranks.h>

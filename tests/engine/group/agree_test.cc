@@ -62,7 +62,7 @@ TEST(Agree, ALongTextArrivesCut) {
     if (group.rank() == 2) failure = Error(Blame::Remote, std::string(1 << 20, 'x'));
     const auto thrown = error_of([&] { agree(group, failure); });
     ASSERT_TRUE(thrown.has_value());
-    EXPECT_EQ(thrown->text(), std::string((16 << 10) - 1, 'x'));
+    EXPECT_EQ(thrown->text(), std::string((16 << 10) - 2, 'x'));
   });
 }
 

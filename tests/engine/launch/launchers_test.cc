@@ -55,8 +55,8 @@ TEST_F(Mpirun, StartsRanksWhoseBackendIsMpi) {
 // One rank of each language; `python` is the rank that runs Python, and rank 0 hosts the store.
 Outcome mixed(int python) {
   return run(path_of("weft-run") + " --no-prefix --nproc-per-node 2 sh -c 'if [ $RANK = " + std::to_string(python) +
-             " ]; then exec " + path_of("python") + " " + path_of("sources") + "/join_and_reduce.py; else exec env WEFT_BACKEND=gloo " +
-             path_of("join_and_reduce") + "; fi'");
+             " ]; then exec " + path_of("python") + " " + path_of("sources") +
+             "/join_and_reduce.py; else exec env WEFT_BACKEND=gloo " + path_of("join_and_reduce") + "; fi'");
 }
 
 TEST(PythonAndCpp, MeetInOneJobWhereCppHostsTheStore) {

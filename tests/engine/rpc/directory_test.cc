@@ -1,9 +1,14 @@
 // What the job's store holds of workers that come and go.
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/rpc/directory.h>
 #include <weft/tests/harness/memory_bootstrap.h>
 
@@ -37,6 +42,36 @@ TEST(Directory, FindsByNameWhoIsThereNow) {
   second.leave();
   EXPECT_THROW(asks.recipient("moves"), NotThere);
   EXPECT_EQ(asks.known(1)->name, "other");
+}
+
+TEST(Directory, TheFirstOfThoseThatHaveComeSaysWhoHasNot) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> lines;
+  const log::Capture capture([&](LogLevel level, std::string_view line) {
+    if (level != LogLevel::Warn) return;
+    {
+      std::lock_guard lock(mutex);
+      lines.emplace_back(line);
+    }
+    changed.notify_all();
+  });
+  std::vector<std::thread> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.emplace_back([&, rank] {
+      if (rank == 1) {
+        std::unique_lock lock(mutex);
+        EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !lines.empty(); }));
+      }
+      Directory directory(store, {"worker" + std::to_string(rank), rank}, 3, /*has_secret=*/false, {});
+      directory.join({}, {}, Deadline::in(std::chrono::seconds(30)), {}, {std::chrono::milliseconds(100)});
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("worker 'worker0' (rank 0) has waited"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("rank 1 has not come; all 3 workers must be started"), std::string::npos) << lines[0];
 }
 
 // Everybody reads the list when it looks for a worker that it does not know.
