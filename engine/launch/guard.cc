@@ -37,6 +37,8 @@ int run_guarded(const std::function<int()>& job) {
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   const pid_t self = ::getpid();
+  // Before there is a child: it may have started ranks, and be killed, before this process runs again.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t child = ::fork();
   if (child < 0) {
     std::fprintf(stderr,

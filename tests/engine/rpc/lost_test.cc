@@ -156,8 +156,8 @@ class LostWorker : public testing::TestWithParam<bool> {};
 
 // Each question needs a connection, whose end must not be the reason for another.
 TEST_P(LostWorker, IsAskedAFewTimesAndNoMore) {
+  Links links;  // of open jobs some are made at joining
   auto agents = join_all(2, /*open=*/GetParam());
-  Links links;
   const auto held = agents[1].remote<&refs::number>(0, 4);
   EXPECT_EQ(held.to_here(), 4);
   EXPECT_EQ(agents[0].debug_info().owner_rrefs, 1U);
