@@ -220,11 +220,16 @@ class Learner {
  private:
   void give(const std::string& name, int number, const std::vector<at::Tensor>& weights) {
     idle_.erase(name);
-    agent_.async<&play>(name, weights, number).on_done([this, name, number](const weft::Future<Episode>& played) {
-      std::optional<Episode> episode;
-      if (!played.failed()) episode = played.get();
-      post({name, Event::Played, number, std::move(episode)});
-    });
+    try {
+      agent_.async<&play>(name, weights, number).on_done([this, name, number](const weft::Future<Episode>& played) {
+        std::optional<Episode> episode;
+        if (!played.failed()) episode = played.get();
+        post({name, Event::Played, number, std::move(episode)});
+      });
+    } catch (const weft::Error& error) {
+      if (error.blame() != weft::Blame::PeerLost) throw;
+      post({name, Event::Played, number, {}});  // it is known to be gone
+    }
     if (std::uniform_real_distribution<double>()(random_) >= kills_) return;
     processes_.kill(name);
     ++killed_;

@@ -1,6 +1,7 @@
 // Calls outside of any context, whose gradients go nowhere: one warning in a process, where a backward pass shows that they
 // were wanted. Each worker is a process, since a process warns once.
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +28,11 @@ struct Net {
 void step(std::vector<at::Tensor> weights, std::vector<at::Tensor> gradients) {
   const c10::AutoGradMode no_grad(false);
   for (std::size_t i = 0; i < weights.size(); ++i) weights[i].sub_(gradients[i]);
+}
+
+std::atomic<bool> exposed{false};
+void until_exposed() {
+  while (!exposed) std::this_thread::yield();
 }
 
 }  // namespace outside
@@ -86,7 +92,9 @@ TEST_P(Outside, ABackwardPassIntoAResultWarnsOnce) {
   const auto& [setting, wanted] = GetParam();
   run_workers(setting, [&](rpc::Agent& agent) {
     rpc::expose_script("outside", torch::jit::compile("def twice(x):\n  return x * 2\n"));
+    exposed = true;
     if (agent.self().rank != 0) return;
+    agent.sync<&until_exposed>("worker1");
     const LogWatch& log = LogWatch::current();
     for (int again = 0; again < 3; ++again) {
       const auto x = at::ones({2}, at::kFloat).requires_grad_();
