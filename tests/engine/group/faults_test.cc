@@ -374,9 +374,11 @@ TEST(StoppedRank, CG013_IsNamedByTheMonitoredBarrier) {
     const auto error = error_of([&] { group.monitored_barrier(milliseconds(500)); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
     EXPECT_NE(error.text().find("rank 2 did not come"), std::string::npos) << error.text();
-    // Not before both have been told.
+    // Not before both have been told; and rank 0, which hosts the store, not while the other looks into it.
     group.store()->set("told " + std::to_string(rank), std::vector<std::uint8_t>());
-    group.store()->wait({"told 0", "told 1"});
+    group.store()->wait({rank == 0 ? "told 1" : "told 0"});
+    if (rank == 1) group.store()->set("rank 1 is through", std::vector<std::uint8_t>());
+    if (rank == 0) group.store()->wait({"rank 1 is through"});
     group.abort("rank 2 hangs");  // or leaving would wait for it
   });
   for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "ready");
