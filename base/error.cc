@@ -37,8 +37,12 @@ constexpr int kMostNested = 8;
 
 std::string cut(std::string_view text) {
   if (text.size() <= kMostText) return std::string(text);
-  return std::string(text.substr(0, kMostText)) + "… (the first " + std::to_string(kMostText) + " of " +
-         std::to_string(text.size()) + " bytes)";
+  // Appended, as g++ 12 takes the same by operator+ for a copy out of bounds.
+  std::string shorter;
+  shorter.append(text.substr(0, kMostText));
+  shorter.append("… (the first ").append(std::to_string(kMostText)).append(" of ");
+  shorter.append(std::to_string(text.size())).append(" bytes)");
+  return shorter;
 }
 
 }  // namespace

@@ -130,10 +130,10 @@ void ignore_error(void*, const char*, int) {}
 
 bool write_symbol(backtrace_state* state, Symbol& symbol) noexcept {
   const auto from_lines = [](void* to, std::uintptr_t, const char* file, int line, const char* function) {
-    auto& symbol = *static_cast<Symbol*>(to);
-    symbol.file = file;
-    symbol.line = line;
-    if (function != nullptr) symbol.write(function);
+    auto& found = *static_cast<Symbol*>(to);
+    found.file = file;
+    found.line = line;
+    if (function != nullptr) found.write(function);
     return 0;
   };
   const auto from_symbols = [](void* to, std::uintptr_t, const char* function, std::uintptr_t, std::uintptr_t) {
