@@ -167,12 +167,12 @@ void on_crash(int number, siginfo_t* about, void* context) {
     for (;;) ::pause();  // another thread reports, and ends the process
   }
   for (const int any : kSignals) set_to_default(any);
-  // What was sent is sent again, and arrives when this handler returns; a fault happens again then.
+  // A signal that a process has sent is sent again, and arrives when this handler returns; a fault happens again then.
   if (about->si_code <= 0) ::syscall(SYS_tgkill, ::getpid(), self, number);
   errno = before;
 }
 
-// What is given back when the thread ends.
+// Gives the stack back when the thread ends.
 struct HandlerStack {
   void* memory = nullptr;
   ~HandlerStack() {

@@ -21,8 +21,8 @@ void report_crashes() noexcept;
 // join.
 void prepare_thread() noexcept;
 
-// What else to write after the stack, in a child of the crashed process, which has one thread: other threads may have held
-// locks for ever, and the heap may be damaged. False: it could not. One for the process.
+// Sets a function that writes more after the stack, in a child of the crashed process, which has one thread: other threads
+// may have held locks for ever, and the heap may be damaged. False: it could not. One for the process.
 using AtCrash = bool (*)(const char* reason);
 void at_crash(AtCrash function) noexcept;
 

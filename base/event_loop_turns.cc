@@ -92,7 +92,7 @@ void EventLoop::Inner::call_all_of(const void* awaited) {
   for (auto [next, end] = awaiting.equal_range(awaited); next != end;) call(*(next++)->second);
 }
 
-// Those that have not told what they wait for.
+// Wakes the threads that have not told what they wait for.
 void EventLoop::Inner::call_done() {
   for (auto [next, end] = awaiting.equal_range(nullptr); next != end;) {
     Waiter& waiter = *(next++)->second;

@@ -16,8 +16,8 @@ namespace {
 
 std::atomic<bool> off{false};
 
-// Those that have been locked once, in no order. A table, and no lock of its own: who locks one for the first time may hold
-// others, for which fork() waits.
+// The mutexes that have been locked once, in no order. A table, and no lock of its own: who locks one for the first time
+// may hold others, for which fork() waits.
 constexpr std::size_t kMost = 64;
 constinit std::array<std::atomic<ForkMutex*>, kMost> table{};
 

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// Who holds one may lock those that stand behind it.
+// A thread that holds one may lock those that stand behind it.
 enum class ForkOrder {
   Engine,     // what makes groups and agents
   Transport,  // what connects them

@@ -1,6 +1,6 @@
-// What becomes of objects whose process forks. A child that was forked has a copy of them, but none of the threads that
-// they rely on, and it shares their connections: what it sent there would be taken for its parent's. So it neither uses nor
-// ends them.
+// Tells objects that they are a copy in a forked child. A child that was forked has a copy of them, but none of the threads
+// that they rely on, and it shares their connections: what it sent there would be taken for its parent's. So it neither
+// uses nor ends them.
 #pragma once
 
 #include <memory>

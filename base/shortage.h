@@ -1,4 +1,4 @@
-// What a process can do that has run out of something.
+// Tells a process that has run out of a resource which one, and how to get more.
 #pragma once
 
 #include <string>

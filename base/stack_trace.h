@@ -33,7 +33,7 @@ constexpr std::size_t kMostFrames = 128;
 // The addresses of instructions, the innermost first. From a signal handler they lead on into what the signal interrupted.
 class Stack {
  public:
-  // Of the calling thread. Reads its memory, and crashes where that is damaged.
+  // Unwinds the calling thread. Reads its memory, and crashes where that is damaged.
   Stack() noexcept;
   // Of an instruction that no function has, as after a call of a null pointer, and the address to which it would have
   // returned.

@@ -231,7 +231,7 @@ struct Core : std::enable_shared_from_this<Core> {
   std::string wait_for_own_operations(Deadline deadline);
   void throw_if_left() const;
   void follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done);
-  std::uint64_t begin_collective(const std::string& name);
+  std::uint64_t begin_collective(const char* name);
   // Counts the messages to, or from, a rank with a tag: 1, 2, …
   std::uint64_t next_message(bool is_send, int peer, int tag);
   // What split() makes, the `count`-th of this group.

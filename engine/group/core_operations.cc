@@ -54,6 +54,11 @@ void warn_of_backward_through(const at::Tensor& tensor, const std::string& what)
   });
 }
 
+// With the call of the user that the operation belongs to.
+std::string called_as(const char* name) {
+  return CalledBy::name() == nullptr ? name : std::string(CalledBy::name()) + ": " + name;
+}
+
 }  // namespace
 
 // --- issuing ---------------------------------------------------------------------------------------------------------
@@ -68,10 +73,10 @@ Work Core::issue(Operation operation, const Call& call) {
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(operation.device);
   state->backend = carrier.backend();
-  const std::string name = (CalledBy::name() == nullptr ? "" : std::string(CalledBy::name()) + ": ") + operation.name;
-  const auto number = begin_collective(name);
+  const auto number = begin_collective(operation.name);
   last_ = {operation.name, number, -1, Waits::Clock::now()};
-  state->wait = {.what = name + " #" + std::to_string(number), .since = last_.since, .collective = number};
+  state->wait = {
+      .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
@@ -136,11 +141,11 @@ Work Core::issue(Operation operation, const Call& call) {
 }
 
 // Throws what the ledger does, with the operation that cannot begin.
-std::uint64_t Core::begin_collective(const std::string& name) {
+std::uint64_t Core::begin_collective(const char* name) {
   try {
     return ledger_->begin_collective();
   } catch (const Error& error) {
-    throw error.within(name);
+    throw error.within(called_as(name));
   }
 }
 
