@@ -80,6 +80,7 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
   options.backend = group::backends_of(options.backend);
+  if (group::parse_backends(options.backend).contains(c10::kCUDA)) tensor::prepare_for_cuda();
   const std::string timeline = instruments::timeline_file(options.timeline);
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw Error(Blame::Caller, "the timeout of a process group is " + describe(options.timeout) + "; it must be positive");

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <weft/base/crash.h>
+#include <weft/base/cuda_variables.h>
 #include <weft/base/deadline.h>
 #include <weft/base/descriptor.h>
 #include <weft/base/error.h>
@@ -52,6 +53,7 @@ Error decode(const std::string& report) {
   set("LOCAL_WORLD_SIZE", ranks);
   set("MASTER_PORT", port);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
+  set_cuda_variables();
   setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);  // below torchrun: its agent hosts the store of its own job
   int code = 0;
   const auto fail = [&](const Error& error) {

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <weft/base/cuda_variables.h>
 #include <weft/base/error.h>
 #include <weft/engine/launch/signals.h>
 #include <weft/engine/launch/worker_group.h>
@@ -86,6 +87,7 @@ void WorkerGroup::set_environment(int local) const {
   set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", /*overwrite=*/0);
   ::setenv("WEFT_CRASH_TRACE", "on", /*overwrite=*/0);
+  set_cuda_variables();
   // As torchrun: several ranks on one machine must not each start a thread for every core.
   if (options_.ranks > 1) ::setenv("OMP_NUM_THREADS", "1", /*overwrite=*/0);
   // weft-debug takes the dumps of one round. The ranks make the folder.

@@ -16,6 +16,7 @@
 #include <weft/engine/rpc/core.h>
 #include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/secret.h>
+#include <weft/engine/tensor/torch_cuda.h>
 
 namespace weft::rpc {
 
@@ -140,6 +141,7 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   }
   check_secret(options.secret);
   check_device_maps(name, options.device_maps, options.devices);
+  tensor::prepare_for_cuda();
   const auto environment = group::process_environment();
   const bool open = is_open(options, environment);
   const auto limit = options.timeout.count() == 0 ? group::kLongestTimeout : options.timeout;

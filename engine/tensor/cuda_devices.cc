@@ -191,6 +191,7 @@ c10::Storage CudaDevices::allocate(std::size_t bytes, const c10::Stream& stream)
 }
 
 void CudaDevices::prepare_lanes(const std::vector<int>& gpus) {
+  if (!gpus.empty()) warn_of_early_cuda();
   std::vector<std::shared_ptr<cuda::Device>> devices;
   for (const int index : gpus) devices.push_back(open(index));
   stage_ = std::make_shared<transport::staged::Stage>(std::move(devices));
@@ -206,6 +207,7 @@ std::shared_ptr<transport::Connection> CudaDevices::lane_over(std::shared_ptr<tr
 
 std::shared_ptr<transport::Communicator> CudaDevices::stage_over(std::shared_ptr<transport::Communicator> host, int index,
                                                                  const std::shared_ptr<EventLoop>& loop) {
+  warn_of_early_cuda();
   return transport::staged::over(std::move(host), open(index), loop);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <weft/base/cuda_variables.h>
 #include <weft/cuda/device.h>
 #include <weft/cuda/driver.h>
 #include <weft/cuda/retire.h>
@@ -38,6 +39,7 @@ void bench(Report& report) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
+  weft::set_cuda_variables();  // it asks for GPUs before it makes a group
   if (argc == 3 && std::strcmp(argv[1], "--worker") == 0) return weft::bench::train_on_gpu(argv[2]);
   if (argc >= 4 && std::strcmp(argv[1], "--caller") == 0) {
     return weft::bench::call_with_tensors(argv[2], {argv + 3, argv + argc});

@@ -12,6 +12,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <weft/base/cuda_variables.h>
 #include <weft/engine/launch/spawn.h>
 #include <weft/profiling/trace/timeline.h>
 #include <weft/tests/harness/ranks.h>
@@ -56,6 +57,9 @@ void guarded(const std::string& who, const std::function<void()>& body) {
 }
 
 int report_descriptor = -1;  // in a forked rank
+
+// Tests ask libtorch for GPUs, which starts CUDA's driver, before they make their first group.
+[[maybe_unused]] const std::string kSetForCuda = set_cuda_variables();
 
 }  // namespace
 

@@ -32,6 +32,12 @@ TEST(WeftRun, SetsTheVariablesThatTorchrunSets) {
               ElementsAre("0 0 2 2 0 1 0 2 default 127.0.0.1 0 none 1", "1 1 2 2 0 1 1 2 default 127.0.0.1 0 none 1"));
 }
 
+TEST(WeftRun, SetsTheVariablesOfCudaUnlessTheUserHas) {
+  const auto outcome = run("unset CUDA_DEVICE_MAX_CONNECTIONS; CUDA_MODULE_LOADING=LAZY " + path_of("weft-run") +
+                           " --no-prefix sh -c 'echo $CUDA_DEVICE_MAX_CONNECTIONS $CUDA_MODULE_LOADING'");
+  EXPECT_THAT(outcome.lines(), ElementsAre("32 LAZY"));
+}
+
 TEST(WeftRun, CountsRanksOverSeveralMachines) {
   const auto outcome = shell(
       "--nnodes 3 --node-rank 2 --nproc-per-node 2 --rdzv-backend static --master-addr 10.0.0.1 --master-port 29500 "
