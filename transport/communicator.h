@@ -18,6 +18,7 @@
 #include <weft/base/op.h>
 #include <weft/base/slice.h>
 #include <weft/kernels/reduce_op.h>
+#include <weft/transport/training.h>
 
 namespace weft::transport {
 
@@ -26,9 +27,7 @@ constexpr int kAnySource = -1;
 struct Elements {
   Slice slice;
   Dtype dtype = Dtype::UInt8;
-  // The training step whose gradients an all_reduce adds up, counted from 1: where the communicator compares_calls(), ranks
-  // that are in different steps are told so. 0: of none.
-  std::uint32_t step = 0;
+  Training training = {};  // that a broadcast or an all_reduce belongs to
   std::size_t count() const { return slice.bytes / size_of(dtype); }
 };
 

@@ -109,17 +109,18 @@ class StagedCommunicator final : public Communicator,
 
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override {
     const bool is_root = rank() == root;
-    return collective("broadcast", {{data.slice, is_root, !is_root}}, std::move(pin), std::move(ready),
-                      [root, dtype = data.dtype](Communicator& host, std::span<const Slice> pieces, Pin held) {
-                        return host.broadcast({pieces[0], dtype}, root, std::move(held), Fence());
-                      });
+    return collective(
+        "broadcast", {{data.slice, is_root, !is_root}}, std::move(pin), std::move(ready),
+        [root, dtype = data.dtype, training = data.training](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.broadcast({pieces[0], dtype, training}, root, std::move(held), Fence());
+        });
   }
 
   Op all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept override {
     return collective(
         "all_reduce", {{data.slice, true, true}}, std::move(pin), std::move(ready),
-        [op, dtype = data.dtype, step = data.step](Communicator& host, std::span<const Slice> pieces, Pin held) {
-          return host.all_reduce({pieces[0], dtype, step}, op, std::move(held), Fence());
+        [op, dtype = data.dtype, training = data.training](Communicator& host, std::span<const Slice> pieces, Pin held) {
+          return host.all_reduce({pieces[0], dtype, training}, op, std::move(held), Fence());
         });
   }
 

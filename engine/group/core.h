@@ -105,10 +105,10 @@ struct Core : std::enable_shared_from_this<Core> {
   // several Ops: the Work is done when all are.
   using Call = std::function<void(transport::Communicator&, const Pin&, const Fence& ready, std::vector<Op>&)>;
   Work issue(Operation operation, const Call& call);
-  // `step`: see transport::Elements; the ranks compare it.
-  Work all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_t step = 0);
+  // `training`: the ranks compare it.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op, transport::Training training = {});
   // `begins_after`: see there. It may wait for operations before this one, never for later ones.
-  Work broadcast(const at::Tensor& tensor, int root, Fence begins_after = {});
+  Work broadcast(const at::Tensor& tensor, int root, Fence begins_after = {}, transport::Training training = {});
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
   // Issues one send to `peer`, or a recv from it (kAnySource: from any).
   Work issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,

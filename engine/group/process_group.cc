@@ -138,12 +138,13 @@ const std::vector<int>& ProcessGroup::ranks() const { return core().options.glob
 
 Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return limited(core().broadcast(tensor, root)); }
 
-Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after) {
+Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after, transport::Training training) {
   check_tensor(*this, "broadcast", "tensor", tensor);
   check_rank(root, "broadcast: root");
-  const auto data = tensor::elements_of(tensor);
+  auto data = tensor::elements_of(tensor);
+  data.training = training;
   return issue({.name = "broadcast",
-                .fingerprint = [&] { return with(tensor, root); },
+                .fingerprint = [&] { return with(tensor, root) + transport::training_text(training); },
                 .device = tensor.device(),
                 .tensors = {tensor},
                 .writes = written(tensor, options.rank != root),
@@ -179,14 +180,12 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
   return limited(core().all_reduce(tensor, op));
 }
 
-Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_t step) {
+Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::Training training) {
   check_tensor(*this, "all_reduce", "tensor", tensor);
   check_reduction(*this, "all_reduce", tensor, op);
   auto data = tensor::elements_of(tensor);
-  data.step = step;
-  const auto fingerprint = [&] {
-    return with(tensor, op) + (step == 0 ? "" : ", of the gradients of step " + std::to_string(step));
-  };
+  data.training = training;
+  const auto fingerprint = [&] { return with(tensor, op) + transport::training_text(training); };
   return issue({.name = "all_reduce",
                 .fingerprint = fingerprint,
                 .device = tensor.device(),

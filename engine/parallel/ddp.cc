@@ -8,6 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <weft/engine/group/called_by.h>
+#include <weft/engine/group/core.h>
 #include <weft/engine/parallel/ddp.h>
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
@@ -18,6 +19,7 @@ namespace weft::parallel {
 struct Replica::State {
   std::shared_ptr<torch::nn::Module> module;
   DeviceGroups groups;
+  std::uint32_t number = 0;  // in its group: the model in transport::Training
   DdpOptions options;
   std::shared_ptr<Reducer> reducer;
   std::vector<const void*> parameters;  // of the module, as they were wrapped
@@ -64,7 +66,7 @@ struct Replica::State {
   // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
-    if (options.broadcast_buffers) broadcast_values(groups, buffers(), root);
+    if (options.broadcast_buffers) broadcast_values(groups, buffers(), root, number);
   }
 };
 
@@ -121,8 +123,9 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   const group::CalledBy by("DistributedDataParallel");
   const auto sparse = sparse_parameters(*module);
   check_same_model(group, named_values(*module, sparse), agreed(options));
+  state_->number = static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
   state_->groups = DeviceGroups(std::move(group), state_->all_values());
-  broadcast_values(state_->groups, state_->all_values(), 0);
+  broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
 
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
@@ -138,7 +141,7 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
     throw Error(Blame::Caller,
                 "DistributedDataParallel: no parameter of the module requires a gradient; there is nothing to reduce");
   }
-  state_->reducer = Reducer::make(std::move(parameters), state_->groups, options);
+  state_->reducer = Reducer::make(std::move(parameters), state_->groups, state_->number, options);
 }
 
 Replica::~Replica() = default;
@@ -210,6 +213,8 @@ void Replica::mirror_step(const JoinStep& step) {
   state_->reducer->mirror_pass();
 }
 
-void Replica::take_over(int last_rank) { broadcast_values(state_->groups, state_->all_values(), last_rank); }
+void Replica::take_over(int last_rank) {
+  broadcast_values(state_->groups, state_->all_values(), last_rank, state_->number);
+}
 
 }  // namespace weft::parallel

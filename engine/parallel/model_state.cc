@@ -92,12 +92,12 @@ void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tenso
   for (const NamedTensor& item : tensors) require_flat(item.tensor, "'" + item.name + "' of the model");
 }
 
-void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root) {
+void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root, std::uint32_t model) {
   constexpr std::size_t kPiece = 250u << 20;
   if (groups.own().size() == 1) return;
   for (const auto& piece : pieces_of(tensors, kPiece)) {
     const at::Tensor flat = flatten(piece);
-    groups.of(flat.device()).broadcast(flat, root).wait();
+    group::Core::of(groups.of(flat.device())).broadcast(flat, root, {}, {.model = model}).wait();
     if (groups.own().rank() != root) unflatten(flat, piece);
   }
 }

@@ -22,6 +22,7 @@ struct NamedTensor {
 void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options = "");
 
 // Copies the values of `root` to all ranks, in flat pieces of at most 250 MiB. Collective; blocks until they are there.
-void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root);
+// `model`: as in transport::Training, so that ranks which copy different models are told so.
+void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root, std::uint32_t model);
 
 }  // namespace weft::parallel

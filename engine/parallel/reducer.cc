@@ -38,18 +38,20 @@ bool is_inside_a_pass() {
 
 }  // namespace
 
-std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
+std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), options));
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), number, options));
   for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
     if (reducer->trained_[i]) reducer->attach(i);
   }
   return reducer;
 }
 
-Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options)
+Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
+                 const DdpOptions& options)
     : parameters_(std::move(parameters)),
       groups_(std::move(groups)),
+      number_(number),
       options_(options),
       divisor_(group().size()),
       hooks_(parameters_.size()),
@@ -503,7 +505,8 @@ void Reducer::launch(std::size_t index) {
   wait_for_slots(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
-    bucket.work = group::Core::of(groups_.of(bucket.flat.device())).all_reduce(bucket.flat, ReduceOp::Sum, steps_);
+    bucket.work =
+        group::Core::of(groups_.of(bucket.flat.device())).all_reduce(bucket.flat, ReduceOp::Sum, {number_, steps_});
     return;
   }
   std::vector<at::Tensor> parameters;

@@ -71,7 +71,8 @@ class BucketFollower {
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, DeviceGroups groups,
+  // `number`: the model in transport::Training.
+  static std::shared_ptr<Reducer> make(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
@@ -136,7 +137,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   enum class Kind { Unknown, Local, Synchronized };  // of a backward
 
-  Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, const DdpOptions& options);
+  Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number, const DdpOptions& options);
   void attach(std::size_t parameter);
   void build_buckets(const std::vector<std::size_t>& order);
   void take_over_order();
@@ -210,7 +211,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   const std::vector<ReducerParameter> parameters_;
   std::vector<Layout> layouts_;
-  DeviceGroups groups_;  // of the buckets; its own one of everything else
+  DeviceGroups groups_;   // of the buckets; its own one of everything else
+  std::uint32_t number_;  // of the DistributedDataParallel in its group
   const DdpOptions options_;
   int divisor_;
 

@@ -12,13 +12,21 @@ MeshCommunicator::~MeshCommunicator() {
 void MeshCommunicator::abort(const Error& why) noexcept { core_->post(event::Failed{why, /*destroyed=*/false}); }
 
 Op MeshCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {
-  return collective({.kind = Kind::Broadcast, .dtype = data.dtype, .root = root, .bytes = data.slice.bytes}, data.slice, {},
-                    {}, std::move(pin), std::move(ready));
+  return collective({.kind = Kind::Broadcast,
+                     .dtype = data.dtype,
+                     .root = root,
+                     .bytes = data.slice.bytes,
+                     .training = carried(data.training)},
+                    data.slice, {}, {}, std::move(pin), std::move(ready));
 }
 
 Op MeshCommunicator::all_reduce(const Elements& data, ReduceOp op, Pin pin, Fence ready) noexcept {
   if (!can_reduce(data.dtype, op)) return refused(Kind::AllReduce, data.dtype, op);
-  return collective({.kind = Kind::AllReduce, .dtype = data.dtype, .op = op, .bytes = data.slice.bytes, .step = data.step},
+  return collective({.kind = Kind::AllReduce,
+                     .dtype = data.dtype,
+                     .op = op,
+                     .bytes = data.slice.bytes,
+                     .training = carried(data.training)},
                     data.slice, {}, {}, std::move(pin), std::move(ready));
 }
 

@@ -12,7 +12,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire's layout is this machine's");
 
 constexpr std::uint32_t kMagic = 0x6d746677;  // "wftm"
-constexpr std::uint16_t kVersion = 3;
+constexpr std::uint16_t kVersion = 4;
 
 struct HelloLayout {
   std::uint32_t magic;
@@ -31,9 +31,14 @@ struct HeaderLayout {
   std::uint64_t sequence;
   std::uint64_t bytes;
   std::uint32_t number;
-  std::uint32_t blame;  // or a Collective's step
+  std::uint32_t blame;  // or a Collective's training
 };
 static_assert(sizeof(HeaderLayout) == kHeaderBytes);
+
+// The model is in the upper 8 bits, the step in the others.
+constexpr std::uint32_t kModels = 0xff, kSteps = 0xff'ffff;
+std::uint32_t encode(const Training& training) { return training.model << 24 | training.step; }
+Training decode_training(std::uint32_t field) { return {field >> 24, field & kSteps}; }
 
 Error refused(const std::string& what) { return {Blame::PeerLost, "a message that makes no sense: " + what}; }
 
@@ -78,6 +83,11 @@ std::string_view name(Kind kind) {
   return "unknown";
 }
 
+Training carried(const Training& training) {
+  const auto within = [](std::uint32_t number, std::uint32_t most) { return number == 0 ? 0 : (number - 1) % most + 1; };
+  return {within(training.model, kModels), within(training.step, kSteps)};
+}
+
 std::string describe(const Call& call) {
   std::string text(name(call.kind));
   if (call.kind == Kind::Barrier) return text;
@@ -86,7 +96,7 @@ std::string describe(const Call& call) {
   if (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::ReduceScatter) {
     text += " with " + std::string(name(call.op));
   }
-  if (call.step != 0) text += ", of the gradients of step " + std::to_string(call.step);
+  text += training_text(call.training);
   if (call.kind == Kind::Broadcast || call.kind == Kind::Scatter) text += " from rank " + std::to_string(call.root);
   if (call.kind == Kind::Reduce || call.kind == Kind::Gather) text += " to rank " + std::to_string(call.root);
   return text;
@@ -102,7 +112,7 @@ EncodedHeader encode(const Header& header) {
       .sequence = header.sequence,
       .bytes = header.call.bytes,
       .number = header.number,
-      .blame = header.type == Type::Collective ? header.call.step : static_cast<std::uint32_t>(header.blame)};
+      .blame = header.type == Type::Collective ? encode(header.call.training) : static_cast<std::uint32_t>(header.blame)};
   return std::bit_cast<EncodedHeader>(layout);
 }
 
@@ -145,7 +155,7 @@ Result<Message> decode(Bytes header, std::span<const std::uint64_t> sizes, int r
                          static_cast<ReduceOp>(layout.op),
                          layout.root,
                          layout.bytes,
-                         is_collective ? layout.blame : 0};
+                         is_collective ? decode_training(layout.blame) : Training()};
   message.header.sequence = layout.sequence;
   message.header.number = layout.number;
   if (!is_collective) message.header.blame = static_cast<Blame>(layout.blame);

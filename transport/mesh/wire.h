@@ -13,6 +13,7 @@
 #include <weft/base/dtype.h>
 #include <weft/base/result.h>
 #include <weft/kernels/reduce_op.h>
+#include <weft/transport/training.h>
 
 namespace weft::transport::mesh {
 
@@ -57,9 +58,12 @@ struct Call {
   ReduceOp op = ReduceOp::Sum;
   std::int32_t root = 0;
   std::uint64_t bytes = 0;  // of a rank's tensor; of all inputs, for reduce_scatter
-  std::uint32_t step = 0;   // whose gradients it adds up (Elements::step)
+  Training training = {};   // as carried(); of a broadcast or an all_reduce
   friend bool operator==(const Call&, const Call&) = default;
 };
+// As a header carries it, in 32 bits: both numbers begin again at 1 behind the largest that fits (255 models, 16,777,215
+// steps), which does no harm, as they are only compared.
+Training carried(const Training& training);
 // "all_reduce of 4 bytes of float32 with Sum".
 std::string describe(const Call& call);
 
@@ -80,7 +84,7 @@ struct Header {
   // Which of the parts that this rank receives from that one; in a Clear, whether to drop it; in a Failure, how many ranks
   // it is about.
   std::uint32_t number = 0;
-  Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's step
+  Blame blame = Blame::PeerLost;  // of a Failure; in the place of a Collective's training
 };
 
 constexpr std::size_t kHeaderBytes = 32;

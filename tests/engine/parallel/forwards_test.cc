@@ -7,6 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/serialize.h>
 
@@ -334,6 +335,45 @@ TEST(Forwards, ARankThatSkipsABackwardIsToldAtTheNextBucket) {
                        },
                        {.backend = backend});
   }
+}
+
+// As the generator and the discriminator of a GAN may be.
+TEST(Forwards, TwoModelsWhoseBackwardsAreInAnotherOrderAreAnErrorOnBothRanks) {
+  for (const char* backend : {"shm", "tcp"}) {
+    harness::run_ranks(harness::As::Threads, 2,
+                       [](ProcessGroup group) {
+                         DistributedDataParallel first(one_weight(), group), second(one_weight(), group);
+                         const Error error = harness::error_of([&] {
+                           const auto one = first(input(1)).sum(), other = second(input(1)).sum();
+                           (group.rank() == 0 ? one : other).backward();
+                           (group.rank() == 0 ? other : one).backward();
+                         });
+                         EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 1 of DistributedDataParallel 1"));
+                         EXPECT_THAT(error.text(), HasSubstr("of the gradients of step 1 of DistributedDataParallel 2"));
+                       },
+                       {.backend = backend});
+  }
+}
+
+TEST(Forwards, TwoModelsWhoseBuffersAreCopiedInAnotherOrderAreAnErrorOnBothRanks) {
+  harness::run_ranks(harness::As::Threads, 2,
+                     [](ProcessGroup group) {
+                       const auto normalized = [] { return torch::nn::BatchNorm1d(1); };
+                       DistributedDataParallel first(normalized(), group), second(normalized(), group);
+                       const Error error = harness::error_of([&] {
+                         auto& one = group.rank() == 0 ? first : second;
+                         auto& other = group.rank() == 0 ? second : first;
+                         for (int step = 0; step < 2; ++step) {
+                           one(at::ones({2, 1}));
+                           other(at::ones({2, 1}));
+                         }
+                       });
+                       EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+                       EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 1"));
+                       EXPECT_THAT(error.text(), HasSubstr("of the buffers of DistributedDataParallel 2"));
+                     },
+                     {.backend = "shm"});
 }
 
 TEST(Forwards, ForwardsForEvaluationAndForGradMayBeOfOneRank) {

@@ -127,13 +127,27 @@ TEST(Wire, AHelloComesBackAndAStrangersDoesNot) {
   EXPECT_FALSE(decode_hello({}).ok());
 }
 
+TEST(Wire, AModelAndAStepBeginAgainWhereTheyDoNotFit) {
+  EXPECT_EQ(carried({}), Training());
+  EXPECT_EQ(carried({255, 0xff'ffff}), (Training{255, 0xff'ffff}));
+  EXPECT_EQ(carried({256, 0x100'0000}), (Training{1, 1}));
+  for (const Training training : {Training{}, Training{1, 0}, Training{255, 0xff'ffff}}) {
+    Header header;
+    header.call.training = training;
+    const auto bytes = encode(header);
+    EXPECT_EQ(decode(bytes, {}, 2).value().header.call.training, training);
+  }
+}
+
 TEST(Wire, ACallSaysWhatItIs) {
   EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8}),
             "all_reduce of 8 bytes of float32 with Sum");
   EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Int64, ReduceOp::Sum, 2, 16}),
             "broadcast of 16 bytes of int64 from rank 2");
-  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8, 3}),
-            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3");
+  EXPECT_EQ(describe(Call{Kind::AllReduce, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 3}}),
+            "all_reduce of 8 bytes of float32 with Sum, of the gradients of step 3 of DistributedDataParallel 2");
+  EXPECT_EQ(describe(Call{Kind::Broadcast, Dtype::Float32, ReduceOp::Sum, 0, 8, {2, 0}}),
+            "broadcast of 8 bytes of float32, of the buffers of DistributedDataParallel 2 from rank 0");
   EXPECT_EQ(describe(Call{}), "barrier");
 }
 
