@@ -36,6 +36,17 @@ bool is_inside_a_pass() {
   return autograd::Pass::current() != nullptr && torch::autograd::get_current_graph_task_id() >= 0;
 }
 
+// Called by a backward through the outputs of a wrapper that has ended. torch::autograd::grad() may go on: its results are
+// this rank's own anyhow.
+void refuse_without_wrapper() {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted != nullptr && !wanted->empty()) return;
+  throw Error(Blame::Caller,
+              "this backward is of a forward of a DistributedDataParallel that has been destroyed, so its gradients would "
+              "not be averaged; keep the DistributedDataParallel until the backward has ended (one that is made within "
+              "an expression ends with it)");
+}
+
 }  // namespace
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
@@ -160,7 +171,8 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     is_visible = true;
     output.register_hook([weak = weak_from_this(), forward](const at::Tensor&) {
-      if (const auto self = weak.lock()) self->on_backward_start(*forward);
+      if (const auto self = weak.lock()) return self->on_backward_start(*forward);
+      if (forward->synchronizes) refuse_without_wrapper();
     });
   }
   if (std::exchange(hidden_had_pass_, false)) hidden_.reset();
