@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <weft/base/error.h>
+#include <weft/base/shortage.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/group/store.h>
@@ -21,6 +22,8 @@ namespace weft::group {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr milliseconds kLongestConnecting = std::chrono::seconds(5);  // to a store that has answered before
 
 Error not_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
@@ -55,7 +58,9 @@ c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inne
 // reference keeps a store's socket open until the reference goes, so none may stay behind.)
 class Connection final : public c10d::TCPStore {
  public:
-  explicit Connection(const c10d::TCPStore& given) : TCPStore(given.getHost(), options_of(given)) {}
+  explicit Connection(const c10d::TCPStore& given) : TCPStore(given.getHost(), options_of(given)) {
+    setTimeout(given.getTimeout());
+  }
   void release_resources() override;  // c10 calls it when the last user goes
 
  private:
@@ -63,7 +68,7 @@ class Connection final : public c10d::TCPStore {
     c10d::TCPStoreOptions options;
     options.port = given.getPort();
     options.waitWorkers = false;
-    options.timeout = given.getTimeout();
+    options.timeout = std::min(given.getTimeout(), kLongestConnecting);
     options.useLibUV = given.isLibUvBackend();
     return options;
   }
@@ -197,6 +202,7 @@ c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Sto
   const auto given = innermost(store);
   if (!has_connection(given)) return store;
   const BriskLookups brisk;
+  require_descriptors(1, "a second connection to the group's store");  // c10d would blame the network
   return guarded("connecting", [&] { return over(connections().to(given), store); });
 }
 

@@ -42,7 +42,7 @@ class StoreBootstrap final : public transport::Bootstrap {
 
 // The same store over another connection than the user's, where it has connections (TCPStore): all groups and agents of
 // this process that are made with one store object share one, however many they are. None of them blocks on it. It ends
-// with the last that holds it. Throws PeerLost where it cannot be made.
+// with the last that holds it. Throws PeerLost where it cannot be made, Busy where this process has no descriptor left.
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text);
