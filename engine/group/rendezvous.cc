@@ -4,7 +4,6 @@
 #include <mutex>
 #include <random>
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -225,12 +224,6 @@ Descriptor connection_beside(const TcpAddress& address, Deadline deadline) {
   }
 }
 
-// Whether the process behind a connection has closed it. False for an empty one.
-bool has_ended(const Descriptor& connection) {
-  pollfd look{connection.get(), POLLIN | POLLRDHUP, 0};
-  return ::poll(&look, 1, 0) == 1;
-}
-
 // A rank that comes again at once may find the store of the life that has just ended, whose host is about to close it. So
 // each rank waits there until rank 0 has begun this life too; null where that store has ended, or for long enough: a host
 // that was cut off closes nothing. c10d's client would log an error and a stack trace when its host closes the connection,
@@ -310,7 +303,7 @@ Error why_no_store(const TcpAddress& address, const std::string& text) {
 // What c10d lacks by the process's limit it does not say, or tries again until its time is over; and the host that cannot
 // take a rank's connection cannot tell that rank why.
 void require_descriptors_to_host(int world_size) {
-  constexpr int kStore = 12;  // c10d's listener and loop, and both ends of this rank's own two connections
+  constexpr int kStore = 14;  // c10d's listener and loop, and both ends of this rank's own three connections
   constexpr int kGroup = 6;   // the job's loop and listener, the backend's, and what is open for a moment
   constexpr int kRank = 4;    // two connections to the store and one beside them, and one of the job
   require_descriptors(kStore + kGroup + kRank * (world_size - 1),
