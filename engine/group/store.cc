@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLongestConnecting = std::chrono::seconds(5);  // to a store that has answered before
+constexpr milliseconds kLongestOfC10d = std::chrono::seconds(1);  // for which c10d tries to connect by itself
 
 Error not_in_time(const std::string& key) {
   return {Blame::Timeout, "key '" + key + "' of the group's store was not set in time"};
@@ -60,7 +60,7 @@ c10::intrusive_ptr<c10d::Store> over(const c10::intrusive_ptr<c10d::Store>& inne
 // listens any more.
 Descriptor connection_beside(const c10d::TCPStore& store) {
   try {
-    return Descriptor(connect_to(store.getHost(), store.getPort(), Deadline::in(kLongestConnecting)));
+    return Descriptor(connect_to(store.getHost(), store.getPort(), Deadline::in(store.getTimeout())));
   } catch (const Error& error) {
     throw error.within("connecting to the group's store");
   }
@@ -72,7 +72,8 @@ Descriptor connection_beside(const c10d::TCPStore& store) {
 // reference keeps a store's socket open until the reference goes, so none may stay behind.)
 class StoreConnection final : public c10d::TCPStore {
  public:
-  explicit StoreConnection(const c10d::TCPStore& given, Descriptor beside)
+  // Takes `beside` where it does not throw.
+  StoreConnection(const c10d::TCPStore& given, Descriptor& beside)
       : TCPStore(given.getHost(), options_of(given)), beside_(std::move(beside)) {
     setTimeout(given.getTimeout());
   }
@@ -88,7 +89,7 @@ class StoreConnection final : public c10d::TCPStore {
     c10d::TCPStoreOptions options;
     options.port = given.getPort();
     options.waitWorkers = false;
-    options.timeout = std::min(given.getTimeout(), kLongestConnecting);
+    options.timeout = std::min(given.getTimeout(), kLongestOfC10d);
     options.useLibUV = given.isLibUvBackend();
     return options;
   }
@@ -109,8 +110,7 @@ class Connections {
       const bool is_its = one.given == given.get() && one.host == store.getHost() && one.port == store.getPort();
       if (connection && (is_its || connection.get() == given.get())) return connection;
     }
-    require_descriptors(2, "another connection to the group's store");  // c10d would blame the network
-    auto connection = c10::make_intrusive<StoreConnection>(store, connection_beside(store));
+    auto connection = make(store);
     made_.push_back({given.get(), store.getHost(), store.getPort(), Weak(connection), connection.get(), ::getpid()});
     return connection;
   }
@@ -120,6 +120,19 @@ class Connections {
   }
 
  private:
+  // c10d would try to reach a host that has ended for as long as the store's time limit says.
+  static c10::intrusive_ptr<StoreConnection> make(const c10d::TCPStore& store) {
+    require_descriptors(2, "another connection to the group's store");  // c10d would blame the network
+    Descriptor beside = connection_beside(store);
+    for (const Deadline deadline = Deadline::in(store.getTimeout());;) {
+      try {
+        return c10::make_intrusive<StoreConnection>(store, beside);
+      } catch (const c10::DistNetworkError&) {
+        if (has_ended(beside) || deadline.passed()) throw;
+      }
+    }
+  }
+
   using Weak = c10::weak_intrusive_ptr<StoreConnection>;
   struct Made {
     const c10d::Store* given = nullptr;
