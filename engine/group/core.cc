@@ -591,6 +591,11 @@ void Core::leave(std::chrono::milliseconds limit) {
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
 }
 
+bool Core::has_left(int rank) const {
+  const auto leavers = ledger_->leavers();
+  return std::find(leavers.begin(), leavers.end(), rank) != leavers.end();
+}
+
 void Core::throw_if_left() const {
   if (has_left_) throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
 }

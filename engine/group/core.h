@@ -126,6 +126,8 @@ struct Core : std::enable_shared_from_this<Core> {
   Work limited(Work work, std::chrono::milliseconds limit);
   // As the public one.
   void leave(std::chrono::milliseconds limit);
+  // Whether that rank of the group has left it, and said so.
+  bool has_left(int rank) const;
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
   // Where values of the host travel (counts, orders, bytes): the host if a backend carries it, else the group's device.
