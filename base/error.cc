@@ -9,6 +9,7 @@
 
 #include <cxxabi.h>
 
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <weft/base/error.h>
@@ -89,6 +90,25 @@ Error Error::with_ranks(std::vector<int> ranks) const {
 Error system_error(Blame blame, const std::string& text, int number, Place place) {
   char buffer[256];
   return {blame, text + ": " + strerror_r(number, buffer, sizeof buffer) + remedy_for(number), number, place};
+}
+
+int descriptors_left(int most) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  int left = 0;
+  for (rlim_t number = 0; number < limit.rlim_cur && left < most; ++number) {
+    if (::fcntl(static_cast<int>(number), F_GETFD) < 0 && errno == EBADF) ++left;
+  }
+  return left;
+}
+
+void require_descriptors(int count, const std::string& who) {
+  const int left = descriptors_left(count);
+  if (left >= count) return;
+  throw Error(Blame::Busy,
+              who + " needs " + std::to_string(count) + " file descriptors, and " +
+                  (left == 0 ? "none" : std::to_string(left)) + (left > 1 ? " are left" : " is left") + remedy_for(EMFILE),
+              EMFILE);
 }
 
 std::string remedy_for(int number) {

@@ -111,6 +111,11 @@ int connect_to(const std::string& host, int port, Deadline deadline) {
   }
 }
 
+bool has_ended(const Descriptor& connection) {
+  pollfd look{connection.get(), POLLIN | POLLRDHUP, 0};
+  return ::poll(&look, 1, 0) == 1;
+}
+
 void wait_for_name(const std::string& host, Deadline deadline, milliseconds patience) {
   const Deadline end = Deadline::sooner(deadline, Deadline::in(patience));
   auto pause = Pause::between_connections();

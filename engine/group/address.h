@@ -80,6 +80,8 @@ int port_of(int socket);
 // A connected, non-blocking TCP socket to somebody who listens already. Throws PeerLost when nobody does (any more),
 // Timeout when there is no answer by the deadline.
 int connect_to(const std::string& host, int port, Deadline deadline);
+// Whether the process behind a connection on which nothing arrives has closed it. False for an empty one.
+bool has_ended(const Descriptor& connection);
 
 // Whether the text is an IP multicast address (224.0.0.0/4, ff00::/8), with or without a scope (ff02::1%eth0).
 bool is_multicast(const std::string& host);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <system_error>
 #include <thread>
@@ -6,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <weft/base/log.h>
+#include <weft/base/shortage.h>
 #include <weft/engine/group/backends.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/failure.h>
@@ -55,15 +57,20 @@ void warn_of_shared_gpu(transport::Bootstrap& store, const c10::Device& gpu) {
 
 // Where a rank could not join, the others are told what they need to know.
 void tell_given_up(const CoreOptions& options, const Error& error) {
+  const auto tell_members = [&](const std::string& how) {
+    options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, how + error.text()});
+  };
   switch (error.blame()) {
     case Blame::PeerLost:   // meet() tells its own findings
     case Blame::Cancelled:  // of which all are told
       break;
     case Blame::Timeout:
       // Not in the store: it may go with this rank, and the same ranks may meet there once more.
-      options.job->membership->send({FrameType::Abort, 0, kLeftByException, options.name, "it gave up: " + error.text()});
+      tell_members("it gave up: ");
       break;
-    default: tell_failure(options, error);  // they would wait for this rank
+    default:  // they would wait for this rank
+      tell_failure(options, error);
+      tell_members("it could not join: ");  // the store may go with this rank before they look
   }
 }
 
@@ -83,11 +90,13 @@ Carrier named_carrier(c10::DeviceType type, const std::string& backend) {
   return carrier;
 }
 
-// Host memory always has a carrier: the fallback takes the place of a default backend that cannot be used.
+// Host memory always has a carrier: the fallback takes the place of a default backend that cannot be used. Throws Busy
+// where this process is short of something.
 Carrier default_carrier(c10::DeviceType type, const std::string& backend) {
   try {
     return named_carrier(type, backend);
   } catch (const Error& error) {
+    if (error.blame() == Blame::Busy) throw;  // the fallback would lack the same
     if (type == c10::kCPU) {
       static std::once_flag said;
       std::call_once(said, [&] {
@@ -439,6 +448,7 @@ std::shared_ptr<transport::Communicator> Core::meet(const Carrier& carrier, c10:
   bool agreed = false;
   while (!attempt->synchronize(Deadline::in(std::chrono::milliseconds(100)))) {
     throw_if_hopeless();
+    throw_if_out_of_reach();
     agreed = agreed || agrees_with_first(type);
     joining.look();
   }
@@ -488,6 +498,18 @@ void Core::throw_if_hopeless() {
   }
   if (was_broken || unreachable) throw_broken();
   if (unreachable) throw Error(*unreachable);
+}
+
+// A rank that the host of the store cannot take in never learns why.
+void Core::throw_if_out_of_reach() {
+  if (!options.job->hosts_store || options.job->connected || descriptors_left(1) > 0) return;
+  const std::vector<int> missing = missing_ranks();
+  if (missing.empty()) return;
+  throw Error(Blame::Busy,
+              "joining " + place() + ": this process, which hosts the job's store, has no file descriptor left for " +
+                  ranks_text(missing) + remedy_for(EMFILE),
+              EMFILE)
+      .with_ranks(missing);
 }
 
 // `came`: whether what is waited for has come from that rank, or need not.
@@ -567,6 +589,11 @@ void Core::leave(std::chrono::milliseconds limit) {
   }
   if (has_left_.exchange(true)) throw_if_left();
   if (const auto late = part(std::min(limit, kLongestTimeout))) throw Error(*late);
+}
+
+bool Core::has_left(int rank) const {
+  const auto leavers = ledger_->leavers();
+  return std::find(leavers.begin(), leavers.end(), rank) != leavers.end();
 }
 
 void Core::throw_if_left() const {

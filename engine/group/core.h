@@ -46,6 +46,7 @@ struct Job {
   std::shared_ptr<Waits> waits;
   std::atomic<bool> connected{false};  // set once the first communicator of the first group is made
   std::string local_address;
+  bool hosts_store = false;  // of c10d's, to which the ranks connect
   std::shared_ptr<tensor::CudaDevices> devices;
   const std::shared_ptr<Continuations> continuations = std::make_shared<Continuations>();
   std::shared_ptr<const void> looked_into;  // while it lives (engine/instruments)
@@ -125,6 +126,8 @@ struct Core : std::enable_shared_from_this<Core> {
   Work limited(Work work, std::chrono::milliseconds limit);
   // As the public one.
   void leave(std::chrono::milliseconds limit);
+  // Whether that rank of the group has left it, and said so.
+  bool has_left(int rank) const;
   // Where a barrier runs: the group's device if a backend carries it, else the host.
   c10::Device barrier_device() const;
   // Where values of the host travel (counts, orders, bytes): the host if a backend carries it, else the group's device.
@@ -178,6 +181,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void meet_members();
   void await_members();
   void throw_if_hopeless();
+  void throw_if_out_of_reach();
   void throw_if_left_without(const std::function<bool(int rank)>& came) const;
   StoreBootstrap meeting(const std::string& base, Waits::Meeting& wait);
   // Ranks that have not set base + their number.

@@ -105,10 +105,12 @@ ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::Cu
   made.store = c10::make_intrusive<c10d::PrefixStore>("0/", place.store);
   if (!options.store) place.store->setTimeout(options.timeout);  // what is left of joining, until now
   // Where the user blocks on the store he does not hold up the group.
-  made.own_store = group::connection_of(made.store);
+  made.own_store = made.store;
   made.backend = options.backend;
   try {
+    made.own_store = group::connection_of(made.store);
     made.job = start_job(made, place.local_address, std::move(devices));
+    made.job->hosts_store = place.hosts;
   } catch (const Error& error) {
     group::tell_failure(made, error);  // the others wait for this rank
     throw;

@@ -4,7 +4,6 @@
 #include <mutex>
 #include <random>
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -14,6 +13,7 @@
 #include <weft/base/fork_mutex.h>
 #include <weft/base/log.h>
 #include <weft/base/patience.h>
+#include <weft/base/shortage.h>
 #include <weft/engine/group/address.h>
 #include <weft/engine/group/job_file.h>
 #include <weft/engine/group/launched.h>
@@ -188,8 +188,19 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
                "); it must be started, with that address";
       });
     };
-    const std::string found = wait_for_listener(address.host, address.port, deadline, look);
-    return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline);
+    const auto look_for_answer = [&] { look("it listens, and does not answer"); };
+    for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
+      const std::string found = wait_for_listener(address.host, address.port, deadline, look);
+      try {
+        return connect_to_store(found, address.port, limit_for_c10d(deadline), deadline, look_for_answer);
+      } catch (const Error&) {
+        throw;
+      } catch (const std::exception& error) {  // it listened just now, and may again: its next life, perhaps
+        if (deadline.passed()) throw;
+        log::debug("the store at " + where + " turned this process away: " + tensor::text_of(error));
+        look("it closed the connection");
+      }
+    }
   } catch (const Error& error) {
     if (rank == kAnyRank) {
       throw error.within("a worker without a rank cannot reach the job's store at " + where +
@@ -202,10 +213,15 @@ c10::intrusive_ptr<c10d::Store> join_store(const TcpAddress& address, int rank, 
   }
 }
 
-// Whether the process behind a connection has closed it.
-bool has_ended(const Descriptor& connection) {
-  pollfd look{connection.get(), POLLIN | POLLRDHUP, 0};
-  return ::poll(&look, 1, 0) == 1;
+// Empty where this process has no descriptor left for it: it is told so again at the next that it needs, when it can tell
+// the others.
+Descriptor connection_beside(const TcpAddress& address, Deadline deadline) {
+  try {
+    return Descriptor(connect_to(address.host, address.port, deadline));
+  } catch (const Error& error) {
+    if (error.native_code() != EMFILE) throw;
+    return Descriptor();
+  }
 }
 
 // A rank that comes again at once may find the store of the life that has just ended, whose host is about to close it. So
@@ -215,7 +231,7 @@ bool has_ended(const Descriptor& connection) {
 c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
                                                       Deadline deadline, Seeker& seeker) {
   const auto store = join_store(address, rank, deadline, seeker);
-  const Descriptor beside(connect_to(address.host, address.port, deadline));
+  const Descriptor beside = connection_beside(address, deadline);
   if (!store->check({kHosted})) return store;  // by Python, or only just
   const auto named = under_name(store, group_name);
   const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
@@ -235,8 +251,8 @@ c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& addres
   for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
     try {
       if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker)) return store;
-    } catch (const Error&) {
-      if (deadline.passed()) throw;
+    } catch (const Error& error) {
+      if (deadline.passed() || error.native_code() == EMFILE) throw;
     } catch (const std::exception& error) {
       log::debug("the store at " + at(address.host, address.port) + " is an earlier group's: " + tensor::text_of(error));
     }
@@ -284,8 +300,20 @@ Error why_no_store(const TcpAddress& address, const std::string& text) {
   return {Blame::Caller, text};
 }
 
+// What c10d lacks by the process's limit it does not say, or tries again until its time is over; and the host that cannot
+// take a rank's connection cannot tell that rank why.
+void require_descriptors_to_host(int world_size) {
+  constexpr int kStore = 14;  // c10d's listener and loop, and both ends of this rank's own three connections
+  constexpr int kGroup = 6;   // the job's loop and listener, the backend's, and what is open for a moment
+  constexpr int kRank = 4;    // two connections to the store and one beside them, and one of the job
+  require_descriptors(kStore + kGroup + kRank * (world_size - 1),
+                      "rank 0, which hosts the store of " + std::to_string(world_size) + " ranks,");
+}
+
 // Where `shared`, another job's store at this address will do as well: the group's name keeps their keys apart.
-c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, bool shared, Deadline deadline, Seeker& seeker) {
+c10::intrusive_ptr<c10d::Store> host_store(const TcpAddress& address, int world_size, bool shared, Deadline deadline,
+                                           Seeker& seeker) {
+  require_descriptors_to_host(world_size);
   // c10d would try to reach its own store until the deadline.
   if (!has_route_to(address.host, address.port)) {
     throw why_no_store(address, "no route").within("rank 0 cannot open its store at " + at(address.host, address.port));
@@ -314,7 +342,8 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
   wait_for_name(address.host, deadline);
   const bool by_agent = agent_hosts(environment);
   if (result.rank == 0 && !by_agent) {
-    result.store = host_store(address, /*shared=*/!group_name.empty(), deadline, seeker);
+    result.store = host_store(address, result.world_size, /*shared=*/!group_name.empty(), deadline, seeker);
+    result.hosts = true;
   } else {
     result.store = by_agent || open ? join_store(address, result.rank, deadline, seeker)
                                     : join_store_of_this_life(address, result.rank, group_name, deadline, seeker);
@@ -363,9 +392,11 @@ Rendezvous join_below_launcher(const Wanted& wanted, const std::string& group_na
     result.store = join_store({"127.0.0.1", file->port(deadline, look)}, result.rank, deadline, seeker);
     return result;
   }
+  require_descriptors_to_host(result.world_size);
   auto options = server_options(0, deadline);
   options.multiTenant = false;
   const auto store = open_store("127.0.0.1", options);
+  result.hosts = true;
   file->publish(store->getPort());
   result.store = store;
   result.until_all_came = file;
@@ -478,6 +509,8 @@ Rendezvous join_multicast(const Url& url, const Wanted& wanted, const std::strin
     result.store = join_store({meeting.host, meeting.port}, result.rank, deadline, seeker);
     return result;
   }
+  require_descriptors_to_host(result.world_size);
+  result.hosts = true;
   auto options = server_options(meeting.port, deadline);
   options.multiTenant = false;
   options.masterListenFd = meeting.listener.release();  // the store closes it

@@ -45,6 +45,7 @@ struct Rendezvous {
   // Released once every rank has come to the store.
   std::shared_ptr<const void> until_all_came;
   std::shared_ptr<Numbered> number;  // null where the ranks need not count
+  bool hosts = false;                // the store is in this process
   std::string said_by;               // where rank and world size are from: "RANK and WORLD_SIZE"
 };
 

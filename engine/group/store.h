@@ -14,6 +14,8 @@ namespace weft::group {
 // Longer ones overflow inside c10d and Gloo.
 constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 24);
 
+class StoreConnection;
+
 // Where the store has a connection (TCPStore), get() looks for the key again and again: others use the connection
 // meanwhile, which c10d's own wait would keep to itself. Give it a connection_of() a store on which users may block.
 class StoreBootstrap final : public transport::Bootstrap {
@@ -37,12 +39,13 @@ class StoreBootstrap final : public transport::Bootstrap {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::function<void()> interrupt_;
-  bool is_shared_;  // the connection
+  bool is_shared_;               // the connection
+  StoreConnection* connection_;  // of store_; null where that is none of connection_of()
 };
 
 // The same store over another connection than the user's, where it has connections (TCPStore): all groups and agents of
 // this process that are made with one store object share one, however many they are. None of them blocks on it. It ends
-// with the last that holds it. Throws PeerLost where it cannot be made.
+// with the last that holds it. Throws PeerLost where it cannot be made, Busy where this process has no descriptor left.
 c10::intrusive_ptr<c10d::Store> connection_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 transport::Bootstrap::Bytes to_bytes(std::string_view text);

@@ -134,7 +134,7 @@ std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
 }
 
 std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest() const {
-  std::map<std::string, Source> sources;
+  std::map<std::string, Source> sources;  // copied: a source may hold its group's last reference, whose end takes the lock
   {
     std::lock_guard lock(mutex_);
     sources = sources_;

@@ -43,6 +43,11 @@ Error decode(const std::string& report) {
   return {static_cast<Blame>(std::atoi(report.c_str())), report.substr(space + 1)};
 }
 
+// The error without the stack trace that c10's exceptions carry at the end of their text.
+Error without_stack(const Error& error) {
+  return error.with_text(error.text().substr(0, error.text().find("\nException raised from ")));
+}
+
 // Throws nothing: this process must not go on in the parent's code, and end its siblings on the way.
 [[noreturn]] void run_rank(int rank, int ranks, int port, int report,
                            const std::function<void(int, int)>& function) noexcept {
@@ -68,7 +73,7 @@ Error decode(const std::string& report) {
       try {
         function(rank, ranks);
       } catch (...) {
-        fail(to_error(std::current_exception(), Blame::Remote));
+        fail(without_stack(to_error(std::current_exception(), Blame::Remote)));
       }
     }).join();
   } catch (const std::system_error& error) {

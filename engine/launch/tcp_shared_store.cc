@@ -110,7 +110,7 @@ c10::intrusive_ptr<c10d::Store> host_store(const Options& options) {
   }
 }
 
-// Null where nobody listens by `soon`, if that is not the deadline.
+// Null where nobody listens by `soon`, if that is not the deadline, or who listened has ended since.
 c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon, Deadline deadline) {
   std::string found;
   try {
@@ -119,7 +119,14 @@ c10::intrusive_ptr<c10d::Store> join_store(const Options& options, Deadline soon
     if (soon.point() == deadline.point() || error.blame() != Blame::Timeout) throw;
     return nullptr;
   }
-  return group::connect_to_store(found, options.endpoint_port, kLongestCall, deadline);
+  try {
+    return group::connect_to_store(found, options.endpoint_port, kLongestCall, deadline);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    if (deadline.passed()) throw;
+    return nullptr;
+  }
 }
 
 // Not the same for two of one machine.

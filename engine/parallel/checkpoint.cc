@@ -61,13 +61,14 @@ void write(const std::string& file, const std::vector<Part>& parts) {
 
 // Runs what all ranks of the group do together in `name`, which a user easily calls on rank 0 alone.
 template <class Call>
-auto on_all(const char* name, const Call& call) {
+auto on_all(const char* name, const ProcessGroup& group, const Call& call) {
   const group::CalledBy by(name);
   try {
     return call();
   } catch (const Error& error) {
-    const bool has_left = error.blame() == Blame::PeerLost && error.text().find(" left group ") != std::string::npos;
-    if (error.blame() != Blame::Timeout && !has_left) throw;
+    const auto has_left = [&](int rank) { return group::Core::of(group).has_left(rank); };
+    const bool is_left_alone = error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), has_left);
+    if (error.blame() != Blame::Timeout && !is_left_alone) throw;
     throw error.with_text(error.text() + "; all ranks of the group must call " + name +
                           ", also those that do not touch the file");
   }
@@ -135,22 +136,22 @@ void load_on_all(const std::string& file, ProcessGroup& group, const std::vector
 }  // namespace
 
 void save(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
-  on_all("checkpoint::save", [&] { save_on_all(file, group, parts); });
+  on_all("checkpoint::save", group, [&] { save_on_all(file, group, parts); });
 }
 
 void check_writable(const std::string& file, ProcessGroup group) {
   const auto opens = [&] {
     if (group.rank() == 0) const Draft draft(file);
   };
-  on_all("checkpoint::check_writable", [&] { agree(group, error_of(opens)); });
+  on_all("checkpoint::check_writable", group, [&] { agree(group, error_of(opens)); });
 }
 
 bool exists(const std::string& file, ProcessGroup group) {
-  return on_all("checkpoint::exists", [&] { return exists_on_all(file, group); });
+  return on_all("checkpoint::exists", group, [&] { return exists_on_all(file, group); });
 }
 
 void load(const std::string& file, ProcessGroup group, const std::vector<Part>& parts) {
-  on_all("checkpoint::load", [&] { load_on_all(file, group, parts); });
+  on_all("checkpoint::load", group, [&] { load_on_all(file, group, parts); });
 }
 
 }  // namespace weft::checkpoint

@@ -15,9 +15,9 @@ class FewDescriptors {
  public:
   explicit FewDescriptors(int left) {
     ::getrlimit(RLIMIT_NOFILE, &before_);
-    const Descriptor lowest(::dup(STDERR_FILENO));
+    const int lowest = Descriptor(::dup(STDERR_FILENO)).get();
     rlimit few = before_;
-    few.rlim_cur = static_cast<rlim_t>(lowest.get() + left) + 256;
+    few.rlim_cur = static_cast<rlim_t>(lowest + left) + 256;
     ::setrlimit(RLIMIT_NOFILE, &few);
     for (Descriptor one(::dup(STDERR_FILENO)); one; one = Descriptor(::dup(STDERR_FILENO)))
       filler_.push_back(std::move(one));

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <weft/base/log.h>
+#include <weft/base/shortage.h>
 #include <weft/transport/gloo/descriptors.h>
 #include <weft/transport/gloo/gloo_communicator.h>
 #include <weft/transport/gloo/pending.h>
@@ -125,6 +126,15 @@ void switch_flight_recorder_off() {
   static_cast<void>(done);
 }
 
+// Where Gloo's thread cannot accept a connection it ends the process.
+void require_descriptors_to_join(const JoinOptions& options) {
+  constexpr int kDevice = 6;  // its pipe, its epoll instance, its listener, and what is open for a moment
+  const int others = options.size - 1;
+  // The job's connections, which are made meanwhile: at rank 0, which may host the store, each rank has four.
+  const int of_job = options.rank == 0 ? 4 * others : 1;
+  require_descriptors(kDevice + others + of_job, "joining " + place_of(options, "gloo"));
+}
+
 // c10's errors carry a stack trace that says nothing to a user.
 std::string text_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
@@ -170,6 +180,7 @@ GlooCommunicator::GlooCommunicator(const JoinOptions& options)
       waiters_(std::make_shared<Waiters>()) {
   switch_flight_recorder_off();
   const WithoutSigpipe quiet;  // for Gloo's threads, which are started here
+  require_descriptors_to_join(options);
   const Descriptors descriptors;
   try {
     auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);

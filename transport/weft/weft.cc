@@ -36,10 +36,12 @@ struct Way {
   std::string why_not;
 };
 
+// Throws Busy where this process is short of something: the other way would be no choice of its user's.
 Way way(const char* name) {
   try {
     return {open(name), {}};
   } catch (const Error& error) {
+    if (error.blame() == Blame::Busy) throw;
     return {nullptr, error.text()};
   }
 }
@@ -100,6 +102,7 @@ class Weft final : public Transport {
            }});
       return kUsable + listener->address();
     } catch (const Error& error) {
+      if (error.blame() == Blame::Busy) throw error.within("joining " + place_of(options, name()));
       return kUnusable + error.text();
     }
   }
@@ -153,8 +156,13 @@ class Weft final : public Transport {
 }  // namespace
 
 Result<std::shared_ptr<Transport>> open() {
-  Way shared = way(kShared);
-  Way network = way(kNetwork);
+  Way shared, network;
+  try {
+    shared = way(kShared);
+    network = way(kNetwork);
+  } catch (const Error& error) {
+    return error;
+  }
   if (!shared.transport && !network.transport) {
     return Error(Blame::Unsupported, "neither shm (" + shared.why_not + ") nor tcp (" + network.why_not + ") can be used");
   }

@@ -1,6 +1,8 @@
 // Ranks that run out of descriptors while they join: all of them end at once, and hear why.
 #include <array>
+#include <csignal>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -68,8 +70,72 @@ TEST_P(WithoutDescriptors, JoiningEndsAtOnceAndSaysSo) {
   EXPECT_TRUE(has_joined);
 }
 
-INSTANTIATE_TEST_SUITE_P(Group, WithoutDescriptors, testing::Values("shm"),
+// Gloo ends the process whose limit is reached by another rank of that process while it joins.
+INSTANTIATE_TEST_SUITE_P(Group, WithoutDescriptors, testing::Values("shm", "tcp", "weft"),
                          [](const auto& backend) { return backend.param; });
+
+class OneWithoutDescriptors : public testing::TestWithParam<std::string> {};
+
+// A word for what became of a rank that the test has given few descriptors.
+std::string word_for(const std::optional<Error>& error) {
+  if (!error) return "joined";
+  EXPECT_TRUE(names_the_limit(error)) << error->what();
+  return "named";
+}
+
+// With one descriptor it reaches the store, and with each that it has more it comes further.
+TEST_P(OneWithoutDescriptors, ARankThatLacksThemTellsTheOthers) {
+  std::string became;
+  for (int left = 1; left < 60 && became != "joined"; ++left) {
+    Processes ranks(2, [&](int rank) {
+      std::optional<FewDescriptors> few;
+      if (rank == 1) few.emplace(left);
+      const auto error = joined({.backend = GetParam(), .timeout = kLong});
+      few.reset();
+      if (rank == 1) return Processes::say(word_for(error));
+      if (error) {
+        EXPECT_EQ(error->blame(), Blame::PeerLost);
+        EXPECT_NE(error->text().find("ulimit -n"), std::string::npos) << error->what();
+      }
+      Processes::say(error ? "told" : "joined");
+    });
+    became = ranks.next_word(1);
+    EXPECT_EQ(ranks.next_word(0), became == "joined" ? "joined" : "told") << left << " descriptors";
+    ranks.expect_success();
+  }
+  EXPECT_EQ(became, "joined");
+}
+
+// Rank 1 may have no way to hear of it: the store is where nobody can be taken in.
+TEST_P(OneWithoutDescriptors, TheHostOfTheStoreSaysSoAtOnce) {
+  std::string became;
+  for (int left = 0; left < 60 && became != "joined"; ++left) {
+    Processes ranks(2, [&](int rank) {
+      std::optional<FewDescriptors> few;
+      if (rank == 0) few.emplace(left);
+      const auto error = joined({.backend = GetParam(), .timeout = kLong});
+      few.reset();
+      if (rank == 0) Processes::say(word_for(error));
+    });
+    became = ranks.next_word(0);
+    if (became != "joined") ranks.signal(1, SIGKILL);
+    ranks.expect_success(became == "joined" ? std::set<int>() : std::set<int>{1});
+  }
+  EXPECT_EQ(became, "joined");
+}
+
+INSTANTIATE_TEST_SUITE_P(Group, OneWithoutDescriptors, testing::Values("gloo", "shm", "tcp", "weft"),
+                         [](const auto& backend) { return backend.param; });
+
+TEST(WithoutAnyDescriptor, ARankSaysThatItCannotReachTheStore) {
+  Processes ranks(1, [](int) {
+    const FewDescriptors few(0);
+    const auto error =
+        joined({.backend = "tcp", .init_method = "tcp://127.0.0.1:29578", .rank = 1, .world_size = 2, .timeout = kLong});
+    EXPECT_TRUE(names_the_limit(error)) << (error ? error->what() : "joined");
+  });
+  ranks.expect_success();
+}
 
 // In a network namespace of its own the loopback interface is there, and down.
 TEST(WithoutLoopback, RankZeroSaysThatNoInterfaceIsUp) {

@@ -91,7 +91,7 @@ TEST_F(TcpStore, AllGroupsAndAgentsShareOneConnection) {
                                                              .store = c10::make_intrusive<c10d::PrefixStore>("rpc", store),
                                                              .transports = {"shm"}});
     for (ProcessGroup& group : groups) group.monitored_barrier(seconds(20));
-    if (rank == 0) EXPECT_EQ(connections(), before + 2);
+    if (rank == 0) EXPECT_EQ(connections(), before + 4) << "of each rank one, and the one beside it";
     for (ProcessGroup& group : groups) group.barrier().wait();
     agent.shutdown();
   });
@@ -161,12 +161,26 @@ TEST_F(TcpStore, ConnectionsAreSharedByStoreWithTheirPrefixes) {
   EXPECT_EQ(group::connection_of(without), without);
 }
 
+// c10d would log a stack trace for each call.
+TEST_F(TcpStore, ALostHostIsNoticedBeforeC10dIsAsked) {
+  group::StoreBootstrap store(group::connection_of(client()));
+  store.set("key", group::to_bytes("value"));
+  host_.reset();
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    const Error error = harness::error_of([&] { store.exists("key"); });
+    EXPECT_EQ(error.blame(), Blame::PeerLost);
+    EXPECT_NE(error.text().find("the process that hosts it has ended"), std::string::npos) << error.text();
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(TcpStore, AConnectionEndsWithItsLastUser) {
   const StorePointer store = client();
   const std::size_t before = connections();
   for (int i = 0; i < 3; ++i) {
     const auto shared = group::connection_of(store);
-    EXPECT_TRUE(comes_to(before + 1));
+    EXPECT_TRUE(comes_to(before + 2)) << "with the one beside it";
   }
   EXPECT_TRUE(comes_to(before));
 }

@@ -287,6 +287,16 @@ TEST_P(WaitsOver, ACheckpointThatOneRankSavesAloneSaysThatAllMustCallIt) {
   EXPECT_THAT(log_.lines(), ElementsAre(HasSubstr("in checkpoint::save: ")));
 }
 
+TEST_P(WaitsOver, ACheckpointThatARankHasLeftAloneSaysThatAllMustCallIt) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    if (rank == 1) return group.leave(30s);
+    const Error left = error_of([&] { checkpoint::save("never-written.pt", group, {}); });
+    EXPECT_EQ(left.blame(), Blame::PeerLost);
+    EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1"), HasSubstr("all ranks of the group must call checkpoint::save")));
+  });
+}
+
 TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
   WaitLog log;
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port()) + "?rank=";

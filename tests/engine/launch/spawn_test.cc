@@ -119,6 +119,14 @@ TEST(Spawn, AnyOtherExceptionIsRemote) {
   EXPECT_EQ(error.text(), "rank 0: why");
 }
 
+TEST(Spawn, AnExceptionOfTorchIsRethrownWithoutItsStack) {
+  const Error error = error_of([] { spawn(1, [](int, int) { at::ones({2}).view({3}); }); });
+  EXPECT_EQ(error.blame(), Blame::Remote);
+  EXPECT_NE(error.text().find("shape '[3]' is invalid"), std::string::npos) << error.text();
+  EXPECT_EQ(error.text().find("frame #"), std::string::npos) << error.text();
+  EXPECT_EQ(error.text().find("Exception raised from"), std::string::npos) << error.text();
+}
+
 TEST(Spawn, WhatAFailedRankHasStartedHoldsNobodyUp) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(spawn(2,
