@@ -79,7 +79,8 @@ void Output::take(std::string_view bytes) {
 
 // With `ending` "" the line goes on.
 void Output::end_line(const char* ending) {
-  if (to_ == STDERR_FILENO) {
+  // A stack of libtorch's would push out the sentence above it.
+  if (to_ == STDERR_FILENO && !partial_.starts_with("frame #")) {
     last_.push_back(partial_ + "\n");
     if (last_.size() > kKept) last_.pop_front();
   }

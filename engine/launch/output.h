@@ -36,7 +36,7 @@ class Output {
   int failure() const { return failure_; }
   const char* where() const;
   const std::string& log_path() const { return log_.path; }
-  // The last lines, of stderr only: what a report of the rank's failure shows.
+  // The last lines, of stderr only and without the frames of libtorch's stacks: what a report of the rank's failure shows.
   const std::deque<std::string>& last_lines() const { return last_; }
   // Whether they say that the rank lost another one, as Weft's own errors do. Lines of Weft's log do not count: a rank that
   // fails by itself may have logged that the others are gone.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -50,6 +51,7 @@ std::optional<WorkerGroup::Failure> WorkerGroup::supervise() {
   if (status_) show(status_->due());
   if (!runs()) return std::nullopt;
   const auto ended = wait_for_end();
+  if (ended.process != 0 && ended.status == 0) ended_well_.push_back(ranks_[ended.process].rank);
   // A terminal's Ctrl-C ends the ranks as well.
   if (ended.process == 0 || ended.status == 0 || received_signal != 0) return std::nullopt;
   return report(ended);
@@ -220,6 +222,13 @@ WorkerGroup::Failure WorkerGroup::report(Children::Ended first) {
   if (rank.error->last_lines().empty()) std::fprintf(stderr, "weft-run: it wrote nothing to stderr\n");
   for (const std::string& line : rank.error->last_lines()) std::fprintf(stderr, "  %s", line.c_str());
   if (!rank.error->log_path().empty()) std::fprintf(stderr, "weft-run: all of it: %s\n", rank.error->log_path().c_str());
+  if (!ended_well_.empty()) {
+    std::sort(ended_well_.begin(), ended_well_.end());
+    std::string ranks;
+    for (const int one : ended_well_) ranks += (ranks.empty() ? "" : ", ") + std::to_string(one);
+    std::fprintf(stderr, "weft-run: before that, %s %s had ended with exit code 0\n",
+                 ended_well_.size() == 1 ? "rank" : "ranks", ranks.c_str());
+  }
   for (const auto& failure : failures) {
     if (failure.process == cause.process) continue;
     std::fprintf(stderr, "weft-run: then rank %d: %s\n", ranks_[failure.process].rank,

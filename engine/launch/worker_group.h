@@ -75,6 +75,7 @@ class WorkerGroup {
   const Rendezvous::Place place_;
   std::vector<std::unique_ptr<Output>> outputs_;
   std::map<pid_t, Rank> ranks_;
+  std::vector<int> ended_well_;  // ranks that had ended with exit code 0 before the first failure
   Children children_{Reach::Descendants};
   std::optional<StatusLine> status_;
   int write_failure_ = 0;

@@ -60,6 +60,25 @@ TEST(WeftRun, GivesTheProgramItsOwnArguments) {
   EXPECT_THAT(outcome.lines(), ElementsAre("--nproc-per-node 7 --help -- end"));
 }
 
+TEST(WeftRun, AReportOfAFailureLeavesTheFramesOfAStackOut) {
+  const auto outcome =
+      shell("--nproc-per-node 1",
+            "echo element 0 does not require grad >&2; for i in $(seq 60); do echo frame \\#$i: at::f >&2; "
+            "done; exit 3");
+  EXPECT_EQ(outcome.code, 3);
+  const auto report = outcome.err.substr(outcome.err.find("weft-run: rank 0 failed first"));
+  EXPECT_THAT(report, HasSubstr("  element 0 does not require grad\n"));
+  EXPECT_THAT(report, Not(HasSubstr("frame #")));
+  EXPECT_THAT(outcome.err, HasSubstr("frame #60"));
+}
+
+TEST(WeftRun, AReportOfAFailureNamesTheRanksThatHadEndedWell) {
+  const auto outcome = shell("--nproc-per-node 3", "test $RANK = 1 || exit 0; sleep 0.5; exit 3");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: rank 1 failed first: exit code 3"));
+  EXPECT_THAT(outcome.err, HasSubstr("weft-run: before that, ranks 0, 2 had ended with exit code 0\n"));
+}
+
 TEST(WeftRun, AFailureEndsTheOthersAndItsErrorComesFirst) {
   const auto outcome =
       shell("--nproc-per-node 3 --grace 1", "test $RANK = 1 || exec sleep 1000; echo the reason >&2; exit 3");
