@@ -3,12 +3,17 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
+
+#include <unistd.h>
 
 #include <weft/base/config.h>
 #include <weft/base/error.h>
 #include <weft/base/fork_mutex.h>
+#include <weft/base/log.h>
 
 namespace weft {
 
@@ -101,6 +106,34 @@ const Config& config() {
     read.store(new Config(Config::from([](const char* name) { return std::getenv(name); })), std::memory_order_release);
   }
   return *read.load(std::memory_order_relaxed);
+}
+
+std::vector<std::string> unknown_variables(const char* const* environment) {
+  std::set<std::string, std::less<>> known{"WEFT_IN_GUEST"};  // and of the project's own tests and benches
+  static_cast<void>(Config::from([&](const char* name) {
+    known.insert(name);
+    return nullptr;
+  }));
+  std::vector<std::string> unknown;
+  for (; *environment != nullptr; ++environment) {
+    const std::string_view variable(*environment);
+    const std::string_view name = variable.substr(0, variable.find('='));
+    if (name.starts_with("WEFT_") && !name.starts_with("WEFT_BENCH_") && !known.contains(name)) unknown.emplace_back(name);
+  }
+  return unknown;
+}
+
+void check_environment() {
+  static_cast<void>(config());
+  static std::atomic<bool> checked{false};
+  const char* const local = std::getenv("LOCAL_RANK");
+  if (checked.exchange(true) || (local != nullptr && std::string_view(local) != "0")) return;
+  std::string names;
+  for (const std::string& name : unknown_variables(environ)) names += (names.empty() ? "" : ", ") + name;
+  if (!names.empty()) {
+    log::warn("the environment sets " + names +
+              ", which Weft does not read; docs/environment.md lists the variables that it reads");
+  }
 }
 
 }  // namespace weft

@@ -40,4 +40,11 @@ struct Config {
 // This process's Config. The first call reads the environment and throws what Config::from throws; so does every later one.
 const Config& config();
 
+// The variables of an environment ("NAME=value", null-terminated) that begin with WEFT_ and that Weft does not read.
+std::vector<std::string> unknown_variables(const char* const* environment);
+
+// Called before anybody is waited for: throws what config() throws, and warns once of unknown variables, which may be
+// misspelt. Of the ranks of one machine only the first warns.
+void check_environment();
+
 }  // namespace weft

@@ -77,7 +77,7 @@ std::shared_ptr<group::Job> start_job(const group::CoreOptions& made, const std:
 }  // namespace
 
 ProcessGroup group::init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices) {
-  static_cast<void>(config());  // a wrong variable is reported here, before anybody waits
+  check_environment();  // a wrong variable is reported here, before anybody waits
   static_cast<void>(group::parse_backends(options.backend));
   options.backend = group::backends_of(options.backend);
   if (group::parse_backends(options.backend).contains(c10::kCUDA)) tensor::prepare_for_cuda();

@@ -23,6 +23,13 @@ TEST(Config, CC009_HasQuietDefaults) {
   EXPECT_TRUE(config.socket_interfaces.empty());
 }
 
+TEST(Config, KnowsWhichVariablesWeftDoesNotRead) {
+  const char* const environment[] = {"PATH=/bin",      "WEFT_LOG=warn",   "WEFT_LOGG=debug",
+                                     "WEFT_TIMEOUT=5", "MY_WEFT_LOG=off", "WEFT_BENCH_PYTHON=py3",
+                                     nullptr};
+  EXPECT_THAT(unknown_variables(environment), testing::ElementsAre("WEFT_LOGG", "WEFT_TIMEOUT"));
+}
+
 TEST(Config, CC009_LevelsAreCaseInsensitive) {
   EXPECT_EQ(from({{"WEFT_DEBUG", "DeTail"}}).debug, DebugLevel::Detail);
   EXPECT_EQ(from({{"WEFT_DEBUG", "info"}}).debug, DebugLevel::Info);
