@@ -3,8 +3,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -36,11 +40,34 @@ void tell(int report, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(report, text.data(), text.size());
 }
 
-std::string encode(const Error& error) { return std::to_string(static_cast<int>(error.blame())) + " " + error.text(); }
+// Numbers and the file, a line; the ranks, a line; the text.
+std::string encode(const Error& error) {
+  const Place place = error.place();
+  std::ostringstream report;
+  report << static_cast<int>(error.blame()) << ' ' << error.native_code() << ' ' << place.line << ' ' << place.file << '\n';
+  for (const int rank : error.ranks()) report << rank << ' ';
+  report << '\n' << error.text();
+  return report.str();
+}
 
 Error decode(const std::string& report) {
-  const auto space = report.find(' ');
-  return {static_cast<Blame>(std::atoi(report.c_str())), report.substr(space + 1)};
+  std::istringstream lines(report), numbers;
+  std::string line, file;
+  int blame = static_cast<int>(Blame::Remote), native_code = 0, line_number = 0;
+  std::getline(lines, line);
+  numbers.str(line);
+  numbers >> blame >> native_code >> line_number;
+  std::getline(numbers >> std::ws, file);
+  std::vector<int> ranks;
+  std::getline(lines, line);
+  numbers = std::istringstream(line);
+  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
+  const std::string text(std::istreambuf_iterator<char>(lines), {});
+  static std::mutex mutex;
+  static auto* const files = new std::set<std::string>;  // a Place points at one
+  const std::lock_guard lock(mutex);
+  const Place place{files->insert(file).first->c_str(), line_number};
+  return Error(static_cast<Blame>(blame), text, native_code, place).with_ranks(std::move(ranks));
 }
 
 // The error without the stack trace that c10's exceptions carry at the end of their text.

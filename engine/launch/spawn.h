@@ -9,8 +9,9 @@ namespace weft {
 
 // Forks `ranks` processes that each call function(rank, world_size) and end; sets RANK, LOCAL_RANK, WORLD_SIZE,
 // LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port) for them, so that init_process_group() joins them. Blocks
-// until all have ended. The first that fails ends the others, and its exception is thrown here: an Error keeps its blame
-// and text, others become Blame::Remote; a rank that a signal killed is PeerLost, one that called exit(n) itself Remote.
+// until all have ended. The first that fails ends the others, and its exception is thrown here: an Error keeps its blame,
+// text, ranks(), native_code() and place(), others become Blame::Remote; a rank that a signal killed is PeerLost, one that
+// called exit(n) itself Remote.
 //
 // The ranks are children of a further copy of this process, which watches them. If this process is killed, kill -9
 // included, or a rank fails, the ranks end, and so do the processes that they have started, unless these have made sessions

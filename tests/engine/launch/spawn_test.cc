@@ -103,12 +103,16 @@ TEST(Spawn, RanksComputeAlthoughTheirParentHasComputed) {
 TEST(Spawn, TheFirstFailureEndsTheOthersAndIsRethrown) {
   const auto error = error_of([] {
     spawn(3, [](int rank, int) {
-      if (rank == 1) throw Error(Blame::Unsupported, "this and\nthat");
+      if (rank == 1) throw Error(Blame::Unsupported, "this and\nthat", 7, {"a folder/a file.cc", 12}).with_ranks({0, 2});
       wait_for_the_end();
     });
   });
   EXPECT_EQ(error.blame(), Blame::Unsupported);
   EXPECT_EQ(error.text(), "rank 1: this and\nthat");
+  EXPECT_EQ(error.native_code(), 7);
+  EXPECT_STREQ(error.place().file, "a folder/a file.cc");
+  EXPECT_EQ(error.place().line, 12);
+  EXPECT_EQ(error.ranks(), (std::vector<int>{0, 2}));
   expect_no_children();
 }
 
