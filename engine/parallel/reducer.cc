@@ -67,7 +67,8 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, 
       divisor_(group().size()),
       hooks_(parameters_.size()),
       usage_(parameters_.size()),
-      static_graph_(options.static_graph, parameters_.size()) {
+      static_graph_(options.static_graph, parameters_.size()),
+      check_(groups_.own(), number) {
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
   for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
@@ -179,11 +180,23 @@ void Reducer::end_forward(const std::vector<at::Tensor>& outputs, bool trains) {
   if (is_visible) {
     if (finds_unused()) forward->unused = unreachable_from(outputs);
     forwards_.push_back(forward);
-    if (synchronizing_ && trains) count(*forward, true);
+    if (synchronizing_ && trains) {
+      count(*forward, true);
+      compare_parameters();
+    }
   } else {
     // It returns nothing, or a type that does not say what it holds: any backward may be its own.
     hidden_ = hidden_.value_or(false) || synchronizing_;
   }
+}
+
+void Reducer::compare_parameters() {
+  std::vector<ParameterCheck::Parameter> trained;
+  if (!check_.is_due(steps_)) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i]) trained.push_back({parameters_[i].name, parameters_[i].tensor});
+  }
+  check_.look(steps_, trained);
 }
 
 bool Reducer::is_synchronizing() const {

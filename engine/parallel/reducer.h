@@ -31,6 +31,7 @@
 #include <weft/engine/parallel/ddp_options.h>
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
+#include <weft/engine/parallel/parameter_check.h>
 #include <weft/engine/parallel/reducer_state.h>
 #include <weft/engine/tensor/torch_releases.h>
 #include <weft/profiling/trace/trace.h>
@@ -152,6 +153,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // A backward brings gradients of the pass that began or went on in it. An exception may have ended it since.
   bool is_reducing() const { return passing_ && !ended_ && backward_ == Kind::Synchronized; }
   void count(Forward& forward, bool counts);
+  void compare_parameters();
   bool awaits_gradients() const;
   void keep_local(std::size_t parameter);
   void synchronize();
@@ -263,6 +265,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<at::Tensor> kept_;     // gradients of unused parameters as they were, by parameter
   Usage usage_;
   StaticGraph static_graph_;
+  ParameterCheck check_;
   ArrivalOrder order_;
 
   DdpStats stats_;

@@ -137,19 +137,5 @@ TEST(Failures, AWrapperWhoseGroupBreaksInABackwardTakesNoPartInThoseOfANewOne) {
   });
 }
 
-TEST(Failures, ABackwardAfterTheWrapperIsGoneIsLocal) {
-  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
-    Mlp net;
-    fill(net);
-    torch::Tensor y;
-    {
-      DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
-      y = ddp(random({2, 6}, static_cast<std::uint64_t>(group.rank())));
-    }
-    y.sum().backward();
-    EXPECT_TRUE(net->first->weight.grad().defined());
-  });
-}
-
 }  // namespace
 }  // namespace weft::testing
