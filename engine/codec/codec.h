@@ -15,18 +15,26 @@ namespace weft {
 // Throws Caller for what cannot travel (a quantised tensor, an RRef).
 template <class T>
 std::vector<std::byte> encode(const T& value) {
-  return codec::join(codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    return codec::join(codec::Writer().write([&](codec::Packer& packer) { packer.pack(value); }));
+  } else {
+    std::terminate();
+  }
 }
 
 // Throws Caller for bytes that are short, foreign, or of another type.
 template <class T>
 T decode(std::span<const std::byte> bytes) {
-  auto split = codec::split(bytes);
-  std::optional<T> value;
-  codec::Reader(std::move(split.parts)).read(split.body, [&](const msgpack::object& object) {
-    value.emplace(codec::unpacked<T>(object));
-  });
-  return std::move(*value);
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    auto split = codec::split(bytes);
+    std::optional<T> value;
+    codec::Reader(std::move(split.parts)).read(split.body, [&](const msgpack::object& object) {
+      value.emplace(codec::unpacked<T>(object));
+    });
+    return std::move(*value);
+  } else {
+    std::terminate();
+  }
 }
 
 }  // namespace weft

@@ -25,19 +25,14 @@
 #include <c10/core/Device.h>
 
 #include <weft/engine/codec/msgpack.h>
+#include <weft/engine/codec/refusals.h>
 #include <weft/engine/codec/travelling.h>
 
 namespace weft::codec {
 
 template <class T>
 struct Blank {
-  static T make() {
-    static_assert(
-        requires { T{}; },
-        "what travels is made before it is decoded: give this struct a default constructor, or send it as a "
-        "std::tuple of its members");
-    return T{};
-  }
+  static T make() { return T{}; }
 };
 template <>
 struct Blank<c10::Device> {
@@ -72,7 +67,6 @@ concept NeedsBlank = !std::default_initializable<T>;
 
 template <class T>
 T unpacked(const msgpack::object& object) {
-  static_assert(check_decoded<T>());
   T value = Blank<T>::make();
   object.convert(value);
   return value;

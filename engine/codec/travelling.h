@@ -3,6 +3,8 @@
 
 #include <array>
 #include <chrono>
+#include <complex>
+#include <cstddef>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -69,23 +71,15 @@ template <template <class...> class C, class... T>
 requires(!HasFields<C<T...>>) struct HoldsLongDouble<C<T...>> : std::disjunction<HoldsLongDouble<std::remove_cv_t<T>>...> {
 };
 
-template <class T>
-constexpr bool check_decoded() {
-  static_assert(
-      !HoldsLongDouble<T>::value,
-      "a long double does not travel: machines differ in what it is; use a double (and std::chrono::duration<double>: "
-      "a literal like 1.5s is of long doubles)");
-  static_assert(
-      !HoldsView<T>::value,
-      "what travels cannot hold a view or a pointer (std::string_view, std::span, at::ArrayRef, T*): what it points "
-      "to does not travel with it; hold a std::string, a std::vector or the value itself");
-  return true;
-}
-
 // Whether a T can travel. Specialise it for a type that has msgpack adaptors of its own, instead of fields.
 template <class T>
 struct Travels
     : std::bool_constant<(std::is_arithmetic_v<T> && !HoldsLongDouble<T>::value) || std::is_enum_v<T> || HasFields<T>> {};
+// A T that consists of Parts travels if they do.
+template <class... P>
+struct MadeOf : std::conjunction<Travels<P>...> {
+  using Parts = std::tuple<P...>;
+};
 template <>
 struct Travels<std::monostate> : std::true_type {};
 template <>
@@ -97,21 +91,25 @@ struct Travels<c10::Device> : std::true_type {};
 template <class T>
 struct Travels<RRef<T>> : std::true_type {};
 template <class Number, class Period>
-struct Travels<std::chrono::duration<Number, Period>> : Travels<Number> {};
+struct Travels<std::chrono::duration<Number, Period>> : MadeOf<Number> {};
 template <class Clock, class Duration>
-struct Travels<std::chrono::time_point<Clock, Duration>> : Travels<Duration> {};
+struct Travels<std::chrono::time_point<Clock, Duration>> : MadeOf<Duration> {};
+template <class Number>
+struct Travels<std::complex<Number>> : MadeOf<Number> {};
+template <class T, std::size_t elements>
+struct Travels<T[elements]> : MadeOf<T> {};
 template <class T>
-struct Travels<std::optional<T>> : Travels<T> {};
+struct Travels<std::optional<T>> : MadeOf<T> {};
 template <class A, class B>
-struct Travels<std::pair<A, B>> : std::conjunction<Travels<std::remove_const_t<A>>, Travels<B>> {};
+struct Travels<std::pair<A, B>> : MadeOf<std::remove_const_t<A>, B> {};
 template <class... T>
-struct Travels<std::tuple<T...>> : std::conjunction<Travels<T>...> {};
+struct Travels<std::tuple<T...>> : MadeOf<T...> {};
 template <class... T>
-struct Travels<std::variant<T...>> : std::conjunction<Travels<T>...> {};
+struct Travels<std::variant<T...>> : MadeOf<T...> {};
 template <class T>
-struct Travels<std::unique_ptr<T>> : Travels<T> {};
+struct Travels<std::unique_ptr<T>> : MadeOf<std::remove_const_t<T>> {};
 template <class T>
-struct Travels<std::shared_ptr<T>> : Travels<T> {};
+struct Travels<std::shared_ptr<T>> : MadeOf<std::remove_const_t<T>> {};
 // Of containers, what they hold.
 template <class T>
 requires requires(const T& values) {
@@ -120,7 +118,7 @@ requires requires(const T& values) {
   values.end();
   requires !HasFields<T> && !HoldsView<T>::value && !std::is_same_v<typename T::value_type, T>;
 }
-struct Travels<T> : Travels<typename T::value_type> {};
+struct Travels<T> : MadeOf<typename T::value_type> {};
 
 }  // namespace weft::codec
 

@@ -22,18 +22,24 @@
 namespace weft::codec {
 
 template <class... Fields>
+using RefusalOfFields = decltype(weft::detail::first_of(RefusalOf<std::remove_const_t<Fields>>()...));
+
+template <class... Fields>
 void pack_fields(Packer& packer, const std::tuple<Fields&...>& fields) {
-  packer.pack_array(sizeof...(Fields));
-  std::apply([&](const auto&... field) { (packer.pack(field), ...); }, fields);
+  if constexpr (RefusalOfFields<Fields...>::accept()) {
+    packer.pack_array(sizeof...(Fields));
+    std::apply([&](const auto&... field) { (packer.pack(field), ...); }, fields);
+  }
 }
 
 // Throws msgpack::type_error where the number of fields differs: another version of the struct.
 template <class... Fields>
 void unpack_fields(const msgpack::object& object, const std::tuple<Fields&...>& fields) {
-  if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(Fields)) throw msgpack::type_error();
-  static_assert((check_decoded<Fields>() && ...));
-  const msgpack::object* next = object.via.array.ptr;
-  std::apply([&](auto&... field) { ((next++)->convert(field), ...); }, fields);
+  if constexpr (RefusalOfFields<Fields...>::accept()) {
+    if (object.type != msgpack::type::ARRAY || object.via.array.size != sizeof...(Fields)) throw msgpack::type_error();
+    const msgpack::object* next = object.via.array.ptr;
+    std::apply([&](auto&... field) { ((next++)->convert(field), ...); }, fields);
+  }
 }
 
 template <std::size_t i, class Variant>

@@ -37,6 +37,7 @@
 #include <weft/base/task.h>
 #include <weft/engine/future/device_work.h>
 #include <weft/engine/future/home.h>
+#include <weft/engine/future/refusal.h>
 
 namespace weft {
 
@@ -125,13 +126,92 @@ class FutureState : public FutureCore {
   std::optional<Stored<T>> value_;
 };
 
+template <class... About>
+struct CannotShare : Refusal {
+  static constexpr bool accept() {
+    static_assert(
+        kNever<About...>,
+        "futures share their value, and this one cannot be copied: have it at once, with sync<&f>(…), or leave it "
+        "where it is, with remote<&f>(…)");
+    return false;
+  }
+};
+template <class... About>
+struct ContinuesNothing : Refusal {
+  static constexpr bool accept() {
+    static_assert(kNever<About...>, "a continuation of a Future<void> takes the Future, or nothing");
+    return false;
+  }
+};
+template <class... About>
+struct ContinuesAnotherValue : Refusal {
+  static constexpr bool accept() {
+    static_assert(
+        kNever<About...>,
+        "a continuation takes the Future, or its value, which has another type: write then([](Future<T> future) …) "
+        "or then([](T value) …)");
+    return false;
+  }
+};
+template <class... About>
+struct LooksAtAnotherValue : Refusal {
+  static constexpr bool accept() {
+    static_assert(kNever<About...>, "what on_done() is given takes the Future, or its value, or nothing");
+    return false;
+  }
+};
 template <class T>
-constexpr bool check_shared() {
-  static_assert(std::is_void_v<T> || std::is_copy_constructible_v<T>,
-                "futures share their value, and this one cannot be copied: have it at once, with sync<&f>(…), or leave it "
-                "where it is, with remote<&f>(…)");
-  return true;
+consteval auto refusal_of_sharing() {
+  if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+    return Fine();
+  } else {
+    return CannotShare<T>();
+  }
 }
+// Why an F cannot continue a Future<T>.
+template <class F, class T>
+consteval auto refusal_of_continuation() {
+  if constexpr (std::is_invocable_v<F&, Future<T>>) {
+    return Fine();
+  } else if constexpr (std::is_void_v<T>) {
+    return std::conditional_t<std::is_invocable_v<F&>, Fine, ContinuesNothing<F>>();
+  } else if constexpr (std::is_invocable_v<F&, T>) {
+    return refusal_of_sharing<T>();
+  } else {
+    return ContinuesAnotherValue<F, T>();
+  }
+}
+// Why an F cannot be called when a Future<T> is done.
+template <class F, class T>
+consteval auto refusal_of_look() {
+  if constexpr (std::is_invocable_v<F&, Future<T>> || std::is_invocable_v<F&>) {
+    return Fine();
+  } else if constexpr (std::is_void_v<T>) {
+    return LooksAtAnotherValue<F>();
+  } else {
+    return first_of(std::conditional_t<std::is_invocable_v<F&, T>, Fine, LooksAtAnotherValue<F, T>>(),
+                    refusal_of_sharing<T>());
+  }
+}
+// What an F gives that continues a Future<T>: a Future of something is flattened.
+template <class F, class T>
+consteval auto type_of_continuation() {
+  if constexpr (std::is_invocable_v<F&, Future<T>>) {
+    return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&, Future<T>>>>();
+  } else if constexpr (std::is_void_v<T>) {
+    if constexpr (std::is_invocable_v<F&>) {
+      return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&>>>();
+    } else {
+      return std::type_identity<Refused>();
+    }
+  } else if constexpr (std::is_invocable_v<F&, T>) {
+    return std::type_identity<std::remove_cvref_t<std::invoke_result_t<F&, T>>>();
+  } else {
+    return std::type_identity<Refused>();
+  }
+}
+template <class F, class T>
+using Given = typename decltype(type_of_continuation<F, T>())::type;
 
 // The promise takes a copy of the value; an exception of the copying is its error.
 template <class T>
@@ -229,9 +309,14 @@ class Future {
   // A future that is done already.
   template <class U = T>
   requires(!std::is_void_v<U>) static Future ready(U value) {
-    Future future(std::make_shared<detail::FutureState<T>>());
-    future.state_->set_on_streams(std::move(value));
-    return future;
+    if constexpr (std::is_convertible_v<U, T>) {
+      Future future(std::make_shared<detail::FutureState<T>>());
+      future.state_->set_on_streams(std::move(value));
+      return future;
+    } else {
+      static_assert(detail::kNever<U>, "the value of a Future<T> is a T, and this cannot be converted to one");
+      std::terminate();
+    }
   }
   static Future ready() requires std::is_void_v<T> {
     Future future(std::make_shared<detail::FutureState<T>>());
@@ -247,12 +332,15 @@ class Future {
 
   // Blocks until done; gives the value (a copy of it, so that every copy of the future can) or throws the error.
   T get() const {
-    static_assert(detail::check_shared<T>());
-    state().wait_until(Deadline::never());
-    state().take();
-    if constexpr (!std::is_void_v<T>) {
-      if (state().device_work()) detail::hand_over(state().value());
-      return state().value();
+    if constexpr (decltype(detail::refusal_of_sharing<T>())::accept()) {
+      state().wait_until(Deadline::never());
+      state().take();
+      if constexpr (!std::is_void_v<T>) {
+        if (state().device_work()) detail::hand_over(state().value());
+        return state().value();
+      }
+    } else {
+      std::terminate();
     }
   }
   // Blocks until done. Throws Timeout when the time is over first, and the future's error, every time.
@@ -269,70 +357,34 @@ class Future {
   // (and an error passes by). What it throws becomes the error; a future it returns is flattened. An empty std::function is
   // a Caller error.
   template <class F>
-  auto then(F function) const {
-    detail::require_function(function);
-    constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
-    using Raw = std::remove_cvref_t<typename decltype(invoke_type<takes_future, F>())::type>;
-    using R = typename detail::Flat<Raw>::Type;
-    Promise<R> promise(state().home() ? state().home() : detail::ambient_home());
-    Future<R> result = promise.future();
-    state().on_done([self = *this, promise, function = std::move(function)]() mutable {
-      try {
-        if constexpr (!takes_future) {
-          if (const auto error = self.state().error()) return promise.set_error(error);
-        }
-        auto call = [&]() -> decltype(auto) {
-          if constexpr (takes_future) {
-            return function(Future(self));
-          } else if constexpr (std::is_void_v<T>) {
-            return function();
-          } else {
-            static_assert(detail::check_shared<T>());
-            if (self.state().device_work()) detail::hand_over(self.state().value());
-            return function(T(self.state().value()));
-          }
-        };
-        const auto work = self.state().device_work();
-        if constexpr (detail::IsFuture<Raw>::value) {
-          std::optional<Raw> inner;
-          detail::run_after(work, [&] { inner.emplace(call()); });
-          inner->forward_to(promise);
-        } else if constexpr (std::is_void_v<R>) {
-          promise.set_with(detail::run_after(work, call), {});
-        } else {
-          std::optional<R> made;
-          detail::DeviceWorkRef own;  // on devices that `work` knows nothing of as well
-          auto enqueued = detail::run_after(work, [&] {
-            made.emplace(call());
-            own = detail::enqueued_for(*made);
-          });
-          promise.set_with(detail::join(std::move(enqueued), std::move(own)), std::move(*made));
-        }
-      } catch (...) {
-        promise.set_error(std::current_exception());
-      }
-    });
-    return result;
+  Future<typename detail::Flat<detail::Given<F, T>>::Type> then(F function) const {
+    if constexpr (decltype(detail::refusal_of_continuation<F, T>())::accept()) {
+      return continued(std::move(function));
+    } else {
+      std::terminate();
+    }
   }
 
   // Calls function(Future<T>) or function() when done; or function(T), unless it has failed. What it throws is logged. An
   // empty std::function is a Caller error.
   template <class F>
   void on_done(F function) const {
-    detail::require_function(function);
-    state().on_done([self = *this, function = std::move(function)]() mutable {
-      try {
-        if constexpr (std::is_invocable_v<F&, Future<T>>) {
-          function(Future(self));
-        } else if constexpr (std::is_invocable_v<F&>) {
-          function();
-        } else if (!self.failed()) {
-          function(self.get());
+    if constexpr (decltype(detail::refusal_of_look<F, T>())::accept()) {
+      detail::require_function(function);
+      state().on_done([self = *this, function = std::move(function)]() mutable {
+        try {
+          if constexpr (std::is_invocable_v<F&, Future<T>>) {
+            function(Future(self));
+          } else if constexpr (std::is_invocable_v<F&>) {
+            function();
+          } else if (!self.failed()) {
+            function(self.get());
+          }
+        } catch (...) {
+          detail::log_lost_exception();
         }
-      } catch (...) {
-        detail::log_lost_exception();
-      }
-    });
+      });
+    }
   }
 
   // Completes the promise with this future's value or error, once known; where it has been set by then, that is logged.
@@ -388,17 +440,50 @@ class Future {
   friend class Promise<T>;
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
-  template <bool takes_future, class F>
-  static auto invoke_type() {
-    if constexpr (takes_future) {
-      return std::type_identity<std::invoke_result_t<F&, Future<T>>>();
-    } else if constexpr (std::is_void_v<T>) {
-      static_assert(std::is_invocable_v<F&>, "a continuation of a Future<void> takes the Future, or nothing");
-      return std::type_identity<std::invoke_result_t<F&>>();
-    } else {
-      static_assert(std::is_invocable_v<F&, T>, "a continuation takes the Future, or its value, which has another type");
-      return std::type_identity<std::invoke_result_t<F&, T>>();
-    }
+  template <class F>
+  auto continued(F function) const {
+    detail::require_function(function);
+    constexpr bool takes_future = std::is_invocable_v<F&, Future<T>>;
+    using Raw = detail::Given<F, T>;
+    using R = typename detail::Flat<Raw>::Type;
+    Promise<R> promise(state().home() ? state().home() : detail::ambient_home());
+    Future<R> result = promise.future();
+    state().on_done([self = *this, promise, function = std::move(function)]() mutable {
+      try {
+        if constexpr (!takes_future) {
+          if (const auto error = self.state().error()) return promise.set_error(error);
+        }
+        auto call = [&]() -> decltype(auto) {
+          if constexpr (takes_future) {
+            return function(Future(self));
+          } else if constexpr (std::is_void_v<T>) {
+            return function();
+          } else {
+            if (self.state().device_work()) detail::hand_over(self.state().value());
+            return function(T(self.state().value()));
+          }
+        };
+        const auto work = self.state().device_work();
+        if constexpr (detail::IsFuture<Raw>::value) {
+          std::optional<Raw> inner;
+          detail::run_after(work, [&] { inner.emplace(call()); });
+          inner->forward_to(promise);
+        } else if constexpr (std::is_void_v<R>) {
+          promise.set_with(detail::run_after(work, call), {});
+        } else {
+          std::optional<R> made;
+          detail::DeviceWorkRef own;  // on devices that `work` knows nothing of as well
+          auto enqueued = detail::run_after(work, [&] {
+            made.emplace(call());
+            own = detail::enqueued_for(*made);
+          });
+          promise.set_with(detail::join(std::move(enqueued), std::move(own)), std::move(*made));
+        }
+      } catch (...) {
+        promise.set_error(std::current_exception());
+      }
+    });
+    return result;
   }
 
   detail::FutureState<T>& state() const {

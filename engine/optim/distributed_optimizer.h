@@ -108,6 +108,20 @@ WEFT_API void load(const std::vector<Owner>& owners, const std::vector<std::stri
 
 }  // namespace optim
 
+namespace optim {
+
+template <class O, class... Given>
+constexpr bool kSteps = false;
+template <class O, class Parameters, class Options>
+constexpr bool kSteps<O, Parameters, Options> =
+    std::is_convertible_v<Parameters, std::vector<RRef<at::Tensor>>>&& std::is_convertible_v<
+        Options, const torch::optim::OptimizerOptions&>&& std::is_constructible_v<O, std::vector<at::Tensor>, Options>;
+template <class O, class Parameters, class Options, class How>
+constexpr bool kSteps<O, Parameters, Options, How> =
+    kSteps<O, Parameters, Options>&& std::is_convertible_v<How, DistributedOptimizerOptions>;
+
+}  // namespace optim
+
 // O: an optimizer that is made of tensors and options, as libtorch's are. Usable from every thread; copies are the same
 // optimizer.
 template <class O>
@@ -122,14 +136,23 @@ class DistributedOptimizer {
   // process; each is a leaf that requires grad. Throws one Error for all owners where that failed: what the optimizer's
   // constructor threw is in the text.
   template <class Options>
-  DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
-                       const DistributedOptimizerOptions& how = {}) {
+  requires(optim::kSteps<O, std::vector<RRef<at::Tensor>>, Options>)
+      DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
+                           const DistributedOptimizerOptions& how = {}) {
     const rpc::Agent agent = optim::agent_of(parameters);
     const optim::OptionsOnWire<Options> travelling{optim::saved(options)};
     for (const auto& [worker, owned] : optim::by_owner(parameters)) {
       owners_.push_back({worker, agent.remote<&optim::make_local<O, Options>>(worker, owned, travelling, how.order)});
     }
     if (how.wait_until_made) optim::wait_for(owners_, "making the optimizer");
+  }
+
+  template <class... Given>
+  requires(sizeof...(Given) > 1 && !optim::kSteps<O, Given...>) explicit DistributedOptimizer(const Given&...) {
+    static_assert(
+        weft::detail::kNever<Given...>,
+        "DistributedOptimizer takes RRefs to the parameters, std::vector<RRef<at::Tensor>>, the options of its kind "
+        "of optimizer, such as torch::optim::SGDOptions(0.05), and perhaps DistributedOptimizerOptions");
   }
 
   // Blocks until all owners have stepped. Throws one Error that lists those that failed; the others have stepped.

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include <weft/base/export.h>
+#include <weft/engine/future/refusal.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/parallel/comm_hooks.h>
 #include <weft/engine/parallel/ddp_options.h>
@@ -100,20 +101,101 @@ class WEFT_API Replica : public Joinable {
   std::unique_ptr<State> state_;
 };
 
+// The module that a holder or a std::shared_ptr leads to.
+template <class M>
+std::type_identity<M> module_of(const torch::nn::ModuleHolder<M>&);
+template <class M>
+std::type_identity<M> module_of(const std::shared_ptr<M>&);
+
+// Whether DistributedDataParallel<Module>(Given…) is made by a constructor.
+template <class Module, class... Given>
+constexpr bool kTakes = (std::is_base_of_v<Replica, std::remove_cvref_t<Given>> || ...);  // copies, moves
+template <class Module, class Given>
+concept LeadsTo = std::is_base_of_v<torch::nn::Module, Module> &&
+    (std::is_convertible_v<Given, std::shared_ptr<Module>> ||
+     std::is_convertible_v<Given, const torch::nn::ModuleHolder<Module>&>);
+template <class Module, class Given, class Group>
+constexpr bool kTakes<Module, Given, Group> = LeadsTo<Module, Given>&& std::is_convertible_v<Group, ProcessGroup>;
+template <class Module, class Given, class Group, class Options>
+constexpr bool kTakes<Module, Given, Group, Options> =
+    kTakes<Module, Given, Group>&& std::is_convertible_v<Options, DdpOptions>;
+
+// The Module of DistributedDataParallel(Given…) where the constructors do not show it.
+template <class Given, class... More>
+consteval auto shown_module() {
+  if constexpr (requires(const Given& given) { module_of(given); }) {
+    return decltype(module_of(std::declval<const Given&>()))();
+  } else if constexpr (std::is_base_of_v<torch::nn::Module, Given>) {
+    return std::type_identity<Given>();
+  } else {
+    return std::type_identity<weft::detail::Refused>();
+  }
+}
+template <class... Given>
+using ShownModule = typename decltype(shown_module<std::remove_cvref_t<Given>...>())::type;
+
+template <class... About>
+struct TakesOtherInputs : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(
+        weft::detail::kNever<About...>,
+        "the module's forward() does not take these arguments, or it has no forward(): ddp(…) gives it what it is "
+        "given");
+    return false;
+  }
+};
+// Why the module's forward() cannot be called with A.
+template <class Module, class... A>
+consteval auto refusal_of_forward() {
+  if constexpr (requires(Module & module, A && ... inputs) { module.forward(std::forward<A>(inputs)...); }) {
+    return weft::detail::Fine();
+  } else {
+    return TakesOtherInputs<Module, A...>();
+  }
+}
+
 }  // namespace parallel
 
 template <class Module>
 class DistributedDataParallel final : public parallel::Replica {
  public:
   // Blocks until all ranks have come. Throws Caller, on all ranks, when the model or the options differ between them.
-  DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group, DdpOptions options = {})
+  DistributedDataParallel(std::shared_ptr<Module> module, ProcessGroup group,
+                          DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : Replica(module, std::move(group), options), module_(std::move(module)) {}
-  DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group, DdpOptions options = {})
+  DistributedDataParallel(const torch::nn::ModuleHolder<Module>& module, ProcessGroup group,
+                          DdpOptions options = {}) requires std::is_base_of_v<torch::nn::Module, Module>
       : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), std::move(group), options) {}
+
+  template <class... Given>
+  requires(sizeof...(Given) > 0 && !parallel::kTakes<Module, Given...>) explicit DistributedDataParallel(Given&&...)
+      : Replica(nullptr, ProcessGroup(), {}) {
+    static_assert(weft::detail::kNever<Given...>,
+                  "DistributedDataParallel takes a module's holder (TORCH_MODULE) or a std::shared_ptr to the module, then "
+                  "the group and perhaps DdpOptions: DistributedDataParallel ddp(std::make_shared<NetImpl>(…), group)");
+  }
 
   // The module's forward, whatever its signature.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
+    if constexpr (!std::is_base_of_v<torch::nn::Module, Module>) {
+      return weft::detail::Refused();  // the constructor has said so
+    } else if constexpr (decltype(parallel::refusal_of_forward<Module, Arguments...>())::accept()) {
+      return output_of(std::forward<Arguments>(arguments)...);
+    } else {
+      return weft::detail::Refused();
+    }
+  }
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  const std::shared_ptr<Module>& module() const { return module_; }
+
+ private:
+  template <class... Arguments>
+  auto output_of(Arguments&&... arguments) {
     before_forward();
     using Output = decltype(module_->forward(std::forward<Arguments>(arguments)...));
     if constexpr (std::is_void_v<Output>) {
@@ -128,15 +210,14 @@ class DistributedDataParallel final : public parallel::Replica {
       return output;
     }
   }
-  template <class... Arguments>
-  auto operator()(Arguments&&... arguments) {
-    return forward(std::forward<Arguments>(arguments)...);
-  }
 
-  const std::shared_ptr<Module>& module() const { return module_; }
-
- private:
   std::shared_ptr<Module> module_;
 };
+
+// Of what is no module, so that the constructor says so.
+template <class... Given>
+requires(sizeof...(Given) > 0 && !parallel::kTakes<parallel::ShownModule<Given...>, Given...>)
+    DistributedDataParallel(Given&&...)
+->DistributedDataParallel<parallel::ShownModule<Given...>>;
 
 }  // namespace weft

@@ -24,6 +24,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <weft/base/export.h>
+#include <weft/engine/future/refusal.h>
 #include <weft/engine/group/process_group.h>
 #include <weft/engine/parallel/join.h>
 
@@ -154,10 +155,25 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
 
 }  // namespace parallel
 
+namespace parallel {
+
+template <class O, class... Given>
+constexpr bool kShards = false;
+template <class O, class Parameters, class Group, class Options>
+constexpr bool kShards<O, Parameters, Group, Options> =
+    (std::is_convertible_v<Parameters, std::vector<torch::optim::OptimizerParamGroup>> ||
+     std::is_convertible_v<Parameters, std::vector<at::Tensor>>)&&std::is_convertible_v<Group, ProcessGroup>&& std::
+        is_constructible_v<O, std::vector<torch::optim::OptimizerParamGroup>, Options>;
+template <class O, class Parameters, class Group, class Options, class How>
+constexpr bool kShards<O, Parameters, Group, Options, How> =
+    kShards<O, Parameters, Group, Options>&& std::is_convertible_v<How, ZeroOptions>;
+
+}  // namespace parallel
+
 // O: a libtorch optimizer, which takes parameter groups and options and treats each parameter by itself.
 template <class O>
 class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
-  static_assert(std::derived_from<O, torch::optim::Optimizer>, "ZeroRedundancyOptimizer takes a libtorch optimizer class");
+  static_assert(std::is_base_of_v<torch::optim::Optimizer, O>, "ZeroRedundancyOptimizer takes a libtorch optimizer class");
   static_assert(
       !std::derived_from<O, torch::optim::LBFGS>,
       "LBFGS looks at all parameters together, so its step cannot be divided; use Adam, AdamW, SGD, RMSprop, Adagrad");
@@ -177,6 +193,14 @@ class ZeroRedundancyOptimizer final : public parallel::ShardedOptimizer {
       std::vector<at::Tensor> parameters, ProcessGroup group, const Options& defaults, ZeroOptions options = {})
       : ZeroRedundancyOptimizer(std::vector<torch::optim::OptimizerParamGroup>{std::move(parameters)}, std::move(group),
                                 defaults, options) {}
+  template <class... Given>
+  requires(sizeof...(Given) > 1 && !parallel::kShards<O, Given...>) explicit ZeroRedundancyOptimizer(const Given&...)
+      : ShardedOptimizer(Groups(), ProcessGroup(), Make(), ZeroOptions()) {
+    static_assert(!std::derived_from<O, torch::optim::Optimizer> || weft::detail::kNever<Given...>,
+                  "ZeroRedundancyOptimizer takes the parameters or parameter groups, the group, the options of its kind of "
+                  "optimizer, and perhaps ZeroOptions: ZeroRedundancyOptimizer<torch::optim::SGD> optimizer("
+                  "net->parameters(), group, torch::optim::SGDOptions(0.1))");
+  }
 };
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 //   at::Tensor sum = agent.sync<&add>("worker1", x, y);
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -25,11 +26,14 @@ namespace weft::rpc {
 class AgentCore;
 
 class WEFT_API Agent {
+  template <auto F>
+  using Result = detail::ResultOf<F>;
+
   template <auto F, class... A>
   auto issue(const Destination& to, A&&... arguments) const {
-    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
+    using Naming = detail::NamingOf<F>;
     using Body = detail::FunctionBody<Naming::function>;
-    return call<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
+    return call<Body>(core_, going(to, Naming::on_loop), typename Body::Arguments(std::forward<A>(arguments)...));
   }
 
  public:
@@ -38,31 +42,47 @@ class WEFT_API Agent {
 
   // Calls the function and waits for its result. Throws RemoteError when it threw, Timeout, PeerLost, Caller.
   template <auto F, class... A>
-  auto sync(const Destination& to, A&&... arguments) const {
-    return issue<F>(to, std::forward<A>(arguments)...).get_own();
+  Result<F> sync(const Destination& to, A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+    if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
+      return issue<F>(to, std::forward<A>(arguments)...).get_own();
+    } else {
+      std::terminate();
+    }
   }
   // At once. The arguments' tensors may still be sent then: their memory is left alone until the future is done
   // (docs/rpc.md).
   template <auto F, class... A>
-  auto async(const Destination& to, A&&... arguments) const {
-    return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
+  Future<Result<F>> async(const Destination& to, A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+    if constexpr (detail::RefusalOfCall<F, /*stays=*/false, A...>::accept()) {
+      return detail::tracked(issue<F>(to, std::forward<A>(arguments)...));
+    } else {
+      std::terminate();
+    }
   }
   // The result stays with the callee; what comes back, at once, is a reference to it. The arguments' tensors are left alone
   // until its created() is done.
   template <auto F, class... A>
-  auto remote(const Destination& to, A&&... arguments) const {
-    using Naming = detail::Naming<std::remove_const_t<decltype(F)>, F>;
-    using Body = detail::FunctionBody<Naming::function>;
-    return RRef<typename Body::Result>(
-        create<Body>(core_, going(to, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
+  RRef<Result<F>> remote(const Destination& to, A&&... arguments) const {  // of overloads: static_cast<R (*)(P...)>(&f)
+    if constexpr (detail::RefusalOfCall<F, /*stays=*/true, A...>::accept()) {
+      using Naming = detail::NamingOf<F>;
+      using Body = detail::FunctionBody<Naming::function>;
+      return RRef<typename Body::Result>(
+          create<Body>(core_, going(to, Naming::on_loop), typename Body::Arguments(std::forward<A>(arguments)...)));
+    } else {
+      std::terminate();
+    }
   }
   // An M made in place there, by std::make_shared<M>(arguments…). The arguments travel as their decayed types, text as
   // std::string.
   template <class M, class... A>
   RRef<M> remote(const Destination& to, A&&... arguments) const {
-    using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
-    return RRef<M>(create<Body>(core_, going(to, false),
-                                typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
+    if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
+      using Body = detail::ConstructorBody<M, detail::Travelling<A>...>;
+      return RRef<M>(create<Body>(core_, going(to, false),
+                                  typename Body::Arguments(detail::Travelling<A>(std::forward<A>(arguments))...)));
+    } else {
+      std::terminate();
+    }
   }
 
   // A registered operator that gives a tensor, by name; see operators.h.
@@ -82,15 +102,27 @@ class WEFT_API Agent {
   // TorchScript that the callee's program exposes, by name: "math.scale"; see script.h.
   template <class R = at::Tensor, class... A>
   R sync_script(const std::string& name, const Destination& to, A&&... arguments) const {
-    return sync<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
+      return sync<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    } else {
+      std::terminate();
+    }
   }
   template <class R = at::Tensor, class... A>
   Future<R> async_script(const std::string& name, const Destination& to, A&&... arguments) const {
-    return async<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
+      return async<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    } else {
+      std::terminate();
+    }
   }
   template <class R = at::Tensor, class... A>
   RRef<R> remote_script(const std::string& name, const Destination& to, A&&... arguments) const {
-    return remote<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    if constexpr (detail::RefusalOfScript<R, A...>::accept()) {
+      return remote<&run_script<R>>(to, name, script_arguments(std::forward<A>(arguments)...));
+    } else {
+      std::terminate();
+    }
   }
 
   // Throws PeerLost for a worker that has left or is lost, Caller for a name or rank that never was there.
@@ -134,15 +166,6 @@ class WEFT_API Agent {
   const std::shared_ptr<AgentCore>& shared_core() const { return core_; }
 
  private:
-  template <class Body, class... A>
-  static typename Body::Arguments tuple_of(A&&... arguments) {
-    using Arguments = typename Body::Arguments;
-    static_assert(sizeof...(A) == std::tuple_size_v<Arguments>,
-                  "the function takes another number of arguments (defaults are not known to remote calls: give all)");
-    static_assert(sizeof...(A) == 0 || std::is_constructible_v<Arguments, A&&...>,
-                  "an argument cannot be converted to the type that the function takes");
-    return Arguments(std::forward<A>(arguments)...);
-  }
   // In agent.cc: what a call of one function comes to would be compiled in each file that includes this.
   Future<at::Tensor> issue_op(const std::string& name, const Destination& to, std::vector<OperatorValue> arguments) const;
   RRef<at::Tensor> create_op(const std::string& name, const Destination& to, std::vector<OperatorValue> arguments) const;
@@ -173,7 +196,7 @@ void expose_created() {
 template <class Body>
 void expose_called() {
   using Result = typename Body::Result;
-  if constexpr (std::is_void_v<Result> || codec::Travels<Result>::value) static_cast<void>(Called<Body>::entered.id);
+  if constexpr (detail::RefusalOfResult<Result>::fine) static_cast<void>(Called<Body>::entered.id);
   expose_created<Body>();
 }
 
@@ -185,22 +208,28 @@ void expose_called() {
 // A method on an RRef<M>: a member function, perhaps of a base, or a function that takes M& first.
 template <class M, auto F>
 void expose() {
-  detail::expose_called<detail::MethodBody<F, M>>();
-  static_cast<void>(&rref::expose_value<M>);
+  if constexpr (detail::RefusalOfExposed<F, M>::accept()) {
+    detail::expose_called<detail::MethodBody<F, M>>();
+    static_cast<void>(&rref::expose_value<M>);
+  }
 }
 // remote<M>(…), with arguments that are of these types as they travel: "text" is a std::string.
 template <class M, class... A>
 void expose() {
-  detail::expose_created<detail::ConstructorBody<M, detail::Travelling<A>...>>();
+  if constexpr (detail::RefusalOfConstructor<M, detail::Travelling<A>...>::accept()) {
+    detail::expose_created<detail::ConstructorBody<M, detail::Travelling<A>...>>();
+  }
 }
 // A function; or a member function, on RRefs of its class.
 template <auto F>
 void expose() {
   using Module = typename detail::ShapeOf<std::remove_const_t<decltype(F)>>::Module;
-  if constexpr (std::is_void_v<Module>) {
-    detail::expose_called<detail::FunctionBody<F>>();
-  } else {
-    expose<Module, F>();
+  if constexpr (detail::RefusalOfExposed<F, Module>::accept()) {
+    if constexpr (std::is_void_v<Module>) {
+      detail::expose_called<detail::FunctionBody<F>>();
+    } else {
+      expose<Module, F>();
+    }
   }
 }
 

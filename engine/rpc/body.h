@@ -97,9 +97,6 @@ struct FunctionBody : StartsAtOnce {
   using Arguments = typename Shape::Arguments;
   using Result = typename Shape::Result;
   using Signature = typename Shape::Signature;
-  static_assert(std::is_void_v<typename Shape::Module>,
-                "this is a member function: call it through an RRef, rref.sync<&M::method>(…)");
-  static_assert(Shape::valid);
 
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
@@ -169,11 +166,6 @@ struct MethodBody {
   using Result = typename Shape::Result;
   using Signature = typename MethodSignature<std::remove_const_t<decltype(F)>, Result, M, typename Shape::Value,
                                              typename Shape::Arguments>::Type;
-  static_assert(Shape::valid);
-  static_assert(
-      !std::is_member_function_pointer_v<decltype(F)> || std::is_base_of_v<typename Shape::Module, M> ||
-          requires(M & value) { *value; },  // a holder or pointer, which std::invoke follows
-      "this is a member function of another class than the RRef's value is of");
 
   static std::string name() { return name_in(typeid(Tag<F>)); }
   static std::vector<std::byte> value() { return bytes_of(F); }
@@ -238,8 +230,6 @@ struct ConstructorBody : StartsAtOnce {
   using Arguments = std::tuple<A...>;
   using Result = M;
   using Signature = M(A...);
-  static_assert(std::is_constructible_v<M, A...>, "M has no constructor that takes these arguments");
-  static_assert((check_parameter<A>() && ...));
 
   static std::string name() { return "constructor of " + spelled(typeid(M)); }
   static std::vector<std::byte> value() { return {}; }
@@ -255,6 +245,68 @@ struct ConstructorBody : StartsAtOnce {
     }
   }
 };
+
+// Why the method F cannot be called on an M, whatever the arguments, or the function F where M is void.
+template <auto F, class M>
+consteval auto refusal_of_exposed() {
+  return std::conditional_t<std::is_void_v<M>, ShapeOf<std::remove_const_t<decltype(F)>>,
+                            MethodShape<std::remove_const_t<decltype(F)>, M>>::refusal();
+}
+
+// Why an agent cannot call F with A. With `stays`, the result is not sent.
+template <auto F, bool stays, class... A>
+consteval auto refusal_of_call() {
+  using Shape = ShapeOf<std::remove_const_t<decltype(F)>>;
+  if constexpr (!std::is_void_v<typename Shape::Module>) {
+    return NeedsAnRRef<decltype(F)>();
+  } else {
+    using Sent = std::conditional_t<stays, void, typename Shape::Result>;
+    return first_of(Shape::refusal(), refusal_of_result<Sent>(),
+                    refusal_of_arguments<TakesAnotherNumber, A...>(std::type_identity<typename Shape::Arguments>()));
+  }
+}
+
+// Whether the first of a function's parameters is an M.
+template <class M, class Arguments>
+constexpr bool kBeginsWith = false;
+template <class M, class... More>
+constexpr bool kBeginsWith<M, std::tuple<M, More...>> = true;
+
+// Why F cannot be called with A on the value of an RRef<M>.
+template <auto F, class M, bool stays, class... A>
+consteval auto refusal_of_method() {
+  using Shape = MethodShape<std::remove_const_t<decltype(F)>, M>;
+  if constexpr (std::is_member_function_pointer_v<decltype(F)> && !std::is_base_of_v<typename Shape::Module, M> &&
+                !requires(M & value) { *value; }) {  // a holder or pointer, which std::invoke follows
+    return IsOfAnotherClass<decltype(F), M>();
+  } else if constexpr (!Shape::takes_value && kBeginsWith<M, typename Shape::Arguments> &&
+                       sizeof...(A) + 1 == std::tuple_size_v<typename Shape::Arguments>) {
+    return TakesACopy<decltype(F), M>();
+  } else {
+    using Sent = std::conditional_t<stays, void, typename Shape::Result>;
+    return first_of(Shape::refusal(), refusal_of_result<Sent>(),
+                    refusal_of_arguments<MethodTakesAnotherNumber, A...>(std::type_identity<typename Shape::Arguments>()));
+  }
+}
+
+// Why no M can be made of A by remote<M>(…).
+template <class M, class... A>
+consteval auto refusal_of_constructor() {
+  if constexpr (!std::is_constructible_v<M, A...>) {
+    return HasNoConstructor<M, A...>();
+  } else {
+    return first_of(refusal_of_parameter<A>()...);
+  }
+}
+
+template <auto F, bool stays, class... A>
+using RefusalOfCall = decltype(about<Tag<F>>(refusal_of_call<NamingOf<F>::function, stays, A...>()));
+template <auto F, class M, bool stays, class... A>
+using RefusalOfMethod = decltype(about<Tag<F>>(refusal_of_method<NamingOf<F>::function, M, stays, A...>()));
+template <auto F, class M>
+using RefusalOfExposed = decltype(about<Tag<F>>(refusal_of_exposed<F, M>()));
+template <class M, class... A>
+using RefusalOfConstructor = decltype(about<M>(refusal_of_constructor<M, A...>()));
 
 }  // namespace detail
 }  // namespace weft::rpc

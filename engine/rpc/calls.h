@@ -140,7 +140,6 @@ void serve_creation(const std::shared_ptr<Served>& call, rref::Id id, rref::Fork
 // A call whose result goes back.
 template <class Body>
 struct Called {
-  static_assert(check_result<typename Body::Result>());
   static void serve(const std::shared_ptr<Served>& call, const msgpack::object& object) {
     using Arguments = typename Body::Arguments;
     serve_call<typename Body::Result>(call, std::make_shared<Arguments>(unpack_tuple<Arguments>(object)), Body::first,

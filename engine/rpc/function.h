@@ -20,11 +20,7 @@
 #include <weft/base/export.h>
 #include <weft/engine/codec/values.h>
 #include <weft/engine/future/future.h>
-
-namespace weft {
-template <class T>
-class RRef;
-}
+#include <weft/engine/rpc/refusals.h>
 
 namespace weft::rpc {
 
@@ -82,57 +78,6 @@ WEFT_API Function entry(std::string name, const std::type_info& signature, bool 
 template <auto F>
 struct Tag {};
 
-template <class T>
-constexpr bool is_future = weft::detail::IsFuture<T>::value;
-
-// Has what packs and decodes a T compiled here: compilers name the line of a call only for what is in its declarations.
-template <class T>
-constexpr void check_codec() {
-  static_cast<void>(&codec::Packer::template pack<T>);
-  static_cast<void>(&codec::unpacked<T>);
-}
-
-// What a parameter may be.
-template <class P>
-constexpr bool check_parameter() {
-  using T = std::remove_cvref_t<P>;
-  static_assert(!std::is_lvalue_reference_v<P> || std::is_const_v<std::remove_reference_t<P>>,
-                "a function that is called remotely cannot take a non-const lvalue reference: the caller would not see the "
-                "change; take the parameter by value and return what changed");
-  static_assert(!codec::HoldsView<T>::value,
-                "a function that is called remotely cannot take a view or a pointer, nor a container of them "
-                "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; take a "
-                "std::string, a std::vector, the value itself, or an RRef to it");
-  static_assert(!is_future<T>, "a Future cannot be sent: wait for it and send the value, or send an RRef");
-  if constexpr (!codec::HoldsView<T>::value && !is_future<T>) check_codec<T>();
-  return true;
-}
-
-template <class R, bool deferred>
-constexpr bool check_returned() {
-  static_assert(
-      std::is_void_v<R> || std::is_move_constructible_v<R>,
-      "a function that is called remotely cannot return what cannot be moved; make it in place, with remote<M>(…)");
-  static_assert(std::is_void_v<R> || !deferred || std::is_copy_constructible_v<R>,
-                "a function that is called remotely cannot return a Future of what cannot be copied: futures share their "
-                "value; return an RRef to it");
-  static_assert(!is_future<R>,
-                "a function that is called remotely cannot return a Future of a Future: give future.then(…), which is one "
-                "Future of what comes in the end, or co_await the inner one");
-  return true;
-}
-
-// What a result that goes back may be; with remote() it stays where it is.
-template <class R>
-constexpr bool check_result() {
-  static_assert(!codec::HoldsView<R>::value,
-                "a function that is called remotely cannot return a view or a pointer, nor a container of them "
-                "(std::string_view, std::span, at::ArrayRef, T*): what it points to does not travel with it; return a "
-                "std::string, a std::vector, the value itself, or an RRef to it");
-  if constexpr (!std::is_void_v<R> && !codec::HoldsView<R>::value) check_codec<R>();
-  return true;
-}
-
 // The parts of a function's type; M is void for one that is no member.
 template <class R, class M, class... P>
 struct Shape {
@@ -143,15 +88,18 @@ struct Shape {
   using Signature = Result(std::remove_cvref_t<P>...);
   static constexpr std::size_t arity = sizeof...(P);
   static constexpr bool deferred = is_future<std::remove_cvref_t<R>>;
-  static constexpr bool valid = check_returned<Result, deferred>() && (check_parameter<P>() && ...);
+  static consteval auto refusal() {
+    return first_of(refusal_of_returned<Result, deferred>(), refusal_of_parameter<P>()...);
+  }
 };
 
+// Of what is no function.
 template <class F>
 struct ShapeOf {
-  static_assert(!std::is_same_v<F, F>,
-                "this is no function that can be called remotely: a lambda or function object has no name that another "
-                "process could call; write a function, or a member function for RRef, and pass its address (&f); pick an "
-                "overload with static_cast");
+  using Module = void;
+  using Result = Refused;
+  using Arguments = std::tuple<>;
+  static consteval auto refusal() { return IsNoFunction<F>(); }
 };
 template <class R, class... P>
 struct ShapeOf<R (*)(P...)> : Shape<R, void, P...> {};
@@ -188,6 +136,10 @@ template <class T, T F>
 struct Naming : Named<F> {};
 template <auto G, Inline<G> F>
 struct Naming<Inline<G>, F> : NamedInline<G> {};
+template <auto F>
+using NamingOf = Naming<std::remove_const_t<decltype(F)>, F>;
+template <auto F>
+using ResultOf = typename ShapeOf<std::remove_const_t<decltype(NamingOf<F>::function)>>::Result;
 
 template <class T>
 std::vector<std::byte> bytes_of(T value) {

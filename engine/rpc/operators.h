@@ -42,11 +42,13 @@ OperatorValue operator_value(A&& argument) {
     return OperatorValue(std::monostate());
   } else if constexpr (std::is_constructible_v<std::string, A&&>) {
     return OperatorValue(std::in_place_type<std::string>, std::forward<A>(argument));
+  } else if constexpr (std::is_constructible_v<OperatorValue, A&&>) {
+    return OperatorValue(std::forward<A>(argument));
   } else {
     static_assert(
-        std::is_constructible_v<OperatorValue, A&&>,
+        weft::detail::kNever<A>,
         "an operator called by name takes tensors, numbers, strings, devices, dtypes, and vectors of tensors or numbers");
-    return OperatorValue(std::forward<A>(argument));
+    return {};
   }
 }
 

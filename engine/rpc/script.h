@@ -85,6 +85,48 @@ constexpr bool is_optional = false;
 template <class T>
 constexpr bool is_optional<std::optional<T>> = true;
 
+template <class... About>
+struct IsNoScriptValue : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(weft::detail::kNever<About...>,
+                  "a script takes tensors, numbers, strings, devices, dtypes, and optionals, vectors, tuples and maps of "
+                  "those");
+    return false;
+  }
+};
+template <class... About>
+struct IsNoScriptResult : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(weft::detail::kNever<About...>,
+                  "a script's result is a tensor, a number, a bool, a std::string, or an optional, vector, tuple or map of "
+                  "those; rpc::ScriptValue takes whatever it is; void drops it");
+    return false;
+  }
+};
+
+// Why a script does not take an A.
+template <class A>
+consteval auto refusal_of_script_value();
+template <class... A>
+consteval auto refusal_of_script_values() {
+  return weft::detail::first_of(refusal_of_script_value<std::remove_cvref_t<A>>()...);
+}
+template <class A>
+consteval auto refusal_of_script_value() {
+  if constexpr (std::is_same_v<A, ScriptValue> || std::is_same_v<A, Keyword> || is_operator_value<A>) {
+    return weft::detail::Fine();
+  } else if constexpr (is_optional<A> || weft::detail::Range<A>) {
+    return refusal_of_script_value<std::remove_cvref_t<typename A::value_type>>();
+  } else if constexpr (weft::detail::TupleLike<A>) {
+    return []<std::size_t... i>(std::index_sequence<i...>) {
+      return refusal_of_script_values<std::tuple_element_t<i, A>...>();
+    }
+    (std::make_index_sequence<std::tuple_size_v<A>>());
+  } else {
+    return IsNoScriptValue<A>();
+  }
+}
+
 template <class A>
 ScriptValue script_value(A&& argument) {
   using T = std::remove_cvref_t<A>;
@@ -97,9 +139,6 @@ ScriptValue script_value(A&& argument) {
   } else if constexpr (weft::detail::TupleLike<T>) {
     return {std::apply([](const auto&... one) { return std::vector<ScriptValue>{script_value(one)...}; }, argument)};
   } else {
-    static_assert(weft::detail::Range<T>,
-                  "a script takes tensors, numbers, strings, devices, dtypes, and optionals, vectors, tuples and maps of "
-                  "those");
     std::vector<ScriptValue> all;
     for (const auto& one : argument) all.push_back(script_value(static_cast<const typename T::value_type&>(one)));
     return {std::move(all)};
@@ -109,9 +148,8 @@ ScriptValue script_value(A&& argument) {
 // What a script has given as a T; nullopt where it is none.
 template <class T>
 struct Given {
-  static_assert(std::is_integral_v<T> || std::is_constructible_v<OperatorValue, T>,
-                "a script's result is a tensor, a number, a bool, a std::string, or an optional, vector, tuple or map of "
-                "those; rpc::ScriptValue takes whatever it is; void drops it");
+  using Refusal = std::conditional_t<std::is_integral_v<T> || std::is_constructible_v<OperatorValue, T>, weft::detail::Fine,
+                                     IsNoScriptResult<T>>;
   static std::optional<T> read(const ScriptValue& given) {
     constexpr bool is_number = std::is_integral_v<T> && !std::is_same_v<T, bool>;
     using Held = std::conditional_t<is_number, std::int64_t, std::conditional_t<std::is_floating_point_v<T>, double, T>>;
@@ -125,11 +163,17 @@ struct Given {
   }
 };
 template <>
+struct Given<void> {
+  using Refusal = weft::detail::Fine;
+};
+template <>
 struct Given<ScriptValue> {
+  using Refusal = weft::detail::Fine;
   static std::optional<ScriptValue> read(const ScriptValue& given) { return given; }
 };
 template <class T>
 struct Given<std::optional<T>> {
+  using Refusal = typename Given<T>::Refusal;
   static std::optional<std::optional<T>> read(const ScriptValue& given) {
     const auto* leaf = std::get_if<OperatorValue>(&given.value);
     if (leaf != nullptr && std::holds_alternative<std::monostate>(*leaf)) return std::optional<T>();
@@ -139,6 +183,7 @@ struct Given<std::optional<T>> {
 };
 template <class T>
 struct Given<std::vector<T>> {
+  using Refusal = typename Given<T>::Refusal;
   static std::optional<std::vector<T>> read(const ScriptValue& given) {
     const auto* list = std::get_if<std::vector<ScriptValue>>(&given.value);
     if (list == nullptr) return std::nullopt;
@@ -153,6 +198,7 @@ struct Given<std::vector<T>> {
 };
 template <class... T>
 struct Given<std::tuple<T...>> {
+  using Refusal = decltype(weft::detail::first_of(typename Given<T>::Refusal()...));
   static std::optional<std::tuple<T...>> read(const ScriptValue& given) {
     const auto* list = std::get_if<std::vector<ScriptValue>>(&given.value);
     if (list == nullptr || list->size() != sizeof...(T)) return std::nullopt;
@@ -165,7 +211,7 @@ struct Given<std::tuple<T...>> {
   }
 };
 template <class A, class B>
-struct Given<std::pair<A, B>> {
+struct Given<std::pair<A, B>> : Given<std::tuple<A, B>> {
   static std::optional<std::pair<A, B>> read(const ScriptValue& given) {
     auto held = Given<std::tuple<A, B>>::read(given);
     if (!held) return std::nullopt;
@@ -179,15 +225,19 @@ std::optional<Map> read_map(const ScriptValue& given) {
   return Map(std::make_move_iterator(pairs->begin()), std::make_move_iterator(pairs->end()));
 }
 template <class K, class V>
-struct Given<std::map<K, V>> {
+struct Given<std::map<K, V>> : Given<std::tuple<K, V>> {
   static std::optional<std::map<K, V>> read(const ScriptValue& given) { return read_map<std::map<K, V>>(given); }
 };
 template <class K, class V>
-struct Given<std::unordered_map<K, V>> {
+struct Given<std::unordered_map<K, V>> : Given<std::tuple<K, V>> {
   static std::optional<std::unordered_map<K, V>> read(const ScriptValue& given) {
     return read_map<std::unordered_map<K, V>>(given);
   }
 };
+
+// Why a script is not called with A, for an R.
+template <class R, class... A>
+using RefusalOfScript = decltype(weft::detail::first_of(typename Given<R>::Refusal(), refusal_of_script_values<A...>()));
 
 // Who gets what a script comes to: one of the two is called, once, on the thread that ends it.
 struct ScriptCompletion {
@@ -221,21 +271,27 @@ WEFT_API void start_method(const torch::jit::Module& module, const std::string& 
 
 template <class A>
 Keyword keyword(std::string name, A&& value) {
-  return {std::move(name), detail::script_value(std::forward<A>(value))};
+  if constexpr (detail::RefusalOfScript<void, A>::accept()) {
+    return {std::move(name), detail::script_value(std::forward<A>(value))};
+  } else {
+    std::terminate();
+  }
 }
 
 // Values in their order, and keywords.
 template <class... A>
 ScriptArguments script_arguments(A&&... arguments) {
   ScriptArguments all;
-  [[maybe_unused]] const auto add = [&]<class T>(T&& argument) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<T>, Keyword>) {
-      all.add(Keyword(std::forward<T>(argument)));
-    } else {
-      all.add(detail::script_value(std::forward<T>(argument)));
-    }
-  };
-  (add(std::forward<A>(arguments)), ...);
+  if constexpr (detail::RefusalOfScript<void, A...>::accept()) {
+    [[maybe_unused]] const auto add = [&]<class T>(T&& argument) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<T>, Keyword>) {
+        all.add(Keyword(std::forward<T>(argument)));
+      } else {
+        all.add(detail::script_value(std::forward<T>(argument)));
+      }
+    };
+    (add(std::forward<A>(arguments)), ...);
+  }
   return all;
 }
 

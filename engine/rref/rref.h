@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -120,6 +121,10 @@ namespace rref {
 template <class T>
 WEFT_API void exists(const T&) {}
 
+template <auto F, class T>
+using ResultOf =
+    typename rpc::detail::MethodShape<std::remove_const_t<decltype(rpc::detail::NamingOf<F>::function)>, T>::Result;
+
 // Whichever comes first: what the call on the value gives, or the news that there will be no value.
 template <class R>
 Future<R> unless_not_created(const std::shared_ptr<rpc::AgentCore>& core, const std::shared_ptr<Handle>& handle,
@@ -149,64 +154,104 @@ Future<R> until_answered(const Future<R>& called, std::shared_ptr<Handle> handle
   return called;
 }
 
-// Calls on the value, with a time limit of their own.
-template <class T>
-class Timed {
+// The calls on the value of an RRef<T>. `Self` gives the reference and the calls' time limit.
+template <class T, class Self>
+class Methods {
+ public:
+  // Runs a method of the value where the value lives, once it exists: &M::method, or a function that takes M& first.
   template <auto F, class... A>
-  auto issue(A&&... arguments) const {
-    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
-    using Body = rpc::detail::MethodBody<Naming::function, T>;
-    const auto core = reference_.usable();
-    return unless_not_created(
-        core, reference_.handle(),
-        rpc::call<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...)));
+  ResultOf<F, T> sync(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
+      return issue<F>(std::forward<A>(arguments)...).get_own();
+    } else {
+      std::terminate();
+    }
+  }
+  template <auto F, class... A>
+  Future<ResultOf<F, T>> async(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/false, A...>::accept()) {
+      return rpc::detail::tracked(until_answered(issue<F>(std::forward<A>(arguments)...), reference().handle()));
+    } else {
+      std::terminate();
+    }
+  }
+  template <auto F, class... A>
+  RRef<ResultOf<F, T>> remote(A&&... arguments) const {  // of overloads: static_cast<R (M::*)(P...)>(&M::f)
+    if constexpr (rpc::detail::RefusalOfMethod<F, T, /*stays=*/true, A...>::accept()) {
+      using Naming = rpc::detail::NamingOf<F>;
+      using Body = rpc::detail::MethodBody<Naming::function, T>;
+      const auto core = reference().usable();
+      auto made = rpc::create<Body>(core, going(*core, Naming::on_loop), arguments_of<Body>(std::forward<A>(arguments)...));
+      if (const auto& asked = made->created()) static_cast<void>(until_answered(*asked, reference().handle()));
+      return RRef<typename Body::Result>(std::move(made));
+    } else {
+      std::terminate();
+    }
   }
 
+ private:
+  template <auto F, class... A>
+  auto issue(A&&... arguments) const {
+    using Naming = rpc::detail::NamingOf<F>;
+    using Body = rpc::detail::MethodBody<Naming::function, T>;
+    const auto core = reference().usable();
+    return unless_not_created(
+        core, reference().handle(),
+        rpc::call<Body>(core, going(*core, Naming::on_loop), arguments_of<Body>(std::forward<A>(arguments)...)));
+  }
+  rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
+    const auto limit = rpc::detail::CoreCalls::limit(core, static_cast<const Self&>(*this).call_limit());
+    return {reference().handle()->to_owner(), limit, rpc::MessageKind::Call, on_loop};
+  }
+  template <class Body, class... A>
+  typename Body::Arguments arguments_of(A&&... arguments) const {
+    return typename Body::Arguments(reference().handle()->id(), std::forward<A>(arguments)...);
+  }
+  const RRef<T>& reference() const { return static_cast<const Self&>(*this).called(); }
+};
+
+// Calls on the value, with a time limit of their own.
+template <class T>
+class Timed : public Methods<T, Timed<T>> {
  public:
   Timed(RRef<T> reference, std::optional<std::chrono::milliseconds> limit)
       : reference_(std::move(reference)), limit_(limit) {}
 
-  template <auto F, class... A>
-  auto sync(A&&... arguments) const {
-    return issue<F>(std::forward<A>(arguments)...).get_own();
-  }
-  template <auto F, class... A>
-  auto async(A&&... arguments) const {
-    return rpc::detail::tracked(until_answered(issue<F>(std::forward<A>(arguments)...), reference_.handle()));
-  }
-  template <auto F, class... A>
-  auto remote(A&&... arguments) const {
-    using Naming = rpc::detail::Naming<std::remove_const_t<decltype(F)>, F>;
-    using Body = rpc::detail::MethodBody<Naming::function, T>;
-    const auto core = reference_.usable();
-    auto made = rpc::create<Body>(core, going(*core, Naming::on_loop), tuple_of<Body>(std::forward<A>(arguments)...));
-    if (const auto& asked = made->created()) static_cast<void>(until_answered(*asked, reference_.handle()));
-    return RRef<typename Body::Result>(std::move(made));
-  }
-
  private:
-  rpc::Going going(rpc::AgentCore& core, bool on_loop) const {
-    return {reference_.handle()->to_owner(), rpc::detail::CoreCalls::limit(core, limit_), rpc::MessageKind::Call, on_loop};
-  }
-  template <class Body, class... A>
-  typename Body::Arguments tuple_of(A&&... arguments) const {
-    using Arguments = typename Body::Arguments;
-    static_assert(sizeof...(A) + 1 == std::tuple_size_v<Arguments>,
-                  "the method takes another number of arguments (defaults are not known to remote calls: give all)");
-    static_assert(std::is_constructible_v<Arguments, Id, A&&...>,
-                  "an argument cannot be converted to the type that the method takes");
-    return Arguments(reference_.handle()->id(), std::forward<A>(arguments)...);
-  }
+  friend class Methods<T, Timed<T>>;
+  const RRef<T>& called() const { return reference_; }
+  std::optional<std::chrono::milliseconds> call_limit() const { return limit_; }
 
   RRef<T> reference_;
   std::optional<std::chrono::milliseconds> limit_;
 };
 
+// Why a copy of the value of an RRef<T> cannot be sent.
+template <class... About>
+struct CannotBeCopied : weft::detail::Refusal {
+  static constexpr bool accept() {
+    static_assert(weft::detail::kNever<About...>,
+                  "to_here(), fetch() and copy_to() send a copy of the RRef's value, which cannot be copied: call a method "
+                  "on it where it is, with rref.sync<&M::method>(…)");
+    return false;
+  }
+};
+template <class T>
+consteval auto refusal_of_copy() {
+  if constexpr (std::is_void_v<T> || std::is_copy_constructible_v<T>) {
+    return rpc::detail::RefusalOfResult<T>();
+  } else {
+    return weft::detail::first_of(rpc::detail::RefusalOfResult<T>(), CannotBeCopied<T>());
+  }
+}
+template <class T>
+using RefusalOfCopy = decltype(refusal_of_copy<T>());
+
 }  // namespace rref
 
 // Cheap to copy; copies on one worker are one reference. Usable from every thread.
 template <class T>
-class RRef {
+class RRef : public rref::Methods<T, RRef<T>> {
  public:
   using value_type = T;
 
@@ -220,14 +265,28 @@ class RRef {
   template <class U = T>
   requires(!std::is_void_v<U>) explicit RRef(std::type_identity_t<U> value)
       : RRef(own(rpc::detail::CoreCalls::ambient("RRef(value)"), std::move(value))) {}
+  template <class Given>
+  requires(!std::is_void_v<T> && !std::is_convertible_v<Given, T>) RRef(const rpc::Agent&, Given&&) {
+    static_assert(weft::detail::kNever<Given>, "the value of an RRef<T> is a T, and this cannot be converted to one");
+  }
   explicit RRef(std::shared_ptr<rref::Handle> handle) : handle_(std::move(handle)) {}
 
   // A copy of the value, once it has been created. Throws CreationError, Timeout, PeerLost. The owner itself waits without
   // a limit unless it gives one.
-  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const { return fetched(timeout).get(); }
+  T to_here(std::chrono::milliseconds timeout = kAgentTimeout) const {
+    if constexpr (rref::RefusalOfCopy<T>::accept()) {
+      return fetched(timeout).get();
+    } else {
+      std::terminate();
+    }
+  }
   // The same, at once. The reference may go meanwhile, as with calls on the value.
   Future<T> fetch(std::chrono::milliseconds timeout = kAgentTimeout) const {
-    return rref::until_answered(fetched(timeout), handle_);
+    if constexpr (rref::RefusalOfCopy<T>::accept()) {
+      return rref::until_answered(fetched(timeout), handle_);
+    } else {
+      std::terminate();
+    }
   }
   // A copy of the value, on another worker, which owns it from then on: its owner sends it there unasked, one way, once it
   // exists. Returns at once; the copy can be used like any reference, and what needs it waits behind it. What changes the
@@ -235,33 +294,35 @@ class RRef {
   // itself the tensors of the copy share their memory with it, as to_here() does there. Where the value cannot be copied,
   // or `to` cannot be reached, uses of the copy throw CreationError. Throws Caller for somebody who is not there, and
   // CreationError where it is known that there is no value.
-  template <class U = T>
-  requires std::is_copy_constructible_v<U> RRef copy_to(const rpc::Destination& to)
-  const {
-    const auto core = usable();
-    auto going = rpc::detail::CoreCalls::going(*core, to);
-    rref::References& references = rpc::detail::references_of(*core);
-    const rref::Id id = references.next_id();
-    if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
-      auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core), id);
-      fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
-        try {
-          if (const auto error = fetched.error()) std::rethrow_exception(error);
-          copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
-        } catch (...) {
-          copy->fail(std::current_exception());
-        }
-      });
-      return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
+  RRef copy_to(const rpc::Destination& to) const {
+    if constexpr (rref::RefusalOfCopy<T>::accept()) {
+      const auto core = usable();
+      auto going = rpc::detail::CoreCalls::going(*core, to);
+      rref::References& references = rpc::detail::references_of(*core);
+      const rref::Id id = references.next_id();
+      if (rpc::detail::CoreCalls::is_self(*core, going.to.rank)) {
+        auto copy = std::make_shared<rref::OwnedValue<T>>(rpc::detail::CoreCalls::home(*core), id);
+        fetch(going.limit).on_done_light([copy, kept = handle_](const Future<T>& fetched) {
+          try {
+            if (const auto error = fetched.error()) std::rethrow_exception(error);
+            copy->set(std::make_shared<T>(fetched.value()), fetched.device_work());
+          } catch (...) {
+            copy->fail(std::current_exception());
+          }
+        });
+        return RRef(rpc::detail::CoreCalls::owner_handle(core, id, std::move(copy)));
+      }
+      const rref::ForkId fork = references.next_id();
+      const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, going.to);
+      going.to = handle_->to_owner();
+      going.kind = rpc::MessageKind::Create;
+      const auto asked =
+          rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
+      const auto made = rref::unless_not_created(core, handle_, asked);
+      return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
+    } else {
+      std::terminate();
     }
-    const rref::ForkId fork = references.next_id();
-    const rpc::Member receiver = rpc::detail::CoreCalls::member(*core, going.to);
-    going.to = handle_->to_owner();
-    going.kind = rpc::MessageKind::Create;
-    const auto asked =
-        rpc::call<rref::CopyBody<T>>(core, going, {handle_->id(), receiver.worker.rank, receiver.life, id, fork});
-    const auto made = rref::unless_not_created(core, handle_, asked);
-    return RRef(rref::expect_there(core, receiver, id, fork, asked, made, handle_, to.place()));
   }
 
   // When the value exists, or its creation has failed: with a CreationError.
@@ -271,7 +332,7 @@ class RRef {
     if constexpr (std::is_void_v<T>) {
       return fetch();
     } else {
-      return rref::Timed<T>(*this, std::nullopt).template async<&rref::exists<T>>();
+      return this->template async<&rref::exists<T>>();
     }
   }
 
@@ -293,19 +354,7 @@ class RRef {
   bool confirmed() const { return handle()->confirmed(); }
   explicit operator bool() const { return handle_ != nullptr; }
 
-  // Methods of the value, run where it lives once it exists: &M::method, or a function that takes M& first.
-  template <auto F, class... A>
-  auto sync(A&&... arguments) const {
-    return timed().template sync<F>(std::forward<A>(arguments)...);
-  }
-  template <auto F, class... A>
-  auto async(A&&... arguments) const {
-    return timed().template async<F>(std::forward<A>(arguments)...);
-  }
-  template <auto F, class... A>
-  auto remote(A&&... arguments) const {
-    return timed().template remote<F>(std::forward<A>(arguments)...);
-  }
+  // sync<&M::method>(…), async and remote, which it inherits, with a time limit of their own.
   rref::Timed<T> timeout(std::chrono::milliseconds limit) const { return {*this, limit}; }
 
   // For Weft's own use.
@@ -322,7 +371,9 @@ class RRef {
   }
 
  private:
-  rref::Timed<T> timed() const { return {*this, std::nullopt}; }
+  friend class rref::Methods<T, RRef<T>>;
+  const RRef& called() const { return *this; }
+  std::optional<std::chrono::milliseconds> call_limit() const { return std::nullopt; }
 
   template <class U>
   static std::shared_ptr<rref::Handle> own(const std::shared_ptr<rpc::AgentCore>& core, U value) {
@@ -429,7 +480,7 @@ void expose_value() {
     static_cast<void>(Called<FetchBody<T>>::entered.id);
   } else {
     static_cast<void>(Called<MethodBody<&exists<T>, T>>::entered.id);
-    if constexpr (codec::Travels<T>::value && std::is_copy_constructible_v<T>) {
+    if constexpr (RefusalOfCopy<T>::fine) {
       static_cast<void>(Called<FetchBody<T>>::entered.id);
       static_cast<void>(Called<CopyBody<T>>::entered.id);
       static_cast<void>(Called<ArrivedCopyBody<T>>::entered.id);

@@ -1,6 +1,12 @@
 // All of Weft.
 #pragma once
 
+// clang-format off
+// First, since a compiler prints through which files it came to the sentence of an error.
+#include <weft/engine/codec/refusals.h>
+#include <weft/engine/rpc/refusals.h>
+// clang-format on
+
 #include <weft/autograd.h>
 #include <weft/checkpoint.h>
 #include <weft/codec.h>

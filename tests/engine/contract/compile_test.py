@@ -4,6 +4,7 @@
 usage: compile_test.py BUILD_FOLDER refused FILE CXX …         fails, and says what FILE's comments say
        compile_test.py BUILD_FOLDER accepted FILE CXX …        succeeds
        compile_test.py BUILD_FOLDER accepted_in_all FILE CXX …   the same, with WEFT_ALL_SETTINGS in the environment only
+       compile_test.py BUILD_FOLDER brief FILE CXX …          fails in each of FILE's mistakes, briefly
 
 CXX: compilers, of which the first that this machine has is used.
 """
@@ -15,11 +16,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 build, check = sys.argv[1:3]
 source = str(Path(sys.argv[3]).resolve())
 MODEL = "tests/engine/contract/rpc_contract_test.cc"
+MOST_LINES = 15  # of a mistake's output
 # Words of the build's command, and how many, that only its own compiler understands; and -Werror, since warnings differ.
 COMPILERS_OWN = (("-Xclang", 2), ("-include", 2), ("--param", 2), ("-Winvalid-pch", 1), ("-Werror", 1))
 
@@ -93,6 +97,105 @@ def accepted():
     print("accepted")
 
 
+@dataclass
+class Mistake:
+    name: str
+    most_lines: int
+    sentence: str
+    text: str
+    said: list = field(default_factory=list)  # lines of the compiler's output
+
+    def what_is_wrong(self):
+        """What is wrong with what the compiler says; "" if nothing is."""
+        text = "\n".join(self.said)
+        if ": error: " not in text:
+            return f"{self.name} compiles\n"
+        if not any(one.strip() in text for one in self.sentence.split(" | ")):
+            return f"{self.name}: nobody says \"{self.sentence}\", but\n{text[:6000]}\n"
+        if f"/{self.name}.cc:" not in text:
+            return f"{self.name}: nobody says in which line it is, but\n{text[:6000]}\n"
+        if len(self.said) > self.most_lines:
+            return f"{self.name}: {len(self.said)} lines, more than {self.most_lines}:\n{text[:6000]}\n"
+        return ""
+
+
+def read_mistakes():
+    """What FILE includes, what all of its mistakes use, and the mistakes."""
+    head, *blocks = re.split(r"^(?=#ifdef )", Path(source).read_text(), flags=re.M)
+    includes = re.findall(r"^#include.*\n", head, flags=re.M)
+    mistakes = []
+    for block in blocks:
+        first, text = block.split("\n", 1)
+        parts = re.fullmatch(r"#ifdef (\w+)  // (?:in (\d+) lines, )?says: (.+)", first)
+        if parts is None:
+            sys.exit(f"{source}: \"{first}\" is not #ifdef NAME  // says: SENTENCE")
+        mistakes.append(Mistake(parts[1], int(parts[2] or MOST_LINES), parts[3], text[: text.index("#endif")]))
+    return includes, head.split("namespace mistakes {", 1)[1], mistakes
+
+
+def messages(output):
+    """The errors and warnings: of each, the lines that a compiler prints for it, before it and behind it."""
+    before = re.compile(r"In file included from |\s+from |\S+: (In|At) |\S+:\s+(recursively )?required (from|by)")
+    waiting, found = [], []
+    for line in output.splitlines():
+        if re.search(r": (fatal error|error|warning): ", line):
+            found.append([*waiting, line])
+            waiting = []
+        elif before.match(line):
+            waiting.append(line)
+        elif found:
+            found[-1] += [*waiting, line]
+            waiting = []
+    return found
+
+
+def with_includes(found):
+    """The messages, each with the files by which its file was included, which compilers print for a file's first only."""
+    is_include = re.compile(r"In file included from |\s+from ")
+    place = re.compile(r"(\S+?):(\d+:\d+:| In instantiation of )")
+    includes = {}
+    for lines in found:
+        count = next((i for i, line in enumerate(lines) if not is_include.match(line)), len(lines))
+        where = place.match(lines[count])
+        if where and count > 0:
+            includes.setdefault(where[1], lines[:count])
+        yield [*includes.get(where[1], []), *lines] if where and count == 0 else lines
+
+
+def brief():
+    """Compiles all mistakes at once: one compiler reads the headers once. Each mistake has types of its own, since a compiler
+    says a sentence once for each type."""
+    includes, shared, mistakes = read_mistakes()
+    words, folder = command_for("all.cc")
+    limit = "-ferror-limit=0" if "clang" in Path(words[0]).name else "-fmax-errors=0"
+    by_name = {mistake.name: mistake for mistake in mistakes}
+    with tempfile.TemporaryDirectory() as place:
+        together = Path(place) / "all.cc"
+        files = [Path(place) / f"{mistake.name}.cc" for mistake in mistakes]
+        for file, mistake in zip(files, mistakes):
+            file.write_text(f"namespace {mistake.name} {{\n{shared}\n{mistake.text}\n}}\n")
+        together.write_text("".join([*includes, *(f'#include "{file}"\n' for file in files)]))
+        result = compiled([*words[:-1], "-Wno-unknown-warning-option", limit, str(together)], folder)
+        # Without the lines that a mistake would not have in a program of its own.
+        included = re.compile(rf"In file included from {re.escape(str(together))}:(\d+):$")
+        last = None
+        for lines in with_includes(messages(result.stderr)):
+            names = re.findall(rf"{re.escape(place)}/(\w+)\.cc:", "\n".join(lines))
+            # The first error in an instantiation says where it comes from, those behind it do not.
+            last = next((by_name[name] for name in reversed(names) if name in by_name), last)
+            if last is None:
+                sys.exit("what all mistakes share does not compile:\n" + "\n".join(lines))
+            for line in lines:
+                by = included.match(line)
+                if by is None or int(by[1]) <= len(includes):
+                    last.said.append(line)
+    wrong = [text for text in (mistake.what_is_wrong() for mistake in mistakes) if text]
+    for mistake in mistakes:
+        print(f"{len(mistake.said):4} lines: {mistake.name}")
+    if wrong or not mistakes:
+        sys.exit("\n".join(wrong) + f"\n{len(wrong)} of {len(mistakes)} mistakes are not answered as they should be")
+
+
 def accepted_in_all():
     if "WEFT_ALL_SETTINGS" not in os.environ:
         print("SKIP: ./dev test --all compiles this program too")
@@ -100,4 +203,5 @@ def accepted_in_all():
     accepted()
 
 
-{"refused": refused, "accepted": accepted, "accepted_in_all": accepted_in_all}[check]()
+checks = {"refused": refused, "accepted": accepted, "accepted_in_all": accepted_in_all, "brief": brief}
+checks[check]()

@@ -135,7 +135,7 @@ void values(rpc::Agent& agent, std::span<const std::byte> bytes) {
 void references(rpc::Agent& agent, const RRef<Counter>& counter) {
   counter.sync<&Counter::add>();          // refused: the method takes another number of arguments
   counter.async<&Counter::add>(1, 2);     // refused: the method takes another number of arguments
-  counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the method
+  counter.remote<&Counter::add>("text");  // refused: an argument cannot be converted to the type that the function
   counter.sync<&Counter::changes>(std::vector<int>());  // refused: cannot take a non-const lvalue reference
   counter.sync<&Elsewhere::get>();                      // refused: a member function of another class
   counter.sync<&Counter::none>();                       // refused: is not a member of
