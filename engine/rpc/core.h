@@ -180,6 +180,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void shutdown(const Graceful& options);
   // Another worker shuts down as well: done when nothing is active anywhere, or with why that will not be.
   Future<Outcome> join_shutdown(int rank, Deadline limit);
+  // Whether this worker waits for what rank 0 decides about the shutdown.
+  bool awaits_verdict() const { return awaits_verdict_; }
   // Says, each time that it is due, which workers wait in shutdown() while this one has not called it. On the loop.
   void report_awaited();
   // The workers that have not called shutdown() yet.
@@ -265,6 +267,9 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void shut_down(std::chrono::milliseconds limit, const std::string& what);
   void wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const;
+  Outcome await_verdict(const Future<Outcome>& verdict);
+  template <class Body>
+  bool answers(const std::vector<int>& ranks);
   void wait_until_idle_everywhere(Deadline deadline);
   void wait_for_own_calls(Deadline deadline);
   void report_held() const;
@@ -342,6 +347,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   std::map<MessageKind, int> refused_;  // so far, for Faults::fail_first
   bool joined_ = false;                 // connections are read from then on
   bool shutdown_began_ = false;
+  std::atomic<bool> awaits_verdict_{false};
   const Promise<void> shutdown_ended_{nullptr};  // of the call that began it
   std::shared_ptr<const void> kept_until_left_;
   std::unique_ptr<Follower> follower_;  // where workers come and go

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include <weft/base/log.h>
+#include <weft/base/patience.h>
 #include <weft/engine/future/thread_home.h>
 #include <weft/engine/group/pause.h>
 #include <weft/engine/rpc/calls.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rref/control.h>
 
 namespace weft::rpc {
 
@@ -22,6 +25,9 @@ Future<Outcome> join_shutdown() {
   return here.core()->join_shutdown(here.call().caller.rank, here.call().deadline);
 }
 
+// Asked by a higher rank that would report the wait for rank 0: the lowest that waits reports it.
+bool awaits_verdict() { return current_call("awaits_verdict()").core()->awaits_verdict(); }
+
 }  // namespace internal
 
 namespace {
@@ -30,6 +36,20 @@ constexpr const char* kAllCall = "; all workers must call shutdown(), and one th
 constexpr auto kVerdict = std::chrono::seconds(10);  // for the others to hear that all is over
 // How much earlier than here, at most, a worker's limit is over there: it is counted from when its message has come.
 constexpr auto kOnTheWay = std::chrono::seconds(1);
+
+constexpr auto kSignOfLife = std::chrono::seconds(2);  // a worker that lives answers within it
+
+// Whether the future is done by then, with a value or an error.
+template <class T>
+bool ends_by(const Future<T>& future, Deadline deadline) {
+  if (future.done()) return true;
+  try {
+    future.wait(deadline.is_never() ? kNoTimeout : std::max(deadline.remaining(), std::chrono::milliseconds(1)));
+  } catch (...) {
+    return future.done();  // else its time was over
+  }
+  return true;
+}
 
 std::string without_names(std::string text) {
   for (const std::string& name :
@@ -164,7 +184,7 @@ void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& wh
           .forward_to(ended);
       Outcome verdict;
       try {
-        verdict = ended.future().get();
+        verdict = await_verdict(ended.future());
       } catch (const Error& error) {
         throw unanswered(error, directory_.find(first).worker,
                          "that all workers are idle: one has not called shutdown(), or calls and functions go on");
@@ -181,6 +201,49 @@ void AgentCore::shut_down(std::chrono::milliseconds limit, const std::string& wh
   }
   report_held();
   leave();
+}
+
+// Rank 0 reports which workers it waits for itself, unless it is stopped or cannot be reached.
+Outcome AgentCore::await_verdict(const Future<Outcome>& verdict) {
+  constexpr int kFirst = 0;
+  awaits_verdict_ = true;
+  Patience patience(parts_.options.wait_reports);
+  while (!ends_by(verdict, patience.next())) {
+    if (!patience.is_over() || answers<detail::FunctionBody<&rref::internal::alive>>({kFirst}) || closed_) continue;
+    std::vector<int> lower;
+    for (int rank = 1; rank < parts_.self.rank; ++rank) lower.push_back(rank);
+    if (answers<detail::FunctionBody<&internal::awaits_verdict>>(lower) || verdict.done()) continue;
+    log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) +
+              " in shutdown(): " + name_of(kFirst) +
+              ", which decides when all workers are idle, does not answer; its process is stopped (SIGCONT "
+              "lets it go on), or its host cannot be reached; leave() waits for nobody");
+  }
+  return verdict.get();
+}
+
+// Whether one of these workers answers within kSignOfLife, and by true where Body gives a bool. An error is an answer, but
+// for the end of that time: what waits for the worker fails by itself where it is gone.
+template <class Body>
+bool AgentCore::answers(const std::vector<int>& ranks) {
+  using Answer = typename Body::Result;
+  std::vector<Future<Answer>> asked;
+  const Deadline limit = Deadline::in(kSignOfLife);
+  for (const int rank : ranks) {
+    try {
+      asked.push_back(call<Body>(shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {}));
+    } catch (const Error&) {  // there is no way to it at present
+    }
+  }
+  return std::any_of(asked.begin(), asked.end(), [&](const Future<Answer>& one) {
+    if (!ends_by(one, limit)) return false;
+    try {
+      if constexpr (std::is_same_v<Answer, bool>) return one.get();
+      one.get();
+    } catch (const Error& error) {
+      return !std::is_same_v<Answer, bool> && error.blame() != Blame::Timeout;
+    }
+    return true;
+  });
 }
 
 // What the program still refers to when all has ended, once: a reference that outlives its agent is of no use to anybody.
@@ -261,6 +324,12 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
           shared_from_this(), {rank, limit, MessageKind::Shutdown, /*on_loop=*/true}, {}));
     }
     for (std::size_t i = 0; i < asked.size(); ++i) {
+      while (!ends_by(asked[i], patience.next())) {
+        say(name_of(static_cast<int>(i) + 1) +
+            " does not answer; its process is stopped (SIGCONT lets it go on), or its host cannot be reached; leave() "
+            "waits "
+            "for nobody");
+      }
       try {
         now.push_back(asked[i].get());
       } catch (const Error& error) {

@@ -28,14 +28,34 @@ namespace weft {
 namespace {
 
 using harness::error_of;
+using harness::LogWatch;
 using harness::Processes;
 
-// A worker that is stopped takes no connection in, as one behind a firewall that swallows everything.
-TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
+// Blocks SIGUSR2, by which the test lets a worker go on, in this process and in those that it forks.
+sigset_t block_go() {
   sigset_t go;
   sigemptyset(&go);
   sigaddset(&go, SIGUSR2);
-  pthread_sigmask(SIG_BLOCK, &go, nullptr);  // of the workers as well
+  pthread_sigmask(SIG_BLOCK, &go, nullptr);
+  return go;
+}
+void wait_for_go(const sigset_t& go) {
+  int came = 0;
+  sigwait(&go, &came);
+}
+
+// Blocks until the process does nothing any more.
+void stop(Processes& processes, int rank) {
+  processes.signal(rank, SIGSTOP);
+  ASSERT_TRUE(harness::comes_true([&] {
+    int status = 0;
+    return ::waitpid(processes.process(rank), &status, WUNTRACED | WNOHANG) > 0 && WIFSTOPPED(status);
+  }));
+}
+
+// A worker that is stopped takes no connection in, as one behind a firewall that swallows everything.
+TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
+  const sigset_t go = block_go();
   Processes processes(2, [&](int rank) {
     rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.transports = {"tcp"}});
     Processes::say("joined");
@@ -43,8 +63,7 @@ TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
       EXPECT_TRUE(harness::comes_true([&] { return agent.debug_info().calls_served > 1; }, std::chrono::seconds(50)));
       return agent.shutdown();
     }
-    int came = 0;
-    sigwait(&go, &came);  // the test has stopped the other one
+    wait_for_go(go);  // the test has stopped the other one
     const Error error =
         error_of([&] { agent.sync<&causes::plus>(rpc::to("worker1").timeout(std::chrono::milliseconds(200)), 1, 2); });
     EXPECT_EQ(error.blame(), Blame::Timeout);
@@ -58,14 +77,80 @@ TEST(Causes, ACallThatMayNotHaveArrivedSaysWhichWayItWent) {
   });
   processes.wait_for(0, "joined");
   processes.wait_for(1, "joined");
-  processes.signal(1, SIGSTOP);
-  const auto has_stopped = [&](int rank) {
-    int status = 0;
-    return ::waitpid(processes.process(rank), &status, WUNTRACED | WNOHANG) > 0 && WIFSTOPPED(status);
-  };
-  ASSERT_TRUE(harness::comes_true([&] { return has_stopped(1); }));
+  stop(processes, 1);
   processes.signal(0, SIGUSR2);
   processes.wait_for(0, "late");
+  processes.signal(1, SIGCONT);
+  processes.expect_success();
+}
+
+rpc::Agent agent_that_soon_says(int rank) {
+  rpc::Options options{.transports = {"tcp"}};
+  options.wait_reports = {std::chrono::milliseconds(100)};
+  return rpc::init("worker" + std::to_string(rank), options);
+}
+
+// What this process has logged about shutdown(), once it is so many lines.
+std::string lines_about_shutdown(std::ptrdiff_t lines) {
+  const auto logged = [] { return LogWatch::current().text(); };
+  const auto count = [](const std::string& text) {
+    std::ptrdiff_t found = 0;
+    for (auto at = text.find("shutdown()"); at != std::string::npos; at = text.find("shutdown()", text.find('\n', at)))
+      ++found;
+    return found;
+  };
+  EXPECT_TRUE(harness::comes_true([&] { return count(logged()) >= lines; })) << logged();
+  EXPECT_EQ(count(logged()), lines) << logged();
+  return logged();
+}
+
+TEST(Causes, AShutdownSaysThatTheFirstWorkerIsStopped) {
+  const sigset_t go = block_go();
+  Processes processes(3, [&](int rank) {
+    rpc::Agent agent = agent_that_soon_says(rank);
+    Processes::say("joined");
+    wait_for_go(go);
+    const auto ended = std::async(std::launch::async, [&] { agent.shutdown(); });
+    if (rank == 1) {
+      const std::string line = lines_about_shutdown(1);
+      EXPECT_NE(line.find("worker1 (rank 1) has waited"), std::string::npos) << line;
+      EXPECT_NE(line.find("in shutdown(): worker0 (rank 0), which decides"), std::string::npos) << line;
+      EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
+      Processes::say("said");
+    }
+    ended.wait();
+    if (rank != 1) lines_about_shutdown(0);  // the lowest that waits speaks
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.wait_for(rank, "joined");
+  stop(processes, 0);
+  processes.signal(1, SIGUSR2);
+  processes.signal(2, SIGUSR2);
+  processes.wait_for(1, "said");
+  processes.signal(0, SIGUSR2);
+  processes.signal(0, SIGCONT);
+  processes.expect_success();
+}
+
+TEST(Causes, TheFirstWorkersShutdownSaysWhoIsStopped) {
+  const sigset_t go = block_go();
+  Processes processes(2, [&](int rank) {
+    rpc::Agent agent = agent_that_soon_says(rank);
+    if (rank == 1) return agent.shutdown();
+    const std::string waits = lines_about_shutdown(1);
+    EXPECT_NE(waits.find("which has not called it"), std::string::npos) << waits;
+    Processes::say("awaited");
+    wait_for_go(go);
+    const auto ended = std::async(std::launch::async, [&] { agent.shutdown(); });
+    const std::string lines = lines_about_shutdown(2);
+    EXPECT_NE(lines.find("worker0 (rank 0) has waited"), std::string::npos) << lines;
+    EXPECT_NE(lines.find("worker1 (rank 1) does not answer"), std::string::npos) << lines;
+    Processes::say("said");
+    ended.wait();
+  });
+  processes.wait_for(0, "awaited");
+  stop(processes, 1);
+  processes.signal(0, SIGUSR2);
+  processes.wait_for(0, "said");
   processes.signal(1, SIGCONT);
   processes.expect_success();
 }
