@@ -71,7 +71,6 @@ std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local
 }
 
 void AgentCore::listen(const std::string& local_address, Deadline deadline) {
-  token_ = directory_.token(deadline);
   transport::ListenOptions options;
   options.loop = loop_;
   options.interface_address = local_address;
@@ -81,9 +80,17 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     };
     return routes_.listen(options);
   };
-  const auto offers = accepts(false);
-  // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
-  const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
+  std::vector<transport::Offer> offers;
+  std::vector<transport::Offer> device_offers;
+  try {
+    token_ = directory_.token(deadline);
+    offers = accepts(false);
+    // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
+    if (tensor::CudaDevices::built()) device_offers = accepts(true);
+  } catch (...) {
+    if (parts_.world_size) give_up_rank(*parts_.store, parts_.self.rank);
+    throw;
+  }
   const long announcements = parts_.world_size ? 0 : announced(*parts_.store);
   life_ = directory_.join(
       offers, device_offers, deadline,
