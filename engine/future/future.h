@@ -435,6 +435,8 @@ class Future {
   T await_resume() const { return get(); }
 
   std::exception_ptr error() const { return state().error(); }
+  // What a thread that blocks on this future passes to Home::drive() as `awaited`.
+  const void* awaited() const { return static_cast<const detail::FutureCore*>(state_.get()); }
 
  private:
   friend class Promise<T>;

@@ -70,7 +70,8 @@ void check_list(const Core& core, const std::string& operation, const char* name
                 const at::Tensor& like, bool same_shape) {
   if (static_cast<int>(list.size()) != core.options.size) {
     refuse(operation, std::string(name) + " holds " + std::to_string(list.size()) +
-                          " tensors; it takes one for each of the " + std::to_string(core.options.size) + " ranks");
+                          (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
+                          std::to_string(core.options.size) + " ranks");
   }
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string item = std::string(name) + "[" + std::to_string(i) + "]";

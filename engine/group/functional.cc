@@ -78,8 +78,8 @@ void require_gradient(const char* what, ReduceOp op) {
 
 void require_one_each(const char* what, const variable_list& tensors, const ProcessGroup& group) {
   if (static_cast<int>(tensors.size()) == group.size()) return;
-  refuse(what, std::to_string(tensors.size()) + " tensors are given; it takes one for each of the " +
-                   std::to_string(group.size()) + " ranks");
+  refuse(what, std::to_string(tensors.size()) + (tensors.size() == 1 ? " tensor is" : " tensors are") +
+                   " given; it takes one for each of the " + std::to_string(group.size()) + " ranks");
 }
 
 // Runs `forward` on the inputs, and where gradients are enabled makes its results lead to them by `backward`, which gives

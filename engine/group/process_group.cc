@@ -359,7 +359,8 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   const auto check = [&](const char* name, const Tensors& list) {
     if (static_cast<int>(list.size()) != size()) {
       throw Error(Blame::Caller, std::string("all_to_all: ") + name + " holds " + std::to_string(list.size()) +
-                                     " tensors; it takes one for each of the " + std::to_string(size()) + " ranks");
+                                     (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
+                                     std::to_string(size()) + " ranks");
     }
     for (const at::Tensor& tensor : list) {
       check_tensor(core(), "all_to_all", name, tensor);

@@ -175,6 +175,47 @@ std::string begun(std::int64_t life) { return "weft/begun/" + std::to_string(lif
 // How often somebody has come to the store.
 std::string lives(const std::string& who) { return "weft/lives/" + who; }
 
+// As rank 0 joins groups it says which, by their names, in the store that it hosts.
+constexpr const char* kGroupsOfRankZero = "weft/groups";
+std::string group_of_rank_zero(std::int64_t number) { return "weft/group/" + std::to_string(number); }
+
+// What a program calls to join it.
+std::string spelled(const std::string& group_name) {
+  constexpr std::string_view kRpc = "rpc";  // as rpc::init() names its groups
+  if (group_name.empty()) return "the group without a name (init_process_group)";
+  if (group_name == kRpc) return "the workers of rpc::init";
+  if (group_name.starts_with("rpc/")) return "the workers of rpc::init of group_name '" + group_name.substr(4) + "'";
+  return "group '" + group_name + "'";
+}
+
+void tell_group_of_rank_zero(c10d::Store& store, const std::string& group_name) {
+  if (!store.check({kHosted})) return;
+  const auto number = store.add(kGroupsOfRankZero, 1);
+  store.set(group_of_rank_zero(number), std::vector<std::uint8_t>(group_name.begin(), group_name.end()));
+}
+
+// Why rank 0 is not met at its store: "rank 0 has joined group 'a' there, this rank joins group 'b'".
+std::string other_groups(c10d::Store& store, const std::string& group_name, std::int64_t life) {
+  constexpr std::int64_t kMost = 4;
+  const auto last = store.add(kGroupsOfRankZero, 0);
+  std::string names;
+  bool is_among = false;
+  for (auto number = std::max<std::int64_t>(1, last - kMost + 1); number <= last; ++number) {
+    if (!store.check({group_of_rank_zero(number)})) continue;
+    const auto name = store.get(group_of_rank_zero(number));
+    const std::string text(name.begin(), name.end());
+    is_among = is_among || text == group_name;
+    names += (names.empty() ? "" : ", ") + spelled(text);
+  }
+  const std::string own = spelled(group_name);
+  if (names.empty()) return "rank 0 has joined nothing there yet, this rank joins " + own;
+  if (life > 1)
+    return "rank 0 has joined " + names + " there, and this rank joins " + own +
+           " once more (a rank of the same number has joined it before)";
+  return "rank 0 has joined " + names + " there, this rank joins " + own +
+         (is_among ? "" : "; all ranks must join the same");
+}
+
 // Who has waited that long at one store looks whether there is another by now.
 constexpr std::chrono::milliseconds kLongestAtAStore = std::chrono::seconds(10);
 
@@ -229,36 +270,42 @@ Descriptor connection_beside(const TcpAddress& address, Deadline deadline) {
 // that was cut off closes nothing. c10d's client would log an error and a stack trace when its host closes the connection,
 // so that one beside it, which carries nothing, tells first.
 c10::intrusive_ptr<c10d::Store> store_if_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
-                                                      Deadline deadline, Seeker& seeker) {
+                                                      Deadline deadline, Seeker& seeker, std::string& why) {
   const auto store = join_store(address, rank, deadline, seeker);
   const Descriptor beside = connection_beside(address, deadline);
   if (!store->check({kHosted})) return store;  // by Python, or only just
   const auto named = under_name(store, group_name);
-  const auto mine = begun(named->add(lives(std::to_string(rank)), 0) + 1);
+  const auto life = named->add(lives(std::to_string(rank)), 0) + 1;
+  const auto mine = begun(life);
   const Deadline turn = Deadline::sooner(deadline, Deadline::in(kLongestAtAStore));
   for (Pause pause; !has_ended(beside); pause.wait(turn)) {
     if (named->check({mine})) return store;
-    if (turn.passed()) return nullptr;
+    const bool is_over = turn.passed();
+    if (is_over) why = other_groups(*store, group_name, life);
     seeker.look([&] {
-      return "rank 0, which has not come yet: at " + at(address.host, address.port) + " is the store of an earlier group";
+      return "rank 0, whose store it has reached at " + at(address.host, address.port) + ": " +
+             other_groups(*store, group_name, life);
     });
+    if (is_over) return nullptr;
   }
   return nullptr;
 }
 
 c10::intrusive_ptr<c10d::Store> join_store_of_this_life(const TcpAddress& address, int rank, const std::string& group_name,
                                                         Deadline deadline, Seeker& seeker) {
+  std::string why = "the store there is an earlier group's";
   for (auto pause = Pause::between_connections();; pause.wait(deadline)) {
     try {
-      if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker)) return store;
+      if (auto store = store_if_of_this_life(address, rank, group_name, deadline, seeker, why)) return store;
     } catch (const Error& error) {
       if (deadline.passed() || error.native_code() == EMFILE) throw;
     } catch (const std::exception& error) {
       log::debug("the store at " + at(address.host, address.port) + " is an earlier group's: " + tensor::text_of(error));
     }
     if (deadline.passed()) {
-      throw Error(Blame::Timeout, "rank " + std::to_string(rank) + " waits for rank 0 at " +
-                                      at(address.host, address.port) + ", where the store of an earlier group is");
+      throw Error(Blame::Timeout,
+                  "rank " + std::to_string(rank) + " waits for rank 0 at " + at(address.host, address.port) + ": " + why)
+          .with_ranks({0});
     }
   }
 }
@@ -349,6 +396,7 @@ Rendezvous join_tcp(const TcpAddress& address, const Wanted& wanted, const std::
                                     : join_store_of_this_life(address, result.rank, group_name, deadline, seeker);
   }
   if (by_agent) result.store = of_this_attempt(result.store, environment);
+  if (result.rank == 0 && !by_agent) tell_group_of_rank_zero(*result.store, group_name);
   result.local_address = address_for_others(address.host, address.port);
   return result;
 }
@@ -432,11 +480,19 @@ Rendezvous join_env(const Wanted& wanted, const std::string& group_name, const E
 
 // A store outlives groups: the second group of one rank on one address must not find the keys of the first. Each rank
 // counts its own lives in the store, so all ranks count alike; the first has no prefix, as in Python's torch.distributed.
-c10::intrusive_ptr<c10d::Store> next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::string& who) {
+struct NextLife {
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> before;  // of the last life; null in the first one
+};
+
+NextLife next_life(const c10::intrusive_ptr<c10d::Store>& store, const std::string& who) {
   const auto life = store->add(lives(who), 1);
   if (who == "0") store->set(begun(life), "1");  // for join_store_of_this_life()
-  if (life <= 1) return store;
-  return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(life), store);
+  const auto of = [&](std::int64_t number) -> c10::intrusive_ptr<c10d::Store> {
+    if (number <= 1) return store;
+    return c10::make_intrusive<c10d::PrefixStore>("life" + std::to_string(number), store);
+  };
+  return {of(life), life <= 1 ? nullptr : of(life - 1)};
 }
 
 // Names this process, and where threads are ranks without a number, this thread. Survives no fork.
@@ -482,7 +538,8 @@ Rendezvous join_file(const Url& url, const Wanted& wanted, const std::string& gr
     if (open) {
       result.rank = wanted.rank.value_or(kAnyRank);  // whose it is, its members settle
     } else {
-      result.store = next_life(result.store, identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : ""));
+      const std::string who = identity(!numbered) + (numbered ? "-" + std::to_string(*wanted.rank) : "");
+      result.store = next_life(result.store, who).store;
       result.rank = claim_rank(*result.store, wanted.rank, result.world_size, path);
     }
   } catch (const Error&) {
@@ -577,7 +634,11 @@ Rendezvous rendezvous(const ProcessGroupOptions& options, const Environment& env
     // Python ranks and C++ ranks meet.
     if (!options.store || shared) result.store = under_name(result.store, options.group_name);
     try {
-      if (!open) result.store = next_life(result.store, std::to_string(result.rank));
+      if (!open) {
+        auto [store, before] = next_life(result.store, std::to_string(result.rank));
+        result.store = std::move(store);
+        result.before = std::move(before);
+      }
     } catch (const std::exception& error) {
       throw Error(Blame::PeerLost, "rank " + std::to_string(result.rank) +
                                        " was not counted by the job's store; the process that hosts it may have ended: " +

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 #include <utility>
 
 #include <c10/core/StreamGuard.h>
@@ -44,11 +46,56 @@ Error unmapped(const c10::Device& from, const WorkerInfo& self, const WorkerInfo
 
 std::string describe(const WorkerInfo& worker) { return worker.name + " (rank " + std::to_string(worker.rank) + ")"; }
 
+namespace {
+
+// How many of the calls that an error has passed through its text names: the first and the last ones.
+constexpr std::size_t kFirstNamed = 4;
+constexpr std::size_t kLastNamed = 4;
+constexpr std::string_view kThrew = " threw: ";
+constexpr std::string_view kBetween = " calls between …";
+
+// The number of calls that a part of such a text stands for.
+std::size_t calls_of(std::string_view part) {
+  constexpr std::string_view kBegin = "… ";
+  std::size_t number = 1;
+  if (part.starts_with(kBegin) && part.ends_with(kBetween))
+    std::from_chars(part.data() + kBegin.size(), part.data() + part.size(), number);
+  return number;
+}
+
+// What a function threw that has itself called another, and that perhaps another …: each adds "f on worker1 threw: " in
+// front. Of many calls the first, the last and the cause are kept, and how many were between.
+std::string shortened(const std::string& text) {
+  std::vector<std::string_view> parts;  // the last is the cause
+  std::size_t begin = 0;
+  for (auto end = text.find(kThrew); end != std::string::npos; end = text.find(kThrew, begin)) {
+    parts.push_back(std::string_view(text).substr(begin, end - begin));
+    begin = end + kThrew.size();
+  }
+  if (parts.size() <= kFirstNamed + kLastNamed + 1) return text;
+  std::string result;
+  std::size_t between = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const bool is_named = i < kFirstNamed || i + kLastNamed >= parts.size();
+    if (!is_named) {
+      between += calls_of(parts[i]);
+      if (i + kLastNamed + 1 < parts.size()) continue;
+      result += "… " + std::to_string(between) + std::string(kBetween);
+    } else {
+      result += parts[i];
+    }
+    result += kThrew;
+  }
+  return result + text.substr(begin);
+}
+
+}  // namespace
+
 RemoteError::RemoteError(std::string worker, std::string function, std::string text, const std::vector<int>& ranks)
-    : Error(Error(Blame::Remote, function + " on " + worker + " threw: " + text).with_ranks(ranks)),
+    : Error(Error(Blame::Remote, function + " on " + worker + std::string(kThrew) + shortened(text)).with_ranks(ranks)),
       worker_(std::move(worker)),
       function_(std::move(function)),
-      text_(std::move(text)) {}
+      text_(shortened(text)) {}
 
 AgentCore::AgentCore(Parts parts)
     : parts_(std::move(parts)),
@@ -71,7 +118,6 @@ std::shared_ptr<AgentCore> AgentCore::make(Parts parts, const std::string& local
 }
 
 void AgentCore::listen(const std::string& local_address, Deadline deadline) {
-  token_ = directory_.token(deadline);
   transport::ListenOptions options;
   options.loop = loop_;
   options.interface_address = local_address;
@@ -81,9 +127,17 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     };
     return routes_.listen(options);
   };
-  const auto offers = accepts(false);
-  // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
-  const auto device_offers = tensor::CudaDevices::built() ? accepts(true) : std::vector<transport::Offer>();
+  std::vector<transport::Offer> offers;
+  std::vector<transport::Offer> device_offers;
+  try {
+    token_ = directory_.token(deadline);
+    offers = accepts(false);
+    // Both ends of a lane that carries device memory are made so, and who maps devices to here is not known yet.
+    if (tensor::CudaDevices::built()) device_offers = accepts(true);
+  } catch (...) {
+    if (parts_.world_size) give_up_rank(*parts_.store, parts_.self.rank);
+    throw;
+  }
   const long announcements = parts_.world_size ? 0 : announced(*parts_.store);
   life_ = directory_.join(
       offers, device_offers, deadline,
@@ -103,6 +157,9 @@ void AgentCore::listen(const std::string& local_address, Deadline deadline) {
     early.swap(early_);
   }
   for (auto& one : early) serve(std::move(one.connection), one.carries_devices);
+  loop_->post(Task([weak = weak_from_this()] {
+    if (const auto core = weak.lock()) core->look_for_waits();
+  }));
   if (!parts_.world_size) follow_others(announcements);
 }
 
@@ -403,6 +460,11 @@ bool AgentCore::send_frame(MessageKind kind, std::function<void()> send) {
   return true;
 }
 
+Error AgentCore::gone(const Error& why, int rank) const {
+  if (why.blame() != Blame::PeerLost) return why;
+  return why.with_text(name_of(rank) + " has left, or its process has ended (" + why.text() + ")").with_ranks({rank});
+}
+
 std::uint64_t AgentCore::next_call() { return first_id() + next_call_++; }
 
 std::uint64_t AgentCore::after(std::chrono::milliseconds pause, Task task) {
@@ -498,9 +560,8 @@ void AgentCore::lane_ended(Peer& peer, std::uint64_t lane, const Error& why) {
   auto failed = fail(calls_.take_all_to(worker.rank, lane), [&](const WaitingCall& call) {
     const bool kept = why.blame() == Blame::Timeout || why.blame() == Blame::Cancelled || why.blame() == Blame::Caller ||
                       why.blame() == Blame::Busy;
-    return Error(kept ? why.blame() : Blame::PeerLost,
-                 in_words(call.function, describe(worker)) + ": the connection has ended: " + why.text())
-        .with_ranks({worker.rank});
+    const Error ended(kept ? why.blame() : Blame::PeerLost, "the connection has ended: " + why.text());
+    return this->gone(ended, worker.rank).within(in_words(call.function, describe(worker))).with_ranks({worker.rank});
   });
   std::vector<std::shared_ptr<rref::ForkWriter>> given;
   for (auto& [id, call] : failed) given.push_back(std::move(call.forks));

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -172,6 +173,12 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void watch_for_thread(std::shared_ptr<const CallState> state, std::uint64_t call);
   // The callee says why that call waits.
   void note_wait(int callee, std::uint64_t call, const std::string& why);
+  // What this worker does with a call of that caller's, as the end of "which …"; empty where it does not know the call.
+  std::string progress_of(int caller, std::uint64_t call, bool is_fetch) const;
+  // The call that a thread here has waited for longest, and as long as that at least.
+  std::optional<AwaitedCall> longest_awaited(std::chrono::milliseconds at_least) const;
+  // What keeps this worker from shutdown(), as far as it is known: "runs f for worker1 (rank 1)", "waits for g on …".
+  std::string doing() const;
   void function_started() { ++running_; }
   void function_ended() { --running_; }
 
@@ -250,6 +257,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Gives the call back, ended.
   WaitingCall complete(WaitingCall call, const std::function<void(PendingCall&)>& how);
   void fail_here(std::uint64_t id, const Error& why);
+  // Why the connection to a worker fails, as its callers read it.
+  Error gone(const Error& why, int rank) const;
   // Fails the call where somebody has changed its arguments while they were being sent.
   void check_unchanged(std::uint64_t call, const std::string& what, const codec::SentBytes& sent);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
@@ -259,6 +268,12 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   Error not_in_time(const WaitingCall& call, const std::string& to) const;
   std::string why_late(const WaitingCall& call) const;
   void tell_of_wait(const CallState& state, std::uint64_t call);
+  // Calls that threads here wait for long (awaited.cc). On the loop.
+  void look_for_waits();
+  void report_wait();
+  void ask_about(const AwaitedCall& call);
+  void say_awaited(const AwaitedCall& call, const std::string& what_callee_does) const;
+  std::string progress(const CallState& call, bool is_fetch) const;
   Error left(const WaitingCall& call, const std::string& to) const;
   void arm(Deadline deadline);
   void expire();
@@ -267,6 +282,8 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void serve(std::shared_ptr<transport::Connection> connection, bool carries_devices);
   void shut_down(std::chrono::milliseconds limit, const std::string& what);
   void wait_for_shutdown(std::chrono::milliseconds limit, const std::string& what) const;
+  // The same of another worker, which is asked; that it does not answer.
+  std::string doing_of(int rank);
   Outcome await_verdict(const Future<Outcome>& verdict);
   template <class Body>
   bool answers(const std::vector<int>& ranks);
@@ -336,6 +353,11 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Of the first rank: for those that wait in shutdown(), which it has not called. On the loop.
   std::optional<Patience> awaited_here_;
   EventLoop::Registration reports_awaited_;
+  // Of threads that wait for calls. On the loop, but for the first.
+  std::atomic<bool> asks_for_report_{false};  // the callee of a call that is to be reported
+  std::size_t said_level_ = 0;                // which of the times was reported last, and when
+  Deadline::Clock::time_point said_at_{};
+  EventLoop::Registration looks_for_waits_;
   std::atomic<Deadline::Clock::time_point> armed_{Deadline::Clock::time_point::max()};  // when the timer comes
   EventLoop::Registration timer_;
   struct Pause {

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <charconv>
 #include <random>
+#include <sstream>
+#include <thread>
 
 #include <weft/base/log.h>
 #include <weft/engine/codec/values.h>
@@ -13,6 +15,23 @@ namespace weft::rpc {
 namespace {
 
 constexpr std::size_t kLongestName = 127;
+constexpr auto kRead = std::chrono::seconds(5);          // of a key that exists
+constexpr auto kAcknowledged = std::chrono::seconds(2);  // a worker that waits sees within it that it is refused
+constexpr auto kLastLook = std::chrono::milliseconds(50);
+
+// Keys of a job whose size is known.
+constexpr const char* kSize = "size";        // of who came first: its rank, and the size that it gives
+constexpr const char* kRefused = "refused";  // why nobody can join any more
+constexpr const char* kCame = "came";        // how many workers came …
+constexpr const char* kTold = "told";        // … and how many of them have read why they are refused
+std::string done(int rank) { return "done/" + std::to_string(rank); }  // that worker has joined, or has given up
+
+std::string rank_is_taken(const WorkerInfo& self, const transport::Bootstrap::Bytes& record) {
+  const std::string holder = record.empty() ? "another worker" : "'" + read_record(record).name + "'";
+  return "rank " + std::to_string(self.rank) + " is taken by " + holder + ", and '" + self.name +
+         "' asks for it as well; each worker of a job needs a rank of its own, and each of several jobs at one address an "
+         "rpc::Options::group_name";
+}
 
 using Entries = Directory::Entries;
 
@@ -155,23 +174,26 @@ Life Directory::join(const std::vector<transport::Offer>& offers, const std::vec
   for (const auto& offer : offers) record.offers.emplace_back(offer.transport, offer.address);
   for (const auto& offer : device_offers) record.device_offers.emplace_back(offer.transport, offer.address);
   if (!size_) return join_open(std::move(record), ask, deadline);
-  if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1) {
-    throw Error(Blame::Caller,
-                "rank " + std::to_string(self_.rank) +
-                    " is taken by another worker of this job; if it belongs to another job, give each a group_name");
+  try {
+    return join_fixed(std::move(record), deadline, reports);
+  } catch (...) {
+    if (!is_refused_) give_up_rank(*store_, self_.rank);
+    throw;
   }
+}
+
+Life Directory::join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports) {
+  store_->add(kCame, 1);
+  check_size();
+  if (store_->add("rank/" + std::to_string(self_.rank), 1) != 1)
+    refuse(rank_is_taken(self_, value_of(*store_, slot(self_.rank))));
   store_->set(slot(self_.rank), written(record));
   Entries all;
   Patience patience(reports);
   for (int rank = 0; rank < *size_; ++rank) {
-    try {
-      all.add(rank, entry_of(read_record(published_by(rank, deadline, patience))));
-    } catch (const Error& error) {
-      throw error.within("worker '" + self_.name + "' waits for rank " + std::to_string(rank) + " of " +
-                         std::to_string(*size_));
-    }
+    all.add(rank, entry_of(read_record(published_by(rank, deadline, patience))));
   }
-  wait_until_all_have_read(deadline);
+  wait_until_all_have_read(deadline, patience);
   std::map<std::string, int> ranks;
   for (const auto& [rank, entry] : all.by_rank()) {
     const auto [place, is_new] = ranks.emplace(entry.worker.name, rank);
@@ -222,41 +244,122 @@ std::vector<KnownDevices> Directory::known_devices() const {
 
 std::vector<int> Directory::gpus() const { return gpus_used(self_.name, known_devices()); }
 
-// Rank 0 may host the store, and must not end before the others have what they need of it.
+// Those that come earlier have found nothing wrong and wait: they read why this one refuses to join.
+void Directory::refuse(const std::string& why) {
+  store_->compare_set(kRefused, {}, group::to_bytes(why));
+  throw_refused(why);
+}
+
+void Directory::throw_if_refused() {
+  const auto why = value_of(*store_, kRefused);
+  if (!why.empty()) throw_refused(group::to_text(why));
+}
+
+// Rank 0 may host the store, where others have yet to read why: it ends behind the last that they ask of it.
+void Directory::throw_refused(const std::string& why) {
+  is_refused_ = true;
+  give_up_rank(*store_, self_.rank);
+  try {
+    store_->add(kTold, 1);
+    const Deadline end = Deadline::in(self_.rank == 0 ? kAcknowledged : 0s);
+    for (group::Pause pause; !end.passed() && store_->add(kTold, 0) < store_->add(kCame, 0);) pause.wait(end);
+  } catch (const Error& error) {  // where somebody else hosts it, who has ended
+    log::debug("the job's store has ended before '" + self_.name + "': " + error.text());
+  }
+  throw Error(Blame::Caller, why);
+}
+
+void Directory::check_size() {
+  const std::string own = std::to_string(self_.rank) + " " + std::to_string(*size_);
+  if (store_->compare_set(kSize, {}, group::to_bytes(own))) return;
+  std::istringstream first(group::to_text(value_of(*store_, kSize)));
+  int rank = -1;
+  int size = -1;
+  if (!(first >> rank >> size) || size == *size_) return;
+  refuse("rank " + std::to_string(rank) + " gives the world size " + std::to_string(size) + ", rank " +
+         std::to_string(self_.rank) + " gives " + std::to_string(*size_) +
+         "; all workers of a job give the same rpc::Options::world_size (or WORLD_SIZE)");
+}
+
+std::string Directory::has_waited(std::chrono::milliseconds waited) const {
+  return "worker '" + self_.name + "' (rank " + std::to_string(self_.rank) + ") has waited " + describe_wait(waited) +
+         " in rpc::init: ";
+}
+
 transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline, Patience& patience) {
-  for (;;) {
-    try {
-      return store_->get(slot(rank), Deadline::sooner(deadline, patience.next()));
-    } catch (const Error& error) {
-      if (error.blame() != Blame::Timeout || deadline.passed()) throw;
-    }
-    if (!patience.is_over()) continue;
+  for (group::Pause pause; !store_->exists(slot(rank)); pause.wait(Deadline::sooner(deadline, patience.next()))) {
+    throw_if_refused();
+    const bool is_due = patience.is_over();
+    if (!is_due && !deadline.passed()) continue;
     std::vector<int> missing;
+    bool speaks = true;  // the lowest that has come
     for (int other = 0; other < *size_; ++other) {
       const bool is_here = store_->exists(slot(other));
-      if (is_here && other < self_.rank) break;  // that one speaks
       if (!is_here) missing.push_back(other);
-      if (other + 1 < *size_ || missing.empty()) continue;
-      log::warn("worker '" + self_.name + "' (rank " + std::to_string(self_.rank) + ") has waited " +
-                describe_wait(patience.waited()) + " in rpc::init: " + ranks_text(missing) +
-                (missing.size() == 1 ? " has" : " have") + " not come; all " + std::to_string(*size_) +
-                " workers must be started, with the same address and world size");
+      speaks = speaks && !(is_here && other < self_.rank);
     }
+    if (missing.empty()) continue;
+    const std::string text = has_waited(patience.waited()) + ranks_text(missing) +
+                             (missing.size() == 1 ? " has" : " have") + " not come; all " + std::to_string(*size_) +
+                             " workers must be started, with the same address and world size";
+    if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
+    if (speaks) log::warn(text);
+  }
+  return store_->get(slot(rank), Deadline::in(kRead));
+}
+
+// Rank 0 may host the store, and must not end before the others have what they need of it.
+void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) {
+  store_->add(done(self_.rank), 1);
+  long read = store_->add("read", 1);
+  if (self_.rank != 0) return;
+  for (group::Pause pause; read < *size_; read = store_->add("read", 0)) {
+    const bool is_due = patience.is_over();
+    if (is_due || deadline.passed()) {
+      std::vector<int> missing;
+      for (int rank = 1; rank < *size_; ++rank) {
+        if (!store_->exists(done(rank))) missing.push_back(rank);
+      }
+      const std::string text = has_waited(patience.waited()) + "only " + std::to_string(read) + " of " +
+                               std::to_string(*size_) + " workers have joined" +
+                               (missing.empty() ? ""
+                                                : ": " + ranks_text(missing) + (missing.size() == 1 ? " has" : " have") +
+                                                      " come, and not read yet who the others are");
+      if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
+      log::warn(text);
+    }
+    pause.wait(Deadline::sooner(deadline, patience.next()));
   }
 }
 
-void Directory::wait_until_all_have_read(Deadline deadline) {
-  long read = store_->add("read", 1);
-  if (self_.rank != 0) return;
-  group::Pause pause;
-  while (read < *size_) {
-    if (deadline.passed()) {
-      throw Error(Blame::Timeout,
-                  "only " + std::to_string(read) + " of " + std::to_string(*size_) + " workers have joined");
-    }
-    pause.wait(deadline);
-    read = store_->add("read", 0);
+void give_up_rank(transport::Bootstrap& store, int rank) noexcept {
+  try {
+    store.add(done(rank), 1);
+  } catch (const Error& error) {
+    log::debug("the store does not learn that rank " + std::to_string(rank) + " has not joined: " + error.text());
   }
+}
+
+void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self) {
+  std::optional<std::string> taken;
+  const Deadline end = Deadline::in(kAcknowledged);
+  try {
+    // The other one may have been counted, and not have published itself yet; or it was killed, and nobody acknowledges.
+    for (group::Pause pause; !before.exists(done(self.rank)); pause.wait(end)) {
+      if (end.passed()) return;
+      if (taken.has_value() || !before.exists(slot(self.rank))) continue;
+      taken = rank_is_taken(self, before.get(slot(self.rank), Deadline::in(kRead)));
+      before.add(kCame, 1);
+      before.compare_set(kRefused, {}, group::to_bytes(*taken));
+    }
+    if (taken) {
+      before.add(kTold, 1);
+      std::this_thread::sleep_for(kLastLook);  // this one may host the store, where the other looks once more
+    }
+  } catch (const Error& error) {  // the other one hosts the store, perhaps, and has ended meanwhile
+    if (!taken || error.blame() != Blame::PeerLost) throw;
+  }
+  if (taken) throw Error(Blame::Caller, *taken);
 }
 
 void Directory::leave() noexcept {

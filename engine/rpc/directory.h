@@ -36,6 +36,11 @@ class NotThere : public Error {
 };
 bool is_not_there(const std::exception_ptr& error);
 NotThere has_left(const Recipient& wanted);
+// Throws Caller where another worker has that rank and is still joining, and has that one throw it as well. `before`: what
+// the job's store holds of those that came before this one, if any had this rank. Blocks for at most two seconds.
+void check_rank_is_free(transport::Bootstrap& before, const WorkerInfo& self);
+// A worker of that rank was counted by the store, and does not join: the next one need not look for it.
+void give_up_rank(transport::Bootstrap& store, int rank) noexcept;
 
 class Directory {
  public:
@@ -62,10 +67,11 @@ class Directory {
 
   // A text that all workers of this job share and nobody else knows.
   std::string token(Deadline deadline);
-  // Publishes this worker, and gives its life; where the size is known, waits for all others and checks that their
-  // names differ. `ask` is called for a worker that has the wanted name or rank, where they come and go. Throws Caller for
-  // a name or rank that is taken, where workers of the two kinds meet, where some have a secret and some have none, and for
-  // device maps that do not fit the workers (where these come and go: those that are there); Timeout naming who is missing.
+  // Publishes this worker, and gives its life; where the size is known, waits for all others, and checks that all give the
+  // same size and that their names differ. `ask` is called for a worker that has the wanted name or rank, where they come
+  // and go. Throws Caller for a name or rank that is taken, where workers of the two kinds meet, where some have a secret
+  // and some have none, and for device maps that do not fit the workers (where these come and go: those that are there);
+  // Timeout naming who is missing.
   Life join(const std::vector<transport::Offer>& offers, const std::vector<transport::Offer>& device_offers,
             Deadline deadline, const Claims::Ask& ask = {}, const WaitReports& reports = {});
   // This worker, with the rank that it has.
@@ -97,9 +103,17 @@ class Directory {
 
  private:
   Life join_open(WorkerRecord record, const Claims::Ask& ask, Deadline deadline);
+  Life join_fixed(WorkerRecord record, Deadline deadline, const WaitReports& reports);
+  // Throws Caller where the worker that came first gives another world size, and has those that wait throw it as well.
+  void check_size();
+  [[noreturn]] void refuse(const std::string& why);
+  // Throws what another worker has refused the job for.
+  void throw_if_refused();
+  [[noreturn]] void throw_refused(const std::string& why);
   // What the worker of that rank has published. Says, when it is due, who has not come, where this is the first that has.
   transport::Bootstrap::Bytes published_by(int rank, Deadline deadline, Patience& patience);
-  void wait_until_all_have_read(Deadline deadline);
+  void wait_until_all_have_read(Deadline deadline, Patience& patience);
+  std::string has_waited(std::chrono::milliseconds waited) const;
   std::set<int> ever_joined();
   std::map<int, WorkerRecord> read_all();
   Entries refresh();
@@ -119,7 +133,8 @@ class Directory {
   const bool has_secret_;
   const WorkerDevices devices_;
   Claims claims_;
-  bool counted_ = false;  // by join()
+  bool counted_ = false;     // by join()
+  bool is_refused_ = false;  // and has said that it gives its rank up
   mutable std::mutex mutex_;
   Entries entries_;
   std::map<int, WorkerRecord>

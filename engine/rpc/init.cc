@@ -14,6 +14,7 @@
 #include <weft/engine/instruments/instruments.h>
 #include <weft/engine/rpc/agent.h>
 #include <weft/engine/rpc/core.h>
+#include <weft/engine/rpc/directory.h>
 #include <weft/engine/rpc/numbers.h>
 #include <weft/engine/rpc/secret.h>
 #include <weft/engine/tensor/torch_cuda.h>
@@ -151,6 +152,10 @@ Agent init(const std::string& name, Options options, std::shared_ptr<tensor::Cud
   const auto presence = presence_of(name, wanted, open);
   const auto place = group::rendezvous(wanted, environment, deadline, open);
   check_rank(place.rank);
+  if (place.before) {
+    group::StoreBootstrap before(group::connection_of(place.before));
+    check_rank_is_free(before, {name, place.rank});
+  }
 
   AgentCore::Parts parts;
   parts.self = {name, place.rank};

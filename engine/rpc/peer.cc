@@ -400,6 +400,7 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
                 Error(Blame::Unsupported, explain_unknown({head.name, head.signature})));
   }
   function = &shown_as(*function, message.body);
+  state->function = function;
   {
     const trace::About shown{
         .name = function->name.c_str(), .sequence = head.call, .peer = state->caller.rank, .bytes = bytes_of(message)};
@@ -426,6 +427,22 @@ void Inbound::call_came(const std::shared_ptr<AgentCore>& core, Message message,
     const Error error = to_error(std::current_exception(), Blame::Caller);
     fail(head.call, answer_to(head), Failure::Unread, error.within("its arguments cannot be decoded"));
   }
+}
+
+std::shared_ptr<const CallState> Inbound::longest_running() const {
+  std::shared_ptr<const CallState> longest;
+  std::lock_guard lock(mutex_);
+  for (const auto& [number, state] : calls_) {
+    if (!state->expires || !state->has_begun) continue;
+    if (!longest || state->begun_at < longest->begun_at) longest = state;
+  }
+  return longest;
+}
+
+std::shared_ptr<const CallState> Inbound::call(std::uint64_t number) const {
+  std::lock_guard lock(mutex_);
+  const auto found = calls_.find(number);
+  return found == calls_.end() ? nullptr : found->second;
 }
 
 void Inbound::reply(std::uint64_t call, MessageKind kind, const Function& function, const CallState& state,

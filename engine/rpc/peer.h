@@ -116,6 +116,10 @@ class Inbound : public std::enable_shared_from_this<Inbound> {
   void reply(std::uint64_t call, MessageKind kind, const Function& function, const CallState& state,
              const std::function<void(codec::Packer&)>& pack) noexcept;
   void fail(std::uint64_t call, MessageKind kind, Failure what, const Error& error) noexcept;
+  // The program's function that has run for longest; null where none runs.
+  std::shared_ptr<const CallState> longest_running() const;
+  // The call of that number, while it runs here; else null.
+  std::shared_ptr<const CallState> call(std::uint64_t number) const;
   // The caller could not read that reply: the references in it end.
   void take_back(std::uint64_t call);
   // The references in replies that may not have come.

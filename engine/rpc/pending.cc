@@ -71,6 +71,46 @@ std::vector<PendingCalls::Taken> PendingCalls::take_expired(Deadline::Clock::tim
   return taken;
 }
 
+namespace {
+
+AwaitedCall awaited(std::uint64_t id, const WaitingCall& call, Deadline::Clock::time_point since) {
+  const bool is_fetch = call.kind == MessageKind::Fetch;
+  const std::string what = call.function != nullptr ? call.function->name : "a call";
+  return {id, is_fetch ? "the value of an RRef" : what, call.to, call.limit, call.here, since, is_fetch};
+}
+
+}  // namespace
+
+std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<Crew::Wait>& waiting) const {
+  std::unordered_map<const void*, Deadline::Clock::time_point> waits;
+  for (const auto& wait : waiting) {
+    const auto [known, is_new] = waits.emplace(wait.awaited, wait.since);
+    if (!is_new) known->second = std::min(known->second, wait.since);
+  }
+  std::optional<AwaitedCall> longest;
+  std::optional<AwaitedCall> oldest;
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, call] : calls_) {
+    const bool is_programs = is_users(call.kind) || call.kind == MessageKind::Backward;
+    const auto wait = call.pending ? waits.find(call.pending->awaited()) : waits.end();
+    if (is_programs && wait != waits.end() && (!longest || wait->second < longest->since))
+      longest = awaited(id, call, wait->second);
+    if (is_programs && (!oldest || call.since < oldest->since)) oldest = awaited(id, call, call.since);
+    if (wait != waits.end()) waits.erase(wait);
+  }
+  if (longest || !oldest || waits.empty()) return longest;
+  const auto first = std::min_element(waits.begin(), waits.end(),
+                                      [](const auto& one, const auto& other) { return one.second < other.second; });
+  oldest->since = std::max(oldest->since, first->second);
+  oldest->is_its_own = false;
+  return oldest;
+}
+
+bool PendingCalls::waits(std::uint64_t id) const {
+  std::lock_guard lock(mutex_);
+  return calls_.contains(id);
+}
+
 std::size_t PendingCalls::size() const {
   std::lock_guard lock(mutex_);
   return calls_.size();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <weft/base/deadline.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
+#include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/function.h>
 #include <weft/engine/rpc/in_flight.h>
 #include <weft/engine/rpc/types.h>
@@ -41,6 +43,8 @@ class PendingCall {
   // called.
   virtual void succeed(const msgpack::object& result, const std::function<weft::detail::DeviceWorkRef()>& work) = 0;
   virtual void fail(std::exception_ptr error) = 0;
+  // What threads wait for in Home::drive() that block on its result.
+  virtual const void* awaited() const { return nullptr; }
 };
 
 template <class R>
@@ -53,6 +57,7 @@ class PendingResult final : public PendingCall {
     set(std::move(value), work());
   }
   void fail(std::exception_ptr error) override { promise_.set_error(std::move(error)); }
+  const void* awaited() const override { return promise_.future().awaited(); }
   void set(weft::detail::Stored<R> value, weft::detail::DeviceWorkRef work) {
     promise_.set_with(std::move(work), std::move(value));
   }
@@ -62,6 +67,7 @@ class PendingResult final : public PendingCall {
 };
 
 struct WaitingCall {
+  Deadline::Clock::time_point since;
   std::unique_ptr<PendingCall> pending;
   Deadline deadline = Deadline::never();
   std::chrono::milliseconds limit{0};  // as it was given, for the message
@@ -77,6 +83,18 @@ struct WaitingCall {
   std::string note{};  // why it waits, as the callee has said
   Slot slot{};
   HeldBytes bytes{};  // until there is an answer, also of a call whose time is over: they lie at the callee as long
+};
+
+// A call for which a thread waits.
+struct AwaitedCall {
+  std::uint64_t id = 0;
+  std::string what;  // the function
+  int to = -1;
+  std::chrono::milliseconds limit{0};
+  std::shared_ptr<const CallState> here;  // of one to this worker itself
+  Deadline::Clock::time_point since;      // when the thread began to wait
+  bool is_fetch = false;                  // of an RRef's value
+  bool is_its_own = true;  // false: the thread waits for another future, and this call is pending for longest
 };
 
 // Usable from every thread.
@@ -98,6 +116,10 @@ class PendingCalls {
   std::vector<Taken> take_all();
   // Those whose time is over. `next` becomes the earliest deadline of the others.
   std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);
+  // Of the calls that these threads wait for that of the longest wait. Where none of them waits for a call's own result,
+  // the oldest call.
+  std::optional<AwaitedCall> longest_awaited(const std::vector<Crew::Wait>& waiting) const;
+  bool waits(std::uint64_t id) const;
   std::size_t size() const;
 
  private:

@@ -52,6 +52,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
   Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();
+    ambient->call().begun_at = Deadline::Clock::now().time_since_epoch().count();
     ambient->call().has_begun = true;
     agent.function_started();
     {
@@ -79,6 +80,8 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const RemoteError& caught) {
+    return static_cast<const Error&>(caught).text();  // where each call behind it was made is of no use here
   } catch (const Error& caught) {
     return caught.what();
   } catch (const std::exception& caught) {

@@ -30,16 +30,18 @@ class AgentCore;
 // What this_call() shows; shared with whoever may cancel it.
 struct CallState {
   WorkerInfo caller;
+  const Function* function = nullptr;
   Life life = 0;  // the caller's
   Incarnation incarnation() const { return {caller.rank, static_cast<std::uint16_t>(life)}; }
   Deadline deadline = Deadline::never();
   std::atomic<bool> cancelled{false};
-  mutable std::atomic<bool> has_begun{false};  // its function
-  std::shared_ptr<autograd::Context> context;  // that the call was made in; null for none
-  bool no_grad = false;                        // made under NoGradGuard: nothing behind it is recorded in a context
-  std::vector<c10::Stream> streams;            // that are current while the function runs, one of each GPU in use
-  trace::Operation traced{};                   // whoever takes the call from Inbound's table ends it
-  bool expires = false;                        // its function is a user's: not begun behind the deadline, if it had to wait
+  mutable std::atomic<bool> has_begun{false};             // its function …
+  mutable std::atomic<Deadline::Clock::rep> begun_at{0};  // … at this time, set before
+  std::shared_ptr<autograd::Context> context;             // that the call was made in; null for none
+  bool no_grad = false;              // made under NoGradGuard: nothing behind it is recorded in a context
+  std::vector<c10::Stream> streams;  // that are current while the function runs, one of each GPU in use
+  trace::Operation traced{};         // whoever takes the call from Inbound's table ends it
+  bool expires = false;              // its function is a user's: not begun behind the deadline, if it had to wait
 };
 
 // What follows a call through continuations: the agent and the call.

@@ -28,6 +28,9 @@ Future<Outcome> join_shutdown() {
 // Asked by a higher rank that would report the wait for rank 0: the lowest that waits reports it.
 bool awaits_verdict() { return current_call("awaits_verdict()").core()->awaits_verdict(); }
 
+// What another worker does that has not called shutdown() yet.
+std::string doing() { return current_call("doing()").core()->doing(); }
+
 }  // namespace internal
 
 namespace {
@@ -49,6 +52,15 @@ bool ends_by(const Future<T>& future, Deadline deadline) {
     return future.done();  // else its time was over
   }
   return true;
+}
+
+// ": it runs f for worker1 (rank 1)", behind a worker that has not called shutdown().
+std::string but(const std::string& doing, const std::string& worker = "it") {
+  return doing.empty() ? "" : ": " + worker + " " + doing;
+}
+
+std::string in_numbers(std::uint64_t number, const std::string& of_one, const std::string& of_more) {
+  return std::to_string(number) + " " + (number == 1 ? of_one : of_more);
 }
 
 std::string without_names(std::string text) {
@@ -108,7 +120,7 @@ void AgentCore::report_awaited() {
   }
   if (awaited_here_->is_over()) {
     log::warn("shutdown() has been waiting for " + describe_wait(awaited_here_->waited()) + " on " + names_of(ranks) +
-              " for " + describe(parts_.self) + ", which has not called it" + kAllCall);
+              " for " + describe(parts_.self) + ", which has not called it" + but(doing()) + kAllCall);
   }
   if (awaited_here_->next().is_never()) return;
   reports_awaited_ = loop_->at(awaited_here_->next(), [weak = weak_from_this()] {
@@ -251,8 +263,10 @@ void AgentCore::report_held() const {
   constexpr std::size_t kMost = 20;
   const auto held = references_.held();
   if (held.empty()) return;
-  std::string text = describe(parts_.self) + " shuts down while its program still holds " + std::to_string(held.size()) +
-                     " references to values of other workers; drop them before shutdown():";
+  std::string text = describe(parts_.self) + " shuts down while its program still holds " +
+                     in_numbers(held.size(), "reference", "references") + " to " +
+                     (held.size() == 1 ? "a value" : "values") + " of other workers; drop " +
+                     (held.size() == 1 ? "it" : "them") + " before shutdown():";
   for (std::size_t i = 0; i < std::min(held.size(), kMost); ++i) text += "\n  " + held[i];
   if (held.size() > kMost) text += "\n  and " + std::to_string(held.size() - kMost) + " more";
   log::warn(text);
@@ -264,8 +278,8 @@ void AgentCore::wait_for_own_calls(Deadline deadline) {
     const Activity now = activity();
     if (now.waiting == 0 && now.running == 0) return;
     if (deadline.passed())
-      throw Error(Blame::Timeout, std::to_string(now.waiting) + " calls wait for replies and " +
-                                      std::to_string(now.running) + " functions run");
+      throw Error(Blame::Timeout, in_numbers(now.waiting, "call waits for its reply", "calls wait for replies") + " and " +
+                                      in_numbers(now.running, "function runs", "functions run"));
     pause.wait(deadline);
   }
 }
@@ -281,6 +295,19 @@ Error AgentCore::why_gone(int rank) const {
   return Error(Blame::PeerLost, worker + " is lost, or has left without shutdown()").with_ranks({rank});
 }
 
+std::string AgentCore::doing_of(int rank) {
+  try {
+    const auto answer = call<detail::FunctionBody<&internal::doing>>(
+        shared_from_this(), {rank, kSignOfLife, MessageKind::Shutdown, /*on_loop=*/true}, {});
+    std::string text = answer.get();
+    constexpr std::size_t kMost = 400;
+    text.resize(std::min(text.size(), kMost));
+    return text;
+  } catch (const Error& error) {
+    return error.blame() == Blame::Timeout ? "does not answer: its process is stopped, or the network is cut" : "";
+  }
+}
+
 void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
   const std::size_t others = static_cast<std::size_t>(*parts_.world_size) - 1;
   const auto all_have_come = [&] {
@@ -291,12 +318,18 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     look_after(rank, Asked::ByTheWay);  // who is gone will not come
   }
   Patience patience(parts_.options.wait_reports);
-  const auto say = [&](const std::string& why) {
-    if (!patience.is_over()) return;
+  const auto tell = [&](const std::string& why) {
     log::warn(describe(parts_.self) + " has waited " + describe_wait(patience.waited()) + " in shutdown(): " + why);
   };
+  const auto say = [&](const std::string& why) {
+    if (patience.is_over()) tell(why);
+  };
   while (!crew_->drive(all_have_come, Deadline::sooner(deadline, patience.next())) && !deadline.passed()) {
-    say("shutdown() has not been called by " + names_of(missing_from_shutdown()) + kAllCall);
+    if (!patience.is_over()) continue;
+    const auto missing = missing_from_shutdown();
+    if (missing.empty()) continue;
+    tell("shutdown() has not been called by " + names_of(missing) +
+         but(doing_of(missing.front()), name_of(missing.front())) + kAllCall);
   }
   if (closed_) throw Error(Blame::Cancelled, "leave() was called meanwhile");
   std::optional<int> lost;
@@ -345,7 +378,8 @@ void AgentCore::wait_until_idle_everywhere(Deadline deadline) {
     for (std::size_t rank = 0; rank < now.size(); ++rank) {
       if (now[rank].waiting == 0 && now[rank].running == 0) continue;
       busy += (busy.empty() ? "" : ", ") + describe(directory_.find(static_cast<int>(rank)).worker) + " (" +
-              std::to_string(now[rank].waiting) + " calls wait, " + std::to_string(now[rank].running) + " functions run)";
+              in_numbers(now[rank].waiting, "call waits", "calls wait") + ", " +
+              in_numbers(now[rank].running, "function runs", "functions run") + ")";
     }
     if (busy.empty() && now == before) break;
     if (deadline.passed()) throw Error(Blame::Timeout, "still busy: " + busy);

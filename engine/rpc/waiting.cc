@@ -81,8 +81,8 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadl
   }
   const trace::About shown{
       .name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
-  calls_.add(id, {std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane, issue.kind,
-                  std::move(context), std::move(forks), std::move(here),
+  calls_.add(id, {Deadline::Clock::now(), std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank,
+                  leaving.lane, issue.kind, std::move(context), std::move(forks), std::move(here),
                   trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
                   /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
@@ -110,7 +110,7 @@ WaitingCall AgentCore::complete(WaitingCall call, const std::function<void(Pendi
 
 void AgentCore::fail_here(std::uint64_t id, const Error& why) {
   WaitingCall call = calls_.take(id);
-  const Error error = why.within(in_words(call.function, name_of(call.to)));
+  const Error error = (call.lane == 0 ? why : gone(why, call.to)).within(in_words(call.function, name_of(call.to)));
   call.traced.fail(error);
   forget_recorded(id, call);
   call.bytes = {};  // they have not gone out

@@ -106,7 +106,7 @@ std::vector<Wrong> wrong_calls() {
        },
        "outputs must be empty"},
       {"gather with too few outputs", [](auto& g) { static_cast<void>(g.gather({ones()}, ones(), 0)); },
-       "outputs holds 1 tensors"},
+       "outputs holds 1 tensor;"},
       {"gather's shapes",
        [](auto& g) {
          static_cast<void>(g.gather({ones(), ones(3)}, ones(), 0));
@@ -144,7 +144,7 @@ std::vector<Wrong> wrong_calls() {
        },
        "inputs[1] has shape [3]"},
       {"reduce_scatter's list", [](auto& g) { static_cast<void>(g.reduce_scatter(ones(), {ones()})); },
-       "inputs holds 1 tensors"},
+       "inputs holds 1 tensor;"},
       {"reduce_scatter's own part",
        [](auto& g) {
          static_cast<void>(g.reduce_scatter(ones(), {ones(3), ones()}));
@@ -164,7 +164,7 @@ std::vector<Wrong> wrong_calls() {
        [](auto& g) {
          static_cast<void>(g.all_to_all({ones()}, {ones(), ones()}));
        },
-       "outputs holds 1 tensors"},
+       "outputs holds 1 tensor;"},
       {"all_to_all's own part",
        [](auto& g) {
          static_cast<void>(g.all_to_all({ones(3), ones()}, {ones(), ones()}));

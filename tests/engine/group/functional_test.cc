@@ -223,7 +223,8 @@ TEST_P(Functional, WhatHasNoGradientIsRefused) {
     };
     expect(error_of([&] { functional::all_reduce(x, group, ReduceOp::Max); }),
            "functional::all_reduce: Max has no gradient here; use Sum or Avg");
-    expect(error_of([&] { functional::scatter({x}, kRoot, group); }), "it takes one for each of the 3 ranks");
+    expect(error_of([&] { functional::scatter({x}, kRoot, group); }),
+           "1 tensor is given; it takes one for each of the 3 ranks");
     expect(error_of([&] { functional::all_to_all({x, x, torch::ones({1})}, group); }), "are alike");
     expect(error_of([&] { functional::broadcast(x, 3, group); }), "3 is not a rank");
     expect(error_of([&] { functional::all_gather(at::Tensor(), group); }), "undefined");

@@ -348,6 +348,19 @@ TEST(Tcp, ProcessesMayMeetAgainAtOnceAtTheAddressOfTheGroupBefore) {
   processes.expect_success();
 }
 
+TEST(Tcp, WhoWaitsAtRankZerosStoreSaysWhatRankZeroHasJoinedThere) {
+  const int port = launch::free_port();
+  const auto options = [&](int rank, const std::string& group_name) {
+    return ProcessGroupOptions{.init_method = address(port), .rank = rank, .world_size = 2, .group_name = group_name};
+  };
+  const auto host = group::rendezvous(options(0, "a"), environment({}), Deadline::in(seconds(30)));
+  expect_text(refused(options(1, "b"), {}, seconds(2)), Blame::Timeout,
+              "rank 0 has joined group 'a' there, this rank joins group 'b'");
+  const auto workers = group::rendezvous(options(0, "rpc"), environment({}), Deadline::in(seconds(30)));
+  expect_text(refused(options(1, ""), {}, seconds(2)), Blame::Timeout,
+              "rank 0 has joined group 'a', the workers of rpc::init there, this rank joins the group without a name");
+}
+
 // By clients of this machine; those that are closed stay in the kernel's list for a while.
 int connections_to(int port) {
   std::ifstream table("/proc/net/tcp");

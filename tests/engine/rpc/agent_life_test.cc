@@ -360,6 +360,25 @@ TEST(AgentLife, RE026_ASecondInitOfTheSameRankIsRefusedAndTheFirstGoesOn) {
   rpc::init("again", options).shutdown();
 }
 
+// Each worker of two that are given the same rank, or different world sizes, throws the same at once.
+void expect_both_refused(const std::function<rpc::Options(int rank)>& options, const std::string& text) {
+  harness::Processes processes(2, [&](int rank) {
+    const auto error = error_of([&] { rpc::init("worker" + std::to_string(rank), options(rank)); });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+    EXPECT_NE(error.text().find(text), std::string::npos) << error.text();
+  });
+  processes.expect_success();
+}
+
+TEST(AgentLife, WorldSizesThatDifferAreTheErrorOfAllWorkers) {
+  expect_both_refused([](int rank) { return rpc::Options{.world_size = rank + 2}; },
+                      "; all workers of a job give the same rpc::Options::world_size");
+}
+
+TEST(AgentLife, OneRankForTwoWorkersIsTheErrorOfBoth) {
+  expect_both_refused([](int) { return rpc::Options{.rank = 0}; }, "rank 0 is taken by 'worker");
+}
+
 TEST(AgentLife, RE028_OptionsThatMakeNoSenseAreRefusedBeforeAnythingStarts) {
   const rpc::Options good{.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()};
   const auto refused = [&](auto change) {

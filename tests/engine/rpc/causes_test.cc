@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <future>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -19,6 +20,22 @@ namespace causes {
 int plus(int a, int b) { return a + b; }
 std::promise<void> gate;
 void take_a_thread() { gate.get_future().wait(); }
+// Runs until the test lets it go on.
+std::mutex held;
+int after_release(int value) {
+  std::lock_guard lock(held);
+  return value;
+}
+int calls_back(int value) { return weft::rpc::this_agent().sync<&after_release>(weft::rpc::this_call().caller, value); }
+weft::RRef<int> value_made_there() {
+  weft::rpc::Agent& here = weft::rpc::this_agent();
+  return here.remote<&after_release>(here.self(), 1);
+}
+int recurses(int depth) {
+  weft::rpc::Agent& here = weft::rpc::this_agent();
+  if (depth == 0) throw std::runtime_error("the bottom is reached");
+  return here.sync<&recurses>(1 - here.self().rank, depth - 1);
+}
 int throws(int value) { throw std::runtime_error("no luck with " + std::to_string(value)); }
 int throws_too(int value) { throw std::runtime_error("nor with " + std::to_string(value)); }
 
@@ -152,6 +169,161 @@ TEST(Causes, TheFirstWorkersShutdownSaysWhoIsStopped) {
   processes.signal(0, SIGUSR2);
   processes.wait_for(0, "said");
   processes.signal(1, SIGCONT);
+  processes.expect_success();
+}
+
+// Threads of two workers. The first runs `waits` on another thread until the log has all these texts, in one line.
+void expect_line_of_wait(const std::function<void(rpc::Agent& agent)>& waits, const std::vector<std::string>& texts,
+                         rpc::Options options = {}) {
+  options.wait_reports = {std::chrono::milliseconds(100)};
+  const auto run = [&](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    std::future<void> ended;
+    {
+      std::lock_guard lock(causes::held);
+      ended = std::async(std::launch::async, [&] { waits(agent); });
+      const auto log = [] { return LogWatch::current().text(); };
+      const std::string begin = "worker0 (rank 0) has waited";
+      EXPECT_TRUE(harness::comes_true([&] { return log().find(begin) != std::string::npos; }));
+      const std::string all = log();
+      const auto at = std::min(all.find(begin), all.size());
+      const std::string line = all.substr(at, all.find('\n', at) - at);
+      for (const std::string& text : texts) EXPECT_NE(line.find(text), std::string::npos) << text << " in: " << all;
+      EXPECT_EQ(all.find(begin, at + 1), std::string::npos) << "one line: " << all;
+    }
+    ended.get();
+  };
+  harness::run_workers({harness::As::Threads, "shm", 2}, run, options);
+}
+
+TEST(Causes, WhoWaitsLongForACallSaysThatItsCalleeRunsIt) {
+  expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::after_release>("worker1", 1); },
+                      {"for causes::after_release on worker1 (rank 1), which has run it for "});
+}
+
+TEST(Causes, WhoWaitsLongForACallWithoutALimitIsToldToGiveOne) {
+  expect_line_of_wait(
+      [](rpc::Agent& agent) {
+        const auto background = agent.async<&causes::after_release>("worker1", 1);
+        const auto result = agent.async<&causes::after_release>(rpc::to("worker1").timeout(std::chrono::seconds(0)), 2);
+        result.wait();
+        background.wait();
+      },
+      {"which has run it for ", "the call has no time limit: rpc::to(worker).timeout"});
+}
+
+TEST(Causes, WhoWaitsLongForACallSaysThatItHasNoThreadThere) {
+  expect_line_of_wait(
+      [](rpc::Agent& agent) {
+        const auto busy = agent.async<&causes::after_release>("worker1", 1);
+        agent.sync<&causes::plus>("worker1", 1, 2);
+        busy.wait();
+      },
+      {"for causes::plus on worker1 (rank 1), which has not begun it: its only thread is busy"}, {.worker_threads = 1});
+}
+
+TEST(Causes, WhoWaitsLongForACallSaysForWhatItsCalleeWaits) {
+  expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::calls_back>("worker1", 1); },
+                      {"for causes::calls_back on worker1 (rank 1), which has run it for ",
+                       "; it waits itself for causes::after_release on worker0 (rank 0)"});
+}
+
+TEST(Causes, WhoWaitsLongForAValueSaysThatItIsNotCreated) {
+  expect_line_of_wait([](rpc::Agent& agent) { agent.sync<&causes::value_made_there>("worker1").to_here(); },
+                      {"for the value of an RRef on worker1 (rank 1), which has not created it yet"});
+}
+
+TEST(Causes, WhoWaitsLongForAValueThatItHasMadeNamesItsFunction) {
+  expect_line_of_wait([](rpc::Agent& agent) { agent.remote<&causes::after_release>("worker1", 1).to_here(); },
+                      {"is causes::after_release on worker1 (rank 1), which has run it for "});
+}
+
+TEST(Causes, WhoWaitsLongForACombinedFutureNamesTheCallThatIsPendingForLongest) {
+  expect_line_of_wait(
+      [](rpc::Agent& agent) {
+        agent.async<&causes::after_release>("worker1", 1).then([](int value) { return value; }).get();
+      },
+      {"for a future, and the call that is pending for longest is causes::after_release on worker1 (rank 1), which has "
+       "run"});
+}
+
+TEST(Causes, WhoWaitsLongForACallOfAStoppedWorkerSaysSo) {
+  const sigset_t go = block_go();
+  Processes processes(2, [&](int rank) {
+    rpc::Agent agent = agent_that_soon_says(rank);
+    if (rank == 0) EXPECT_EQ(agent.sync<&causes::plus>("worker1", 1, 2), 3);
+    Processes::say("joined");
+    if (rank == 1) return agent.shutdown();
+    wait_for_go(go);
+    const auto sum = std::async(std::launch::async, [&] { return agent.sync<&causes::plus>("worker1", 1, 2); });
+    const auto log = [] { return LogWatch::current().text(); };
+    EXPECT_TRUE(harness::comes_true([&] { return log().find("worker0 (rank 0) has waited") != std::string::npos; }));
+    EXPECT_NE(log().find("for causes::plus on worker1 (rank 1), which does not answer"), std::string::npos) << log();
+    Processes::say("said");
+    sum.wait();
+    agent.shutdown();
+  });
+  for (int rank = 0; rank < 2; ++rank) processes.wait_for(rank, "joined");
+  stop(processes, 1);
+  processes.signal(0, SIGUSR2);
+  processes.wait_for(0, "said");
+  processes.signal(1, SIGCONT);
+  processes.expect_success();
+}
+
+TEST(Causes, AShutdownSaysWhatTheWorkerDoesThatHasNotCalledIt) {
+  const std::string text = harness::warnings_of(2, [](rpc::Agent&) {});  // nothing is said where nobody waits
+  EXPECT_EQ(text, "");
+  rpc::Options options;
+  options.wait_reports = {std::chrono::milliseconds(100)};
+  harness::run_workers(
+      {harness::As::Threads, "shm", 2},
+      [](rpc::Agent& agent) {
+        if (agent.self().rank != 0) return;  // which shuts down
+        std::future<int> result;
+        {
+          std::lock_guard lock(causes::held);
+          result = std::async(std::launch::async, [&] { return agent.sync<&causes::after_release>("worker1", 1); });
+          const auto log = [] { return LogWatch::current().text(); };
+          EXPECT_TRUE(harness::comes_true([&] { return log().find("shutdown() has been waiting") != std::string::npos; }));
+          const std::string part =
+              "for worker0 (rank 0), which has not called it: it waits for causes::after_release on worker1";
+          EXPECT_NE(log().find(part), std::string::npos) << log();
+        }
+        result.get();
+      },
+      options);
+}
+
+TEST(Causes, AnErrorThatPassesManyCallsNamesTheFirstTheLastAndTheCause) {
+  harness::run_workers({harness::As::Threads, "shm", 2}, [](rpc::Agent& agent) {
+    if (agent.self().rank != 0) return;
+    const auto expect_text = [&](int depth, const std::string& part) {
+      const Error error = error_of([&] { agent.sync<&causes::recurses>("worker1", depth); });
+      EXPECT_NE(error.text().find(part), std::string::npos) << error.text();
+      EXPECT_TRUE(error.text().ends_with("threw: the bottom is reached")) << error.text();
+      EXPECT_LT(error.text().size(), 1000U) << error.text();
+    };
+    expect_text(3, "causes::recurses on worker1 threw: causes::recurses on worker0 threw: ");
+    expect_text(40, " threw: … 32 calls between … threw: ");
+  });
+}
+
+TEST(Causes, ACallOfAWorkerThatHasLeftSaysSo) {
+  Processes processes(2, [&](int rank) {
+    rpc::Agent agent = rpc::init("worker" + std::to_string(rank), {.transports = {"shm"}});
+    if (rank == 1) return agent.leave();
+    EXPECT_TRUE(harness::comes_true([&] {
+      const Error error = error_of([&] {
+        for (;;) agent.sync<&causes::plus>("worker1", 1, 2);  // until it has left
+      });
+      EXPECT_EQ(error.blame(), Blame::PeerLost) << error.text();
+      EXPECT_NE(error.text().find("worker1 (rank 1) has left, or its process has ended ("), std::string::npos)
+          << error.text();
+      return true;
+    }));
+    agent.leave();
+  });
   processes.expect_success();
 }
 

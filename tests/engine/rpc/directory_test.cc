@@ -74,6 +74,70 @@ TEST(Directory, TheFirstOfThoseThatHaveComeSaysWhoHasNot) {
   EXPECT_NE(lines[0].find("rank 1 has not come; all 3 workers must be started"), std::string::npos) << lines[0];
 }
 
+Directory of_size(const std::shared_ptr<transport::Bootstrap>& store, const WorkerInfo& self, int size) {
+  return {store, self, size, /*has_secret=*/false, {}};
+}
+
+// What join() throws.
+Error refusal_of(Directory directory, std::chrono::milliseconds limit = std::chrono::seconds(20)) {
+  try {
+    directory.join({}, {}, Deadline::in(limit));
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "it has joined";
+  return Error(Blame::Cancelled, "it has joined");
+}
+
+TEST(Directory, WorldSizesThatDifferAreEveryWorkersErrorAtOnce) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  std::vector<std::thread> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.emplace_back([&, rank] {
+      const Error error = refusal_of(of_size(store, {"worker" + std::to_string(rank), rank}, rank == 1 ? 4 : 3));
+      EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+      EXPECT_NE(error.text().find("; all workers of a job give the same rpc::Options::world_size"), std::string::npos)
+          << error.text();
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+TEST(Directory, ASecondWorkerOfARankIsTheErrorOfBothAtOnce) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  const auto expect_taken = [](const Error& error) {
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.text();
+    EXPECT_NE(error.text().find("rank 0 is taken by 'holder', and 'second' asks for it"), std::string::npos)
+        << error.text();
+  };
+  std::thread holder([&] { expect_taken(refusal_of(of_size(store, {"holder", 0}, 2))); });
+  try {
+    check_rank_is_free(*store, {"second", 0});
+    ADD_FAILURE() << "the rank is taken";
+  } catch (const Error& error) {
+    expect_taken(error);
+  }
+  holder.join();
+  check_rank_is_free(*store, {"third", 0});  // both have given up
+}
+
+TEST(Directory, ATimeoutOfJoinNamesTheRanksThatHaveNotCome) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  const Error error = refusal_of(of_size(store, {"worker1", 1}, 3), std::chrono::milliseconds(20));
+  EXPECT_EQ(error.blame(), Blame::Timeout) << error.text();
+  EXPECT_EQ(error.ranks(), (std::vector<int>{0, 2})) << error.text();
+  EXPECT_NE(error.text().find("ranks 0, 2 have not come"), std::string::npos) << error.text();
+}
+
+TEST(Directory, RankZerosTimeoutNamesWhoHasComeAndNotReadTheOthers) {
+  const auto store = std::make_shared<harness::MemoryBootstrap>();
+  store->set(slot(1), written({.name = "worker1", .rank = 1}));
+  const Error error = refusal_of(of_size(store, {"worker0", 0}, 2), std::chrono::milliseconds(20));
+  EXPECT_EQ(error.blame(), Blame::Timeout) << error.text();
+  EXPECT_EQ(error.ranks(), std::vector<int>{1}) << error.text();
+  EXPECT_NE(error.text().find("only 1 of 2 workers have joined: rank 1 has come"), std::string::npos) << error.text();
+}
+
 // Everybody reads the list when it looks for a worker that it does not know.
 TEST(Directory, WhoComesAgainMakesTheListOfThoseThatCameNoLonger) {
   const auto store = std::make_shared<harness::MemoryBootstrap>();

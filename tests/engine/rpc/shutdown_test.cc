@@ -300,8 +300,8 @@ TEST(ShutdownLimits, RS004_WhoIsStillBusyIsNamedOnEveryWorker) {
     agent.sync<&ends::number>(harness::after(agent, 1), 1);
     const auto error = error_of([&] { agent.shutdown({.timeout = decides ? 1s : 30s}); });
     EXPECT_EQ(error.blame(), Blame::Timeout) << error.what();
-    EXPECT_NE(error.text().find("still busy: worker1 (rank 1) (0 calls wait, 1 functions run), "
-                                "worker2 (rank 2) (1 calls wait, 0 functions run)"),
+    EXPECT_NE(error.text().find("still busy: worker1 (rank 1) (0 calls wait, 1 function runs), "
+                                "worker2 (rank 2) (1 call waits, 0 functions run)"),
               std::string::npos)
         << error.text();
   });
