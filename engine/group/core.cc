@@ -19,6 +19,7 @@ namespace weft::group {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(5);  // for what the GPU still does with retired memory
+constexpr std::size_t kMostCalls = 1024;             // of a text in which another rank says how calls differ
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
@@ -305,6 +306,10 @@ void Core::listen() {
       ledger->on_gone(abort.rank);  // who leaves does not wait for it
       return lose(abort.rank, abort.text);
     }
+    if (abort.number == kCallsDiffer) {
+      const auto core = weak.lock();
+      return core ? core->fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls))) : void();
+    }
     const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
     if (const auto core = weak.lock()) core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
   };
@@ -329,6 +334,13 @@ void Core::listen() {
   source.progress = [weak = weak_from_this()] {
     const auto core = weak.lock();
     return core ? core->progress() : Waits::Progress{0, "no operation: it has left the group"};
+  };
+  source.call = [weak = weak_from_this()](std::uint64_t number) {
+    const auto core = weak.lock();
+    return core ? core->call(number) : std::nullopt;
+  };
+  source.differ = [weak = weak_from_this()](const std::string& how) {
+    if (const auto core = weak.lock()) core->differ(how);
   };
   options.job->waits->add(options.name, std::move(source));
 }
@@ -616,22 +628,15 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
       .with_ranks(slow);
 }
 
-// Receives are not among them: nobody is left who could want their bytes.
+// Receives are not among them: nobody is left who could want their bytes. The job's Waits reports what takes long.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {
     std::lock_guard lock(issue_mutex);  // other threads may issue, and are refused from now on
     unfinished = unfinished_;
   }
-  Patience patience(options.job->waits->reports());
   for (const Issued& one : unfinished) {
-    while (!one.receives && !one.op.done().synchronize(Deadline::sooner(deadline, patience.next()))) {
-      if (deadline.passed()) return one.wait.what;
-      if (!patience.is_over()) continue;
-      log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
-                " to leave group '" + options.name + "', for the end of " + one.wait.what +
-                ", which not all ranks have come to");
-    }
+    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what;
   }
   return "";
 }

@@ -74,6 +74,7 @@ Work Core::issue(Operation operation, const Call& call) {
   transport::Communicator& carrier = communicator(operation.device);
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
+  remember_call(operation, number);
   last_ = {operation.name, number, -1, Waits::Clock::now()};
   state->wait = {
       .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
@@ -247,6 +248,50 @@ std::vector<Waits::Wait> Core::pending() {
     if (!one.op.ended() && !one.op.done().query()) waits.push_back(one.wait);
   }
   return waits;
+}
+
+void Core::remember_call(const Operation& operation, std::uint64_t number) {
+  Called called{.number = number,
+                .name = operation.name,
+                .reduction = operation.reduction,
+                .root = operation.root,
+                .step = operation.step};
+  if (!operation.tensors.empty()) {
+    const at::Tensor& first = operation.tensors.front();
+    called.dtype = first.scalar_type();
+    called.device = first.device().type();
+    if (!operation.parts) called.bytes = first.nbytes();
+  }
+  std::lock_guard lock(called_mutex_);
+  called_[number % called_.size()] = called;
+}
+
+std::optional<std::string> Core::call(std::uint64_t number) {
+  std::unique_lock lock(called_mutex_);
+  const Called called = called_[number % called_.size()];
+  lock.unlock();
+  return number > 0 && called.number == number ? std::optional(called.text()) : std::nullopt;
+}
+
+// As the mesh says it. What differs between calls that may meet is left out: "all_gather_into" meets "all_gather".
+std::string Core::Called::text() const {
+  constexpr std::string_view kInto = "_into";
+  std::string text(name);
+  if (text.ends_with(kInto)) text.resize(text.size() - kInto.size());
+  if (bytes) text += " of " + std::to_string(*bytes) + " bytes";
+  if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
+  if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);
+  if (reduction) text += " with " + std::string(weft::name(*reduction));
+  if (step != 0) text += ", of the gradients of step " + std::to_string(step);
+  const bool gives = text.starts_with("broadcast") || text.starts_with("scatter");
+  if (root >= 0) text += (gives ? " from rank " : " to rank ") + std::to_string(root);
+  return text;
+}
+
+void Core::differ(const std::string& how) {
+  fail(Error(Blame::Caller, how), [&] {
+    options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, how});
+  });
 }
 
 Waits::Progress Core::progress() {

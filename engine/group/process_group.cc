@@ -192,7 +192,8 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, std::uint32_
                 .device = tensor.device(),
                 .tensors = {tensor},
                 .writes = written(tensor),
-                .reduction = op},
+                .reduction = op,
+                .step = step},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                  ops.push_back(ranks.all_reduce(data, op, pin, ready));
                });
