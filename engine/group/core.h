@@ -301,6 +301,10 @@ struct Core : std::enable_shared_from_this<Core> {
 // init_process_group, with the GPUs to use.
 ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices);
 
+// The error of an operation, with the operation's name once: a backend's text begins with "all_reduce on group 'x' (shm,
+// rank 0 of 2): ". `place`: whether the text says where, too.
+Error named(const Error& error, const std::string& what, bool place = true);
+
 struct WorkState {
   std::shared_ptr<Core> core;
   Waits::Wait wait;          // wait.what: "all_reduce #3"
@@ -313,7 +317,6 @@ struct WorkState {
 
   ~WorkState();
   std::optional<Error> error() const;
-  // With the operation's name, once: a backend's text may begin with it.
   Error told(const Error& error) const;
   bool done() const;
   // The stream, of the tensors' device, waits. Throws if the operation has failed already.

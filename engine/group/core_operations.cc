@@ -225,7 +225,8 @@ void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(cons
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout) core->fail(core->with_hint(*error).within(wait.what));
+    if (core && error && error->blame() == Blame::Timeout)
+      core->fail(named(core->with_hint(*error), wait.what, /*place=*/false));
   });
 }
 
@@ -302,8 +303,9 @@ Waits::Progress Core::progress() {
   const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
   if (last_.number > 0) return {begun, "#" + std::to_string(last_.number) + " (" + last_.name + when};
+  const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
   const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
-  return {begun, std::string(last_.name) + " " + peer + " (behind #" + std::to_string(begun) + when};
+  return {begun, std::string(last_.name) + " " + peer + " (" + behind + when.substr(2)};
 }
 
 // --- failing ---------------------------------------------------------------------------------------------------------
@@ -438,7 +440,7 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
     const bool is_over = std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
     if (!core || is_over) return;
     const std::string text = ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
-    core->fail(core->with_hint(Error(Blame::Timeout, what + " " + core->place() + text)));
+    core->fail(core->with_hint(Error(Blame::Timeout, what + text)));
   });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {

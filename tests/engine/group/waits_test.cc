@@ -220,6 +220,26 @@ TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
                                               HasSubstr("rank 1 has not taken part; last seen in no operation"))));
 }
 
+TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    group.barrier().wait();
+    if (rank == 0) {
+      Work second = group.recv(torch::zeros({2}), 1, 2);
+      second.wait();
+      group.recv(torch::zeros({2}), 1, 1).wait();
+    } else {
+      Work first = group.send(torch::ones({2}), 0, 1);
+      log_.await(1);
+      group.send(torch::ones({2}), 0, 2).wait();
+      first.wait();
+    }
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(HasSubstr("recv from rank 1"),
+                                ContainsRegex("last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
+}
+
 TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3, {});
