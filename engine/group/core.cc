@@ -617,6 +617,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
         options.name + "': " + who_have(slow) +
         " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
   }
+  warn_of_unreceived();
   if (!own.empty()) {
     return Error(Blame::Timeout, "leaving " + place() + ": " + own + ", which not all ranks have joined, has not ended " +
                                      "within " + describe(limit))
@@ -626,6 +627,30 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " + who_have(slow) +
                                    " not completed what this rank took part in")
       .with_ranks(slow);
+}
+
+void Core::warn_of_unreceived() {
+  if (is_broken()) return;
+  std::vector<std::shared_ptr<transport::Communicator>> communicators;
+  {
+    std::lock_guard lock(error_mutex_);
+    for (const auto& [type, carrier] : carriers_) {
+      if (carrier.communicator) communicators.push_back(carrier.communicator);
+    }
+  }
+  std::vector<transport::PointToPoint::Unreceived> all;
+  for (const auto& communicator : communicators) {
+    transport::PointToPoint* const messages = communicator->point_to_point();
+    if (messages == nullptr) continue;
+    for (const auto& one : messages->unreceived()) all.push_back(one);
+  }
+  if (all.empty()) return;
+  const auto& first = all.front();
+  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " + std::to_string(first.tag) + ", " +
+                            std::to_string(first.bytes) + " bytes)";
+  const std::string who = "rank " + std::to_string(options.rank) + " leaves group '" + options.name + "' with ";
+  if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
+  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" + whose);
 }
 
 // Receives are not among them: nobody is left who could want their bytes. The job's Waits reports what takes long.

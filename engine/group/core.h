@@ -233,6 +233,8 @@ struct Core : std::enable_shared_from_this<Core> {
   // deadline, `limit` from now.
   std::optional<Error> part(std::chrono::milliseconds limit);
   void tell_leaving_broken();
+  // Warns of messages of others that nobody here has received.
+  void warn_of_unreceived();
   // Gives the name of one that has not ended by the deadline; "" where all have.
   std::string wait_for_own_operations(Deadline deadline);
   void throw_if_left() const;

@@ -35,7 +35,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-// The lines of this process about waiting, while it lives.
+// The lines of this process about waiting, and about messages that nobody received, while it lives.
 class WaitLog {
  public:
   WaitLog() : capture_([this](LogLevel level, std::string_view line) { note(level, line); }) {}
@@ -55,7 +55,9 @@ class WaitLog {
     if (level > LogLevel::Warn) return;
     {
       std::lock_guard lock(mutex_);
-      if (line.find("has waited") != std::string_view::npos) lines_.emplace_back(line);
+      for (const char* words : {"has waited", "never received"}) {
+        if (line.find(words) != std::string_view::npos) lines_.emplace_back(line);
+      }
     }
     changed_.notify_all();
   }
@@ -376,6 +378,37 @@ TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
     group.all_reduce(torch::ones({2})).wait();
   });
   EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
+}
+
+TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, {});
+    for (const int messages : {0, 1, 2}) {
+      auto other = group.new_group({0, 1});
+      std::vector<Work> works;
+      for (int i = 0; i < messages && rank == 0; ++i) works.push_back(other.send(torch::ones({1}), 1, 7));
+      // Those before this one have come when it has.
+      if (rank == 0) {
+        other.send(torch::ones({1}), 1, 8).wait();
+      } else {
+        other.recv(torch::ones({1}), 0, 8).wait();
+      }
+      if (rank == 0 || messages < 2) {
+        other.leave(30s);
+      }  // or it leaves as its handle goes
+    }
+    group.barrier().wait();
+  });
+  if (GetParam() == std::string("gloo")) {
+    EXPECT_THAT(log_.lines(), IsEmpty()) << "it does not know";
+    return;
+  }
+  EXPECT_THAT(
+      log_.lines(),
+      ElementsAre(
+          HasSubstr(
+              "rank 1 leaves group 'default/0,1#2' with 1 message of rank 0 (tag 7, 4 bytes) that was never received"),
+          HasSubstr("with 2 messages that were never received; the first is of rank 0 (tag 7, 4 bytes)")));
 }
 
 // As a program does that saves under `if (rank == 0)`.
