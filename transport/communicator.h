@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include <weft/base/dtype.h>
 #include <weft/base/op.h>
@@ -41,6 +42,13 @@ class PointToPoint {
   virtual Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept = 0;
   // `from` may be kAnySource where has_any_source(); the Op then knows source_rank().
   virtual Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept = 0;
+  // What others have sent, or announced, and no recv has taken; nothing where the backend does not know.
+  struct Unreceived {
+    int from = 0;
+    int tag = 0;
+    std::uint64_t bytes = 0;
+  };
+  virtual std::vector<Unreceived> unreceived() { return {}; }
 };
 
 class Communicator {

@@ -106,6 +106,7 @@ class StagedCommunicator final : public Communicator,
   bool can_reduce(Dtype dtype, ReduceOp op) const override { return host_->can_reduce(dtype, op); }
   bool compares_calls() const override { return host_->compares_calls(); }
   PointToPoint* point_to_point() override { return messages_ != nullptr ? this : nullptr; }
+  std::vector<Unreceived> unreceived() override { return messages_->unreceived(); }
 
   Op broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept override {
     const bool is_root = rank() == root;

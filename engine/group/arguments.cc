@@ -21,6 +21,13 @@ std::string shape(const at::Tensor& tensor) {
   return text.str();
 }
 
+// What to do about a tensor that is to be another one; `call` gives that. The result of a call that writes a temporary is
+// lost.
+std::string remedy(const std::string& what, const std::string& call, Use use) {
+  if (use == Use::Reads) return "pass " + call;
+  return what + " before (t = t" + call + ") and read the result there";
+}
+
 }  // namespace
 
 void check_device(const c10::Device& device, int gpus) {
@@ -33,7 +40,7 @@ void check_device(const c10::Device& device, int gpus) {
                                  " only; where each rank is shown one (CUDA_VISIBLE_DEVICES) it is cuda:0 on all");
 }
 
-void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor) {
+void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor, Use use) {
   if (!tensor.defined()) refuse(operation, std::string(name) + " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
     refuse(
@@ -42,14 +49,16 @@ void check_tensor(const Core& core, const std::string& operation, const char* na
             " is sparse; only dense tensors are carried (all_reduce adds up sparse COO ones); send its indices and values");
   }
   if (!tensor.is_contiguous()) {
-    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; pass .contiguous()");
+    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") is not contiguous; " +
+                          remedy("make it contiguous", ".contiguous()", use));
   }
   if (tensor.is_conj() || tensor.is_neg()) {
-    refuse(operation, std::string(name) + " is a view that has not been conjugated or negated yet; pass " +
-                          ".resolve_conj().resolve_neg()");
+    refuse(operation, std::string(name) + " is a view that has not been conjugated or negated yet; " +
+                          remedy("resolve it", ".resolve_conj().resolve_neg()", use));
   }
   if (tensor.numel() > 0 && tensor.is_cpu() && tensor.storage().data() == nullptr) {
-    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") has no memory; pass .clone()");
+    refuse(operation, std::string(name) + " (" + tensor::describe(tensor) + ") has no memory; " +
+                          remedy("give it some", ".clone()", use));
   }
   static_cast<void>(tensor::dtype_of(tensor.scalar_type()));
   static_cast<void>(core.carrier(tensor.device()));
@@ -67,7 +76,7 @@ void check_same_kind(const std::string& operation, const char* name, const at::T
 }
 
 void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
-                const at::Tensor& like, bool same_shape) {
+                const at::Tensor& like, bool same_shape, Use use) {
   if (static_cast<int>(list.size()) != core.options.size) {
     refuse(operation, std::string(name) + " holds " + std::to_string(list.size()) +
                           (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
@@ -75,7 +84,7 @@ void check_list(const Core& core, const std::string& operation, const char* name
   }
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string item = std::string(name) + "[" + std::to_string(i) + "]";
-    check_tensor(core, operation, item.c_str(), list[i]);
+    check_tensor(core, operation, item.c_str(), list[i], use);
     check_same_kind(operation, item.c_str(), list[i], like);
     const bool own = static_cast<int>(i) == core.options.rank;
     if ((same_shape || own) && list[i].sizes() != like.sizes()) {

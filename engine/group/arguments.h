@@ -1,6 +1,7 @@
 // The checks of arguments that are done before anything is sent. All throw Caller with what was given and what is needed.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -12,11 +13,13 @@ namespace weft::group {
 
 // What a program gives as its device: the CPU, or one of the GPUs that this process sees.
 void check_device(const c10::Device& device, int gpus);
+// What the call does with a tensor on this rank.
+enum class Use : std::uint8_t { Reads, Writes };
 // Defined, dense, contiguous, on a device that the group carries (on CUDA: the group's own device).
-void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor);
+void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor, Use use);
 // As check_tensor, and size() of them, all of one dtype, device and shape as `like`.
 void check_list(const Core& core, const std::string& operation, const char* name, const std::vector<at::Tensor>& list,
-                const at::Tensor& like, bool same_shape);
+                const at::Tensor& like, bool same_shape, Use use);
 void check_same_kind(const std::string& operation, const char* name, const at::Tensor& tensor, const at::Tensor& like);
 // The backend can reduce such elements with the operator: throws Unsupported, naming them, else. And each lies at a
 // multiple of its size, as arithmetic wants it.

@@ -21,6 +21,7 @@ namespace weft::group {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(5);  // for what the GPU still does with retired memory
+constexpr std::size_t kMostCalls = 1024;             // of a text in which another rank says how calls differ
 constexpr const char* kFailedKey = "weft/failed";
 
 std::string here_key(int rank) { return "weft/here/" + std::to_string(rank); }
@@ -314,6 +315,10 @@ void Core::listen() {
       ledger->on_gone(abort.rank);  // who leaves does not wait for it
       return lose(abort.rank, abort.text);
     }
+    if (abort.number == kCallsDiffer) {
+      const auto core = weak.lock();
+      return core ? core->fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls))) : void();
+    }
     const std::string who = "rank " + std::to_string(rank_in_group(abort.rank));
     if (const auto core = weak.lock()) core->fail(Error(Blame::Cancelled, who + " aborted the group: " + abort.text));
   };
@@ -338,6 +343,13 @@ void Core::listen() {
   source.progress = [weak = weak_from_this()] {
     const auto core = weak.lock();
     return core ? core->progress() : Waits::Progress{0, "no operation: it has left the group"};
+  };
+  source.call = [weak = weak_from_this()](std::uint64_t number) {
+    const auto core = weak.lock();
+    return core ? core->call(number) : std::nullopt;
+  };
+  source.differ = [weak = weak_from_this()](const std::string& how) {
+    if (const auto core = weak.lock()) core->differ(how);
   };
   options.job->waits->add(options.name, std::move(source));
 }
@@ -632,6 +644,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
         options.name + "': " + who_have(slow) +
         " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
   }
+  warn_of_unreceived();
   if (!own.empty()) {
     return Error(Blame::Timeout, "leaving " + place() + ": " + own + ", which not all ranks have joined, has not ended " +
                                      "within " + describe(limit))
@@ -643,22 +656,39 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
       .with_ranks(slow);
 }
 
-// Receives are not among them: nobody is left who could want their bytes.
+void Core::warn_of_unreceived() {
+  if (is_broken()) return;
+  std::vector<std::shared_ptr<transport::Communicator>> communicators;
+  {
+    std::lock_guard lock(error_mutex_);
+    for (const auto& [type, carrier] : carriers_) {
+      if (carrier.communicator) communicators.push_back(carrier.communicator);
+    }
+  }
+  std::vector<transport::PointToPoint::Unreceived> all;
+  for (const auto& communicator : communicators) {
+    transport::PointToPoint* const messages = communicator->point_to_point();
+    if (messages == nullptr) continue;
+    for (const auto& one : messages->unreceived()) all.push_back(one);
+  }
+  if (all.empty()) return;
+  const auto& first = all.front();
+  const std::string whose = " of rank " + std::to_string(first.from) + " (tag " + std::to_string(first.tag) + ", " +
+                            std::to_string(first.bytes) + " bytes)";
+  const std::string who = "rank " + std::to_string(options.rank) + " leaves group '" + options.name + "' with ";
+  if (all.size() == 1) return log::warn(who + "1 message" + whose + " that was never received");
+  log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" + whose);
+}
+
+// Receives are not among them: nobody is left who could want their bytes. The job's Waits reports what takes long.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {
     std::lock_guard lock(issue_mutex);  // other threads may issue, and are refused from now on
     unfinished = unfinished_;
   }
-  Patience patience(options.job->waits->reports());
   for (const Issued& one : unfinished) {
-    while (!one.receives && !one.op.done().synchronize(Deadline::sooner(deadline, patience.next()))) {
-      if (deadline.passed()) return one.wait.what;
-      if (!patience.is_over()) continue;
-      log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
-                " to leave group '" + options.name + "', for the end of " + one.wait.what +
-                ", which not all ranks have come to");
-    }
+    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what;
   }
   return "";
 }

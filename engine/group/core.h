@@ -1,6 +1,7 @@
 // What stands behind a ProcessGroup: the communicators by device, the order of operations, what went wrong. Internal.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -90,6 +91,7 @@ struct Core : std::enable_shared_from_this<Core> {
         writes;  // the tensors that change on this rank, as the user gave them; read by issue() only
     std::optional<ReduceOp> reduction;
     int root = -1;
+    std::uint32_t step = 0;  // see transport::Elements
     // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.
     struct Parts {
       std::vector<std::int64_t> sends, takes;
@@ -189,6 +191,10 @@ struct Core : std::enable_shared_from_this<Core> {
   // For the job's Waits, on any thread. An operation that is just being issued is not among them.
   std::vector<Waits::Wait> pending();
   Waits::Progress progress();
+  std::optional<std::string> call(std::uint64_t number);
+  void remember_call(const Operation& operation, std::uint64_t number);
+  // Breaks the group on all ranks, whose calls differ.
+  void differ(const std::string& how);
   bool agrees_with_first(c10::DeviceType type);
   std::string backends() const;
   // Now, or until that time is over.
@@ -231,6 +237,8 @@ struct Core : std::enable_shared_from_this<Core> {
   // deadline, `limit` from now.
   std::optional<Error> part(std::chrono::milliseconds limit);
   void tell_leaving_broken();
+  // Warns of messages of others that nobody here has received.
+  void warn_of_unreceived();
   // Gives the name of one that has not ended by the deadline; "" where all have.
   std::string wait_for_own_operations(Deadline deadline);
   void throw_if_left() const;
@@ -271,6 +279,20 @@ struct Core : std::enable_shared_from_this<Core> {
     int peer = -1;             // of a message
     Waits::Clock::time_point since;
   } last_;
+  // What the other ranks must have called alike as a collective of that number, as far as they can compare it.
+  struct Called {
+    std::uint64_t number = 0;
+    const char* name = "";
+    std::optional<c10::ScalarType> dtype;  // of its first tensor
+    c10::DeviceType device = c10::kCPU;
+    std::optional<std::uint64_t> bytes;  // of its first tensor, where it has one size on all ranks
+    std::optional<ReduceOp> reduction;
+    int root = -1;
+    std::uint32_t step = 0;
+    std::string text() const;
+  };
+  std::mutex called_mutex_;              // held for moments only
+  std::array<Called, 128> called_ = {};  // the last ones, by number; guarded by called_mutex_
   std::optional<Waits::Absent> absent_;  // who did not come to the operation whose time-out broke the group; error_mutex_
   std::mutex error_mutex_;
   std::condition_variable broken_changed_;
@@ -285,6 +307,10 @@ struct Core : std::enable_shared_from_this<Core> {
 // init_process_group, with the GPUs to use.
 ProcessGroup init(ProcessGroupOptions options, std::shared_ptr<tensor::CudaDevices> devices);
 
+// The error of an operation, with the operation's name once: a backend's text begins with "all_reduce on group 'x' (shm,
+// rank 0 of 2): ". `place`: whether the text says where, too.
+Error named(const Error& error, const std::string& what, bool place = true);
+
 struct WorkState {
   std::shared_ptr<Core> core;
   Waits::Wait wait;          // wait.what: "all_reduce #3"
@@ -297,7 +323,6 @@ struct WorkState {
 
   ~WorkState();
   std::optional<Error> error() const;
-  // With the operation's name, once: a backend's text may begin with it.
   Error told(const Error& error) const;
   bool done() const;
   // The stream, of the tensors' device, waits. Throws if the operation has failed already.

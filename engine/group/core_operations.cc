@@ -74,6 +74,7 @@ Work Core::issue(Operation operation, const Call& call) {
   transport::Communicator& carrier = communicator(operation.device);
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
+  remember_call(operation, number);
   last_ = {operation.name, number, -1, Waits::Clock::now()};
   state->wait = {
       .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
@@ -224,7 +225,8 @@ void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(cons
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout) core->fail(core->with_hint(*error).within(wait.what));
+    if (core && error && error->blame() == Blame::Timeout)
+      core->fail(named(core->with_hint(*error), wait.what, /*place=*/false));
   });
 }
 
@@ -249,6 +251,50 @@ std::vector<Waits::Wait> Core::pending() {
   return waits;
 }
 
+void Core::remember_call(const Operation& operation, std::uint64_t number) {
+  Called called{.number = number,
+                .name = operation.name,
+                .reduction = operation.reduction,
+                .root = operation.root,
+                .step = operation.step};
+  if (!operation.tensors.empty()) {
+    const at::Tensor& first = operation.tensors.front();
+    called.dtype = first.scalar_type();
+    called.device = first.device().type();
+    if (!operation.parts) called.bytes = first.nbytes();
+  }
+  std::lock_guard lock(called_mutex_);
+  called_[number % called_.size()] = called;
+}
+
+std::optional<std::string> Core::call(std::uint64_t number) {
+  std::unique_lock lock(called_mutex_);
+  const Called called = called_[number % called_.size()];
+  lock.unlock();
+  return number > 0 && called.number == number ? std::optional(called.text()) : std::nullopt;
+}
+
+// As the mesh says it. What differs between calls that may meet is left out: "all_gather_into" meets "all_gather".
+std::string Core::Called::text() const {
+  constexpr std::string_view kInto = "_into";
+  std::string text(name);
+  if (text.ends_with(kInto)) text.resize(text.size() - kInto.size());
+  if (bytes) text += " of " + std::to_string(*bytes) + " bytes";
+  if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
+  if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);
+  if (reduction) text += " with " + std::string(weft::name(*reduction));
+  if (step != 0) text += ", of the gradients of step " + std::to_string(step);
+  const bool gives = text.starts_with("broadcast") || text.starts_with("scatter");
+  if (root >= 0) text += (gives ? " from rank " : " to rank ") + std::to_string(root);
+  return text;
+}
+
+void Core::differ(const std::string& how) {
+  fail(Error(Blame::Caller, how), [&] {
+    options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, how});
+  });
+}
+
 Waits::Progress Core::progress() {
   const std::uint64_t begun = ledger_->collectives_begun();
   std::unique_lock lock(issue_mutex, std::try_to_lock);
@@ -257,8 +303,9 @@ Waits::Progress Core::progress() {
   const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
   if (last_.number > 0) return {begun, "#" + std::to_string(last_.number) + " (" + last_.name + when};
+  const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
   const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
-  return {begun, std::string(last_.name) + " " + peer + " (behind #" + std::to_string(begun) + when};
+  return {begun, std::string(last_.name) + " " + peer + " (" + behind + when.substr(2)};
 }
 
 // --- failing ---------------------------------------------------------------------------------------------------------
@@ -393,7 +440,7 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
     const bool is_over = std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
     if (!core || is_over) return;
     const std::string text = ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
-    core->fail(core->with_hint(Error(Blame::Timeout, what + " " + core->place() + text)));
+    core->fail(core->with_hint(Error(Blame::Timeout, what + text)));
   });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include <weft/engine/group/frame.h>
@@ -39,12 +41,36 @@ std::string encode(const Frame& frame) {
   return bytes;
 }
 
+std::string printable(std::string_view text) {
+  std::string result(text.substr(0, kMostSaid));
+  for (char& letter : result) {
+    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
+  }
+  return result;
+}
+
+std::optional<std::uint64_t> take_number(std::string_view& text) {
+  std::uint64_t value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc() || end == text.data() + text.size() || *end != ' ') return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
+  return value;
+}
+
+std::string encode(const WaitCall& call) { return std::to_string(call.number) + " " + call.call.substr(0, kMostSaid); }
+
+std::optional<WaitCall> decode_wait_call(std::string_view text) {
+  const auto number = take_number(text);
+  if (!number || *number == 0 || text.empty()) return std::nullopt;
+  return WaitCall{*number, printable(text)};
+}
+
 Result<bool> FrameReader::next(Frame& frame) {
   if (buffer_.size() < sizeof(Head)) return false;
   Head head{};
   std::memcpy(&head, buffer_.data(), sizeof head);
   if (head.magic != kMagic) return refuse("wrong magic");
-  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) || head.type > static_cast<std::uint8_t>(FrameType::Said)) {
+  if (head.type < static_cast<std::uint8_t>(FrameType::Hello) || head.type > static_cast<std::uint8_t>(FrameType::Called)) {
     return refuse("unknown type");
   }
   if (head.rank < 0 || head.rank >= ranks_) return refuse("no such rank");

@@ -6,6 +6,14 @@
 
 namespace weft::group {
 
+namespace {
+
+std::string collectives_text(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " collective" : " collectives");
+}
+
+}  // namespace
+
 Ledger::Ledger(std::string group, int rank, std::vector<int> members, std::function<void(Frame)> send)
     : group_(std::move(group)),
       rank_(rank),
@@ -32,7 +40,7 @@ std::uint64_t Ledger::begin_collective() {
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives >= number) continue;
     throw Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
-                                     std::to_string(leaver.collectives) + " collectives; it cannot take part in #" +
+                                     collectives_text(leaver.collectives) + "; it cannot take part in #" +
                                      std::to_string(number))
         .with_ranks({rank});
   }
@@ -161,7 +169,7 @@ std::optional<Error> Ledger::left_behind() const {
   for (const auto& [rank, leaver] : leavers_) {
     if (leaver.collectives < last) {
       return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " left group '" + group_ + "' after " +
-                                        std::to_string(leaver.collectives) + " collectives; #" + std::to_string(last) +
+                                        collectives_text(leaver.collectives) + "; #" + std::to_string(last) +
                                         " will never complete")
           .with_ranks({rank});
     }

@@ -53,7 +53,8 @@ std::string name_of_job(const std::string& token) {
 
 // Whether `number` is the rank that the frame is for.
 bool names_recipient(const Frame& frame) {
-  return frame.type == FrameType::Completed || frame.type == FrameType::Answer || frame.type == FrameType::Speak;
+  return frame.type == FrameType::Completed || frame.type == FrameType::Answer || frame.type == FrameType::Speak ||
+         frame.type == FrameType::Called;
 }
 
 std::string random_token() {

@@ -55,7 +55,7 @@ class Membership : public std::enable_shared_from_this<Membership> {
   // Tells `listener` about this group's events until forget(group). Ranks that were lost, or left, before are told at once.
   void listen(const std::string& group, Listener listener);
   void forget(const std::string& group);
-  // Calls `told`, on the loop, with what ranks ask and answer about their waits (Asking to Said) and means this one.
+  // Calls `told`, on the loop, with what ranks ask and answer about their waits (Asking to Called) and means this one.
   void listen_to_waits(std::function<void(const Frame& frame)> told);
   // The hub is gone: nobody hears of anybody any more.
   bool is_alone() const;

@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <string>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <weft/base/type_name.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
@@ -83,7 +85,48 @@ std::int64_t longest_of(const std::vector<std::int64_t>& lengths) {
   return *std::max_element(lengths.begin(), lengths.end());
 }
 
+constexpr std::size_t kMostName = 4096;  // letters of a type's name; what is longer is cut on all ranks
+
+std::string name_of(const std::type_info& type) {
+  std::string name = type_name(type);
+  const auto replace = [&name](const std::string& long_form, const std::string& short_form) {
+    for (auto at = name.find(long_form); at != std::string::npos; at = name.find(long_form, at)) {
+      name.replace(at, long_form.size(), short_form);
+    }
+  };
+  replace(type_name(typeid(std::string)), "std::string");
+  return name.substr(0, kMostName);
+}
+
 }  // namespace
+
+Bytes with_type(const std::type_info& type, const Bytes& value) {
+  const std::string name = name_of(type);
+  Bytes bytes;
+  bytes.reserve(2 + name.size() + value.size());
+  bytes.push_back(static_cast<std::byte>(name.size() & 0xff));
+  bytes.push_back(static_cast<std::byte>(name.size() >> 8));
+  for (const char letter : name) bytes.push_back(static_cast<std::byte>(letter));
+  bytes.insert(bytes.end(), value.begin(), value.end());
+  return bytes;
+}
+
+std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call, int rank) {
+  const std::string whose = std::string(call) + ": the value of rank " + std::to_string(rank);
+  const std::size_t length =
+      bytes.size() < 2 ? 0 : static_cast<std::size_t>(bytes[0]) | static_cast<std::size_t>(bytes[1]) << 8;
+  if (length == 0 || length > kMostName || bytes.size() < 2 + length) {
+    throw Error(Blame::Caller, whose + " begins with no type's name: that rank called something else");
+  }
+  std::string theirs;
+  for (std::size_t i = 0; i < length; ++i) theirs += static_cast<char>(bytes[2 + i]);
+  const std::string own = name_of(type);
+  if (theirs != own) {
+    throw Error(Blame::Caller, whose + " is of type " + group::printable(theirs) + ", and this rank takes values of type " +
+                                   group::printable(own) + "; give all ranks the same type");
+  }
+  return std::span(bytes).subspan(2 + length);
+}
 
 Bytes broadcast_bytes(const Bytes& mine, int root, ProcessGroup& group) {
   const group::CalledBy by("broadcast_object");

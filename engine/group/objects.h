@@ -1,5 +1,6 @@
 // Collectives and messages of values: anything that weft::encode takes (weft/codec.h), each of its own size. Semantics of
-// torch.distributed's object collectives, without pickle: who receives names the type, and foreign bytes throw.
+// torch.distributed's object collectives, without pickle: who receives names the type, which is the sender's. Another type,
+// and foreign bytes, throw Caller.
 //
 //   const auto names = weft::all_gather_object(std::string("trainer"), group);    // of rank r at [r]
 //   const auto settings = weft::broadcast_object(group.rank() == 0 ? read_settings() : Settings(), 0, group);
@@ -11,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <typeinfo>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -45,10 +48,28 @@ WEFT_API Bytes scatter_bytes(const std::vector<Bytes>& parts, int root, ProcessG
 WEFT_API void send_bytes(const Bytes& mine, int to, ProcessGroup& group, int tag);
 WEFT_API Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
 
+// A value's bytes behind the name of its type, which the receivers compare with their own.
+WEFT_API Bytes with_type(const std::type_info& type, const Bytes& value);
+// What stands behind the name. Throws Caller where that is another, with the call, the rank whose value it is, and both.
+WEFT_API std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call, int rank);
+
 template <class T>
-std::vector<T> decoded(const std::vector<Bytes>& all) {
+Bytes encoded(const T& value) {
+  return with_type(typeid(T), encode(value));
+}
+
+template <class T>
+T decoded(const Bytes& bytes, const char* call, int rank) {
+  return decode<T>(of_type(typeid(T), bytes, call, rank));
+}
+
+// Of rank r at [r].
+template <class T>
+std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) of_type(typeid(T), all[rank], call, static_cast<int>(rank));
   std::vector<T> values;
-  for (const Bytes& bytes : all) values.push_back(decode<T>(bytes));
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    values.push_back(decoded<T>(all[rank], call, static_cast<int>(rank)));
   return values;
 }
 
@@ -58,33 +79,34 @@ std::vector<T> decoded(const std::vector<Bytes>& all) {
 template <class T>
 T broadcast_object(const T& value, int root, ProcessGroup group) {
   const bool mine = group.rank() == root;
-  return decode<T>(detail::broadcast_bytes(mine ? encode(value) : detail::Bytes(), root, group));
+  const auto bytes = detail::broadcast_bytes(mine ? detail::encoded(value) : detail::Bytes(), root, group);
+  return detail::decoded<T>(bytes, "broadcast_object", root);
 }
 
 // Of rank r at [r].
 template <class T>
 std::vector<T> all_gather_object(const T& value, ProcessGroup group) {
-  return detail::decoded<T>(detail::all_gather_bytes(encode(value), group));
+  return detail::decoded<T>(detail::all_gather_bytes(detail::encoded(value), group), "all_gather_object");
 }
 
 // The same on root; empty on the others.
 template <class T>
 std::vector<T> gather_object(const T& value, int root, ProcessGroup group) {
-  return detail::decoded<T>(detail::gather_bytes(encode(value), root, group));
+  return detail::decoded<T>(detail::gather_bytes(detail::encoded(value), root, group), "gather_object");
 }
 
 // root's values[rank]; one for each rank there, and none on the others.
 template <class T>
 T scatter_object(const std::vector<T>& values, int root, ProcessGroup group) {
   std::vector<detail::Bytes> parts;
-  for (const T& value : values) parts.push_back(encode(value));
-  return decode<T>(detail::scatter_bytes(parts, root, group));
+  for (const T& value : values) parts.push_back(detail::encoded(value));
+  return detail::decoded<T>(detail::scatter_bytes(parts, root, group), "scatter_object", root);
 }
 
 // Two messages of this tag: how long, and what.
 template <class T>
 void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
-  detail::send_bytes(encode(value), to, group, tag);
+  detail::send_bytes(detail::encoded(value), to, group, tag);
 }
 
 // `source`: who sent it, where that is asked for.
@@ -92,7 +114,7 @@ template <class T>
 T recv_object(int from, ProcessGroup group, int tag = 0, int* source = nullptr) {
   const detail::Bytes bytes = detail::recv_bytes(from, group, tag);
   if (source != nullptr) *source = from;
-  return decode<T>(bytes);
+  return detail::decoded<T>(bytes, "recv_object", from);
 }
 
 }  // namespace weft

@@ -20,6 +20,7 @@ using group::check_aligned;
 using group::check_apart;
 using group::check_same_kind;
 using group::Core;
+using group::Use;
 using transport::Communicator;
 using transport::PointToPoint;
 
@@ -139,7 +140,7 @@ const std::vector<int>& ProcessGroup::ranks() const { return core().options.glob
 Work ProcessGroup::broadcast(at::Tensor tensor, int root) { return limited(core().broadcast(tensor, root)); }
 
 Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_after, transport::Training training) {
-  check_tensor(*this, "broadcast", "tensor", tensor);
+  check_tensor(*this, "broadcast", "tensor", tensor, options.rank == root ? Use::Reads : Use::Writes);
   check_rank(root, "broadcast: root");
   auto data = tensor::elements_of(tensor);
   data.training = training;
@@ -156,7 +157,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
 }
 
 Work ProcessGroup::reduce(at::Tensor tensor, int root, ReduceOp op) {
-  check_tensor(core(), "reduce", "tensor", tensor);
+  check_tensor(core(), "reduce", "tensor", tensor, rank() == root ? Use::Writes : Use::Reads);
   core().check_rank(root, "reduce: root");
   check_reduction(core(), "reduce", tensor, op);
   const auto data = tensor::elements_of(tensor);
@@ -181,7 +182,7 @@ Work ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
 }
 
 Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::Training training) {
-  check_tensor(*this, "all_reduce", "tensor", tensor);
+  check_tensor(*this, "all_reduce", "tensor", tensor, Use::Writes);
   check_reduction(*this, "all_reduce", tensor, op);
   auto data = tensor::elements_of(tensor);
   data.training = training;
@@ -191,7 +192,8 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::T
                 .device = tensor.device(),
                 .tensors = {tensor},
                 .writes = written(tensor),
-                .reduction = op},
+                .reduction = op,
+                .step = step},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                  ops.push_back(ranks.all_reduce(data, op, pin, ready));
                });
@@ -201,8 +203,8 @@ Work ProcessGroup::all_gather(Tensors outputs, at::Tensor input) {
   const Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
-  check_tensor(core(), "all_gather", "input", input);
-  check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true);
+  check_tensor(core(), "all_gather", "input", input, Use::Reads);
+  check_list(core(), "all_gather", "outputs", outputs, input, /*same_shape=*/true, Use::Writes);
   const auto to = slices_of(outputs);
   const auto from = tensor::elements_of(input);
   check_apart("all_gather", {{"outputs", to, rank(), true}, {"input", {&from.slice, 1}, 0}});
@@ -220,8 +222,8 @@ Work ProcessGroup::all_gather_into(at::Tensor output, at::Tensor input) {
   const at::Tensor given = output;
   input = as_real(input);
   output = as_real(output);
-  check_tensor(core(), "all_gather_into", "input", input);
-  check_tensor(core(), "all_gather_into", "output", output);
+  check_tensor(core(), "all_gather_into", "input", input, Use::Reads);
+  check_tensor(core(), "all_gather_into", "output", output, Use::Writes);
   check_same_kind("all_gather_into", "output", output, input);
   check_flat("all_gather_into", output, "output", input, size());
   const auto to = parts_of(output, size());
@@ -244,10 +246,10 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
   const Tensors given = outputs;
   input = as_real(input);
   as_real(outputs);
-  check_tensor(core(), "gather", "input", input);
+  check_tensor(core(), "gather", "input", input, Use::Reads);
   core().check_rank(root, "gather: root");
   if (rank() == root) {
-    check_list(core(), "gather", "outputs", outputs, input, /*same_shape=*/true);
+    check_list(core(), "gather", "outputs", outputs, input, /*same_shape=*/true, Use::Writes);
   } else if (!outputs.empty()) {
     throw Error(Blame::Caller, "gather: outputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
   }
@@ -266,10 +268,10 @@ Work ProcessGroup::gather(Tensors outputs, at::Tensor input, int root) {
 }
 
 Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
-  check_tensor(core(), "scatter", "output", output);
+  check_tensor(core(), "scatter", "output", output, Use::Writes);
   core().check_rank(root, "scatter: root");
   if (rank() == root) {
-    check_list(core(), "scatter", "inputs", inputs, output, /*same_shape=*/true);
+    check_list(core(), "scatter", "inputs", inputs, output, /*same_shape=*/true, Use::Reads);
   } else if (!inputs.empty()) {
     throw Error(Blame::Caller, "scatter: inputs must be empty on ranks other than the root (" + std::to_string(root) + ")");
   }
@@ -288,8 +290,8 @@ Work ProcessGroup::scatter(at::Tensor output, Tensors inputs, int root) {
 }
 
 Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) {
-  check_tensor(core(), "reduce_scatter", "output", output);
-  check_list(core(), "reduce_scatter", "inputs", inputs, output, /*same_shape=*/false);
+  check_tensor(core(), "reduce_scatter", "output", output, Use::Writes);
+  check_list(core(), "reduce_scatter", "inputs", inputs, output, /*same_shape=*/false, Use::Reads);
   check_reduction(core(), "reduce_scatter", output, op);
   for (const at::Tensor& input : inputs) check_aligned("reduce_scatter", input);
   const auto from = slices_of(inputs);
@@ -330,8 +332,8 @@ Work ProcessGroup::reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op
 }
 
 Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, ReduceOp op) {
-  check_tensor(core(), "reduce_scatter_into", "output", output);
-  check_tensor(core(), "reduce_scatter_into", "input", input);
+  check_tensor(core(), "reduce_scatter_into", "output", output, Use::Writes);
+  check_tensor(core(), "reduce_scatter_into", "input", input, Use::Reads);
   check_same_kind("reduce_scatter_into", "input", input, output);
   check_flat("reduce_scatter_into", input, "input", output, size());
   check_reduction(core(), "reduce_scatter_into", output, op);
@@ -356,19 +358,19 @@ Work ProcessGroup::reduce_scatter_into(at::Tensor output, at::Tensor input, Redu
 Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
   if (inputs.empty()) throw Error(Blame::Caller, "all_to_all: inputs is empty; it takes one tensor for each rank");
   const at::Tensor like = inputs.front();
-  const auto check = [&](const char* name, const Tensors& list) {
+  const auto check = [&](const char* name, const Tensors& list, Use use) {
     if (static_cast<int>(list.size()) != size()) {
       throw Error(Blame::Caller, std::string("all_to_all: ") + name + " holds " + std::to_string(list.size()) +
                                      (list.size() == 1 ? " tensor" : " tensors") + "; it takes one for each of the " +
                                      std::to_string(size()) + " ranks");
     }
     for (const at::Tensor& tensor : list) {
-      check_tensor(core(), "all_to_all", name, tensor);
+      check_tensor(core(), "all_to_all", name, tensor, use);
       check_same_kind("all_to_all", name, tensor, like);
     }
   };
-  check("inputs", inputs);
-  check("outputs", outputs);
+  check("inputs", inputs, Use::Reads);
+  check("outputs", outputs, Use::Writes);
   const auto own = static_cast<std::size_t>(rank());
   if (outputs[own].numel() != inputs[own].numel()) {
     throw Error(Blame::Caller, "all_to_all: this rank's own part has " + std::to_string(inputs[own].numel()) +
@@ -397,7 +399,7 @@ Work ProcessGroup::all_to_all(Tensors outputs, Tensors inputs) {
 }
 
 Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
-  check_tensor(core(), "send", "tensor", tensor);
+  check_tensor(core(), "send", "tensor", tensor, Use::Reads);
   core().check_rank(to, "send: to");
   if (to == rank())
     throw Error(Blame::Caller, "send: rank " + std::to_string(to) + " is this rank; copy the tensor instead");
@@ -409,7 +411,7 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
 }
 
 Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
-  check_tensor(core(), "recv", "tensor", tensor);
+  check_tensor(core(), "recv", "tensor", tensor, Use::Writes);
   if (from != kAnySource) core().check_rank(from, "recv: from");
   if (from == rank())
     throw Error(Blame::Caller, "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");

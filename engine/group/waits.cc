@@ -13,24 +13,15 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kAnswers = std::chrono::seconds(1);  // that ranks have to answer
-constexpr auto kLongestTick = milliseconds(2500);   // between two looks at what is pending
-constexpr auto kLongestTurn = milliseconds(20);     // that a rank lets the next lower one speak first
+constexpr auto kLongestTick = milliseconds(1000);   // between two looks at what is pending
+constexpr auto kShortestTick = milliseconds(5);
+constexpr auto kLongestTurn = milliseconds(20);  // that a rank lets the next lower one speak first
 constexpr int kMostTurns = 100;
-constexpr std::size_t kMostText = 300;  // of what a peer says, as it is printed
 constexpr std::size_t kMostNamed = 8;   // ranks in one line
 constexpr std::size_t kMostLines = 64;  // of waiting_for()
 constexpr const char* kRemedy =
     "; to see what each rank did, send SIGUSR1 to all of them and run weft-debug analyze on their dumps, or run again with "
     "WEFT_DEBUG=detail, which compares all calls";
-
-// Letters that a terminal may act upon are not printed.
-std::string printable(std::string_view text) {
-  std::string result(text.substr(0, kMostText));
-  for (char& letter : result) {
-    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
-  }
-  return result;
-}
 
 struct Blamed {
   int rank = 0;
@@ -72,22 +63,15 @@ std::string joined(const std::vector<Blamed>& blamed) {
 
 std::string encode(const WaitAnswer& answer) {
   return std::to_string(answer.round) + " " + (answer.waits ? "1 " : "0 ") + std::to_string(answer.progress.collectives) +
-         " " + answer.progress.last.substr(0, kMostText);
+         " " + answer.progress.last.substr(0, kMostSaid);
 }
 
 std::optional<WaitAnswer> decode_wait_answer(std::string_view text) {
-  const auto number = [&text]() -> std::optional<std::uint64_t> {
-    std::uint64_t value = 0;
-    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (failure != std::errc() || end == text.data() + text.size() || *end != ' ') return std::nullopt;
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()) + 1);
-    return value;
-  };
-  const auto round = number();
-  const auto waits = round ? number() : std::nullopt;
-  const auto collectives = waits ? number() : std::nullopt;
+  const auto round = take_number(text);
+  const auto waits = round ? take_number(text) : std::nullopt;
+  const auto collectives = waits ? take_number(text) : std::nullopt;
   if (!collectives || *waits > 1) return std::nullopt;
-  return WaitAnswer{*round, *waits == 1, {*collectives, std::string(text.substr(0, kMostText))}};
+  return WaitAnswer{*round, *waits == 1, {*collectives, std::string(text.substr(0, kMostSaid))}};
 }
 
 struct Waits::Round {
@@ -105,7 +89,7 @@ std::shared_ptr<Waits> Waits::make(int rank, const std::shared_ptr<Membership>& 
   membership->listen_to_waits([weak = std::weak_ptr(waits)](const Frame& frame) {
     if (const auto alive = weak.lock()) alive->on_frame(frame);
   });
-  if (!waits->reports_.empty()) loop->post([waits] { waits->tick_later(); });
+  loop->post([waits] { waits->tick_later(); });
   return waits;
 }
 
@@ -133,7 +117,7 @@ std::optional<Waits::Source> Waits::source_of(const std::string& group) const {
   return found == sources_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest() const {
+std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest(const std::string& but) const {
   std::map<std::string, Source> sources;  // copied: a source may hold its group's last reference, whose end takes the lock
   {
     std::lock_guard lock(mutex_);
@@ -141,6 +125,7 @@ std::optional<std::pair<std::string, Waits::Wait>> Waits::oldest() const {
   }
   std::optional<std::pair<std::string, Wait>> oldest;
   for (const auto& [group, source] : sources) {
+    if (group == but) continue;
     const auto pending = source.pending();
     if (pending.empty() || (oldest && oldest->second.since <= pending.front().since)) continue;
     oldest = {group, pending.front()};
@@ -198,6 +183,7 @@ void Waits::on_frame(const Frame& frame) {
     case FrameType::Said:
       return note_said(static_cast<std::size_t>(std::min<std::uint64_t>(frame.number, reports_.size())));
     case FrameType::Speak: return on_told_to_speak(frame);
+    case FrameType::Called: return on_called(frame);
     default: return;
   }
 }
@@ -209,11 +195,17 @@ void Waits::on_asked(const Frame& frame) {
   WaitAnswer answer;
   answer.round = frame.number;
   answer.progress = source ? source->progress() : Progress{0, "no operation: it has not made this group, or has left it"};
+  std::string meeting;
   {
     std::lock_guard lock(mutex_);
-    if (!meeting_.empty()) answer.progress.last += "; it is in " + meeting_.back();
+    if (!meeting_.empty()) meeting = meeting_.back();
   }
   const auto wait = oldest();
+  if (!meeting.empty()) {
+    answer.progress.last += "; it is in " + meeting;
+  } else if (const auto other = oldest(frame.group); other && (!source || source->pending().empty())) {
+    answer.progress.last += "; it waits in " + other->second.what + " of group '" + other->first + "'";
+  }
   const auto long_enough = reports_.empty() ? kAnswers : reports_.front() / 2;
   answer.waits = wait && !reports_.empty() && Clock::now() - wait->second.since >= long_enough;
   Frame reply;
@@ -312,14 +304,24 @@ Waits::Absent Waits::who_kept(const std::string& group, const Wait& wait) {
 
 // --- saying so -------------------------------------------------------------------------------------------------------
 
-milliseconds Waits::tick_length() const { return std::clamp(reports_.front() / 4, milliseconds(5), kLongestTick); }
+milliseconds Waits::calls_differ_after() const {
+  return reports_.empty() ? kLongestTick : std::clamp(reports_.front() / 10, kShortestTick, kLongestTick);
+}
+
+milliseconds Waits::tick_length() const { return calls_differ_after(); }
+
+milliseconds Waits::turn() const { return std::min(rank_, kMostTurns) * std::min(reports_.front() / 10, kLongestTurn); }
 
 void Waits::tick_later() {
   const auto loop = loop_.lock();
   if (!loop) return;
-  ticking_ = loop->at(Deadline::in(tick_length()), [weak = weak_from_this()] {
+  const auto now = Clock::now();
+  const auto at = std::clamp<Clock::time_point>(next_tick_, now + kShortestTick, now + tick_length());
+  ticking_ = loop->at(Deadline::at(at), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self) return;
+    self->next_tick_ = Clock::time_point::max();
+    self->tell_calls();
     self->tick();
     self->tick_later();
   });
@@ -327,14 +329,78 @@ void Waits::tick_later() {
 
 // Ranks whose waits began at one moment take turns, so that the lowest speaks first and the others hear it.
 void Waits::tick() {
-  if (is_reporting_) return;
+  if (is_reporting_ || reports_.empty()) return;
   const auto found = oldest();
   if (!found) return;
   const auto& [group, wait] = *found;
-  const auto turn = std::min(rank_, kMostTurns) * std::min(reports_.front() / 10, kLongestTurn);
-  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - wait.since) - turn;
+  const auto now = Clock::now();
+  const auto waited = std::chrono::duration_cast<milliseconds>(now - wait.since) - turn();
   const auto level = Patience::reports_passed(reports_, waited);
+  if (level < reports_.size()) next_tick_ = std::min(next_tick_, now + std::min(reports_[level] - waited, tick_length()));
   if (level > said_of(wait)) begin_report(group, wait, level, /*is_told_to=*/false);
+}
+
+// --- comparing calls -------------------------------------------------------------------------------------------------
+
+void Waits::tell_calls() {
+  std::map<std::string, Source> sources;
+  {
+    std::lock_guard lock(mutex_);
+    sources = sources_;
+  }
+  const auto now = Clock::now();
+  for (const auto& [group, source] : sources) {
+    const auto pending = source.pending();
+    const auto first = std::find_if(pending.begin(), pending.end(), [](const Wait& one) { return one.collective > 0; });
+    if (first == pending.end() || first->collective <= source.told) continue;
+    if (now < first->since + calls_differ_after()) {
+      next_tick_ = std::min(next_tick_, first->since + calls_differ_after());
+      continue;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = sources_.find(group);
+      if (found != sources_.end()) found->second.told = first->collective;
+    }
+    tell_call(group, source, first->collective);
+  }
+}
+
+// Each rank is compared with the lowest one, by whichever of the two comes later: a rank that has not come knows nothing
+// to compare with, and tells the other itself once it has come and waits.
+void Waits::tell_call(const std::string& group, const Source& source, std::uint64_t number) {
+  const auto membership = membership_.lock();
+  const auto call = source.call(number);
+  if (!membership || !connected_ || membership->is_alone() || !call) return;
+  std::vector<int> others;
+  bool is_lowest = true;
+  for (const int member : source.members) {
+    if (!membership->has(member)) continue;
+    if (member != rank_) others.push_back(member);
+    if (member == rank_ && !others.empty()) is_lowest = false;
+  }
+  if (!is_lowest) others.resize(1);
+  for (const int other : others) {
+    Frame frame;
+    frame.type = FrameType::Called;
+    frame.number = static_cast<std::uint64_t>(other);
+    frame.group = group;
+    frame.text = encode(WaitCall{number, *call});
+    membership->send(std::move(frame));
+  }
+}
+
+void Waits::on_called(const Frame& frame) {
+  const auto source = source_of(frame.group);
+  const auto theirs = decode_wait_call(frame.text);
+  if (!source || !theirs) return;
+  const auto member = std::find(source->members.begin(), source->members.end(), frame.rank);
+  const auto own = source->call(theirs->number);
+  if (member == source->members.end() || !own || *own == theirs->call) return;
+  const int rank = static_cast<int>(member - source->members.begin());
+  source->differ("as operation " + std::to_string(theirs->number) + " of the group rank " + std::to_string(rank) +
+                 " called " + theirs->call + " and rank " + std::to_string(source->rank) + " called " + *own +
+                 "; all ranks must call the same operations in the same order");
 }
 
 void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t level, bool is_told_to) {
@@ -362,8 +428,7 @@ void Waits::report(const std::string& group, const Wait& wait, std::size_t level
   const std::string begin = "rank " + std::to_string(source->rank) + " has waited " + describe_wait(waited) + " in " +
                             wait.what + " on group '" + group + "': ";
   const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
-  if (blamed.empty()) return log::info(begin + "all ranks have come to it, and it is under way");
-  log::warn(begin + joined(blamed) + kRemedy);
+  log::warn(begin + (blamed.empty() ? "all ranks have come to it, and it is under way" : joined(blamed) + kRemedy));
   Frame frame;
   frame.type = FrameType::Said;
   frame.number = level;

@@ -3,6 +3,11 @@
 // connections what they did last, and says on stderr which of them have not come. One line a job: a rank that asks and
 // hears of a lower one that waits as well leaves it to that one, and whoever has spoken tells all others.
 //
+// Some mismatches leave no rank with anything to send, and some backends compare nothing, so that all ranks come and no
+// operation ever ends. A rank whose collective has not ended after 1 s (a tenth of the first report's time) therefore tells
+// the lowest rank of the group what it called, once and silently, and that rank tells all others; who is told compares it
+// with its own call of that number, and breaks the group where they differ.
+//
 // The loop of the job looks at all groups from time to time; operations themselves cost nothing more. Where a peer computes
 // or sleeps its loop still answers; one that does not answer is stopped, or cut off.
 //
@@ -52,6 +57,11 @@ class Waits : public std::enable_shared_from_this<Waits> {
     int rank = 0;                                // this one, in the group
     std::function<std::vector<Wait>()> pending;  // oldest first
     std::function<Progress()> progress;
+    // What this rank called as the collective of that number; nothing where it has called none, or no longer knows.
+    std::function<std::optional<std::string>(std::uint64_t number)> call;
+    // Breaks the group on all ranks, whose calls differ.
+    std::function<void(const std::string& how)> differ;
+    std::uint64_t told = 0;  // the last collective of which the others were told what this rank called
   };
   // What the members of a group answered, by rank of the group.
   struct Answers {
@@ -112,11 +122,14 @@ class Waits : public std::enable_shared_from_this<Waits> {
         WaitReports reports);
 
   std::optional<Source> source_of(const std::string& group) const;
-  // The oldest operation of this rank in any group, with that.
-  std::optional<std::pair<std::string, Wait>> oldest() const;
+  // The oldest operation of this rank in any group but that one, with its group.
+  std::optional<std::pair<std::string, Wait>> oldest(const std::string& but = {}) const;
   // What follows runs on the loop.
   void tick_later();
   void tick();
+  // Tells the others what this rank called, in each group whose oldest collective has taken long enough.
+  void tell_calls();
+  void tell_call(const std::string& group, const Source& source, std::uint64_t number);
   void begin_round(const std::string& group, std::function<void(const Answers&)> done);
   void end_round(std::uint64_t number);
   void begin_report(const std::string& group, const Wait& wait, std::size_t level, bool is_told_to);
@@ -125,10 +138,15 @@ class Waits : public std::enable_shared_from_this<Waits> {
   void on_asked(const Frame& frame);
   void on_answered(const Frame& frame);
   void on_told_to_speak(const Frame& frame);
+  void on_called(const Frame& frame);
   // Which of the times was reported since that wait began, by this rank or another.
   std::size_t said_of(const Wait& wait) const;
   void note_said(std::size_t level);
   std::chrono::milliseconds tick_length() const;
+  // How long a collective takes before the others are told what this rank called.
+  std::chrono::milliseconds calls_differ_after() const;
+  // How long a rank lets lower ones speak first.
+  std::chrono::milliseconds turn() const;
 
   const int rank_;
   const std::weak_ptr<Membership> membership_;
@@ -149,6 +167,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
   bool is_reporting_ = false;
   std::size_t said_level_ = 0;  // which of the times was reported last, by this rank or another, and when
   Clock::time_point said_at_{};
+  Clock::time_point next_tick_{};
 };
 
 // What a rank answers: the number of the round, whether it waits itself, and its progress. A peer's bytes are not trusted.

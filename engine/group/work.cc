@@ -18,19 +18,40 @@ constinit trace::Name wait{trace::Layer::Engine, "wait"};
 
 namespace group {
 
+Error named(const Error& error, const std::string& what, bool place) {
+  const auto begin = what.rfind(": ") == std::string::npos ? 0 : what.rfind(": ") + 2;
+  const std::string bare = what.substr(begin, what.find(" #", begin) - begin);
+  std::string_view why = error.text();
+  std::string where;
+  for (const std::string& name : {what, bare}) {
+    const std::string before = name + " on group '";
+    const auto end = why.find("): ");
+    if (!why.starts_with(before) || end == std::string_view::npos) continue;
+    if (place) where = why.substr(name.size(), end + 1 - name.size());
+    why.remove_prefix(end + 3);
+    break;
+  }
+  if (why.starts_with(what + ": ")) why.remove_prefix(what.size() + 2);
+  return error.with_text(what + where + ": " + std::string(why));
+}
+
 WorkState::~WorkState() {
   if (seen || !core || core->made_in_.is_inherited()) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
-  const std::string dropped = wait.what + ", whose Work was dropped";
+  const auto dropped = [what = wait.what](const Error& error) {
+    const Error said = named(error, what);
+    const std::string rest = said.text().substr(what.size());
+    return said.with_text(what + ", whose Work was dropped" + (rest.starts_with(" on ") ? "," : "") + rest);
+  };
   for (const Op& op : ops) {
     if (const auto error = op.error()) {
-      core->note_unseen(error->within(dropped));
+      core->note_unseen(dropped(*error));
       continue;
     }
     op.on_ended([op, dropped, weak = std::weak_ptr(core)] {
       const auto error = op.error();
       const auto group = weak.lock();
-      if (error && group) group->note_unseen(error->within(dropped));
+      if (error && group) group->note_unseen(dropped(*error));
     });
   }
 }
@@ -43,7 +64,9 @@ std::optional<Error> WorkState::error() const {
 }
 
 Error WorkState::told(const Error& error) const {
-  return error.text().starts_with(wait.what) ? error : error.within(wait.what);
+  const Error said = named(error, wait.what);
+  if (said.text().find("group '" + core->options.name + "' (") != std::string::npos) return said;
+  return said.with_text(wait.what + " " + core->place() + said.text().substr(wait.what.size()));
 }
 
 bool WorkState::done() const {

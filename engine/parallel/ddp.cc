@@ -66,6 +66,7 @@ struct Replica::State {
   // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
+    const group::CalledBy by("DistributedDataParallel's buffers");
     if (options.broadcast_buffers) broadcast_values(groups, buffers(), root, number);
   }
 };

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <weft/engine/group/agree.h>
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/join.h>
 
@@ -27,6 +28,7 @@ void compare_calls(ProcessGroup& group, std::size_t joinables, const JoinOptions
     data[mine.size() + i] = -mine[i];
   }
   most = most.to(group::Core::of(group).host_values_device());
+  const group::CalledBy by("join");
   group.all_reduce(most, ReduceOp::Max).wait();
   most = most.to(at::kCPU);
   const char* const what[] = {"other numbers of objects", "other values of divide_by_initial_world_size",
@@ -83,6 +85,7 @@ JoinScope::Round JoinScope::exchange(bool active, bool synchronizes) {
     }
   }
   counts = counts.to(device);
+  const group::CalledBy by("join");
   group_.all_reduce(counts).wait();
   counts = counts.to(at::kCPU);
   const int* data = counts.data_ptr<int>();

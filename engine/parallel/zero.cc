@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/parallel/flat.h>
@@ -219,6 +220,7 @@ void ShardedOptimizer::step_shards() {
     if (shard.optimizer) step_own(shard);
     if (group_.size() == 1) continue;
     at::Tensor flat = travelling(shard);
+    const group::CalledBy by("ZeroRedundancyOptimizer");
     under_way.push_back({&shard, flat, group_.broadcast(flat, shard.owner)});
   }
   for (UnderWay& one : under_way) {

@@ -46,12 +46,17 @@ Heard hear(std::span<const char> bytes, std::size_t piece) {
 }
 
 void check(const Frame& frame) {
-  if (frame.type < FrameType::Hello || frame.type > FrameType::Goodbye) broken("a type that there is not");
+  if (frame.type < FrameType::Hello || frame.type > FrameType::Called) broken("a type that there is not");
   if (frame.rank < 0 || frame.rank >= kRanks) broken("a rank that there is not");
   if (frame.group.size() > kMaxFrameText || frame.text.size() > kMaxFrameText) broken("beyond the limits");
   const std::string written = encode(frame);
   const Heard again = hear(written, written.size());
   if (again.frames.size() != 1 || !is_same(again.frames[0], frame)) broken("a frame changes when it is written");
+  const auto call = decode_wait_call(frame.text);
+  if (!call) return;
+  const auto read = decode_wait_call(encode(*call));
+  if (call->number == 0 || call->call.size() > kMostSaid) broken("a call beyond the limits");
+  if (!read || read->number != call->number || read->call != call->call) broken("a call changes when it is written");
 }
 
 // As membership passes them on.

@@ -165,6 +165,11 @@ void Core::on(event::Failed& event) {
 
 void Core::on(event::Told& event) { close(event.peer); }
 
+void Core::on(event::Asked& event) {
+  *event.unreceived = messages_.unreceived();
+  event.answered->raise();
+}
+
 void Core::on(event::Tick&) {
   watching_ = false;
   if (broken_) return let_go();

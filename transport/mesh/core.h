@@ -97,6 +97,7 @@ class Core final : public std::enable_shared_from_this<Core> {
   void on(event::Failed& event);
   void on(event::Told& event);
   void on(event::Tick&);
+  void on(event::Asked& event);
   void heard_failure(int peer, const Message& message);
   // Ends everything with the error that broke the communicator.
   void bury() noexcept;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <weft/base/op.h>
+#include <weft/transport/communicator.h>
 #include <weft/transport/connection.h>
 #include <weft/transport/mesh/plan.h>
 #include <weft/transport/mesh/wire.h>
@@ -96,10 +97,15 @@ struct Told {  // a peer has our Failure
   int peer;
 };
 struct Tick {};
+struct Asked {  // what nobody has received; the flag is raised when the answer is there
+  std::shared_ptr<std::vector<PointToPoint::Unreceived>> unreceived;
+  std::shared_ptr<HostFlag> answered;
+};
 
 }  // namespace event
 
-using Event = std::variant<event::Adopted, event::Arrived, event::Closed, event::Called, event::Ready, event::StepEnded,
-                           event::Posted, event::TransferEnded, event::Landed, event::Failed, event::Told, event::Tick>;
+using Event =
+    std::variant<event::Adopted, event::Arrived, event::Closed, event::Called, event::Ready, event::StepEnded,
+                 event::Posted, event::TransferEnded, event::Landed, event::Failed, event::Told, event::Tick, event::Asked>;
 
 }  // namespace weft::transport::mesh

@@ -9,6 +9,13 @@ MeshCommunicator::~MeshCommunicator() {
   core_->post(event::Failed{Error(Blame::Cancelled, "the group was destroyed"), /*destroyed=*/true});
 }
 
+std::vector<PointToPoint::Unreceived> MeshCommunicator::unreceived() {
+  const event::Asked asked{std::make_shared<std::vector<Unreceived>>(), std::make_shared<HostFlag>()};
+  core_->post(asked);
+  if (!asked.answered->synchronize(Deadline::in(std::chrono::seconds(1)))) return {};  // another thread is held up
+  return *asked.unreceived;
+}
+
 void MeshCommunicator::abort(const Error& why) noexcept { core_->post(event::Failed{why, /*destroyed=*/false}); }
 
 Op MeshCommunicator::broadcast(const Elements& data, int root, Pin pin, Fence ready) noexcept {

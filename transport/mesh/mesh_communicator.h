@@ -39,6 +39,7 @@ class MeshCommunicator final : public Communicator, public PointToPoint {
   bool has_any_source() const override { return true; }
   Op send(const Elements& data, int to, int tag, Pin pin, Fence ready) noexcept override;
   Op recv(const Elements& data, int from, int tag, Pin pin, Fence ready) noexcept override;
+  std::vector<Unreceived> unreceived() override;
 
  private:
   // Messages that are not ready, in the order of their calls.

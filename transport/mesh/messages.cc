@@ -29,6 +29,14 @@ bool wants(const Transfer& transfer, int peer, int tag) {
 
 }  // namespace
 
+std::vector<PointToPoint::Unreceived> Messages::unreceived() const {
+  std::vector<PointToPoint::Unreceived> all;
+  for (const Unexpected& one : unexpected_) {
+    if (!one.to) all.push_back({one.peer, one.tag, one.bytes});
+  }
+  return all;
+}
+
 Messages::Messages(Core& core) : core_(core), peers_(static_cast<std::size_t>(core.ranks)) {}
 
 void Messages::post(TransferPointer transfer, bool is_ready) {

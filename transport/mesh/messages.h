@@ -41,6 +41,7 @@ class Messages {
 
   Deadline deadline() const;
   Error why_late() const;
+  std::vector<PointToPoint::Unreceived> unreceived() const;
 
  private:
   using TransferPointer = std::shared_ptr<Transfer>;

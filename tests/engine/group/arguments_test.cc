@@ -31,9 +31,14 @@ std::vector<Wrong> wrong_calls() {
       at::from_blob(bytes.data() + (reinterpret_cast<std::uintptr_t>(bytes.data()) % 4 == 0 ? 1 : 0), {2}, at::kFloat);
   return {
       {"undefined", [](auto& g) { static_cast<void>(g.all_reduce(at::Tensor())); }, "tensor is an undefined tensor"},
-      {"not contiguous", [=](auto& g) { static_cast<void>(g.all_reduce(row)); }, "is not contiguous; pass .contiguous()"},
+      {"not contiguous", [=](auto& g) { static_cast<void>(g.all_reduce(row)); },
+       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result there"},
+      {"not contiguous, to receive", [=](auto& g) { static_cast<void>(g.recv(row, 1 - g.rank())); },
+       "is not contiguous; make it contiguous before (t = t.contiguous()) and read the result there"},
+      {"not contiguous, to send", [=](auto& g) { static_cast<void>(g.send(row, 1 - g.rank())); },
+       "is not contiguous; pass .contiguous()"},
       {"lazily conjugated", [](auto& g) { static_cast<void>(g.all_reduce(torch::ones({2}, at::kComplexFloat).conj())); },
-       "pass .resolve_conj().resolve_neg()"},
+       "resolve it before (t = t.resolve_conj().resolve_neg()) and read the result there"},
       {"lazily negated",
        [](auto& g) { static_cast<void>(g.send(torch::imag(torch::ones({1}, at::kComplexFloat).conj()), 1)); },
        "pass .resolve_conj().resolve_neg()"},

@@ -87,7 +87,7 @@ TEST(Ledger, ACollectiveThatALeaverWouldHaveToJoinIsRefused) {
   const auto number = fixture.ledger.begin_collective();  // the leaver had issued this one
   EXPECT_EQ(number, 1u);
   EXPECT_EQ(lost([&] { fixture.ledger.begin_collective(); }),
-            "rank 2 left group 'g' after 1 collectives; it cannot take part in #2");
+            "rank 2 left group 'g' after 1 collective; it cannot take part in #2");
 }
 
 TEST(Ledger, PendingCollectivesBeyondALeaversLastAreLeftBehind) {

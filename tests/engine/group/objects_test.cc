@@ -116,6 +116,38 @@ TEST_P(Objects, WhatIsWrongIsSaid) {
   });
 }
 
+TEST_P(Objects, AnotherTypeNamesTheCallTheRankAndBothTypes) {
+  on_ranks([](ProcessGroup& group) {
+    const bool last = group.rank() == 2;
+    const std::string own = last ? "double" : "int", theirs = last ? "int" : "double";
+    const std::string whose = last ? "rank 0" : "rank 2";
+    const Error all = error_of(
+        [&] { last ? static_cast<void>(all_gather_object(2.5, group)) : static_cast<void>(all_gather_object(7, group)); });
+    EXPECT_EQ(all.blame(), Blame::Caller);
+    EXPECT_EQ(all.text(), "all_gather_object: the value of " + whose + " is of type " + theirs +
+                              ", and this rank takes values of type " + own + "; give all ranks the same type");
+    const std::vector<std::string> names{"a", "b", "c"};
+    const Error part = error_of([&] {
+      last ? static_cast<void>(scatter_object(names, 2, group))
+           : static_cast<void>(scatter_object(std::vector<int>(), 2, group));
+      if (last) throw Error(Blame::Caller, "rank 2 has its own");
+    });
+    if (!last) EXPECT_THAT(part.text(), HasSubstr("scatter_object: the value of rank 2 is of type std::string, and"));
+    if (group.rank() == 0) send_object(1L << 40, 1, group);
+    if (group.rank() == 1) {
+      EXPECT_THAT(error_of([&] { recv_object<int>(kAnySource, group); }).text(),
+                  HasSubstr("recv_object: the value of rank 0 is of type long, and this rank takes values of type int"));
+    }
+    EXPECT_EQ(all_gather_object(group.rank(), group), (std::vector<int>{0, 1, 2})) << "all are in step";
+  });
+}
+
+TEST_P(Objects, BytesThatNameNoTypeAreRefused) {
+  for (const auto& bytes : {detail::Bytes(), detail::Bytes(1), detail::Bytes(2), detail::Bytes(64, std::byte{0xff})}) {
+    EXPECT_EQ(error_of([&] { detail::of_type(typeid(int), bytes, "broadcast_object", 1); }).blame(), Blame::Caller);
+  }
+}
+
 // What a rank announces is looked at before room is made for it.
 TEST_P(Objects, AnAbsurdSizeIsRefusedOnAllRanks) {
   on_ranks([](ProcessGroup& group) {

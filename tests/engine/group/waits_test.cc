@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
 #include <weft/base/log.h>
@@ -22,7 +23,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using group::decode_wait_answer;
+using group::decode_wait_call;
 using group::WaitAnswer;
+using group::WaitCall;
 using harness::error_of;
 using testing::AllOf;
 using testing::ContainsRegex;
@@ -32,7 +35,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-// The lines of this process about waiting, while it lives.
+// The lines of this process about waiting, and about messages that nobody received, while it lives.
 class WaitLog {
  public:
   WaitLog() : capture_([this](LogLevel level, std::string_view line) { note(level, line); }) {}
@@ -52,7 +55,9 @@ class WaitLog {
     if (level > LogLevel::Warn) return;
     {
       std::lock_guard lock(mutex_);
-      if (line.find("has waited") != std::string_view::npos) lines_.emplace_back(line);
+      for (const char* words : {"has waited", "never received"}) {
+        if (line.find(words) != std::string_view::npos) lines_.emplace_back(line);
+      }
     }
     changed_.notify_all();
   }
@@ -115,6 +120,71 @@ TEST_P(WaitsOver, ACollectiveNamesTheRankThatHasNotComeOnceAJob) {
                         Not(HasSubstr("rank 1")), HasSubstr("SIGUSR1"), HasSubstr("WEFT_DEBUG=detail"))));
 }
 
+// Calls in which each rank of two only receives, or which the backend does not compare, so that none would ever end.
+TEST_P(WaitsOver, CallsThatDifferAreRefusedOnAllRanks) {
+  using Call = std::function<Work(ProcessGroup&, int rank)>;
+  struct Pair {
+    Call call;
+    const char *first, *second;  // what rank 0 and rank 1 called
+  };
+  const Pair pairs[] = {
+      {[](ProcessGroup& group, int rank) {
+         const auto tensor = torch::ones({2});
+         return rank == 0 ? group.gather({torch::zeros({2}), torch::zeros({2})}, tensor, 0) : group.scatter(tensor, {}, 0);
+       },
+       "gather of 8 bytes of float32 to rank 0", "scatter of 8 bytes of float32 from rank 0"},
+      {[](ProcessGroup& group, int rank) { return group.broadcast(torch::ones({2}), 1 - rank); },
+       "broadcast of 8 bytes of float32 from rank 1", "broadcast of 8 bytes of float32 from rank 0"},
+      {[](ProcessGroup& group, int rank) { return group.reduce(torch::ones({2}), rank); },
+       "reduce of 8 bytes of float32 with Sum to rank 0", "reduce of 8 bytes of float32 with Sum to rank 1"},
+      {[](ProcessGroup& group, int rank) { return rank == 0 ? group.all_reduce(torch::ones({2})) : group.barrier(); },
+       "all_reduce of 8 bytes of float32 with Sum", "barrier"},
+  };
+  for (const Pair& pair : pairs) {
+    // Gloo's ends on one of the ranks.
+    if (GetParam() == std::string("gloo") && std::string_view(pair.first).starts_with("reduce")) continue;
+    const std::string name = std::string(pair.first) + "/" + pair.second;
+    on_ranks(2, [&](int rank) {
+      auto group = init_process_group({.backend = GetParam(),
+                                       .rank = rank,
+                                       .world_size = 2,
+                                       .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
+                                       .device = at::kCPU,
+                                       .wait_reports = kOnce});
+      const Error refused = error_of([&] { pair.call(group, rank).wait(); });
+      EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
+      EXPECT_THAT(refused.text(), AllOf(HasSubstr("as operation "), HasSubstr("rank 0 called " + std::string(pair.first)),
+                                        HasSubstr("rank 1 called " + std::string(pair.second))));
+    });
+  }
+  EXPECT_THAT(log_.lines(), IsEmpty());
+}
+
+// The last one that comes finds it, and rank 2, which waits for nobody else, hears of it.
+TEST_P(WaitsOver, CallsThatDifferAreFoundWhoeverComesLast) {
+  for (int last = 0; last < 3; ++last) {
+    const std::string name = std::to_string(last);
+    on_ranks(3, [&](int rank) {
+      auto group = init_process_group({.backend = GetParam(),
+                                       .rank = rank,
+                                       .world_size = 3,
+                                       .store = c10::make_intrusive<c10d::PrefixStore>(name, store_),
+                                       .device = at::kCPU,
+                                       .wait_reports = {300ms}});
+      const auto key = "waits/" + std::to_string(rank);
+      if (rank == last) store_->wait({name + "/waits/" + std::to_string((last + 1) % 3)}, 30s);
+      const Error refused = error_of([&] {
+        Work work = group.broadcast(torch::ones({2}), rank == 0 ? 1 : 0);
+        std::this_thread::sleep_for(rank == last ? 0ms : 60ms);  // the others tell rank 0, which has not come
+        store_->set(name + "/" + key, "");
+        work.wait();
+      });
+      EXPECT_EQ(refused.blame(), Blame::Caller) << refused.text();
+      EXPECT_THAT(refused.text(), HasSubstr("rank 0 called broadcast of 8 bytes of float32 from rank 1"));
+    });
+  }
+}
+
 TEST_P(WaitsOver, ALongerWaitIsReportedAgain) {
   on_ranks(2, [&](int rank) {
     auto group = join(rank, 2, {100ms, 200ms, 400ms});
@@ -150,6 +220,26 @@ TEST_P(WaitsOver, AReceiveNamesTheRankThatHasNotSent) {
   });
   EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("recv from rank 1"),
                                               HasSubstr("rank 1 has not taken part; last seen in no operation"))));
+}
+
+TEST_P(WaitsOver, AMessageIsSaidToBeAfterTheLastCollective) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    group.barrier().wait();
+    if (rank == 0) {
+      Work second = group.recv(torch::zeros({2}), 1, 2);
+      second.wait();
+      group.recv(torch::zeros({2}), 1, 1).wait();
+    } else {
+      Work first = group.send(torch::ones({2}), 0, 1);
+      log_.await(1);
+      group.send(torch::ones({2}), 0, 2).wait();
+      first.wait();
+    }
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(HasSubstr("recv from rank 1"),
+                                ContainsRegex("last seen in send to rank 0 \\(after collective #1, [0-9.]+ m?s ago\\)"))));
 }
 
 TEST_P(WaitsOver, WhatIsPendingCanBeAsked) {
@@ -235,6 +325,26 @@ TEST_P(WaitsOver, ARankThatMakesAnotherGroupIsSaidToBeAtThat) {
   });
 }
 
+// As ranks do that use two groups in opposite order.
+TEST_P(WaitsOver, ARankThatWaitsInAnotherGroupIsSaidToWaitThere) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    auto other = group.new_group({0, 1});
+    if (rank == 0) {
+      group.all_reduce(torch::ones({1})).wait();
+      other.all_reduce(torch::ones({1})).wait();
+    } else {
+      Work work = other.all_reduce(torch::ones({1}));
+      log_.await(1);
+      group.all_reduce(torch::ones({1})).wait();
+      work.wait();
+    }
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"),
+                                              HasSubstr("in all_reduce #1 on group 'default': rank 1 has "),
+                                              HasSubstr("; it waits in all_reduce #1 of group 'default/0,1'"))));
+}
+
 TEST_P(WaitsOver, SplittingNamesTheRankThatDoesNot) {
   on_ranks(3, [&](int rank) {
     auto group = join(rank, 3);
@@ -268,6 +378,37 @@ TEST_P(WaitsOver, LeavingNamesTheRankThatIsNotThroughYet) {
     group.all_reduce(torch::ones({2})).wait();
   });
   EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("all_reduce #1"))));
+}
+
+TEST_P(WaitsOver, LeavingWarnsOfMessagesThatNobodyReceived) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, {});
+    for (const int messages : {0, 1, 2}) {
+      auto other = group.new_group({0, 1});
+      std::vector<Work> works;
+      for (int i = 0; i < messages && rank == 0; ++i) works.push_back(other.send(torch::ones({1}), 1, 7));
+      // Those before this one have come when it has.
+      if (rank == 0) {
+        other.send(torch::ones({1}), 1, 8).wait();
+      } else {
+        other.recv(torch::ones({1}), 0, 8).wait();
+      }
+      if (rank == 0 || messages < 2) {
+        other.leave(30s);
+      }  // or it leaves as its handle goes
+    }
+    group.barrier().wait();
+  });
+  if (GetParam() == std::string("gloo")) {
+    EXPECT_THAT(log_.lines(), IsEmpty()) << "it does not know";
+    return;
+  }
+  EXPECT_THAT(
+      log_.lines(),
+      ElementsAre(
+          HasSubstr(
+              "rank 1 leaves group 'default/0,1#2' with 1 message of rank 0 (tag 7, 4 bytes) that was never received"),
+          HasSubstr("with 2 messages that were never received; the first is of rank 0 (tag 7, 4 bytes)")));
 }
 
 // As a program does that saves under `if (rank == 0)`.
@@ -361,6 +502,21 @@ TEST(WaitAnswer, IsReadAsItWasWritten) {
   EXPECT_TRUE(read->waits);
   EXPECT_EQ(read->progress.collectives, 12u);
   EXPECT_EQ(read->progress.last, sent.progress.last);
+}
+
+TEST(WaitCall, IsReadAsItWasWritten) {
+  const auto read = decode_wait_call(encode(WaitCall{7, "barrier"}));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->number, 7u);
+  EXPECT_EQ(read->call, "barrier");
+}
+
+TEST(WaitCall, IsRefusedWhereItIsNone) {
+  for (const char* text : {"", "1", "1 ", "0 barrier", "x barrier", "-1 barrier", "99999999999999999999999 barrier"}) {
+    EXPECT_FALSE(decode_wait_call(text)) << "'" << text << "'";
+  }
+  EXPECT_EQ(decode_wait_call("1 a\033b")->call, "a?b");
+  EXPECT_EQ(decode_wait_call("1 " + std::string(100'000, 'x'))->call.size(), 300u);
 }
 
 TEST(WaitAnswer, IsRefusedWhereItIsNone) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -38,6 +39,21 @@ TEST(Ddp, AModelWithAnotherNumberOfParametersIsACallerErrorOnAllRanks) {
     torch::nn::Sequential net(torch::nn::Linear(2, 2));
     if (group.rank() == 1) net->push_back(torch::nn::Linear(2, 2));
     EXPECT_THROW(DistributedDataParallel<torch::nn::SequentialImpl>(net, group), Error);
+  });
+}
+
+// A collective that the program has not called itself is said to be of whom it is.
+TEST(Ddp, AnErrorOfTheBuffersCollectiveNamesDdp) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+    DistributedDataParallel<torch::nn::SequentialImpl> ddp(net, group);
+    const Error error = harness::error_of([&] {
+      if (group.rank() == 0) group.all_reduce(torch::ones({1})).wait();
+      ddp(torch::ones({4, 2}));
+    });
+    EXPECT_EQ(error.blame(), Blame::Caller) << error.what();
+    const std::string whose = group.rank() == 1 ? "DistributedDataParallel's buffers: broadcast #" : "all_reduce #";
+    EXPECT_THAT(error.text(), ::testing::StartsWith(whose));
   });
 }
 
