@@ -263,8 +263,9 @@ struct Core : std::enable_shared_from_this<Core> {
   // The last operation that was issued; guarded by issue_mutex.
   struct Last {
     const char* name = nullptr;
-    std::uint64_t number = 0;  // of a collective
-    int peer = -1;             // of a message
+    const char* called_by = nullptr;  // CalledBy::name()
+    std::uint64_t number = 0;         // of a collective
+    int peer = -1;                    // of a message
     Waits::Clock::time_point since;
   } last_;
   std::optional<Waits::Absent> absent_;  // who did not come to the operation whose time-out broke the group; error_mutex_

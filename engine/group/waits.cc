@@ -214,6 +214,9 @@ void Waits::on_asked(const Frame& frame) {
     if (!meeting_.empty()) answer.progress.last += "; it is in " + meeting_.back();
   }
   const auto wait = oldest();
+  if (wait && wait->first != frame.group) {
+    answer.progress.last += "; it waits in " + wait->second.what + " on group '" + wait->first + "'";
+  }
   const auto long_enough = reports_.empty() ? kAnswers : reports_.front() / 2;
   answer.waits = wait && !reports_.empty() && Clock::now() - wait->second.since >= long_enough;
   Frame reply;

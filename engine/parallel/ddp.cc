@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 
-#include <weft/engine/group/called_by.h>
 #include <weft/engine/parallel/ddp.h>
 #include <weft/engine/parallel/device_groups.h>
 #include <weft/engine/parallel/model_state.h>
@@ -64,7 +63,12 @@ struct Replica::State {
   // Not seen by autograd, as a batch norm's own updates are not: an earlier forward may have its backward yet.
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
-    if (options.broadcast_buffers) broadcast_values(groups, buffers(), root);
+    if (!options.broadcast_buffers) return;
+    try {
+      broadcast_values(groups, buffers(), root);
+    } catch (const Error& error) {
+      throw explained_by_changes(groups.own(), error);
+    }
   }
 };
 
@@ -118,11 +122,12 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
   state_->module = module;
   state_->options = options;
-  const group::CalledBy by("DistributedDataParallel");
   const auto sparse = sparse_parameters(*module);
-  check_same_model(group, named_values(*module, sparse), agreed(options));
-  state_->groups = DeviceGroups(std::move(group), state_->all_values());
-  broadcast_values(state_->groups, state_->all_values(), 0);
+  on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
+    check_same_model(group, named_values(*module, sparse), agreed(options));
+    state_->groups = DeviceGroups(group, state_->all_values());
+    broadcast_values(state_->groups, state_->all_values(), 0);
+  });
 
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
@@ -167,10 +172,7 @@ void Replica::follow_frozen() {
         "join: requires_grad of a parameter was changed, which ranks that have run out cannot follow; freeze and thaw "
         "parameters outside of join");
   }
-  state_->reducer->take_over_trained([&] {
-    check_same_model(state_->groups.own(), named_values(*state_->module, sparse_parameters(*state_->module)),
-                     agreed(state_->options));
-  });
+  state_->reducer->take_over_trained();
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {

@@ -58,7 +58,7 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, 
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
   for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
-  trained_ = ever_trained_ = trained_now();
+  trained_ = compared_ = ever_trained_ = trained_now();
   // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
@@ -488,9 +488,7 @@ void Reducer::launch_ready_buckets() {
       follow(index);
     }
   } catch (...) {
-    note_failure(group::first_line_of(std::current_exception()).text());
-    if (follower_ == nullptr) throw;
-    follower_->fail(std::current_exception());
+    fail_pass(std::current_exception());
   }
   if (next_bucket_ == buckets_.size() && counts_usage()) usage_.share(groups_.own());
 }
@@ -501,6 +499,7 @@ void Reducer::launch(std::size_t index) {
                            {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
   for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
+  if (passing_) compare_trained_of(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
     bucket.work = group::Core::of(groups_.of(bucket.flat.device())).all_reduce(bucket.flat, ReduceOp::Sum, steps_);
@@ -576,9 +575,7 @@ void Reducer::finish() {
     for (Bucket& bucket : buckets_) collect(bucket);
     wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
-    note_failure(group::first_line_of(std::current_exception()).text());
-    if (follower_ != nullptr) follower_->fail(std::current_exception());
-    throw;
+    fail_pass(std::current_exception());
   }
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;

@@ -94,10 +94,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> trained_now() const;
   // Whether there are any, and they are others than at the last forward that synchronised.
   bool trains_others() const;
-  // Called before a forward that synchronises: notes which parameters require a gradient now. `agree` throws where the
-  // ranks differ in that. A parameter that requires one for the first time gets a place in the buckets. Throws Caller,
-  // naming the parameters, where the buckets cannot change any more.
-  void take_over_trained(const std::function<void()>& agree);
+  // Called before a forward that synchronises: notes which parameters require a gradient now. A parameter that requires one
+  // for the first time gets a place in the buckets. Collective. Throws Caller, naming the parameters, where the ranks
+  // differ in that, and where the buckets cannot change any more.
+  void take_over_trained();
   void set_comm_hook(CommHook hook);
   // Null for none. Not during a backward.
   void set_follower(BucketFollower* follower);
@@ -176,6 +176,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void drop_failed_pass();
   bool has_failed() const;
   void note_failure(std::string why);
+  [[noreturn]] void fail_pass(const std::exception_ptr& caught);
+  // Collective: the ranks compare which parameters require a gradient now. `changed`: those of which this rank knows it.
+  void compare_trained(const std::vector<std::size_t>& changed);
+  void compare_trained_of(const Bucket& bucket);
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
@@ -222,6 +226,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Hook> hooks_;         // by parameter
   std::vector<Hook> old_hooks_;     // of accumulators that parameters had before; a graph may still end in them
   std::vector<bool> trained_;       // by parameter: it required a gradient at the last forward that synchronised
+  std::vector<bool> compared_;      // by parameter: it required one when the ranks compared that last
   std::vector<bool> ever_trained_;  // by parameter: it did at some forward
   std::vector<std::size_t> bucket_order_;
   std::vector<Bucket> buckets_;

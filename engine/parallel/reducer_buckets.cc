@@ -63,7 +63,7 @@ bool Reducer::trains_others() const {
   return false;
 }
 
-void Reducer::take_over_trained(const std::function<void()>& agree) {
+void Reducer::take_over_trained() {
   std::lock_guard lock(mutex_);
   const std::vector<bool> trained = trained_now();
   std::vector<std::size_t> changed;
@@ -83,7 +83,7 @@ void Reducer::take_over_trained(const std::function<void()>& agree) {
                                    "leave them out; make both anew");
   }
   if (!added.empty() && passing_) throw unfinished_pass();
-  agree();
+  compare_trained(changed.empty() ? added : changed);
   trained_ = trained;
   if (added.empty()) return;
   for (const std::size_t parameter : added) layouts_[parameter] = Layout(parameters_[parameter].tensor);
