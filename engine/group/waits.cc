@@ -37,6 +37,15 @@ struct Blamed {
   std::string text;
 };
 
+// Whether a rank has begun another operation than the wait's as the one of that number. Backends that compare calls end
+// both.
+bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
+  const std::string number = "#" + std::to_string(wait.collective);
+  if (progress.collectives != wait.collective || !progress.last.starts_with(number + " (")) return false;
+  const std::string name = wait.what.substr(0, wait.what.rfind(" " + number));
+  return !progress.last.starts_with(number + " (" + name + ", ");
+}
+
 // The ranks that keep a wait waiting, and what they did last.
 std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Waits::Answers& answers) {
   const auto is_in = [](const std::vector<int>& ranks, int rank) {
@@ -56,6 +65,8 @@ std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Wai
       blamed.push_back({rank, who + " has not taken part; last seen in " + printable(found->second.last)});
     } else if (found->second.collectives < wait.collective) {
       blamed.push_back({rank, who + " has not come; last seen in " + printable(found->second.last)});
+    } else if (is_another(wait, found->second)) {
+      blamed.push_back({rank, who + " has called another operation in its place, " + printable(found->second.last)});
     }
   }
   return blamed;

@@ -138,7 +138,7 @@ Error explained_by_changes(const ProcessGroup& group, const Error& error) {
     }
     if (changes.empty()) return error;
     store.set(change_key(group.rank()) + "/read", {});
-    for (int rank = 0; rank < group.size(); ++rank) store.get(change_key(rank) + "/read", soon);
+    for (int rank = 1; group.rank() == 0 && rank < group.size(); ++rank) store.get(change_key(rank) + "/read", soon);
   } catch (const Error& second) {
     log::debug(second.text());
   }

@@ -31,8 +31,8 @@ void on_all_ranks(const ProcessGroup& group, const char* name, const char* place
 // changed it too go on to another collective instead, which then fails on all of them with a text about calls.
 void announce_change(const ProcessGroup& group, const std::string& what);
 void withdraw_change(const ProcessGroup& group);
-// A Caller error of a collective, in front of which stands what ranks have announced and not withdrawn. Waits a second for
-// the others to have read that, since this rank may end next, and the store with it.
+// A Caller error of a collective, in front of which stands what ranks have announced and not withdrawn. Rank 0 waits up to
+// a second until the others have read that: it may end next, and the store with it.
 Error explained_by_changes(const ProcessGroup& group, const Error& error);
 
 // Copies the values of `root` to all ranks, in flat pieces of at most 250 MiB. Collective; blocks until they are there.

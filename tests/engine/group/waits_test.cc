@@ -367,6 +367,30 @@ TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
   });
 }
 
+// Over a backend that does not compare calls both wait.
+TEST(Waits, ACollectiveNamesTheRankThatHasCalledAnotherOne) {
+  WaitLog log;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  on_ranks(2, [&](int rank) {
+    auto group = init_process_group(
+        {.backend = "gloo", .rank = rank, .world_size = 2, .store = store, .device = at::kCPU, .wait_reports = kOnce});
+    const torch::nn::Linear net(2, 1);
+    std::thread ending([&] {
+      log.await(1);
+      group.abort("the test ends");
+    });
+    const Error ended = error_of([&] {
+      if (rank == 0) const Ddp ddp(net, group);
+      group.all_reduce(torch::ones({1})).wait();
+    });
+    EXPECT_EQ(ended.blame(), Blame::Cancelled) << ended.text();
+    ending.join();
+  });
+  EXPECT_THAT(log.lines(),
+              ElementsAre(AllOf(HasSubstr("rank 0 has waited"), HasSubstr("in DistributedDataParallel: all_gather_into #1"),
+                                HasSubstr("rank 1 has called another operation in its place, #1 (all_reduce, "))));
+}
+
 TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {
   WaitLog log;
   const std::string address = "tcp://127.0.0.1:" + std::to_string(launch::free_port()) + "?rank=";
