@@ -156,6 +156,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void synchronize();
   void take(std::size_t parameter);
   void require_one_wrapper(std::size_t parameter) const;
+  bool is_averaged_by_another(std::size_t parameter, int graph_task) const;
   void begin_pass();
   void mark_unused();
   void leave_out_frozen();
@@ -189,6 +190,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_no_frozen_rest() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
+  // Blocks until the future that the hook of that bucket has returned, or what follows it, is done, as long as the group's
+  // timeout allows.
+  template <class T>
+  void wait_for_hook(const Future<T>& future, const Bucket& bucket) const;
   void end_backward();
   void finish();
   void collect(Bucket& bucket);
@@ -248,6 +253,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<const std::atomic<bool>> context_pass_;  // that of an AutogradContext that this is; null for others
   bool ended_ = true;                                      // end_backward() has been called
   bool warns_of_direct_ = false;                           // it brings gradients of no forward of the wrapper
+  std::size_t direct_ = 0;                                 // the first parameter of which it does
+  int direct_task_ = -1;                                   // and libtorch's number of the graph task
+  int averaging_task_ = -1;                                // that of the last backward whose gradients are averaged
   std::vector<std::pair<std::size_t, std::optional<c10::Stream>>> came_;  // what it brought while it was not synchronised
 
   // --- the pass

@@ -367,6 +367,27 @@ TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
   });
 }
 
+TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, kOnce, 2s);
+    const torch::nn::Linear net(2, 1);
+    Ddp ddp(net, group);
+    const Promise<at::Tensor> never;
+    ddp.register_comm_hook([&](GradBucket&) { return never.future(); });
+    std::thread asking([&] {
+      log_.await(1);
+      EXPECT_THAT(group.waiting_for(), ElementsAre(HasSubstr("the comm hook of bucket 0: the future that it returned")));
+    });
+    const Error late = error_of([&] { ddp(torch::ones({1, 2})).sum().backward(); });
+    asking.join();
+    // The other rank may have left by then.
+    EXPECT_THAT(late.blame(), testing::AnyOf(Blame::Timeout, Blame::PeerLost)) << late.text();
+    EXPECT_THAT(late.text(), HasSubstr("the comm hook of bucket 0"));
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("for the comm hook of bucket 0"))));
+}
+
 // Over a backend that does not compare calls both wait.
 TEST(Waits, ACollectiveNamesTheRankThatHasCalledAnotherOne) {
   WaitLog log;

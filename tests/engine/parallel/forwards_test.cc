@@ -292,6 +292,24 @@ TEST(Forwards, TheModuleInPlaceOfTheWrapperIsWarnedOfOnce) {
   EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 2) << "one on each rank:\n" << log;
 }
 
+TEST(Forwards, TwoWrappersOfOneModuleAverageInTurnsWithoutAWarning) {
+  const std::string log = logged_by([](ProcessGroup& group) {
+    auto net = one_weight();
+    DistributedDataParallel first(net, group);
+    DistributedDataParallel second(net, group);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      first(input(1 + group.rank())).sum().backward();
+      EXPECT_EQ(gradient_of(net->weight), 1.5);
+      second(input(10.0 * (1 + group.rank()))).sum().backward();
+      EXPECT_EQ(gradient_of(net->weight), 16.5);
+    }
+    harness::meet(group);
+    net(input(1)).sum().backward();
+  });
+  EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 4) << "one of each wrapper, on each rank:\n" << log;
+}
+
 TEST(Forwards, ALastBackwardThatLeftGradientsOutIsWarnedOf) {
   const std::string log = logged_by([](ProcessGroup& group) {
     auto net = std::make_shared<TreeImpl>();
