@@ -616,22 +616,15 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
       .with_ranks(slow);
 }
 
-// Receives are not among them: nobody is left who could want their bytes.
+// Receives are not among them: nobody is left who could want their bytes. The job's Waits report these operations as before.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {
     std::lock_guard lock(issue_mutex);  // other threads may issue, and are refused from now on
     unfinished = unfinished_;
   }
-  Patience patience(options.job->waits->reports());
   for (const Issued& one : unfinished) {
-    while (!one.receives && !one.op.done().synchronize(Deadline::sooner(deadline, patience.next()))) {
-      if (deadline.passed()) return one.wait.what;
-      if (!patience.is_over()) continue;
-      log::warn("rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) +
-                " to leave group '" + options.name + "', for the end of " + one.wait.what +
-                ", which not all ranks have come to");
-    }
+    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what;
   }
   return "";
 }
