@@ -275,8 +275,9 @@ struct Core : std::enable_shared_from_this<Core> {
   // The last operation that was issued; guarded by issue_mutex.
   struct Last {
     const char* name = nullptr;
-    std::uint64_t number = 0;  // of a collective
-    int peer = -1;             // of a message
+    const char* called_by = nullptr;  // CalledBy::name()
+    std::uint64_t number = 0;         // of a collective
+    int peer = -1;                    // of a message
     Waits::Clock::time_point since;
   } last_;
   // What the other ranks must have called alike as a collective of that number, as far as they can compare it.

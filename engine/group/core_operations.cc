@@ -55,8 +55,8 @@ void warn_of_backward_through(const at::Tensor& tensor, const std::string& what)
 }
 
 // With the call of the user that the operation belongs to.
-std::string called_as(const char* name) {
-  return CalledBy::name() == nullptr ? name : std::string(CalledBy::name()) + ": " + name;
+std::string called_as(const char* name, const char* by = CalledBy::name()) {
+  return by == nullptr ? name : std::string(by) + ": " + name;
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ Work Core::issue(Operation operation, const Call& call) {
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
   remember_call(operation, number);
-  last_ = {operation.name, number, -1, Waits::Clock::now()};
+  last_ = {operation.name, CalledBy::name(), number, -1, Waits::Clock::now()};
   state->wait = {
       .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
   auto shown = about(operation.name, number, operation.device, operation.tensors);
@@ -164,7 +164,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->host_waits = tensor.device().is_cpu();
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(tensor.device());
-  last_ = {is_send ? "send to" : "recv from", 0, peer, Waits::Clock::now()};
+  last_ = {is_send ? "send to" : "recv from", nullptr, 0, peer, Waits::Clock::now()};
   state->wait = {.what = name, .since = last_.since, .collective = 0, .peer = peer};
   state->backend = carrier.backend();
   transport::PointToPoint* messages = carrier.point_to_point();
@@ -302,7 +302,8 @@ Waits::Progress Core::progress() {
   if (last_.name == nullptr) return {begun, "no operation: it has issued none"};
   const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
-  if (last_.number > 0) return {begun, "#" + std::to_string(last_.number) + " (" + last_.name + when};
+  if (last_.number > 0)
+    return {begun, "#" + std::to_string(last_.number) + " (" + called_as(last_.name, last_.called_by) + when};
   const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
   const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
   return {begun, std::string(last_.name) + " " + peer + " (" + behind + when.substr(2)};

@@ -28,6 +28,15 @@ struct Blamed {
   std::string text;
 };
 
+// Whether a rank has begun another operation than the wait's as the one of that number. Backends that compare calls end
+// both.
+bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
+  const std::string number = "#" + std::to_string(wait.collective);
+  if (progress.collectives != wait.collective || !progress.last.starts_with(number + " (")) return false;
+  const std::string name = wait.what.substr(0, wait.what.rfind(" " + number));
+  return !progress.last.starts_with(number + " (" + name + ", ");
+}
+
 // The ranks that keep a wait waiting, and what they did last.
 std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Waits::Answers& answers) {
   const auto is_in = [](const std::vector<int>& ranks, int rank) {
@@ -47,6 +56,8 @@ std::vector<Blamed> blame(const Waits::Wait& wait, int self, int size, const Wai
       blamed.push_back({rank, who + " has not taken part; last seen in " + printable(found->second.last)});
     } else if (found->second.collectives < wait.collective) {
       blamed.push_back({rank, who + " has not come; last seen in " + printable(found->second.last)});
+    } else if (is_another(wait, found->second)) {
+      blamed.push_back({rank, who + " has called another operation in its place, " + printable(found->second.last)});
     }
   }
   return blamed;
@@ -206,8 +217,7 @@ void Waits::on_asked(const Frame& frame) {
   } else if (const auto other = oldest(frame.group); other && (!source || source->pending().empty())) {
     answer.progress.last += "; it waits in " + other->second.what + " of group '" + other->first + "'";
   }
-  const auto long_enough = reports_.empty() ? kAnswers : reports_.front() / 2;
-  answer.waits = wait && !reports_.empty() && Clock::now() - wait->second.since >= long_enough;
+  answer.waits = wait && !reports_.empty() && is_long(wait->second);
   Frame reply;
   reply.type = FrameType::Answer;
   reply.number = static_cast<std::uint64_t>(frame.rank);
@@ -216,13 +226,20 @@ void Waits::on_asked(const Frame& frame) {
   membership->send(std::move(reply));
 }
 
-// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile.
+// Long enough to be reported soon.
+bool Waits::is_long(const Wait& wait) const {
+  const milliseconds enough = reports_.empty() ? milliseconds(kAnswers) : reports_.front() / 2;
+  return Clock::now() - wait.since >= enough;
+}
+
+// A higher rank waits, and has seen that this one does as well. This one may have spoken meanwhile, or wait for another
+// operation now.
 void Waits::on_told_to_speak(const Frame& frame) {
   std::size_t level = 0;
   std::from_chars(frame.text.data(), frame.text.data() + frame.text.size(), level);
   level = std::clamp<std::size_t>(level, 1, std::max<std::size_t>(1, reports_.size()));
   const auto wait = oldest();
-  if (!wait || is_reporting_ || said_of(wait->second) >= level) return;
+  if (!wait || is_reporting_ || said_of(wait->second) >= level || !is_long(wait->second)) return;
   begin_report(wait->first, wait->second, level, /*is_told_to=*/true);
 }
 
@@ -278,6 +295,9 @@ std::vector<std::string> Waits::waiting_for(const std::string& group) {
         add(meeting->what_ + ": rank " + std::to_string(rank) + " has not come");
       }
     }
+    for (const LocalWait* wait : local_waits_) {
+      if (wait->group_ == group) add(wait->what_ + ": " + wait->hint_);
+    }
   }
   const auto source = source_of(group);
   const auto pending = source ? source->pending() : std::vector<Wait>();
@@ -310,7 +330,10 @@ milliseconds Waits::calls_differ_after() const {
 
 milliseconds Waits::tick_length() const { return calls_differ_after(); }
 
-milliseconds Waits::turn() const { return std::min(rank_, kMostTurns) * std::min(reports_.front() / 10, kLongestTurn); }
+milliseconds Waits::turn() const {
+  if (reports_.empty()) return {};
+  return std::min(rank_, kMostTurns) * std::min(reports_.front() / 10, kLongestTurn);
+}
 
 void Waits::tick_later() {
   const auto loop = loop_.lock();
@@ -327,7 +350,6 @@ void Waits::tick_later() {
   });
 }
 
-// Ranks whose waits began at one moment take turns, so that the lowest speaks first and the others hear it.
 void Waits::tick() {
   if (is_reporting_ || reports_.empty()) return;
   const auto found = oldest();
@@ -429,6 +451,10 @@ void Waits::report(const std::string& group, const Wait& wait, std::size_t level
                             wait.what + " on group '" + group + "': ";
   const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
   log::warn(begin + (blamed.empty() ? "all ranks have come to it, and it is under way" : joined(blamed) + kRemedy));
+  tell_said(level);
+}
+
+void Waits::tell_said(std::size_t level) {
   Frame frame;
   frame.type = FrameType::Said;
   frame.number = level;
@@ -442,7 +468,59 @@ void Waits::note_said(std::size_t level) {
   said_at_ = Clock::now();
 }
 
+// --- waits of this rank alone ----------------------------------------------------------------------------------------
+
+Waits::LocalWait::LocalWait(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint)
+    : waits_(std::move(waits)),
+      group_(std::move(group)),
+      what_(std::move(what)),
+      hint_(std::move(hint)),
+      rank_(rank),
+      patience_(waits_->reports_, since_ + waits_->turn()) {
+  {
+    std::lock_guard lock(waits_->meetings_mutex_);
+    waits_->local_waits_.push_back(this);
+  }
+  waits_->begin_meeting("the wait for " + what_ + " on group '" + group_ + "'");
+}
+
+Waits::LocalWait::~LocalWait() {
+  {
+    std::lock_guard lock(waits_->meetings_mutex_);
+    std::erase(waits_->local_waits_, this);
+  }
+  waits_->end_meeting("the wait for " + what_ + " on group '" + group_ + "'");
+}
+
+void Waits::LocalWait::look() {
+  if (!patience_.is_over()) return;
+  const auto loop = waits_->loop_.lock();
+  const auto source = waits_->source_of(group_);
+  if (!loop || (source && !source->pending().empty())) return;
+  const auto level = Patience::reports_passed(waits_->reports_, patience_.waited());
+  const std::string line = "rank " + std::to_string(rank_) + " has waited " + describe_wait(patience_.waited()) + " for " +
+                           what_ + " on group '" + group_ + "': " + hint_;
+  loop->post([weak = std::weak_ptr(waits_), since = since_, level, line] {
+    const auto self = weak.lock();
+    if (!self || (self->said_at_ >= since && self->said_level_ >= level)) return;
+    self->note_said(level);
+    log::warn(line);
+    self->tell_said(level);
+  });
+}
+
 // --- meetings --------------------------------------------------------------------------------------------------------
+
+void Waits::begin_meeting(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  meeting_.push_back(name);
+}
+
+void Waits::end_meeting(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  const auto own = std::find(meeting_.begin(), meeting_.end(), name);
+  if (own != meeting_.end()) meeting_.erase(own);
+}
 
 Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint,
                         Missing missing)
@@ -457,8 +535,7 @@ Waits::Meeting::Meeting(std::shared_ptr<Waits> waits, std::string group, std::st
     std::lock_guard lock(waits_->meetings_mutex_);
     waits_->meetings_.push_back(this);
   }
-  std::lock_guard lock(waits_->mutex_);
-  waits_->meeting_.push_back(what_ + " of group '" + group_ + "'");
+  waits_->begin_meeting(what_ + " of group '" + group_ + "'");
 }
 
 Waits::Meeting::~Meeting() {
@@ -466,10 +543,7 @@ Waits::Meeting::~Meeting() {
     std::lock_guard lock(waits_->meetings_mutex_);
     std::erase(waits_->meetings_, this);
   }
-  std::lock_guard lock(waits_->mutex_);
-  auto& names = waits_->meeting_;
-  const auto own = std::find(names.begin(), names.end(), what_ + " of group '" + group_ + "'");
-  if (own != names.end()) names.erase(own);
+  waits_->end_meeting(what_ + " of group '" + group_ + "'");
 }
 
 void Waits::Meeting::look() {

@@ -116,6 +116,28 @@ class Waits : public std::enable_shared_from_this<Waits> {
     Patience patience_;
   };
 
+  // A thread that waits for something of its own rank that other ranks may keep waiting, such as a user's future.
+  // Operations of the group that this rank waits in meanwhile are reported by themselves, and this is not.
+  class LocalWait {
+   public:
+    // `what`: "the comm hook of bucket 0". `hint`: what to do about it, as a sentence without its end. `rank`: in the
+    // group.
+    LocalWait(std::shared_ptr<Waits> waits, std::string group, std::string what, int rank, std::string hint);
+    ~LocalWait();
+    LocalWait(const LocalWait&) = delete;
+    LocalWait& operator=(const LocalWait&) = delete;
+    // Says so on stderr where it is time, and no rank of the job has since this began.
+    void look();
+
+   private:
+    friend class Waits;
+    const std::shared_ptr<Waits> waits_;
+    const std::string group_, what_, hint_;
+    const int rank_;
+    const Clock::time_point since_ = Clock::now();
+    Patience patience_;
+  };
+
  private:
   struct Round;
   Waits(int rank, const std::shared_ptr<Membership>& membership, const std::shared_ptr<EventLoop>& loop,
@@ -139,14 +161,18 @@ class Waits : public std::enable_shared_from_this<Waits> {
   void on_answered(const Frame& frame);
   void on_told_to_speak(const Frame& frame);
   void on_called(const Frame& frame);
+  bool is_long(const Wait& wait) const;
   // Which of the times was reported since that wait began, by this rank or another.
   std::size_t said_of(const Wait& wait) const;
   void note_said(std::size_t level);
+  void tell_said(std::size_t level);
+  // How long a rank lets lower ones speak first.
+  std::chrono::milliseconds turn() const;
+  void begin_meeting(const std::string& name);
+  void end_meeting(const std::string& name);
   std::chrono::milliseconds tick_length() const;
   // How long a collective takes before the others are told what this rank called.
   std::chrono::milliseconds calls_differ_after() const;
-  // How long a rank lets lower ones speak first.
-  std::chrono::milliseconds turn() const;
 
   const int rank_;
   const std::weak_ptr<Membership> membership_;
@@ -159,6 +185,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
   std::vector<std::string> meeting_;  // the meetings in which threads of this rank wait, for others that ask
   std::mutex meetings_mutex_;         // held while they look into the store: never on the loop
   std::vector<const Meeting*> meetings_;
+  std::vector<const LocalWait*> local_waits_;  // under meetings_mutex_
 
   // On the loop.
   EventLoop::Registration ticking_;

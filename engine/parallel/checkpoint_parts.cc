@@ -390,6 +390,13 @@ Commit stage_part(InputArchive& archive, const Part& part, c10::Device device) {
   return stage_tensors(*inner, std::get<std::vector<at::Tensor>*>(content), device);
 }
 
+// The type as which it is kept, in words behind "a variable".
+std::string type_of(const detail::Variable& variable) {
+  constexpr const char* kTypes[] = {"a bool", "an integer", "a float or double", "a string"};
+  const auto value = variable.get(variable.place);
+  return std::string(" (") + (value ? kTypes[value->index()] : "an integer") + ")";
+}
+
 }  // namespace
 
 std::vector<std::string> check_names(const std::vector<Part>& parts) {
@@ -408,7 +415,9 @@ std::vector<std::string> check_names(const std::vector<Part>& parts) {
       throw Error(Blame::Caller,
                   "part " + in_quotes(part.name()) + " of the checkpoint is a null pointer; make the object first");
     }
-    names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()]);
+    const auto* const variable = std::get_if<detail::Variable>(&content);
+    names.push_back(in_quotes(part.name()) + ", " + kKinds[content.index()] +
+                    (variable != nullptr ? type_of(*variable) : ""));
   }
   return names;
 }

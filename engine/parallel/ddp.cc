@@ -67,7 +67,12 @@ struct Replica::State {
   void sync_buffers(int root) {
     const at::AutoDispatchBelowADInplaceOrView untracked;
     const group::CalledBy by("DistributedDataParallel's buffers");
-    if (options.broadcast_buffers) broadcast_values(groups, buffers(), root, number);
+    if (!options.broadcast_buffers) return;
+    try {
+      broadcast_values(groups, buffers(), root, number);
+    } catch (const Error& error) {
+      throw explained_by_changes(groups.own(), error);
+    }
   }
 };
 
@@ -121,12 +126,13 @@ Replica::Replica(const std::shared_ptr<torch::nn::Module>& module, ProcessGroup 
   if (!module) throw Error(Blame::Caller, "DistributedDataParallel: the module is empty");
   state_->module = module;
   state_->options = options;
-  const group::CalledBy by("DistributedDataParallel");
   const auto sparse = sparse_parameters(*module);
-  check_same_model(group, named_values(*module, sparse), agreed(options));
-  state_->number = static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
-  state_->groups = DeviceGroups(std::move(group), state_->all_values());
-  broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
+  on_all_ranks(group, "DistributedDataParallel", "its constructor", [&] {
+    check_same_model(group, named_values(*module, sparse), agreed(options));
+    state_->number = static_cast<std::uint32_t>(group::Core::of(group).next_number("DistributedDataParallel"));
+    state_->groups = DeviceGroups(group, state_->all_values());
+    broadcast_values(state_->groups, state_->all_values(), 0, state_->number);
+  });
 
   std::unordered_set<const void*> seen;  // a weight that two modules share counts once
   std::vector<ReducerParameter> parameters;
@@ -171,10 +177,7 @@ void Replica::follow_frozen() {
         "join: requires_grad of a parameter was changed, which ranks that have run out cannot follow; freeze and thaw "
         "parameters outside of join");
   }
-  state_->reducer->take_over_trained([&] {
-    check_same_model(state_->groups.own(), named_values(*state_->module, sparse_parameters(*state_->module)),
-                     agreed(state_->options));
-  });
+  state_->reducer->take_over_trained();
 }
 
 void Replica::after_forward(const std::vector<at::Tensor>& outputs) {

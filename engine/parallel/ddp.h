@@ -66,7 +66,7 @@ class WEFT_API Replica : public Joinable {
   // With `on` false it changes nothing: for loops that synchronise in every nth step.
   NoSync no_sync(bool on = true) { return {*this, on}; }
 
-  // Once, before the first backward. Throws Caller for a second one.
+  // Once, before the first backward that averages gradients; throws Caller else.
   void register_comm_hook(CommHook hook);
   DdpStats stats() const;
 

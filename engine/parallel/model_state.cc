@@ -1,8 +1,16 @@
 #include <algorithm>
+#include <cstdint>
 #include <sstream>
+#include <string_view>
+
+#include <ATen/ops/empty.h>
 
 #include <weft/base/log.h>
+#include <weft/engine/group/agree.h>
+#include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
+#include <weft/engine/group/objects.h>
+#include <weft/engine/parallel/checkpoint_file.h>
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/model_state.h>
 
@@ -48,48 +56,94 @@ std::string difference(const std::string& mine, const std::string& theirs) {
   }
 }
 
+constexpr const char* kNotAlike =
+    ", and not alike on all ranks; freeze and thaw parameters on all of them, between the same forwards";
+
+std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank); }
+
+// One collective, of a digest: texts are long, and nearly always equal.
+bool is_same_on_all(ProcessGroup& group, const std::string& text) {
+  checkpoint::Digest digest;
+  digest.add(text.data(), text.size());
+  const std::string own = digest.text();
+  const auto length = static_cast<std::int64_t>(own.size());
+  const c10::Device device = group::Core::of(group).host_values_device();
+  const at::Tensor mine = at::empty({length}, at::TensorOptions(at::kByte));
+  std::copy(own.begin(), own.end(), static_cast<char*>(mine.mutable_data_ptr()));
+  const at::Tensor all = at::empty({group.size() * length}, mine.options().device(device));
+  group.all_gather_into(all, mine.to(device)).wait();
+  const at::Tensor here = all.to(at::kCPU);
+  const auto* const digests = static_cast<const char*>(here.const_data_ptr());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (std::string_view(digests + rank * length, own.size()) != own) return false;
+  }
+  return true;
+}
+
+// Collective: each rank compares its text with rank 0's, and all throw the same error.
+[[noreturn]] void throw_difference(ProcessGroup& group, const std::string& mine) {
+  const auto found = all_gather_object(difference(mine, broadcast_object(mine, 0, group)), group);
+  std::string differing;
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    if (!found[rank].empty())
+      differing += (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
+  }
+  group::throw_together(group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
+                                                        group::Core::of(group).place() + ": " + differing));
+}
+
 }  // namespace
 
 void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options) {
   if (group.size() == 1) return;
-  auto& core = group::Core::of(group);
-  const int number = core.next_number("model");
-  const auto base_of = [](int check) { return "model" + std::to_string(check) + "/"; };
-  const std::string base = base_of(number);
-  // All ranks came to the check before this one, which this rank has left: nobody reads the keys of that before it.
-  if (number > 2) {
-    core.bootstrap->erase(base_of(number - 2) + std::to_string(group.rank()));
-    if (group.rank() == 0) core.bootstrap->erase(base_of(number - 2) + "all");
-  }
-  const Deadline deadline = Deadline::in(core.options.timeout);
   const std::string mine = options + text_of(group, tensors);
-  // A rank that found a difference says so before anybody goes on. Rank 0 hears them all, for all.
-  std::string differing;
-  if (group.rank() == 0) {
-    core.bootstrap->set(base + "0", group::to_bytes(mine));
-    for (int rank = 1; rank < group.size(); ++rank) {
-      const std::string theirs = group::to_text(core.bootstrap->get(base + std::to_string(rank), deadline));
-      if (!theirs.empty()) differing += (differing.empty() ? "" : "; ") + ("rank " + std::to_string(rank) + ": " + theirs);
-    }
-    core.bootstrap->set(base + "all", group::to_bytes(differing));
-  } else {
-    const std::string verdict = difference(mine, group::to_text(core.bootstrap->get(base + "0", deadline)));
-    core.bootstrap->set(base + std::to_string(group.rank()), group::to_bytes(verdict));
-    differing = group::to_text(core.bootstrap->get(base + "all", deadline));
-  }
-  if (!differing.empty()) {
-    // Who throws may end, and the store with it: the others are to read the same first.
-    try {
-      const Deadline soon = Deadline::sooner(deadline, Deadline::in(std::chrono::seconds(1)));
-      core.bootstrap->set(base + "told/" + std::to_string(group.rank()), {});
-      for (int rank = 0; rank < group.size(); ++rank) core.bootstrap->get(base + "told/" + std::to_string(rank), soon);
-    } catch (const Error& error) {
-      log::debug(error.text());
-    }
-    throw Error(Blame::Caller, "the model, or an option, differs between ranks " + core.place() + ": " + differing);
-  }
-  // Of equal models all ranks say the same.
+  if (!is_same_on_all(group, mine)) throw_difference(group, mine);
+  // All ranks have equal models, so all of them throw here or none.
   for (const NamedTensor& item : tensors) require_flat(item.tensor, "'" + item.name + "' of the model");
+}
+
+void on_all_ranks(const ProcessGroup& group, const char* name, const char* place, const std::function<void()>& call) {
+  const group::CalledBy by(name);
+  try {
+    call();
+  } catch (const Error& error) {
+    const bool is_late = error.blame() == Blame::Timeout && !error.ranks().empty();
+    const bool has_left = error.blame() == Blame::PeerLost && error.text().find(" left group ") != std::string::npos;
+    if (!is_late && !has_left) throw;
+    const std::string hint = "; all ranks of the group must come to " + std::string(place);
+    if (has_left) throw error.with_text(error.text() + hint);
+    throw error.with_text(std::string(name) + ": " + ranks_text(error.ranks()) + " did not come to " + place + " within " +
+                          describe(group::Core::of(group).options.timeout) + ": " + error.text() + hint);
+  }
+}
+
+void announce_change(const ProcessGroup& group, const std::string& what) {
+  if (group.size() > 1) group::Core::of(group).bootstrap->set(change_key(group.rank()), group::to_bytes(what));
+}
+
+void withdraw_change(const ProcessGroup& group) {
+  if (group.size() > 1) group::Core::of(group).bootstrap->erase(change_key(group.rank()));
+}
+
+Error explained_by_changes(const ProcessGroup& group, const Error& error) {
+  const bool is_explained = error.text().find(kNotAlike) != std::string::npos;
+  if (error.blame() != Blame::Caller || group.size() == 1 || is_explained) return error;
+  group::StoreBootstrap store(group::Core::of(group).options.own_store);  // which is not interrupted: the group is broken
+  std::string changes;
+  try {
+    const Deadline soon = Deadline::in(std::chrono::seconds(1));
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (!store.exists(change_key(rank))) continue;
+      changes += (changes.empty() ? "" : ", for ") + group::to_text(store.get(change_key(rank), soon));
+    }
+    if (changes.empty()) return error;
+    store.set(change_key(group.rank()) + "/read", {});
+    for (int rank = 1; group.rank() == 0 && rank < group.size(); ++rank) store.get(change_key(rank) + "/read", soon);
+  } catch (const Error& second) {
+    log::debug(second.text());
+  }
+  if (changes.empty()) return error;
+  return error.with_text("requires_grad was changed for " + changes + kNotAlike + ": " + error.text());
 }
 
 void broadcast_values(DeviceGroups& groups, const std::vector<at::Tensor>& tensors, int root, std::uint32_t model) {

@@ -49,12 +49,30 @@ void refuse_without_wrapper() {
 
 }  // namespace
 
+namespace {
+
+// All of this process. A module may have two wrappers.
+struct Reducers {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Reducer>> all;
+};
+
+Reducers& reducers() {
+  static Reducers* const made = new Reducers();  // for good: threads may outlive main()
+  return *made;
+}
+
+}  // namespace
+
 std::shared_ptr<Reducer> Reducer::make(std::vector<ReducerParameter> parameters, DeviceGroups groups, std::uint32_t number,
                                        const DdpOptions& options) {
   std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(groups), number, options));
   for (std::size_t i = 0; i < reducer->parameters_.size(); ++i) {
     if (reducer->trained_[i]) reducer->attach(i);
   }
+  std::lock_guard lock(reducers().mutex);
+  std::erase_if(reducers().all, [](const auto& weak) { return weak.expired(); });
+  reducers().all.push_back(reducer);
   return reducer;
 }
 
@@ -72,7 +90,7 @@ Reducer::Reducer(std::vector<ReducerParameter> parameters, DeviceGroups groups, 
   ready_.resize(parameters_.size());
   kept_.resize(parameters_.size());
   for (const ReducerParameter& parameter : parameters_) layouts_.emplace_back(parameter.tensor);
-  trained_ = ever_trained_ = trained_now();
+  trained_ = compared_ = ever_trained_ = trained_now();
   // Gradients come roughly in the reverse of the order in which the forward pass used the parameters.
   std::vector<std::size_t> order(parameters_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = order.size() - 1 - i;
@@ -109,6 +127,12 @@ void Reducer::set_comm_hook(CommHook hook) {
   std::lock_guard lock(mutex_);
   if (hook_) throw Error(Blame::Caller, "register_comm_hook: this model has a hook already; it takes one");
   if (passing_) throw Error(Blame::Caller, "register_comm_hook: a backward pass is running");
+  if (stats_.passes > 0) {
+    throw Error(
+        Blame::Caller,
+        "register_comm_hook: a backward has averaged gradients without it; register the hook once, before the first "
+        "backward");
+  }
   hook_ = std::move(hook);
 }
 
@@ -354,7 +378,10 @@ void Reducer::keep_local(std::size_t parameter) {
   came_.emplace_back(parameter,
                      device.is_cpu() ? std::nullopt : std::optional(tensor::CudaDevices::current_stream(device)));
   const bool is_explained = backward_ == Kind::Local || !synchronizing_ || hidden_.has_value();
-  if (!is_explained && !warned_of_direct_) warns_of_direct_ = true;
+  if (is_explained || warned_of_direct_ || warns_of_direct_) return;
+  warns_of_direct_ = true;
+  direct_ = parameter;
+  direct_task_ = torch::autograd::get_current_graph_task_id();
 }
 
 // One gradient of this pass, which is in parameter.grad().
@@ -364,6 +391,7 @@ void Reducer::take(std::size_t parameter) {
                                    ", which required none at the last forward that synchronised; call requires_grad_() "
                                    "before that forward");
   }
+  averaging_task_ = torch::autograd::get_current_graph_task_id();
   if (goes_on_ && ready_[parameter] && trained_[parameter] && !static_graph_) throw unfinished_pass();
   if (++taken_ == 1) leave_out_frozen();
   if (order_.is_open() && rebuilds()) order_.note(parameter);
@@ -398,6 +426,25 @@ void Reducer::require_one_wrapper(std::size_t parameter) const {
   throw Error(Blame::Caller,
               "two DistributedDataParallel of one module take part in one backward, and both would average " +
                   names_of({parameter}) + "; use one of them for all that the loss contains");
+}
+
+// Whether another wrapper of the same module averages the gradients of that backward.
+bool Reducer::is_averaged_by_another(std::size_t parameter, int graph_task) const {
+  if (graph_task < 0) return false;
+  std::vector<std::shared_ptr<Reducer>> others;
+  {
+    std::lock_guard lock(reducers().mutex);
+    for (const auto& weak : reducers().all) others.push_back(weak.lock());
+  }
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  return std::any_of(others.begin(), others.end(), [&](const std::shared_ptr<Reducer>& other) {
+    if (!other || other.get() == this) return false;
+    const auto& theirs = other->parameters_;
+    if (std::none_of(theirs.begin(), theirs.end(), [&](const auto& one) { return one.tensor.is_same(tensor); }))
+      return false;
+    std::lock_guard lock(other->mutex_);
+    return other->averaging_task_ == graph_task;
+  });
 }
 
 void Reducer::begin_pass() {
@@ -515,9 +562,7 @@ void Reducer::launch_ready_buckets() {
       follow(index);
     }
   } catch (...) {
-    note_failure(group::first_line_of(std::current_exception()).text());
-    if (follower_ == nullptr) throw;
-    follower_->fail(std::current_exception());
+    fail_pass(std::current_exception());
   }
   if (next_bucket_ == buckets_.size() && counts_usage()) usage_.share(groups_.own());
 }
@@ -528,6 +573,7 @@ void Reducer::launch(std::size_t index) {
                            {.bytes = bucket.flat.defined() ? bucket.flat.nbytes() : 0, .rank = group().rank()});
   for (const trace::Arrow& arrow : std::exchange(bucket.arrows, {})) arrow.arrive();
   wait_for_slots(bucket);
+  if (passing_) compare_trained_of(bucket);
   if (bucket.sparse) return launch_sparse(bucket);
   if (!hook_) {
     bucket.work =
@@ -557,6 +603,8 @@ bool Reducer::counts_usage() const { return static_graph_ ? !static_graph_.is_sh
 void Reducer::end_backward() {
   const c10::AutoGradMode no_grad(false);
   bool warns = false;
+  std::size_t direct = 0;
+  int task = -1;
   {
     std::lock_guard lock(mutex_);
     ended_ = true;
@@ -564,10 +612,15 @@ void Reducer::end_backward() {
     context_pass_.reset();
     came_.clear();
     warns = std::exchange(warns_of_direct_, false) && backward_ != Kind::Synchronized;
-    warned_of_direct_ |= warns;
+    direct = direct_;
+    task = direct_task_;
     if (std::exchange(backward_, Kind::Unknown) == Kind::Synchronized && passing_) finish();
   }
-  if (!warns) return;
+  if (!warns || is_averaged_by_another(direct, task)) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(warned_of_direct_, true)) return;
+  }
   log::warn(
       "DistributedDataParallel: a backward brings gradients of the module without a forward of this wrapper, which does "
       "not "
@@ -604,9 +657,7 @@ void Reducer::finish() {
     for (Bucket& bucket : buckets_) collect(bucket);
     wait(usage_.take_work(), group::Core::of(groups_.own()).host_values_device());
   } catch (...) {
-    note_failure(group::first_line_of(std::current_exception()).text());
-    if (follower_ != nullptr) follower_->fail(std::current_exception());
-    throw;
+    fail_pass(std::current_exception());
   }
   stats_.last_wait = std::chrono::steady_clock::now() - start;
   stats_.wait += stats_.last_wait;

@@ -96,10 +96,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> trained_now() const;
   // Whether there are any, and they are others than at the last forward that synchronised.
   bool trains_others() const;
-  // Called before a forward that synchronises: notes which parameters require a gradient now. `agree` throws where the
-  // ranks differ in that. A parameter that requires one for the first time gets a place in the buckets. Throws Caller,
-  // naming the parameters, where the buckets cannot change any more.
-  void take_over_trained(const std::function<void()>& agree);
+  // Called before a forward that synchronises: notes which parameters require a gradient now. A parameter that requires one
+  // for the first time gets a place in the buckets. Collective. Throws Caller, naming the parameters, where the ranks
+  // differ in that, and where the buckets cannot change any more.
+  void take_over_trained();
   void set_comm_hook(CommHook hook);
   // Null for none. Not during a backward.
   void set_follower(BucketFollower* follower);
@@ -159,6 +159,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void synchronize();
   void take(std::size_t parameter);
   void require_one_wrapper(std::size_t parameter) const;
+  bool is_averaged_by_another(std::size_t parameter, int graph_task) const;
   void begin_pass();
   void mark_unused();
   void leave_out_frozen();
@@ -179,6 +180,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void drop_failed_pass();
   bool has_failed() const;
   void note_failure(std::string why);
+  [[noreturn]] void fail_pass(const std::exception_ptr& caught);
+  // Collective: the ranks compare which parameters require a gradient now. `changed`: those of which this rank knows it.
+  void compare_trained(const std::vector<std::size_t>& changed);
+  void compare_trained_of(const Bucket& bucket);
   Error failed_pass() const;
   Future<at::Tensor> call_hook(GradBucket& bucket);
   void require_in_step() const;
@@ -188,6 +193,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_no_frozen_rest() const;
   void refuse_capture() const;
   void wait(Work work, const c10::Device& device) const;
+  // Blocks until the future that the hook of that bucket has returned, or what follows it, is done, as long as the group's
+  // timeout allows.
+  template <class T>
+  void wait_for_hook(const Future<T>& future, const Bucket& bucket) const;
   void end_backward();
   void finish();
   void collect(Bucket& bucket);
@@ -226,6 +235,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Hook> hooks_;         // by parameter
   std::vector<Hook> old_hooks_;     // of accumulators that parameters had before; a graph may still end in them
   std::vector<bool> trained_;       // by parameter: it required a gradient at the last forward that synchronised
+  std::vector<bool> compared_;      // by parameter: it required one when the ranks compared that last
   std::vector<bool> ever_trained_;  // by parameter: it did at some forward
   std::vector<std::size_t> bucket_order_;
   std::vector<Bucket> buckets_;
@@ -247,6 +257,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<const std::atomic<bool>> context_pass_;  // that of an AutogradContext that this is; null for others
   bool ended_ = true;                                      // end_backward() has been called
   bool warns_of_direct_ = false;                           // it brings gradients of no forward of the wrapper
+  std::size_t direct_ = 0;                                 // the first parameter of which it does
+  int direct_task_ = -1;                                   // and libtorch's number of the graph task
+  int averaging_task_ = -1;                                // that of the last backward whose gradients are averaged
   std::vector<std::pair<std::size_t, std::optional<c10::Stream>>> came_;  // what it brought while it was not synchronised
 
   // --- the pass

@@ -6,6 +6,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <weft/engine/autograd/pass.h>
+#include <weft/engine/group/core.h>
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/reducer.h>
 
@@ -63,7 +65,7 @@ bool Reducer::trains_others() const {
   return false;
 }
 
-void Reducer::take_over_trained(const std::function<void()>& agree) {
+void Reducer::take_over_trained() {
   std::lock_guard lock(mutex_);
   const std::vector<bool> trained = trained_now();
   std::vector<std::size_t> changed;
@@ -83,7 +85,7 @@ void Reducer::take_over_trained(const std::function<void()>& agree) {
                                    "leave them out; make both anew");
   }
   if (!added.empty() && passing_) throw unfinished_pass();
-  agree();
+  compare_trained(changed.empty() ? added : changed);
   trained_ = trained;
   if (added.empty()) return;
   for (const std::size_t parameter : added) layouts_[parameter] = Layout(parameters_[parameter].tensor);
@@ -130,15 +132,49 @@ void put(const at::Tensor& view, at::Tensor& gradient, bool as_view) {
 
 }  // namespace
 
+// Of the future's own errors get() tells.
+template <class T>
+void Reducer::wait_for_hook(const Future<T>& future, const Bucket& bucket) const {
+  if (future.done()) return;
+  constexpr auto kLook = std::chrono::milliseconds(50);
+  auto& core = group::Core::of(group());
+  const auto* const pass = autograd::Pass::current();
+  const Deadline deadline = pass == nullptr ? Deadline::in(core.options.timeout)
+                                            : Deadline::sooner(pass->deadline(), Deadline::in(core.options.timeout));
+  const std::string what = "the comm hook of bucket " + std::to_string(&bucket - buckets_.data());
+  group::Waits::LocalWait wait(core.options.job->waits, core.options.name, what, core.options.rank,
+                               "the future that it returned is not done; the hook must complete it on every rank");
+  for (;;) {
+    const auto look = std::clamp(deadline.remaining(), std::chrono::milliseconds(1), kLook);
+    try {
+      return future.wait(look);
+    } catch (const Error& error) {
+      if (future.done()) return;
+      if (error.blame() != Blame::Timeout) throw;
+    }
+    core.throw_if_broken();
+    if (deadline.passed()) break;
+    wait.look();
+  }
+  const Error late(Blame::Timeout, what + " of DistributedDataParallel: the future that it returned was not done within " +
+                                       describe(core.options.timeout));
+  core.fail(late);
+  throw Error(late);
+}
+
 void Reducer::collect(Bucket& bucket) {
   if (bucket.sparse) return collect_sparse(bucket);
   if (bucket.averaged) {
     bucket.work = {};
     bucket.reduced = {};
-    return std::exchange(bucket.averaged, std::nullopt)->get();
+    const Future<void> averaged = *std::exchange(bucket.averaged, std::nullopt);
+    if (hook_) wait_for_hook(averaged, bucket);
+    return averaged.get();
   }
   if (hook_) {
-    adopt(std::exchange(bucket.reduced, {}).get(), bucket.flat);
+    const Future<at::Tensor> reduced = std::exchange(bucket.reduced, {});
+    wait_for_hook(reduced, bucket);
+    adopt(reduced.get(), bucket.flat);
   } else {
     wait(std::exchange(bucket.work, {}), bucket.flat.device());
   }
@@ -209,7 +245,9 @@ void Reducer::collect_sparse(Bucket& bucket) {
   at::Tensor& target = gradient_of(parameter);
   bucket.sparse_gradient = at::Tensor();
   if (hook_) {
-    at::Tensor result = std::exchange(bucket.reduced, {}).get();
+    const Future<at::Tensor> reduced = std::exchange(bucket.reduced, {});
+    wait_for_hook(reduced, bucket);
+    at::Tensor result = reduced.get();
     if (!result.defined() || result.sizes() != parameter.sizes()) {
       throw Error(Blame::Caller, "a comm hook returned " + (result.defined() ? c10::str(result.sizes()) : "nothing") +
                                      " for a sparse gradient of " + c10::str(parameter.sizes()));

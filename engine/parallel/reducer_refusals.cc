@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <weft/engine/autograd/pass.h>
+#include <weft/engine/group/agree.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/parallel/reducer.h>
 #include <weft/engine/tensor/cuda_devices.h>
@@ -62,6 +63,19 @@ void Reducer::drop_failed_pass() {
 }
 
 void Reducer::note_failure(std::string why) { failure_ = std::move(why); }
+
+void Reducer::fail_pass(const std::exception_ptr& caught) {
+  std::exception_ptr why = caught;
+  try {
+    std::rethrow_exception(caught);
+  } catch (const Error& error) {
+    why = std::make_exception_ptr(explained_by_changes(groups_.own(), error));
+  } catch (...) {  // a user's hook may throw anything
+  }
+  note_failure(group::first_line_of(why).text());
+  if (follower_ != nullptr) follower_->fail(why);
+  std::rethrow_exception(why);
+}
 
 // From there on a backward is another wrapper's, of the same model. (A distributed pass learns by pass_failed_.)
 bool Reducer::has_failed() const { return passing_ && (!failure_.empty() || interrupted_); }
@@ -149,6 +163,33 @@ void Reducer::require_used_by_others() {
                                        "ranks take part in the first backward, or switch static_graph off");
   note_failure(error.text());
   throw error;
+}
+
+void Reducer::compare_trained(const std::vector<std::size_t>& changed) {
+  std::vector<NamedTensor> named;
+  for (const ReducerParameter& parameter : parameters_) {
+    named.push_back({parameter.name + (parameter.tensor.requires_grad() ? "" : " (frozen)"), parameter.tensor});
+  }
+  announce_change(groups_.own(), names_of(changed));
+  on_all_ranks(groups_.own(), "DistributedDataParallel", "the comparison of what is frozen", [&] {
+    try {
+      check_same_model(groups_.own(), named);
+    } catch (const Error& error) {
+      throw explained_by_changes(groups_.own(), error);
+    }
+  });
+  withdraw_change(groups_.own());
+  compared_ = trained_now();
+}
+
+// What is frozen between its forward and its backward brings no gradient. A rank that has frozen it alone would reduce
+// whatever lies in its place.
+void Reducer::compare_trained_of(const Bucket& bucket) {
+  std::vector<std::size_t> changed;
+  for (const std::size_t parameter : bucket.parameters) {
+    if (parameters_[parameter].tensor.requires_grad() != compared_[parameter]) changed.push_back(parameter);
+  }
+  if (!changed.empty()) compare_trained(changed);
 }
 
 std::vector<bool> Reducer::trained_now() const {

@@ -95,10 +95,11 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
                                      "parts share under every name)");
     }
   }
-  check_same_model(group_, named,
-                   "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
-                       "\nZeroOptions::parameters_as_bucket_view " +
-                       (options_.parameters_as_bucket_view ? "true" : "false") + "\n");
+  const std::string options = "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
+                              "\nZeroOptions::parameters_as_bucket_view " +
+                              (options_.parameters_as_bucket_view ? "true" : "false") + "\n";
+  on_all_ranks(group_, "ZeroRedundancyOptimizer", first_group == 0 ? "its constructor" : "add_param_group",
+               [&] { check_same_model(group_, named, options); });
   if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   all_.reset();
   std::vector<std::size_t> loads = loads_;

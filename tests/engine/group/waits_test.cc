@@ -16,6 +16,8 @@
 #include <weft/engine/group/waits.h>
 #include <weft/engine/launch/process.h>
 #include <weft/engine/parallel/checkpoint.h>
+#include <weft/engine/parallel/ddp.h>
+#include <weft/engine/parallel/zero.h>
 #include <weft/tests/harness/ranks.h>
 
 namespace weft {
@@ -436,6 +438,105 @@ TEST_P(WaitsOver, ACheckpointThatARankHasLeftAloneSaysThatAllMustCallIt) {
     EXPECT_EQ(left.blame(), Blame::PeerLost);
     EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1"), HasSubstr("all ranks of the group must call checkpoint::save")));
   });
+}
+
+using Ddp = DistributedDataParallel<torch::nn::LinearImpl>;
+using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
+
+TEST_P(WaitsOver, WrappingAModelNamesTheRankThatDoesNot) {
+  on_ranks(3, [&](int rank) {
+    auto group = join(rank, 3);
+    const torch::nn::Linear net(2, 1);
+    if (rank == 1) log_.await(1);
+    const Ddp ddp(net, group);
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in DistributedDataParallel: "),
+                                HasSubstr("rank 1 has not come; last seen in no operation"), Not(HasSubstr("rank 2")))));
+}
+
+// Its leaving waits until the other has read what it brought.
+TEST_P(WaitsOver, TheRankThatHostsTheStoreMakesAZeroOptimizerAndEndsBeforeAnotherComes) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    const torch::nn::Linear net(2, 1);
+    if (rank == 1) log_.await(1);
+    const Zero zero(net->parameters(), group, torch::optim::SGDOptions(.1));
+  });
+  EXPECT_THAT(log_.lines(), ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("in ZeroRedundancyOptimizer: "))));
+}
+
+TEST_P(WaitsOver, AConstructorThatRunsOutOfTimeNamesTheRankThatHasNotCome) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, kOnce, rank == 0 ? 1000ms : 60s);
+    const torch::nn::Linear net(2, 1);
+    if (rank == 0) {
+      const Error late = error_of([&] { const Ddp ddp(net, group); });
+      EXPECT_EQ(late.blame(), Blame::Timeout);
+      EXPECT_THAT(late.text(), StartsWith("DistributedDataParallel: rank 1 did not come to its constructor within 1 s"));
+      EXPECT_THAT(late.ranks(), ElementsAre(1));
+      store_->set("late", "");
+    } else {
+      store_->wait({"late"}, 30s);
+    }
+  });
+}
+
+TEST_P(WaitsOver, AConstructorEndsWhenTheOtherRankLeaves) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    if (rank == 1) return;
+    const torch::nn::Linear net(2, 1);
+    const Error left = error_of([&] { const Ddp ddp(net, group); });
+    EXPECT_EQ(left.blame(), Blame::PeerLost);
+    EXPECT_THAT(left.text(), AllOf(HasSubstr("rank 1 left group"), HasSubstr("must come to its constructor")));
+    EXPECT_THAT(left.ranks(), ElementsAre(1));
+  });
+}
+
+TEST_P(WaitsOver, ARankThatWrapsAModelForAnotherGroupIsSaidToBeAtThat) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2);
+    auto other = group.new_group({0, 1});
+    const torch::nn::Linear net(2, 1);
+    if (rank == 1) {
+      const Error ended = error_of([&] { const Ddp ddp(net, other); });
+      EXPECT_EQ(ended.blame(), Blame::Cancelled) << ended.text();
+    } else {
+      std::thread asking([&] {
+        log_.await(1);
+        EXPECT_TRUE(harness::comes_true([&] {
+          const auto lines = group.waiting_for();
+          return lines.size() == 1 && lines[0].find("it waits in DistributedDataParallel: ") != std::string::npos;
+        }));
+        other.abort("the test ends");
+        group.abort("the test ends");
+      });
+      EXPECT_EQ(error_of([&] { const Ddp ddp(net, group); }).blame(), Blame::Cancelled);
+      asking.join();
+    }
+  });
+}
+
+TEST_P(WaitsOver, AHookWhoseFutureIsNeverDoneIsReportedOnceAJobAndEndsInTime) {
+  on_ranks(2, [&](int rank) {
+    auto group = join(rank, 2, kOnce, 2s);
+    const torch::nn::Linear net(2, 1);
+    Ddp ddp(net, group);
+    const Promise<at::Tensor> never;
+    ddp.register_comm_hook([&](GradBucket&) { return never.future(); });
+    std::thread asking([&] {
+      log_.await(1);
+      EXPECT_THAT(group.waiting_for(), ElementsAre(HasSubstr("the comm hook of bucket 0: the future that it returned")));
+    });
+    const Error late = error_of([&] { ddp(torch::ones({1, 2})).sum().backward(); });
+    asking.join();
+    // The other rank may have left by then.
+    EXPECT_THAT(late.blame(), testing::AnyOf(Blame::Timeout, Blame::PeerLost)) << late.text();
+    EXPECT_THAT(late.text(), HasSubstr("the comm hook of bucket 0"));
+  });
+  EXPECT_THAT(log_.lines(),
+              ElementsAre(AllOf(StartsWith("rank 0 has waited"), HasSubstr("for the comm hook of bucket 0"))));
 }
 
 TEST(Waits, JoiningNamesTheRankThatHasNotComeAndWhereTheNumbersAreFrom) {

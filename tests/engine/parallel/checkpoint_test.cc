@@ -320,7 +320,15 @@ TEST_P(Checkpoint, OfDifferentPartsIsRefused) {
                         [&] {
                           checkpoint::save(file_, group, {{group.rank() == 2 ? "b" : "a", a}});
                         }),
-                HasSubstr("rank 2 has 'b', a variable, where rank 0 has 'a', a variable; name the same on all"));
+                HasSubstr("rank 2 has 'b', a variable (an integer), where rank 0 has 'a', a variable (an integer); name "
+                          "the same on all"));
+    double real = 1;
+    EXPECT_THAT(refused(group, Blame::Caller,
+                        [&] {
+                          checkpoint::save(file_, group,
+                                           {group.rank() == 1 ? checkpoint::Part("a", real) : checkpoint::Part("a", a)});
+                        }),
+                HasSubstr("rank 1 has 'a', a variable (a float or double), where rank 0 has 'a', a variable (an integer)"));
     std::vector<checkpoint::Part> parts = {{"a", a}};
     torch::Tensor tensor = torch::ones({1});
     if (group.rank() != 1) parts.emplace_back("b", tensor);

@@ -220,6 +220,17 @@ TEST(CommHooks, AfterAHookThatFailedTheNextForwardSaysSo) {
   }
 }
 
+TEST(CommHooks, AHookBehindTheFirstBackwardIsRefused) {
+  harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
+    Mlp net;
+    DistributedDataParallel ddp(net, group);
+    ddp(random({2, 6}, 1)).sum().backward();
+    const auto error = harness::error_of([&] { ddp.register_comm_hook(comm_hooks::all_reduce(group)); });
+    EXPECT_EQ(error.blame(), Blame::Caller);
+    EXPECT_THAT(error.text(), ::testing::HasSubstr("before the first backward"));
+  });
+}
+
 TEST(CommHooks, AHookThatFailsEndsTheBackwardWithItsError) {
   harness::run_ranks(harness::As::Threads, 1, [](ProcessGroup group) {
     Mlp net;

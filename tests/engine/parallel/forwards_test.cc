@@ -293,6 +293,24 @@ TEST(Forwards, TheModuleInPlaceOfTheWrapperIsWarnedOfOnce) {
   EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 2) << "one on each rank:\n" << log;
 }
 
+TEST(Forwards, TwoWrappersOfOneModuleAverageInTurnsWithoutAWarning) {
+  const std::string log = logged_by([](ProcessGroup& group) {
+    auto net = one_weight();
+    DistributedDataParallel first(net, group);
+    DistributedDataParallel second(net, group);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      first(input(1 + group.rank())).sum().backward();
+      EXPECT_EQ(gradient_of(net->weight), 1.5);
+      second(input(10.0 * (1 + group.rank()))).sum().backward();
+      EXPECT_EQ(gradient_of(net->weight), 16.5);
+    }
+    harness::meet(group);
+    net(input(1)).sum().backward();
+  });
+  EXPECT_EQ(count_of(log, "without a forward of this wrapper"), 4) << "one of each wrapper, on each rank:\n" << log;
+}
+
 TEST(Forwards, ALastBackwardThatLeftGradientsOutIsWarnedOf) {
   const std::string log = logged_by([](ProcessGroup& group) {
     auto net = std::make_shared<TreeImpl>();
@@ -451,17 +469,64 @@ TEST(Forwards, WhatIsThawedIsAveraged) {
   }
 }
 
-TEST(Forwards, WhatIsThawedOnOneRankOnlyIsAnErrorOnBoth) {
-  harness::run_ranks(
-      harness::As::Threads, 2,
-      [](ProcessGroup group) {
-        auto net = std::make_shared<ChainImpl>(2);
-        net->weights[0].set_requires_grad(false);
-        DistributedDataParallel<ChainImpl> ddp(net, group);
-        if (group.rank() == 0) net->weights[0].set_requires_grad(true);
-        static_cast<void>(harness::error_of([&] { ddp(torch::ones({1}, torch::kDouble)).sum().backward(); }));
-      },
-      {.timeout = std::chrono::seconds(2)});
+class ChangedOnOneRankOnly : public ::testing::TestWithParam<const char*> {
+ protected:
+  // `change` is given the parameters before the second forward, and after it: true.
+  static void expect_refused(bool trains_first, const std::function<void(int rank, at::Tensor& first, bool late)>& change) {
+    harness::run_ranks(harness::As::Threads, 2,
+                       [&](ProcessGroup group) {
+                         auto net = std::make_shared<ChainImpl>(2);
+                         net->register_buffer("buffer", torch::ones({1}));
+                         net->weights[0].set_requires_grad(trains_first);
+                         DistributedDataParallel<ChainImpl> ddp(net, group);
+                         ddp(torch::ones({1}, torch::kDouble)).sum().backward();
+                         const Error error = harness::error_of([&] {
+                           change(group.rank(), net->weights[0], false);
+                           const auto output = ddp(torch::ones({1}, torch::kDouble));
+                           change(group.rank(), net->weights[0], true);
+                           output.sum().backward();
+                         });
+                         EXPECT_EQ(error.blame(), Blame::Caller);
+                         EXPECT_THAT(error.text(),
+                                     HasSubstr("requires_grad was changed for parameter 0 (w0) on rank 1, and not alike"));
+                       },
+                       {.backend = GetParam(), .timeout = std::chrono::seconds(30)});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, ChangedOnOneRankOnly, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(ChangedOnOneRankOnly, WhatIsThawedIsAnErrorOnBothThatNamesIt) {
+  expect_refused(false, [](int rank, at::Tensor& first, bool late) {
+    if (rank == 1 && !late) first.set_requires_grad(true);
+  });
+}
+
+TEST_P(ChangedOnOneRankOnly, WhatIsFrozenIsAnErrorOnBothThatNamesIt) {
+  expect_refused(true, [](int rank, at::Tensor& first, bool late) {
+    if (rank == 1 && !late) first.set_requires_grad(false);
+  });
+}
+
+TEST_P(ChangedOnOneRankOnly, WhatIsFrozenBehindTheForwardIsAnErrorOnBothThatNamesIt) {
+  expect_refused(true, [](int rank, at::Tensor& first, bool late) {
+    if (rank == 1 && late) first.set_requires_grad(false);
+  });
+}
+
+TEST(Forwards, WhatAllRanksFreezeBehindTheForwardHasNoGradient) {
+  harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+    auto net = std::make_shared<ChainImpl>(2);
+    DistributedDataParallel<ChainImpl> ddp(net, group);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      const auto output = ddp(torch::full({1}, 1.0 + group.rank(), torch::kDouble));
+      net->weights[0].set_requires_grad(false);
+      output.sum().backward();
+      EXPECT_EQ(gradient_of(net->weights[1]), 1.5);
+      net->weights[0].set_requires_grad(true);
+    }
+  });
 }
 
 TEST(Forwards, FreezingUnderAStaticGraphIsRefusedByName) {
