@@ -680,7 +680,8 @@ void Core::warn_of_unreceived() {
   log::warn(who + std::to_string(all.size()) + " messages that were never received; the first is" + whose);
 }
 
-// Receives are not among them: nobody is left who could want their bytes. The job's Waits report these operations as before.
+// Receives are not among them: nobody is left who could want their bytes. The job's Waits report these operations as
+// before.
 std::string Core::wait_for_own_operations(Deadline deadline) {
   std::vector<Issued> unfinished;
   {

@@ -91,7 +91,7 @@ struct Core : std::enable_shared_from_this<Core> {
         writes;  // the tensors that change on this rank, as the user gave them; read by issue() only
     std::optional<ReduceOp> reduction;
     int root = -1;
-    std::uint32_t step = 0;  // see transport::Elements
+    transport::Training training = {};
     // By rank, of elements, where parts differ: what one rank sends another it must take. Asked for with detail only.
     struct Parts {
       std::vector<std::int64_t> sends, takes;
@@ -289,7 +289,7 @@ struct Core : std::enable_shared_from_this<Core> {
     std::optional<std::uint64_t> bytes;  // of its first tensor, where it has one size on all ranks
     std::optional<ReduceOp> reduction;
     int root = -1;
-    std::uint32_t step = 0;
+    transport::Training training = {};
     std::string text() const;
   };
   std::mutex called_mutex_;              // held for moments only

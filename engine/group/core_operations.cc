@@ -256,7 +256,7 @@ void Core::remember_call(const Operation& operation, std::uint64_t number) {
                 .name = operation.name,
                 .reduction = operation.reduction,
                 .root = operation.root,
-                .step = operation.step};
+                .training = operation.training};
   if (!operation.tensors.empty()) {
     const at::Tensor& first = operation.tensors.front();
     called.dtype = first.scalar_type();
@@ -283,7 +283,7 @@ std::string Core::Called::text() const {
   if (dtype) text += " of " + std::string(weft::name(tensor::dtype_of(*dtype)));
   if (device != c10::kCPU) text += " on " + c10::DeviceTypeName(device, /*lower_case=*/true);
   if (reduction) text += " with " + std::string(weft::name(*reduction));
-  if (step != 0) text += ", of the gradients of step " + std::to_string(step);
+  text += transport::training_text(training);
   const bool gives = text.starts_with("broadcast") || text.starts_with("scatter");
   if (root >= 0) text += (gives ? " from rank " : " to rank ") + std::to_string(root);
   return text;

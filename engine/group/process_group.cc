@@ -150,6 +150,7 @@ Work group::Core::broadcast(const at::Tensor& tensor, int root, Fence begins_aft
                 .tensors = {tensor},
                 .writes = written(tensor, options.rank != root),
                 .root = root,
+                .training = training,
                 .begins_after = std::move(begins_after)},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                  ops.push_back(ranks.broadcast(data, root, pin, ready));
@@ -193,7 +194,7 @@ Work group::Core::all_reduce(const at::Tensor& tensor, ReduceOp op, transport::T
                 .tensors = {tensor},
                 .writes = written(tensor),
                 .reduction = op,
-                .step = step},
+                .training = training},
                [&](Communicator& ranks, const Pin& pin, const Fence& ready, Ops& ops) {
                  ops.push_back(ranks.all_reduce(data, op, pin, ready));
                });

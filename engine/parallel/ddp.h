@@ -15,7 +15,8 @@
 // is averaged, in whatever order backwards follow the forwards, unless that forward was made inside of no_sync().
 // Parameters keep their type, device and shape: module->to() comes before. They may be frozen and thawed between forwards,
 // on all ranks alike; submodules and parameters are not added, removed or replaced. The object is used by one thread at a
-// time; it is moved, not copied, and outlives the backward of its last forward (a backward after its end is a Caller error).
+// time; it is moved, not copied, and outlives the backward of its last forward (a backward after its end is a Caller
+// error).
 //
 // Ranks keep the same parameters only if they change them alike. In steps 2, 4, 8, …, 1024, 2048, 3072, … rank 0 compares
 // sums over those in host memory with the other ranks', and warns once where they differ by more than rounding.

@@ -119,8 +119,8 @@ Agent init(const std::string& name, Options options) {
 }
 
 Agent init(const std::string& name, Options options, std::shared_ptr<tensor::CudaDevices> devices) {
-  check_environment();  // a wrong variable is reported here
-  expose<&run_operator>();      // by name, also where the program calls none itself
+  check_environment();      // a wrong variable is reported here
+  expose<&run_operator>();  // by name, also where the program calls none itself
   expose<&run_operator_for_list>();
   check_name(name);
   const std::string timeline = instruments::timeline_file(options.timeline);
