@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <typeinfo>
 #include <vector>
@@ -75,46 +76,72 @@ std::vector<T> decoded(const std::vector<Bytes>& all, const char* call) {
 
 }  // namespace detail
 
+// Each looks first whether the type can travel, so that the compiler answers briefly where it cannot (future/refusal.h).
+
 // root's value, on every rank; the others' is not looked at.
 template <class T>
 T broadcast_object(const T& value, int root, ProcessGroup group) {
-  const bool mine = group.rank() == root;
-  const auto bytes = detail::broadcast_bytes(mine ? detail::encoded(value) : detail::Bytes(), root, group);
-  return detail::decoded<T>(bytes, "broadcast_object", root);
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    const bool mine = group.rank() == root;
+    const auto bytes = detail::broadcast_bytes(mine ? detail::encoded(value) : detail::Bytes(), root, group);
+    return detail::decoded<T>(bytes, "broadcast_object", root);
+  } else {
+    std::terminate();
+  }
 }
 
 // Of rank r at [r].
 template <class T>
 std::vector<T> all_gather_object(const T& value, ProcessGroup group) {
-  return detail::decoded<T>(detail::all_gather_bytes(detail::encoded(value), group), "all_gather_object");
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    return detail::decoded<T>(detail::all_gather_bytes(detail::encoded(value), group), "all_gather_object");
+  } else {
+    std::terminate();
+  }
 }
 
 // The same on root; empty on the others.
 template <class T>
 std::vector<T> gather_object(const T& value, int root, ProcessGroup group) {
-  return detail::decoded<T>(detail::gather_bytes(detail::encoded(value), root, group), "gather_object");
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    return detail::decoded<T>(detail::gather_bytes(detail::encoded(value), root, group), "gather_object");
+  } else {
+    std::terminate();
+  }
 }
 
 // root's values[rank]; one for each rank there, and none on the others.
 template <class T>
 T scatter_object(const std::vector<T>& values, int root, ProcessGroup group) {
-  std::vector<detail::Bytes> parts;
-  for (const T& value : values) parts.push_back(detail::encoded(value));
-  return detail::decoded<T>(detail::scatter_bytes(parts, root, group), "scatter_object", root);
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    std::vector<detail::Bytes> parts;
+    for (const T& value : values) parts.push_back(detail::encoded(value));
+    return detail::decoded<T>(detail::scatter_bytes(parts, root, group), "scatter_object", root);
+  } else {
+    std::terminate();
+  }
 }
 
 // Two messages of this tag: how long, and what.
 template <class T>
 void send_object(const T& value, int to, ProcessGroup group, int tag = 0) {
-  detail::send_bytes(detail::encoded(value), to, group, tag);
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    detail::send_bytes(detail::encoded(value), to, group, tag);
+  } else {
+    std::terminate();
+  }
 }
 
 // `source`: who sent it, where that is asked for.
 template <class T>
 T recv_object(int from, ProcessGroup group, int tag = 0, int* source = nullptr) {
-  const detail::Bytes bytes = detail::recv_bytes(from, group, tag);
-  if (source != nullptr) *source = from;
-  return detail::decoded<T>(bytes, "recv_object", from);
+  if constexpr (codec::RefusalOf<T>::accept()) {
+    const detail::Bytes bytes = detail::recv_bytes(from, group, tag);
+    if (source != nullptr) *source = from;
+    return detail::decoded<T>(bytes, "recv_object", from);
+  } else {
+    std::terminate();
+  }
 }
 
 }  // namespace weft

@@ -497,6 +497,14 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
     const auto error = harness::error_of(step);
     EXPECT_EQ(error.blame(), Blame::PeerLost);
     EXPECT_THAT(error.what(), HasSubstr("rank 2"));
+    // Neither ends, and is lost as well, before the other has its error.
+    const auto seen_by = [](int rank) { return "seen by " + std::to_string(rank); };
+    group.store()->set(seen_by(group.rank()), std::vector<std::uint8_t>{1});
+    if (group.rank() == 0) return group.store()->wait({seen_by(1)});
+    try {
+      group.store()->wait({seen_by(0)});
+    } catch (const std::exception&) {  // rank 0, which has its error, has ended with the store
+    }
   });
 }
 
