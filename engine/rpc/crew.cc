@@ -58,7 +58,7 @@ class Crew::Blocked {
 // A thread that waits, on its own stack: among the crew's while it lives.
 class Crew::Driver {
  public:
-  Driver(Crew& crew, const void* awaited) : crew_(crew), wait_{awaited, Clock::now()} {
+  Driver(Crew& crew, const void* awaited) : crew_(crew), wait_{awaited, coarse_now()} {
     if (awaited == nullptr) return;
     std::lock_guard lock(crew_.drivers_mutex_);
     next_ = std::exchange(crew_.drivers_, this);

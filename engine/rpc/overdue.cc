@@ -33,7 +33,8 @@ void AgentCore::watch_for_thread(std::shared_ptr<const CallState> state, std::ui
   const std::shared_ptr<void> counted(nullptr, [weak = weak_from_this()](void*) {
     if (const auto core = weak.lock()) --core->watched_;
   });
-  after(state->deadline.remaining() / 2, Task([weak = weak_from_this(), state = std::move(state), call, counted] {
+  const auto half = state->deadline.remaining() / 2;  // before the task takes the state
+  after(half, Task([weak = weak_from_this(), state = std::move(state), call, counted] {
           const auto core = weak.lock();
           if (core && !state->has_begun && !state->cancelled) core->tell_of_wait(*state, call);
         }));

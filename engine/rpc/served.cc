@@ -52,7 +52,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
   Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
     AgentCore& agent = *ambient->core();
-    ambient->call().begun_at = Deadline::Clock::now().time_since_epoch().count();
+    ambient->call().begun_at = coarse_now().time_since_epoch().count();
     ambient->call().has_begun = true;
     agent.function_started();
     {
