@@ -447,6 +447,17 @@ TEST_P(ZeroOverlap, AStepThatThrowsFailsAtOnceOnAllRanksAndNamesItsOwn) {
   }
 }
 
+// Called by ranks 0 and 1 once they have their errors: neither ends, and is lost as well, before the other has its own.
+void stay_until_seen(const ProcessGroup& group) {
+  const auto seen_by = [](int rank) { return "seen by " + std::to_string(rank); };
+  group.store()->set(seen_by(group.rank()), std::vector<std::uint8_t>{1});
+  if (group.rank() == 0) return group.store()->wait({seen_by(1)});
+  try {
+    group.store()->wait({seen_by(0)});
+  } catch (const std::exception&) {  // rank 0, which has its error, has ended with the store
+  }
+}
+
 TEST_P(ZeroOverlap, AHookThatFailsOnOneRankEndsTheOthersToo) {
   harness::run_ranks(GetParam(), 2, [](ProcessGroup group) {
     Mlp net;
@@ -470,6 +481,7 @@ TEST_P(ZeroOverlap, AHookThatFailsOnOneRankEndsTheOthersToo) {
     if (group.rank() == 0) {
       EXPECT_THAT(error.what(), HasSubstr("rank 1"));
     }
+    stay_until_seen(group);
   });
 }
 
@@ -497,14 +509,7 @@ TEST_P(ZeroOverlap, ARankThatLeavesDuringABackwardIsNamed) {
     const auto error = harness::error_of(step);
     EXPECT_EQ(error.blame(), Blame::PeerLost);
     EXPECT_THAT(error.what(), HasSubstr("rank 2"));
-    // Neither ends, and is lost as well, before the other has its error.
-    const auto seen_by = [](int rank) { return "seen by " + std::to_string(rank); };
-    group.store()->set(seen_by(group.rank()), std::vector<std::uint8_t>{1});
-    if (group.rank() == 0) return group.store()->wait({seen_by(1)});
-    try {
-      group.store()->wait({seen_by(0)});
-    } catch (const std::exception&) {  // rank 0, which has its error, has ended with the store
-    }
+    stay_until_seen(group);
   });
 }
 
