@@ -75,7 +75,7 @@ Work Core::issue(Operation operation, const Call& call) {
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
   remember_call(operation, number);
-  last_ = {operation.name, CalledBy::name(), number, -1, Waits::Clock::now()};
+  last_ = {operation.name, CalledBy::name(), number, -1, coarse_now()};
   state->wait = {
       .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
   auto shown = about(operation.name, number, operation.device, operation.tensors);
@@ -164,7 +164,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->host_waits = tensor.device().is_cpu();
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(tensor.device());
-  last_ = {is_send ? "send to" : "recv from", nullptr, 0, peer, Waits::Clock::now()};
+  last_ = {is_send ? "send to" : "recv from", nullptr, 0, peer, coarse_now()};
   state->wait = {.what = name, .since = last_.since, .collective = 0, .peer = peer};
   state->backend = carrier.backend();
   transport::PointToPoint* messages = carrier.point_to_point();
