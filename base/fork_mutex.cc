@@ -27,9 +27,12 @@ constinit std::size_t held_count = 0;
 
 }  // namespace
 
+// When this library is loaded: a fork() that has begun runs no handlers that are registered after that, so with the first
+// lock it would be too late.
+const int ForkMutex::registered_ = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
+
 void ForkMutex::enroll() {
-  static const int registered = ::pthread_atfork(lock_all, unlock_all, unlock_in_child);
-  if (registered != 0) broken("pthread_atfork has no memory");
+  if (registered_ != 0) broken("pthread_atfork has no memory");
   for (std::atomic<ForkMutex*>& place : table) {
     ForkMutex* known = nullptr;
     if (!place.compare_exchange_strong(known, this) && known != this) continue;

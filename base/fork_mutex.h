@@ -47,6 +47,7 @@ class ForkMutex {
  private:
   static bool is_off() noexcept;
   static void unlock_in_child();
+  static const int registered_;  // 0: the three above are called by fork()
   void enroll();
   static void lock_all();
   static void unlock_all();
