@@ -1,4 +1,5 @@
 // Children that are forked from a worker: they share its connections, and must neither use nor end them.
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -23,6 +24,8 @@ int plus(int a, int b) { return a + b; }
 int own(int value) { return value; }
 int fetch(RRef<int> reference) { return reference.to_here(); }
 void wait_for_ever() { Promise<void>().future().wait(); }
+std::atomic<bool> reached{false};
+void reach() { reached = true; }
 
 }  // namespace forked
 
@@ -139,6 +142,8 @@ TEST_P(ForkedWorkers, CloseTheConnectionsThatTheyDrop) {
     if (rank == 0) {
       ::close(ends[1]);
       EXPECT_EQ(agent->sync<&forked::plus>(1, 1, 2), 3);
+      // A connection that is being accepted while the process forks stays open in the child.
+      EXPECT_TRUE(harness::comes_true([] { return forked::reached.load(); }));
       if (::fork() == 0) {
         agent.reset();
         Processes::say("dropped");
@@ -149,6 +154,7 @@ TEST_P(ForkedWorkers, CloseTheConnectionsThatTheyDrop) {
       for (;;) ::pause();
     }
     ::close(ends[0]);
+    agent->sync<&forked::reach>(0);
     const auto call = agent->async<&forked::wait_for_ever>(0);
     Processes::say("called");
     EXPECT_EQ(error_of([&] { call.get(); }).blame(), Blame::PeerLost);
