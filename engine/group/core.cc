@@ -613,9 +613,12 @@ void Core::throw_if_left() const {
 }
 
 // Of a loss or an abort all are told. That this rank ran out of time they may not know, and would wait for it when they
-// leave.
+// leave. A rank whose own part of a collective has ended before this one refused its part has not heard of that either, and
+// would take this one for lost.
 void Core::tell_leaving_broken() {
   std::lock_guard lock(error_mutex_);
+  if (broken_->blame() == Blame::Caller)
+    options.job->membership->send({FrameType::Abort, 0, kCallsDiffer, options.name, reason_});
   if (broken_->blame() != Blame::Timeout) return;
   options.job->membership->send(
       {FrameType::Abort, 0, kLeftByException, options.name, "it left the group, having run out of time: " + reason_});

@@ -219,14 +219,16 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   return Work(std::move(state));
 }
 
-// Calls `done` when the operation has ended; its timing out breaks the group.
+// Calls `done` when the operation has ended. The group is broken where it has timed out, and where ranks have called
+// collectives that do not fit together.
 void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done) {
   op.on_ended([weak = weak_from_this(), wait, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (core && error && error->blame() == Blame::Timeout)
-      core->fail(named(core->with_hint(*error), wait.what, /*place=*/false));
+    if (!core || !error) return;
+    if (error->blame() == Blame::Timeout) core->fail(named(core->with_hint(*error), wait.what, /*place=*/false));
+    if (error->blame() == Blame::Caller && wait.collective > 0) core->fail(*error);
   });
 }
 

@@ -1,6 +1,7 @@
 // Ranks that call different things: over Weft's own transports each message says of which call it is, so that both ranks
 // have a Caller error at once, without any variable of the environment.
 #include <chrono>
+#include <latch>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -90,6 +91,30 @@ TEST_P(Mismatch, OfTheDtypesOfAMessageIsRefusedOnBothRanks) {
       expect_refused("a message", send, receive);
     }
   }
+}
+
+// A root that only sends has ended its part before another rank refuses it: that reason reaches it, and not that the other
+// has left.
+TEST_P(Mismatch, IsToldToTheRankWhosePartHasEndedBefore) {
+  std::latch has_left(1);
+  harness::run_ranks(As::Threads, 2,
+                     [&](ProcessGroup& group) {
+                       Error error(Blame::Remote, "");
+                       if (group.rank() == 0) {
+                         error = error_of([&] {
+                           group.broadcast(ones(), 0).wait();
+                           has_left.wait();
+                           group.all_reduce(ones()).wait();
+                         });
+                       } else {
+                         error = error_of([&] { group.all_reduce(ones()).wait(); });
+                         group.leave(std::chrono::seconds(20));
+                         has_left.count_down();
+                       }
+                       EXPECT_EQ(error.blame(), Blame::Caller) << "rank " << group.rank() << ": " << error.what();
+                       EXPECT_THAT(error.text(), HasSubstr("broadcast of 16 bytes"));
+                     },
+                     {.backend = GetParam()});
 }
 
 // As what a rank has nothing for: it is exchanged, and nothing is refused.
