@@ -368,27 +368,27 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = left.count();
-  const std::string what = message->message.watched ? in_words(&issue.function, describe(worker->worker())) : "";
-  const bool sent = send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks, what] {
-    lane.pass([self, connection = lane.connection, head, message, forks, what] {
-      const bool is_behind_streams = message->ready.source() != nullptr;
-      const auto watched = std::move(message->message.watched);
-      const Op op = send_message(*connection, head, std::move(*message));
-      if (watched || (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
-        return op.on_ended([self, op, call = head.call, forks, watched, what] {
-          const auto error = op.error();
-          if (!error && watched) self->check_unchanged(call, what, *watched);
-          if (!error || !is_of_message(*error)) return;
+  const bool sent = send_frame(
+      issue.kind, [self = shared_from_this(), lane, head, message, forks, &function = issue.function, to = issue.to.rank] {
+        lane.pass([self, connection = lane.connection, head, message, forks, &function, to] {
+          const bool is_behind_streams = message->ready.source() != nullptr;
+          const auto watched = std::move(message->message.watched);
+          const Op op = send_message(*connection, head, std::move(*message));
+          if (watched || (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
+            return op.on_ended([self, op, call = head.call, forks, watched, &function, to] {
+              const auto error = op.error();
+              if (!error && watched) self->check_unchanged(call, self->in_words(&function, self->name_of(to)), *watched);
+              if (!error || !is_of_message(*error)) return;
+              forks->undo();
+              self->fail_here(call, *error);
+            });
+          }
+          if (!op.ended() || !op.error()) return;
+          // A lane that has failed ends all its calls; here the message alone was not taken.
           forks->undo();
-          self->fail_here(call, *error);
+          self->fail_here(head.call, *op.error());
         });
-      }
-      if (!op.ended() || !op.error()) return;
-      // A lane that has failed ends all its calls; here the message alone was not taken.
-      forks->undo();
-      self->fail_here(head.call, *op.error());
-    });
-  });
+      });
   if (sent) {
     // It was released while this was packed: that worker may not have been told.
     if (context && context->released()) autograd::messages::clean_up(shared_from_this(), issue.to.rank, context->id());

@@ -26,7 +26,8 @@ constexpr auto kAlert = std::chrono::milliseconds(10);  // how long the lookout 
 constexpr auto kIdle = std::chrono::seconds(5);         // then threads beyond the limit go
 
 using weft::detail::thread_home;
-thread_local bool running = false;  // whether this thread of a crew's runs a task
+thread_local bool running = false;             // whether this thread of a crew's runs a task
+thread_local bool running_has_waited = false;  // as has_waited()
 
 }  // namespace
 
@@ -131,20 +132,20 @@ void Crew::block(const std::function<void()>& wait) {
   wait();
 }
 
-void Crew::run(Task task) { add(tasks_, {std::move(task), {}, {}}); }
+void Crew::run(Task task) { add(tasks_, {std::move(task), {}}); }
 
-void Crew::run_call(Task task, Refuse refuse, IsLate is_late) {
-  add(tasks_, {std::move(task), std::move(refuse), std::move(is_late)});
-}
+void Crew::run_call(Task task, Refuse refuse) { add(tasks_, {std::move(task), std::move(refuse)}); }
 
-void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}, {}}); }
+bool Crew::has_waited() { return running_has_waited; }
+
+void Crew::run_beside(Task task) { add(beside_, {std::move(task), {}}); }
 
 void Crew::add(std::deque<Waiting>& tasks, Waiting waiting) {
   if (made_in_.is_inherited()) return;
   std::unique_lock lock(mutex_);
   if (stopping_) return;
   tasks.push_back(std::move(waiting));
-  if (tasks.back().is_late && has_room()) tasks.back().is_late = {};
+  tasks.back().has_waited = !has_room();
   waiting_.add(1);
   note();
   refuse_if_too_many_block(lock);
@@ -247,9 +248,10 @@ void Crew::run_one(std::unique_lock<std::mutex>& lock) {
   if (!looking_ && !serving_) call_another(lock);  // it becomes the lookout
   lock.unlock();
   running = true;
-  if (!own.is_late || !own.is_late()) own.task();
+  running_has_waited = own.has_waited;
+  own.task();
   own = {};
-  running = false;
+  running = running_has_waited = false;
   lock.lock();
   --busy_;
   if (is_beside) {

@@ -45,12 +45,12 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   bool inside() const override { return loop_->inside(); }
   // After stop() the task is dropped.
   void run(Task task) override;
-  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do. A call that
-  // found no thread free is asked before it runs whether it is too late; if so, it is not run. One that found a thread free
-  // always runs, however long that thread takes to wake.
+  // A call, which may be refused: then `refuse` runs instead, in a turn of the loop, with Busy and what to do.
   using Refuse = std::function<void(const Error& why)>;
-  using IsLate = std::function<bool()>;
-  void run_call(Task task, Refuse refuse, IsLate is_late = {});
+  void run_call(Task task, Refuse refuse);
+  // Whether the task that this thread runs found no thread free when it was given, and waited behind others. A free thread
+  // may be slow to wake, and that is no such wait.
+  static bool has_waited();
   // As run(), of Weft's own tasks that wait for what is outside, and for none of their kind: beside those that the limit
   // counts, kMostBeside at a time.
   void run_beside(Task task);
@@ -82,8 +82,8 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
   struct Waiting {
     Task task;
-    Refuse refuse;   // of a call
-    IsLate is_late;  // of one that waits behind others
+    Refuse refuse;            // of a call
+    bool has_waited = false;  // behind others
   };
   void add(std::deque<Waiting>& tasks, Waiting waiting);
   void work();

@@ -4,23 +4,24 @@
 
 namespace weft::rpc {
 
-bool BytesInFlight::take(std::uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  if (!turns_.empty() || !fits(bytes)) return false;
-  taken_ += bytes;
+bool BytesInFlight::take_room(std::uint64_t bytes) {
+  std::uint64_t taken = taken_;
+  do {
+    if (most_ != 0 && taken != 0 && taken + bytes > most_) return false;
+  } while (!taken_.compare_exchange_weak(taken, taken + bytes));
   return true;
 }
 
-void BytesInFlight::take_anyway(std::uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  taken_ += bytes;
-}
+bool BytesInFlight::take(std::uint64_t bytes) { return waiting_ == 0 && take_room(bytes); }
+
+void BytesInFlight::take_anyway(std::uint64_t bytes) { taken_ += bytes; }
 
 void BytesInFlight::wait(Turn& turn) {
   std::vector<const void*> come;
   {
     std::lock_guard lock(mutex_);
     turns_.push_back(&turn);
+    ++waiting_;
     come = let_in();
   }
   wake(come);
@@ -31,6 +32,7 @@ bool BytesInFlight::give_up(Turn& turn) {
   {
     std::lock_guard lock(mutex_);
     if (std::erase(turns_, &turn) == 0) return false;
+    --waiting_;
     come = let_in();  // a smaller one may have waited behind it
   }
   wake(come);
@@ -38,26 +40,24 @@ bool BytesInFlight::give_up(Turn& turn) {
 }
 
 void BytesInFlight::give_back(std::uint64_t bytes) {
+  taken_ -= bytes;
+  if (waiting_ == 0) return;
   std::vector<const void*> come;
   {
     std::lock_guard lock(mutex_);
-    taken_ -= bytes;
     come = let_in();
   }
   wake(come);
 }
 
-std::uint64_t BytesInFlight::taken() const {
-  std::lock_guard lock(mutex_);
-  return taken_;
-}
+std::uint64_t BytesInFlight::taken() const { return taken_; }
 
 std::vector<const void*> BytesInFlight::let_in() {
   std::vector<const void*> come;
-  while (!turns_.empty() && fits(turns_.front()->bytes)) {
+  while (!turns_.empty() && take_room(turns_.front()->bytes)) {
     Turn& turn = *turns_.front();
     turns_.pop_front();
-    taken_ += turn.bytes;
+    --waiting_;
     come.push_back(&turn);
     turn.has_come = true;  // its thread may end it at once
   }

@@ -50,7 +50,8 @@ const CallAmbient& current_call(const char* what) {
 void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<const CallState> call, bool on_loop, Task task,
                     std::function<void(const Error& why)> refuse, std::shared_ptr<Served> served) {
   auto ambient = std::make_shared<CallAmbient>(core, std::move(call));
-  Task run([ambient = std::move(ambient), task = std::move(task)]() mutable {
+  Task run([ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
+    if (served && Crew::has_waited() && served->drop_if_late()) return;
     AgentCore& agent = *ambient->core();
     ambient->call().begun_at = coarse_now().time_since_epoch().count();
     ambient->call().has_begun = true;
@@ -68,11 +69,7 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
     }
     agent.function_ended();
   });
-  if (!on_loop) {
-    Crew::IsLate is_late;
-    if (served) is_late = [served = std::move(served)] { return served->drop_if_late(); };
-    return core->crew()->run_call(std::move(run), std::move(refuse), std::move(is_late));
-  }
+  if (!on_loop) return core->crew()->run_call(std::move(run), std::move(refuse));
   if (core->loop()->inside()) return run();
   core->loop()->post(std::move(run));
 }

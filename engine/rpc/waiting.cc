@@ -81,8 +81,8 @@ void AgentCore::add_waiting(std::uint64_t id, const Issue& issue, Deadline deadl
   }
   const trace::About shown{
       .name = issue.function.name.c_str(), .sequence = id, .peer = issue.to.rank, .bytes = leaving.bytes};
-  calls_.add(id, {Deadline::Clock::now(), std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank,
-                  leaving.lane, issue.kind, std::move(context), std::move(forks), std::move(here),
+  calls_.add(id, {coarse_now(), std::move(pending), deadline, issue.limit, &issue.function, issue.to.rank, leaving.lane,
+                  issue.kind, std::move(context), std::move(forks), std::move(here),
                   trace::Operation::begin(member_, trace::Kind::Call, shown), trace::Waiting(leaving.in_flight),
                   /*note=*/{}, std::move(leaving.slot), std::move(leaving.held)});
   arm(deadline);
