@@ -172,6 +172,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
+std::string ranks_have(const std::vector<int>& ranks) { return ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have"); }
+
 void broken(std::string_view text, Place place) {
   std::fprintf(stderr, "weft: broken invariant: %.*s (%s:%d)\n", static_cast<int>(text.size()), text.data(), place.file,
                place.line);

@@ -79,6 +79,8 @@ WEFT_API std::string text_of(const std::exception& error);
 
 // "rank 1", "ranks 0, 2", as ranks stand in errors; "" for none.
 WEFT_API std::string ranks_text(const std::vector<int>& ranks);
+// "rank 1 has", "ranks 0, 2 have".
+WEFT_API std::string ranks_have(const std::vector<int>& ranks);
 
 // A broken invariant of Weft itself: prints the text and the place, and aborts. Never for what a user or peer can cause.
 [[noreturn]] WEFT_API void broken(std::string_view text, Place place = Place::current());

@@ -193,7 +193,7 @@ consteval auto refusal_of_look() {
                     refusal_of_sharing<T>());
   }
 }
-// What an F gives that continues a Future<T>: a Future of something is flattened.
+// The result type of an F that continues a Future<T>. A Future of something is flattened.
 template <class F, class T>
 consteval auto type_of_continuation() {
   if constexpr (std::is_invocable_v<F&, Future<T>>) {
@@ -435,7 +435,7 @@ class Future {
   T await_resume() const { return get(); }
 
   std::exception_ptr error() const { return state().error(); }
-  // What a thread that blocks on this future passes to Home::drive() as `awaited`.
+  // Identifies this future in Home::drive(): a thread that blocks on it passes this as `awaited`.
   const void* awaited() const { return static_cast<const detail::FutureCore*>(state_.get()); }
 
  private:

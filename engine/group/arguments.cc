@@ -21,8 +21,8 @@ std::string shape(const at::Tensor& tensor) {
   return text.str();
 }
 
-// What to do about a tensor that is to be another one; `call` gives that. The result of a call that writes a temporary is
-// lost.
+// The advice for a tensor that must be replaced by the result of `call` (".contiguous()"). Where the operation writes it,
+// the program must keep that result itself: in a temporary it would be lost.
 std::string remedy(const std::string& what, const std::string& call, Use use) {
   if (use == Use::Reads) return "pass " + call;
   return what + " before (t = t" + call + ") and read the result there";

@@ -13,7 +13,7 @@ namespace weft::group {
 
 // What a program gives as its device: the CPU, or one of the GPUs that this process sees.
 void check_device(const c10::Device& device, int gpus);
-// What the call does with a tensor on this rank.
+// Whether an operation reads or writes a tensor on this rank.
 enum class Use : std::uint8_t { Reads, Writes };
 // Defined, dense, contiguous, on a device that the group carries (on CUDA: the group's own device).
 void check_tensor(const Core& core, const std::string& operation, const char* name, const at::Tensor& tensor, Use use);

@@ -34,8 +34,6 @@ Error could_not_join(const std::string& told) {
   return Error(Blame::PeerLost, "rank " + std::to_string(rank) + " could not join:" + text).with_ranks({rank});
 }
 
-std::string who_have(const std::vector<int>& ranks) { return ranks_text(ranks) + (ranks.size() == 1 ? " has" : " have"); }
-
 const char* device_prefix(c10::DeviceType type) { return type == c10::kCUDA ? "cuda/" : "cpu/"; }
 
 DeviceType to_weft(c10::DeviceType type) { return type == c10::kCUDA ? DeviceType::Cuda : DeviceType::Host; }
@@ -644,7 +642,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
     if (!patience.is_over()) continue;
     log::warn(
         "rank " + std::to_string(options.rank) + " has waited " + describe_wait(patience.waited()) + " to leave group '" +
-        options.name + "': " + who_have(slow) +
+        options.name + "': " + ranks_have(slow) +
         " not completed what this rank took part in, and leaving earlier would throw away bytes that are on their way");
   }
   warn_of_unreceived();
@@ -654,7 +652,7 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
         .with_ranks(slow);
   }
   if (slow.empty()) return std::nullopt;
-  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " + who_have(slow) +
+  return Error(Blame::Timeout, "leaving " + place() + ": within " + describe(limit) + " " + ranks_have(slow) +
                                    " not completed what this rank took part in")
       .with_ranks(slow);
 }

@@ -280,7 +280,7 @@ struct Core : std::enable_shared_from_this<Core> {
     int peer = -1;                    // of a message
     Waits::Clock::time_point since;
   } last_;
-  // What the other ranks must have called alike as a collective of that number, as far as they can compare it.
+  // A collective of this rank, as far as other ranks can compare theirs of the same number with it.
   struct Called {
     std::uint64_t number = 0;
     const char* name = "";

@@ -51,7 +51,8 @@ WEFT_API Bytes recv_bytes(int& from, ProcessGroup& group, int tag);
 
 // A value's bytes behind the name of its type, which the receivers compare with their own.
 WEFT_API Bytes with_type(const std::type_info& type, const Bytes& value);
-// What stands behind the name. Throws Caller where that is another, with the call, the rank whose value it is, and both.
+// Returns the value's bytes. Throws Caller if the name is not this type's; the error names the call, the rank whose value
+// it is, and both types.
 WEFT_API std::span<const std::byte> of_type(const std::type_info& type, const Bytes& bytes, const char* call, int rank);
 
 template <class T>

@@ -179,7 +179,7 @@ std::string lives(const std::string& who) { return "weft/lives/" + who; }
 constexpr const char* kGroupsOfRankZero = "weft/groups";
 std::string group_of_rank_zero(std::int64_t number) { return "weft/group/" + std::to_string(number); }
 
-// What a program calls to join it.
+// Names a group in the words of a program that joins it.
 std::string spelled(const std::string& group_name) {
   constexpr std::string_view kRpc = "rpc";  // as rpc::init() names its groups
   if (group_name.empty()) return "the group without a name (init_process_group)";
@@ -347,8 +347,8 @@ Error why_no_store(const TcpAddress& address, const std::string& text) {
   return {Blame::Caller, text};
 }
 
-// What c10d lacks by the process's limit it does not say, or tries again until its time is over; and the host that cannot
-// take a rank's connection cannot tell that rank why.
+// c10d does not say that this process has reached its limit of descriptors, or tries again until its time is over; and a
+// host that cannot accept a rank's connection cannot tell that rank why. So the descriptors are counted beforehand.
 void require_descriptors_to_host(int world_size) {
   constexpr int kStore = 14;  // c10d's listener and loop, and both ends of this rank's own three connections
   constexpr int kGroup = 6;   // the job's loop and listener, the backend's, and what is open for a moment

@@ -37,7 +37,7 @@ constexpr int kAnyRank = -1;  // of a member that comes and goes, and was given 
 
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;  // prefixed for the job, not yet for a group
-  // What a rank of this number has of the store that came before; null where none has come.
+  // The store to which an earlier rank of the same number was connected; null if there was none.
   c10::intrusive_ptr<c10d::Store> before;
   int rank = 0;
   int world_size = 1;

@@ -9,6 +9,7 @@
 #include <weft/engine/group/objects.h>
 #include <weft/engine/parallel/checkpoint_file.h>
 #include <weft/engine/parallel/checkpoint_parts.h>
+#include <weft/engine/parallel/model_state.h>
 #include <weft/engine/parallel/zero.h>
 
 namespace weft::checkpoint {
@@ -22,10 +23,9 @@ constexpr std::int64_t kPiece = 8 << 20;
 
 // After all have agreed. The same error on all ranks.
 void compare_names(ProcessGroup& group, const std::vector<std::string>& names) {
-  Digest digest;
-  for (const std::string& name : names) digest.add(name.data(), name.size() + 1);
-  const auto digests = all_gather_object(digest.text(), group);
-  if (std::ranges::count(digests, digests.front()) == group.size()) return;
+  std::string text;
+  for (const std::string& name : names) text += name + '\0';
+  if (parallel::is_same_on_all(group, text)) return;
   const auto all = all_gather_object(names, group);
   const auto other = std::find_if(all.begin(), all.end(), [&](const auto& some) { return some != all.front(); });
   const auto place = static_cast<std::size_t>(std::ranges::mismatch(all.front(), *other).in1 - all.front().begin());

@@ -61,7 +61,21 @@ constexpr const char* kNotAlike =
 
 std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank); }
 
-// One collective, of a digest: texts are long, and nearly always equal.
+// Collective: each rank compares its text with rank 0's, and all throw the same error.
+[[noreturn]] void throw_difference(ProcessGroup& group, const std::string& mine) {
+  const auto found = all_gather_object(difference(mine, broadcast_object(mine, 0, group)), group);
+  std::string differing;
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    if (!found[rank].empty())
+      differing += (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
+  }
+  group::throw_together(group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
+                                                        group::Core::of(group).place() + ": " + differing));
+}
+
+}  // namespace
+
+// By a digest: texts are long, and nearly always equal.
 bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   checkpoint::Digest digest;
   digest.add(text.data(), text.size());
@@ -80,20 +94,6 @@ bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   return true;
 }
 
-// Collective: each rank compares its text with rank 0's, and all throw the same error.
-[[noreturn]] void throw_difference(ProcessGroup& group, const std::string& mine) {
-  const auto found = all_gather_object(difference(mine, broadcast_object(mine, 0, group)), group);
-  std::string differing;
-  for (std::size_t rank = 0; rank < found.size(); ++rank) {
-    if (!found[rank].empty())
-      differing += (differing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + found[rank];
-  }
-  group::throw_together(group, Error(Blame::Caller, "the model, or an option, differs between ranks " +
-                                                        group::Core::of(group).place() + ": " + differing));
-}
-
-}  // namespace
-
 void check_same_model(ProcessGroup& group, const std::vector<NamedTensor>& tensors, const std::string& options) {
   if (group.size() == 1) return;
   const std::string mine = options + text_of(group, tensors);
@@ -108,7 +108,8 @@ void on_all_ranks(const ProcessGroup& group, const char* name, const char* place
     call();
   } catch (const Error& error) {
     const bool is_late = error.blame() == Blame::Timeout && !error.ranks().empty();
-    const bool has_left = error.blame() == Blame::PeerLost && error.text().find(" left group ") != std::string::npos;
+    const auto left = [&](int rank) { return group::Core::of(group).has_left(rank); };
+    const bool has_left = error.blame() == Blame::PeerLost && std::ranges::any_of(error.ranks(), left);
     if (!is_late && !has_left) throw;
     const std::string hint = "; all ranks of the group must come to " + std::string(place);
     if (has_left) throw error.with_text(error.text() + hint);

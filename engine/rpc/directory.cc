@@ -299,9 +299,8 @@ transport::Bootstrap::Bytes Directory::published_by(int rank, Deadline deadline,
       speaks = speaks && !(is_here && other < self_.rank);
     }
     if (missing.empty()) continue;
-    const std::string text = has_waited(patience.waited()) + ranks_text(missing) +
-                             (missing.size() == 1 ? " has" : " have") + " not come; all " + std::to_string(*size_) +
-                             " workers must be started, with the same address and world size";
+    const std::string text = has_waited(patience.waited()) + ranks_have(missing) + " not come; all " +
+                             std::to_string(*size_) + " workers must be started, with the same address and world size";
     if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
     if (speaks) log::warn(text);
   }
@@ -320,11 +319,10 @@ void Directory::wait_until_all_have_read(Deadline deadline, Patience& patience) 
       for (int rank = 1; rank < *size_; ++rank) {
         if (!store_->exists(done(rank))) missing.push_back(rank);
       }
-      const std::string text = has_waited(patience.waited()) + "only " + std::to_string(read) + " of " +
-                               std::to_string(*size_) + " workers have joined" +
-                               (missing.empty() ? ""
-                                                : ": " + ranks_text(missing) + (missing.size() == 1 ? " has" : " have") +
-                                                      " come, and not read yet who the others are");
+      const std::string text =
+          has_waited(patience.waited()) + "only " + std::to_string(read) + " of " + std::to_string(*size_) +
+          " workers have joined" +
+          (missing.empty() ? "" : ": " + ranks_have(missing) + " come, and not read yet who the others are");
       if (deadline.passed()) throw Error(Blame::Timeout, text).with_ranks(missing);
       log::warn(text);
     }
