@@ -186,6 +186,17 @@ bool EventLoop::drive(const std::function<bool()>& done, Deadline deadline, cons
   return inner->drive(done, deadline, awaited);
 }
 
+std::vector<EventLoop::Wait> EventLoop::waiting_since(std::chrono::steady_clock::time_point then) const {
+  std::vector<Wait> found;
+  std::lock_guard lock(inner_->turns_mutex);
+  const auto add = [&](const Wait& wait) {
+    if (wait.awaited != nullptr && wait.since <= then) found.push_back(wait);
+  };
+  add(inner_->turns_for);
+  for (const Inner::Waiter* waiter : inner_->waiters) add(waiter->wait);
+  return found;
+}
+
 void EventLoop::serve(const std::function<bool()>& until) {
   const auto inner = inner_;
   inner->serve(until);

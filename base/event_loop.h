@@ -85,6 +85,12 @@ class EventLoop {
   // asks that after each turn. Where many threads may wait, `awaited` names what this one waits for, by an address: then
   // nobody asks done() for it, and whoever makes it true calls recall(awaited).
   bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never(), const void* awaited = nullptr);
+  // What threads have waited for in drive() since then, or longer. Threads that have named nothing are left out.
+  struct Wait {
+    const void* awaited = nullptr;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::vector<Wait> waiting_since(std::chrono::steady_clock::time_point then) const;
   // Turns the loop on this thread as the loop's own thread does, giving way to callers, until until() is true or the loop
   // is destroyed. One thread at a time; until() is asked on this thread only.
   void serve(const std::function<bool()>& until);

@@ -133,7 +133,7 @@ struct EventLoop::Inner {
   void hand_over();
   struct Waiter;
   bool wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done, Deadline deadline,
-                     const void* awaited);
+                     const Wait& wait);
   // All of these require turns_mutex.
   void call(Waiter& waiter);
   void call_all_of(const void* awaited);
@@ -156,7 +156,7 @@ struct EventLoop::Inner {
   // threads must not cost the others anything.
   struct Waiter {
     const std::function<bool()>& done;
-    const void* awaited;
+    const Wait wait;
     std::list<Waiter*>::iterator place = {};
     std::unordered_multimap<const void*, Waiter*>::iterator named = {};
     std::condition_variable changed = {};
@@ -166,7 +166,7 @@ struct EventLoop::Inner {
   std::mutex turns_mutex;                                  // of who may turn
   std::list<Waiter*> waiters;                              // in the order in which they began to wait
   std::unordered_multimap<const void*, Waiter*> awaiting;  // the same by what they await; null: done() is asked
-  const void* turns_for = nullptr;                         // what the caller that turns awaits
+  Wait turns_for;                                          // of the caller that turns
   bool turning = false;
   std::atomic<int> callers{0};  // threads inside drive(); changed under the mutex, as is the next
   std::atomic<bool> stopping{false};

@@ -41,15 +41,17 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
   if (inside()) {
     throw Error(Blame::Caller, "a handler on loop '" + name + "' blocks on something that only this loop can bring about");
   }
+  Wait wait{awaited, {}};
+  if (awaited != nullptr) wait.since = coarse_now();
   std::unique_lock lock(turns_mutex);
   ++callers;
   while (!done() && !stopping) {
     if (!turning) {
-      turns_for = awaited;
+      turns_for = wait;
       take_turns(lock, done, deadline);
-      turns_for = nullptr;
+      turns_for = {};
       if (now >= deadline.point()) break;
-    } else if (!wait_for_turn(lock, done, deadline, awaited)) {
+    } else if (!wait_for_turn(lock, done, deadline, wait)) {
       break;
     }
   }
@@ -66,10 +68,10 @@ bool EventLoop::Inner::drive(const std::function<bool()>& done, Deadline deadlin
 
 // Returns false where the deadline was first.
 bool EventLoop::Inner::wait_for_turn(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done,
-                                     Deadline deadline, const void* awaited) {
-  Waiter self{done, awaited};
+                                     Deadline deadline, const Wait& wait) {
+  Waiter self{done, wait};
   self.place = waiters.insert(waiters.end(), &self);
-  self.named = awaiting.emplace(awaited, &self);
+  self.named = awaiting.emplace(wait.awaited, &self);
   const auto is_called = [&self] { return self.is_called; };
   if (deadline.is_never()) {
     self.changed.wait(lock, is_called);
@@ -161,7 +163,7 @@ void EventLoop::Inner::recall(const void* awaited) {
   {
     std::lock_guard lock(turns_mutex);
     call_all_of(awaited);
-    if (turns_for != awaited || inside()) return;  // whoever turns asks after each turn
+    if (turns_for.awaited != awaited || inside()) return;  // whoever turns asks after each turn
   }
   bool must_wake = false;
   {

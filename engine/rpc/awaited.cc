@@ -94,7 +94,7 @@ std::string AgentCore::doing() const {
 }
 
 std::optional<AwaitedCall> AgentCore::longest_awaited(Milliseconds at_least) const {
-  auto waiting = crew_->waiting_since(Clock::now() - at_least);
+  auto waiting = loop_->waiting_since(Clock::now() - at_least);
   return waiting.empty() ? std::nullopt : calls_.longest_awaited(std::move(waiting));
 }
 

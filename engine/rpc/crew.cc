@@ -56,42 +56,6 @@ class Crew::Blocked {
   const bool counts_;
 };
 
-// A thread that waits, on its own stack: among the crew's while it lives.
-class Crew::Driver {
- public:
-  Driver(Crew& crew, const void* awaited) : crew_(crew), wait_{awaited, coarse_now()} {
-    if (awaited == nullptr) return;
-    std::lock_guard lock(crew_.drivers_mutex_);
-    next_ = std::exchange(crew_.drivers_, this);
-    if (next_ != nullptr) next_->before_ = this;
-  }
-  ~Driver() {
-    if (wait_.awaited == nullptr) return;
-    std::lock_guard lock(crew_.drivers_mutex_);
-    (before_ != nullptr ? before_->next_ : crew_.drivers_) = next_;
-    if (next_ != nullptr) next_->before_ = before_;
-  }
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
-  const Wait& wait() const { return wait_; }
-  const Driver* next() const { return next_; }
-
- private:
-  Crew& crew_;
-  const Wait wait_;
-  Driver* next_ = nullptr;
-  Driver* before_ = nullptr;
-};
-
-std::vector<Crew::Wait> Crew::waiting_since(Clock::time_point then) const {
-  std::vector<Wait> found;
-  std::lock_guard lock(drivers_mutex_);
-  for (const Driver* one = drivers_; one != nullptr; one = one->next()) {
-    if (one->wait().since <= then) found.push_back(one->wait());
-  }
-  return found;
-}
-
 Crew::Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop)
     : name_(std::move(name)),
       limit_(threads),
@@ -123,7 +87,6 @@ bool Crew::drive(const std::function<bool()>& done, Deadline deadline, const voi
   // What comes in this thread's turns is others': it is made and run as on any thread, whatever modes the caller is in.
   const c10::InferenceMode no_mode(/*enabled=*/false);
   const detail::Untracked untracked;
-  const Driver driver(*this, awaited);
   return loop_->drive(done, deadline, awaited);
 }
 

@@ -67,18 +67,11 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   std::size_t waiting() const;
   // Whether a task that comes now has to wait for one that runs.
   bool is_full() const;
-  // What threads have waited for in drive() since then, or longer. Those that have named nothing are left out.
-  struct Wait {
-    const void* awaited = nullptr;
-    std::chrono::steady_clock::time_point since;
-  };
-  std::vector<Wait> waiting_since(std::chrono::steady_clock::time_point then) const;
   // While so many threads block, calls are refused: kMostBlocked, but for tests.
   void limit_blocked(int threads);
 
  private:
   class Blocked;
-  class Driver;
   Crew(std::string name, int threads, std::shared_ptr<EventLoop> loop);
   struct Waiting {
     Task task;
@@ -111,9 +104,6 @@ class Crew final : public weft::detail::Home, public std::enable_shared_from_thi
   const int limit_;
   const std::shared_ptr<EventLoop> loop_;
   trace::Depth& waiting_;  // tasks
-
-  mutable std::mutex drivers_mutex_;
-  Driver* drivers_ = nullptr;  // the last that came, which knows the one before
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

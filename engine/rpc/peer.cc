@@ -122,7 +122,7 @@ Peer::Lane Peer::lane(const transport::Routes& routes) {
       {[weak = weak_from_this(), number = made.number, gate = made.gate, &connection](const transport::Arrival& arrival) {
          const auto self = weak.lock();
          if (!self) return;
-         self->heard_by_ = number;
+         self->heard_by_.store(number, std::memory_order_relaxed);
          if (gate && !gate->is_open()) return self->answered(number, connection, *gate, arrival);
          self->arrived(number, connection, arrival);
        },

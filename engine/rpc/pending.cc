@@ -81,7 +81,7 @@ AwaitedCall awaited(std::uint64_t id, const WaitingCall& call, Deadline::Clock::
 
 }  // namespace
 
-std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<Crew::Wait>& waiting) const {
+std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<EventLoop::Wait>& waiting) const {
   std::unordered_map<const void*, Deadline::Clock::time_point> waits;
   for (const auto& wait : waiting) {
     const auto [known, is_new] = waits.emplace(wait.awaited, wait.since);

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <weft/base/deadline.h>
+#include <weft/base/event_loop.h>
 #include <weft/engine/codec/stream.h>
 #include <weft/engine/future/future.h>
-#include <weft/engine/rpc/crew.h>
 #include <weft/engine/rpc/function.h>
 #include <weft/engine/rpc/in_flight.h>
 #include <weft/engine/rpc/types.h>
@@ -118,7 +118,7 @@ class PendingCalls {
   std::vector<Taken> take_expired(Deadline::Clock::time_point now, Deadline& next);
   // Of the calls that these threads wait for that of the longest wait. Where none of them waits for a call's own result,
   // the oldest call.
-  std::optional<AwaitedCall> longest_awaited(const std::vector<Crew::Wait>& waiting) const;
+  std::optional<AwaitedCall> longest_awaited(const std::vector<EventLoop::Wait>& waiting) const;
   bool waits(std::uint64_t id) const;
   std::size_t size() const;
 

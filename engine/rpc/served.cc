@@ -53,8 +53,8 @@ void start_function(const std::shared_ptr<AgentCore>& core, std::shared_ptr<cons
   Task run([ambient = std::move(ambient), task = std::move(task), served = std::move(served)]() mutable {
     if (served && Crew::has_waited() && served->drop_if_late()) return;
     AgentCore& agent = *ambient->core();
-    ambient->call().begun_at = coarse_now().time_since_epoch().count();
-    ambient->call().has_begun = true;
+    ambient->call().begun_at.store(coarse_now().time_since_epoch().count(), std::memory_order_relaxed);
+    ambient->call().has_begun.store(true, std::memory_order_release);
     agent.function_started();
     {
       const weft::detail::AmbientScope scope(ambient);
