@@ -690,7 +690,7 @@ std::string Core::wait_for_own_operations(Deadline deadline) {
     unfinished = unfinished_;
   }
   for (const Issued& one : unfinished) {
-    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what;
+    if (!one.receives && !one.op.done().synchronize(deadline)) return one.wait.what();
   }
   return "";
 }

@@ -114,8 +114,7 @@ struct Core : std::enable_shared_from_this<Core> {
   Work broadcast(const at::Tensor& tensor, int root, Fence begins_after = {}, transport::Training training = {});
   using MessageCall = std::function<Op(transport::PointToPoint&, const Pin&, const Fence& ready)>;
   // Issues one send to `peer`, or a recv from it (kAnySource: from any).
-  Work issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
-                     const MessageCall& call);
+  Work issue_message(const at::Tensor& tensor, int peer, bool is_send, int tag, const MessageCall& call);
 
   void monitored_barrier(std::chrono::milliseconds timeout);
   ProcessGroup new_group(const std::vector<int>& ranks, const ProcessGroupOptions& wanted);
@@ -272,14 +271,7 @@ struct Core : std::enable_shared_from_this<Core> {
   void remember(Issued issued);
   std::vector<Issued> unfinished_;   // recent operations, oldest first; guarded by issue_mutex
   std::size_t kept_unfinished_ = 0;  // that had not ended when those that had were forgotten; guarded by issue_mutex
-  // The last operation that was issued; guarded by issue_mutex.
-  struct Last {
-    const char* name = nullptr;
-    const char* called_by = nullptr;  // CalledBy::name()
-    std::uint64_t number = 0;         // of a collective
-    int peer = -1;                    // of a message
-    Waits::Clock::time_point since;
-  } last_;
+  Waits::Wait last_;                 // the last operation that was issued; guarded by issue_mutex
   // A collective of this rank, as far as other ranks can compare theirs of the same number with it.
   struct Called {
     std::uint64_t number = 0;
@@ -314,7 +306,7 @@ Error named(const Error& error, const std::string& what, bool place = true);
 
 struct WorkState {
   std::shared_ptr<Core> core;
-  Waits::Wait wait;          // wait.what: "all_reduce #3"
+  Waits::Wait wait;          // this operation
   std::string_view backend;  // the communicator's
   c10::Device device = c10::Device(c10::kCPU);
   bool host_waits = true;

@@ -42,21 +42,16 @@ void raise_version(const at::Tensor& tensor) {
 
 // Autograd does not see what a collective does to a result of its own, so that a backward through it brings the gradients
 // of this rank's part alone. Reducing a loss for a report, after its backward or detached, is all right.
-void warn_of_backward_through(const at::Tensor& tensor, const std::string& what) {
+void warn_of_backward_through(const at::Tensor& tensor, const Waits::Wait& call) {
   static std::atomic<bool> said{false};
   if (said || !tensor.requires_grad() || tensor.is_leaf()) return;
-  tensor.register_hook([what](const at::Tensor&) {
+  tensor.register_hook([call](const at::Tensor&) {
     if (said.exchange(true)) return;
-    log::warn("a backward goes through a tensor that " + what +
+    log::warn("a backward goes through a tensor that " + call.what() +
               " has overwritten, which autograd does not see: the gradients are those of this rank's part alone. Call "
               "weft::functional::all_reduce (and its like) where other ranks are to have gradients, or give the collective "
               "tensor.detach().clone() where its result is only looked at");
   });
-}
-
-// With the call of the user that the operation belongs to.
-std::string called_as(const char* name, const char* by = CalledBy::name()) {
-  return by == nullptr ? name : std::string(by) + ": " + name;
 }
 
 }  // namespace
@@ -75,9 +70,8 @@ Work Core::issue(Operation operation, const Call& call) {
   state->backend = carrier.backend();
   const auto number = begin_collective(operation.name);
   remember_call(operation, number);
-  last_ = {operation.name, CalledBy::name(), number, -1, coarse_now()};
-  state->wait = {
-      .what = called_as(operation.name) + " #" + std::to_string(number), .since = last_.since, .collective = number};
+  last_ = {.name = operation.name, .called_by = CalledBy::name(), .since = coarse_now(), .collective = number};
+  state->wait = last_;
   auto shown = about(operation.name, number, operation.device, operation.tensors);
   shown.peer = operation.root;
   if (operation.reduction) shown.reduction = weft::name(*operation.reduction).data();  // a literal
@@ -94,7 +88,7 @@ Work Core::issue(Operation operation, const Call& call) {
       state->is_captured = tensor::CudaDevices::is_captured(ready);
       for (const at::Tensor& tensor : operation.writes) {
         raise_version(tensor);
-        warn_of_backward_through(tensor, state->wait.what);
+        warn_of_backward_through(tensor, state->wait);
       }
       call(carrier, tensor::pin(std::move(operation.tensors)), ready, state->ops);
     }
@@ -146,7 +140,7 @@ std::uint64_t Core::begin_collective(const char* name) {
   try {
     return ledger_->begin_collective();
   } catch (const Error& error) {
-    throw error.within(called_as(name));
+    throw error.within(Waits::Wait{.name = name, .called_by = CalledBy::name(), .since = {}, .collective = 1}.operation());
   }
 }
 
@@ -155,8 +149,7 @@ std::uint64_t Core::next_message(bool is_send, int peer, int tag) {
   return ++(is_send ? sent_ : received_)[{peer, tag}];
 }
 
-Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int peer, bool is_send, int tag,
-                         const MessageCall& call) {
+Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int tag, const MessageCall& call) {
   throw_if_broken();
   auto state = std::make_shared<WorkState>();
   state->core = handle_.lock();
@@ -164,13 +157,14 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   state->host_waits = tensor.device().is_cpu();
   std::lock_guard lock(issue_mutex);
   transport::Communicator& carrier = communicator(tensor.device());
-  last_ = {is_send ? "send to" : "recv from", nullptr, 0, peer, coarse_now()};
-  state->wait = {.what = name, .since = last_.since, .collective = 0, .peer = peer};
+  last_ = {.name = is_send ? "send to" : "recv from", .since = coarse_now(), .peer = peer};
+  state->wait = last_;
   state->backend = carrier.backend();
   transport::PointToPoint* messages = carrier.point_to_point();
   const auto need = [&](bool present, const std::string& what) {
     if (present) return;
-    throw Error(Blame::Unsupported, name + " " + place() + ": backend '" + std::string(carrier.backend()) + "' " + what);
+    throw Error(Blame::Unsupported,
+                last_.what() + " " + place() + ": backend '" + std::string(carrier.backend()) + "' " + what);
   };
   need(messages != nullptr, "has no send and recv");
   need(tag == 0 || messages->has_tags(), "has no tags; leave the tag 0");
@@ -194,7 +188,7 @@ Work Core::issue_message(const std::string& name, const at::Tensor& tensor, int 
   Op op = call(*messages, std::move(pin), ready);
   const bool compares = config().debug == DebugLevel::Detail && !carrier.compares_calls() && tensor.is_cpu();
   const auto counted = compares ? std::make_shared<std::uint64_t>(number) : nullptr;
-  if (compares) op = compare_message(op, {name, tensor, is_send, peer, tag, counted});
+  if (compares) op = compare_message(op, {last_.what(), tensor, is_send, peer, tag, counted});
   state->ops.push_back(op);
   remember({state->wait, op, /*receives=*/!is_send});
   follow(state->wait, op,
@@ -227,7 +221,7 @@ void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(cons
     finish(error);
     const auto core = weak.lock();
     if (!core || !error) return;
-    if (error->blame() == Blame::Timeout) core->fail(named(core->with_hint(*error), wait.what, /*place=*/false));
+    if (error->blame() == Blame::Timeout) core->fail(named(core->with_hint(*error), wait.what(), /*place=*/false));
     if (error->blame() == Blame::Caller && wait.collective > 0) core->fail(*error);
   });
 }
@@ -304,11 +298,9 @@ Waits::Progress Core::progress() {
   if (last_.name == nullptr) return {begun, "no operation: it has issued none"};
   const auto ago = std::chrono::duration_cast<std::chrono::milliseconds>(Waits::Clock::now() - last_.since);
   const std::string when = ", " + describe_wait(ago) + " ago)";
-  if (last_.number > 0)
-    return {begun, "#" + std::to_string(last_.number) + " (" + called_as(last_.name, last_.called_by) + when};
+  if (last_.collective > 0) return {begun, "#" + std::to_string(last_.collective) + " (" + last_.operation() + when};
   const std::string behind = begun == 0 ? "" : "after collective #" + std::to_string(begun) + ", ";
-  const std::string peer = last_.peer < 0 ? "any" : "rank " + std::to_string(last_.peer);
-  return {begun, std::string(last_.name) + " " + peer + " (" + behind + when.substr(2)};
+  return {begun, last_.operation() + " (" + behind + when.substr(2)};
 }
 
 // --- failing ---------------------------------------------------------------------------------------------------------
@@ -438,12 +430,12 @@ Work Core::limited(Work work, std::chrono::milliseconds limit) {
   const auto ops = std::make_shared<const std::vector<Op>>(state->ops);
   // Kept by the operation, which goes on where its Work is dropped.
   const auto timer = std::make_shared<EventLoop::Registration>();
-  *timer = options.job->loop->at(Deadline::in(limit), [weak = weak_from_this(), ops, limit, what = state->wait.what] {
+  *timer = options.job->loop->at(Deadline::in(limit), [weak = weak_from_this(), ops, limit, wait = state->wait] {
     const auto core = weak.lock();
     const bool is_over = std::all_of(ops->begin(), ops->end(), [](const Op& op) { return op.done().query(); });
     if (!core || is_over) return;
     const std::string text = ": not all ranks took part within " + describe(limit) + ", its limit of with_timeout()";
-    core->fail(core->with_hint(Error(Blame::Timeout, what + text)));
+    core->fail(core->with_hint(Error(Blame::Timeout, wait.what() + text)));
   });
   const auto left = std::make_shared<std::atomic<std::size_t>>(ops->size());
   for (const Op& op : *ops) {

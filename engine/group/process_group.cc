@@ -407,7 +407,7 @@ Work ProcessGroup::send(at::Tensor tensor, int to, int tag) {
   if (tag < 0) throw Error(Blame::Caller, "send: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
   return limited(core().issue_message(
-      "send to rank " + std::to_string(to), tensor, to, /*is_send=*/true, tag,
+      tensor, to, /*is_send=*/true, tag,
       [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.send(data, to, tag, pin, ready); }));
 }
 
@@ -418,9 +418,8 @@ Work ProcessGroup::recv(at::Tensor tensor, int from, int tag) {
     throw Error(Blame::Caller, "recv: rank " + std::to_string(from) + " is this rank; copy the tensor instead");
   if (tag < 0) throw Error(Blame::Caller, "recv: tag " + std::to_string(tag) + " is negative");
   const auto data = tensor::elements_of(tensor);
-  const std::string name = from == kAnySource ? "recv from any rank" : "recv from rank " + std::to_string(from);
   return limited(core().issue_message(
-      name, tensor, from, /*is_send=*/false, tag,
+      tensor, from, /*is_send=*/false, tag,
       [&](PointToPoint& ranks, const Pin& pin, const Fence& ready) { return ranks.recv(data, from, tag, pin, ready); }));
 }
 

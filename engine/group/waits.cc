@@ -33,7 +33,7 @@ struct Blamed {
 bool is_another(const Waits::Wait& wait, const Waits::Progress& progress) {
   const std::string number = "#" + std::to_string(wait.collective);
   if (progress.collectives != wait.collective || !progress.last.starts_with(number + " (")) return false;
-  const std::string name = wait.what.substr(0, wait.what.rfind(" " + number));
+  const std::string name = wait.operation();
   return !progress.last.starts_with(number + " (" + name + ", ");
 }
 
@@ -103,6 +103,13 @@ std::shared_ptr<Waits> Waits::make(int rank, const std::shared_ptr<Membership>& 
   loop->post([waits] { waits->tick_later(); });
   return waits;
 }
+
+std::string Waits::Wait::operation() const {
+  if (collective == 0) return std::string(name) + (peer < 0 ? " any rank" : " rank " + std::to_string(peer));
+  return called_by == nullptr ? name : std::string(called_by) + ": " + name;
+}
+
+std::string Waits::Wait::what() const { return operation() + (collective == 0 ? "" : " #" + std::to_string(collective)); }
 
 Waits::Waits(int rank, const std::shared_ptr<Membership>& membership, const std::shared_ptr<EventLoop>& loop,
              WaitReports reports)
@@ -215,7 +222,7 @@ void Waits::on_asked(const Frame& frame) {
   if (!meeting.empty()) {
     answer.progress.last += "; it is in " + meeting;
   } else if (const auto other = oldest(frame.group); other && (!source || source->pending().empty())) {
-    answer.progress.last += "; it waits in " + other->second.what + " of group '" + other->first + "'";
+    answer.progress.last += "; it waits in " + other->second.what() + " of group '" + other->first + "'";
   }
   answer.waits = wait && !reports_.empty() && is_long(wait->second);
   Frame reply;
@@ -305,7 +312,7 @@ std::vector<std::string> Waits::waiting_for(const std::string& group) {
   const Answers answers = ask(group);
   for (const Wait& wait : pending) {
     for (const Blamed& one : blame(wait, source->rank, static_cast<int>(source->members.size()), answers)) {
-      add(wait.what + ": " + one.text);
+      add(wait.what() + ": " + one.text);
     }
   }
   return lines;
@@ -443,12 +450,12 @@ void Waits::begin_report(const std::string& group, const Wait& wait, std::size_t
 void Waits::report(const std::string& group, const Wait& wait, std::size_t level, const Answers& answers) {
   const auto source = source_of(group);
   const auto pending = source ? source->pending() : std::vector<Wait>();
-  const auto is_same = [&](const Wait& one) { return one.what == wait.what && one.since == wait.since; };
+  const auto is_same = [&](const Wait& one) { return one.what() == wait.what() && one.since == wait.since; };
   if (std::none_of(pending.begin(), pending.end(), is_same)) return;  // it has ended meanwhile
   note_said(level);
   const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - wait.since);
   const std::string begin = "rank " + std::to_string(source->rank) + " has waited " + describe_wait(waited) + " in " +
-                            wait.what + " on group '" + group + "': ";
+                            wait.what() + " on group '" + group + "': ";
   const auto blamed = blame(wait, source->rank, static_cast<int>(source->members.size()), answers);
   log::warn(begin + (blamed.empty() ? "all ranks have come to it, and it is under way" : joined(blamed) + kRemedy));
   tell_said(level);

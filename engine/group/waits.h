@@ -42,10 +42,14 @@ class Waits : public std::enable_shared_from_this<Waits> {
 
   // An operation that this rank has begun and that has not ended.
   struct Wait {
-    std::string what;  // "all_reduce #7", "recv from rank 2"
+    const char* name = nullptr;       // a literal: "all_reduce", "recv from"
+    const char* called_by = nullptr;  // CalledBy::name()
     Clock::time_point since;
     std::uint64_t collective = 0;  // its number, where all ranks of the group take part
     int peer = -1;                 // a message's other rank (of the group); -1: any
+
+    std::string operation() const;  // "all_reduce", "checkpoint::save: all_gather_into", "recv from rank 2"
+    std::string what() const;       // the same with a collective's number: "all_reduce #7"
   };
   // How far a rank has come in a group.
   struct Progress {

@@ -38,7 +38,8 @@ Error named(const Error& error, const std::string& what, bool place) {
 WorkState::~WorkState() {
   if (seen || !core || core->made_in_.is_inherited()) return;
   // Nobody will look: an error, whenever it comes, surfaces on the group.
-  const auto dropped = [what = wait.what](const Error& error) {
+  const auto dropped = [wait = wait](const Error& error) {
+    const std::string what = wait.what();
     const Error said = named(error, what);
     const std::string rest = said.text().substr(what.size());
     return said.with_text(what + ", whose Work was dropped" + (rest.starts_with(" on ") ? "," : "") + rest);
@@ -64,9 +65,10 @@ std::optional<Error> WorkState::error() const {
 }
 
 Error WorkState::told(const Error& error) const {
-  const Error said = named(error, wait.what);
+  const std::string what = wait.what();
+  const Error said = named(error, what);
   if (said.text().find("group '" + core->options.name + "' (") != std::string::npos) return said;
-  return said.with_text(wait.what + " " + core->place() + said.text().substr(wait.what.size()));
+  return said.with_text(what + " " + core->place() + said.text().substr(what.size()));
 }
 
 bool WorkState::done() const {
@@ -131,7 +133,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   }
   if (state_->is_captured && !state_->done()) {
     throw Error(Blame::Caller,
-                state_->wait.what + " " + state_->core->place() +
+                state_->wait.what() + " " + state_->core->place() +
                     " was captured into a CUDA graph, and the host cannot wait for it: nothing runs before the "
                     "graph is launched. Make the stream wait with Work::wait(), and leave barriers outside");
   }
@@ -140,7 +142,7 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
     const trace::Range waiting(traced::wait, {.rank = state_->core->options.rank});
     const trace::WaitScope counted(state_->backend);
     if (!await(op.done(), deadline)) {
-      const Error late(Blame::Timeout, state_->wait.what + " " + state_->core->place() + " was not done within " +
+      const Error late(Blame::Timeout, state_->wait.what() + " " + state_->core->place() + " was not done within " +
                                            describe(timeout) + "; it goes on and may be waited for again");
       trace::dump_after("Work::synchronize", late);
       throw late;
@@ -192,7 +194,7 @@ struct Inline {
       if (!error) error = why;
     }
     if (--left > 0) return;
-    const std::string what = state->wait.what;
+    const std::string what = state->wait.what();
     if (!error) {
       // As in future(): the function may drop the last handle of the group.
       state.reset();
@@ -209,9 +211,10 @@ struct Inline {
 
 void Work::on_done_inline(std::function<void(const std::optional<Error>&)> done) const {
   if (!done) throw Error(Blame::Caller, "Work::on_done_inline: the function is empty");
-  if (!state_ || state_->ops.empty()) return Inline::call(done, state_ ? state_->wait.what : "an operation", std::nullopt);
+  if (!state_ || state_->ops.empty())
+    return Inline::call(done, state_ ? state_->wait.what() : "an operation", std::nullopt);
   if (state_->is_captured) {
-    throw Error(Blame::Caller, state_->wait.what + " " + state_->core->place() +
+    throw Error(Blame::Caller, state_->wait.what() + " " + state_->core->place() +
                                    " was captured into a CUDA graph, and ends each time that the graph is launched, which "
                                    "the host is not told of; wait for the stream that the graph is launched on");
   }
