@@ -36,12 +36,15 @@ class ParameterCheck {
   // The warning; for tests of where it is given.
   static constexpr const char* kWarning = "the ranks have different parameters";
 
- private:
+  // Sums over a parameter's elements.
   struct Sums {
     double values, magnitudes;
   };
   static Sums sums_of(const at::Tensor& tensor);
+  // Whether they differ by more than rounding.
   static bool differ(const Sums& one, const Sums& other);
+
+ private:
   std::string key_of(int rank) const;
   void leave(std::uint32_t step, const std::vector<Parameter>& parameters);
   void compare(const std::vector<Parameter>& parameters);

@@ -1,15 +1,18 @@
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/serialize/archive.h>
 
+#include <weft/base/log.h>
 #include <weft/engine/group/called_by.h>
 #include <weft/engine/group/core.h>
 #include <weft/engine/group/objects.h>
 #include <weft/engine/parallel/flat.h>
 #include <weft/engine/parallel/model_state.h>
+#include <weft/engine/parallel/parameter_check.h>
 #include <weft/engine/parallel/partition.h>
 #include <weft/engine/parallel/zero.h>
 #include <weft/engine/parallel/zero_overlap.h>
@@ -55,6 +58,42 @@ void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
   }
 }
 
+// Collective. A step copies the owner's values to the other ranks by a parameter's place in the list: where ranks list
+// parameters of one shape in another order, it would copy one parameter's values into another. Parameters in host memory
+// only, as in ParameterCheck.
+void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& named) {
+  if (group.size() == 1) return;
+  std::vector<double> sums;
+  std::vector<std::string> names;
+  for (const NamedTensor& item : named) {
+    if (!item.tensor.is_cpu()) continue;
+    const auto [values, magnitudes] = ParameterCheck::sums_of(item.tensor);
+    sums.insert(sums.end(), {values, magnitudes});
+    names.push_back(item.name);
+  }
+  const auto* const bytes = reinterpret_cast<const char*>(sums.data());
+  if (is_same_on_all(group, std::string(bytes, sums.size() * sizeof(double)))) return;
+  const auto of_rank_0 = broadcast_object(sums, 0, group);
+  std::string first;
+  for (std::size_t i = 0; first.empty() && i < names.size() && sums.size() == of_rank_0.size(); ++i) {
+    const ParameterCheck::Sums here{sums[2 * i], sums[2 * i + 1]};
+    const ParameterCheck::Sums there{of_rank_0[2 * i], of_rank_0[2 * i + 1]};
+    if (ParameterCheck::differ(here, there)) first = names[i];
+  }
+  const auto all = gather_object(first, 0, group);
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) ranks.push_back(static_cast<int>(rank));
+  }
+  if (ranks.empty()) return;
+  log::warn(
+      "ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " +
+      all[static_cast<std::size_t>(ranks.front())] + " of " + ranks_text(ranks) +
+      " has not rank 0's values. Each step copies the values of a parameter's owner to all ranks, by its place in the "
+      "list: give all ranks the parameters in one order, after DistributedDataParallel, or a broadcast, has made them "
+      "equal");
+}
+
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options)
@@ -98,8 +137,10 @@ void ShardedOptimizer::lay_out(std::size_t first_group) {
   const std::string options = "ZeroOptions::shard_bytes " + std::to_string(options_.shard_bytes) +
                               "\nZeroOptions::parameters_as_bucket_view " +
                               (options_.parameters_as_bucket_view ? "true" : "false") + "\n";
-  on_all_ranks(group_, "ZeroRedundancyOptimizer", first_group == 0 ? "its constructor" : "add_param_group",
-               [&] { check_same_model(group_, named, options); });
+  on_all_ranks(group_, "ZeroRedundancyOptimizer", first_group == 0 ? "its constructor" : "add_param_group", [&] {
+    check_same_model(group_, named, options);
+    warn_of_other_values(group_, named);
+  });
   if (options_.shard_bytes == 0) throw Error(Blame::Caller, "ZeroOptions::shard_bytes must be positive");
   all_.reset();
   std::vector<std::size_t> loads = loads_;

@@ -106,7 +106,7 @@ class WEFT_API ShardedOptimizer : public torch::optim::Optimizer, public Joinabl
  protected:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(const Groups&)>;
-  // Blocks until all ranks have come.
+  // Blocks until all ranks have come. Warns where parameters in host memory have other values on some ranks.
   ShardedOptimizer(const Groups& groups, ProcessGroup group, const Make& make, ZeroOptions options);
 
   ProcessGroup& join_group() override { return group_; }

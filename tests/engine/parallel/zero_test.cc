@@ -411,6 +411,27 @@ TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
   });
 }
 
+// A list out of a hash map of pointers, for example.
+TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
+  for (const bool is_swapped : {true, false}) {
+    std::string logged;
+    harness::run_ranks(harness::As::Threads, 2, [&](ProcessGroup group) {
+      const std::vector<torch::Tensor> one{torch::full({3}, 1.0), torch::full({4}, 2.0), torch::full({3}, 3.0)};
+      const std::vector<torch::Tensor> other{one[2], one[1], one[0]};
+      const bool is_other = is_swapped && group.rank() == 1;
+      ZeroRedundancyOptimizer<torch::optim::SGD> zero(is_other ? other : one, group, 0.1);
+      harness::meet(group);
+      if (group.rank() == 0) logged = harness::LogWatch::current().text();
+    });
+    const std::string warning = "group 0 parameter 0 of rank 1 has not rank 0's values";
+    if (is_swapped) {
+      EXPECT_THAT(logged, HasSubstr(warning));
+    } else {
+      EXPECT_THAT(logged, ::testing::Not(HasSubstr("different parameters")));
+    }
+  }
+}
+
 TEST(ZeroMisuse, OtherOptionsOnOneRankAreACallerErrorOnAll) {
   harness::run_ranks(harness::As::Threads, 2, [](ProcessGroup group) {
     for (const std::size_t theirs : {std::size_t{16}, std::size_t{0}}) {
