@@ -314,6 +314,7 @@ void Core::listen() {
       return lose(abort.rank, abort.text);
     }
     if (abort.number == kCallsDiffer) {
+      ledger->on_gone(abort.rank);  // it completes nothing more in this group
       const auto core = weak.lock();
       return core ? core->fail(Error(Blame::Caller, abort.text.substr(0, kMostCalls))) : void();
     }
@@ -610,9 +611,9 @@ void Core::throw_if_left() const {
   if (has_left_) throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
 }
 
-// Of a loss or an abort all are told. That this rank ran out of time they may not know, and would wait for it when they
-// leave. A rank whose own part of a collective has ended before this one refused its part has not heard of that either, and
-// would take this one for lost.
+// The others hear of a loss or an abort anyway. That this rank has run out of time they may not know, and would wait for it
+// when they leave. Nor does a rank whose own part of a collective ended before this one refused its part: it would take
+// this one for lost.
 void Core::tell_leaving_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_->blame() == Blame::Caller)
@@ -631,7 +632,10 @@ std::optional<Error> Core::part(std::chrono::milliseconds limit) {
   const auto& membership = options.job->membership;
   const Deadline deadline = Deadline::in(limit);
   const std::string own = wait_for_own_operations(deadline);
-  if (is_broken()) return std::nullopt;  // meanwhile
+  if (is_broken()) {  // meanwhile
+    tell_leaving_broken();
+    return std::nullopt;
+  }
   const auto known = [&](int rank) { return membership->has(rank); };
   ledger_->say_leaving();
   Patience patience(options.job->waits->reports());

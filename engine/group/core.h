@@ -151,6 +151,8 @@ struct Core : std::enable_shared_from_this<Core> {
   void explain_later(const Error& error, Explained done);
   // A time-out, with the ranks that did not come to the operation. Asks them, and may block for a second then.
   Error with_absent(const Error& timeout, const Waits::Wait& wait);
+  // Whether that error of an operation breaks the group.
+  static bool breaks_group(const Waits::Wait& operation, const Error& error);
   void throw_if_broken();
   // The same, but for the loss of a rank, which it gives: groups may be made of the others.
   std::optional<Error> loss();

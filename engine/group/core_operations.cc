@@ -140,7 +140,7 @@ std::uint64_t Core::begin_collective(const char* name) {
   try {
     return ledger_->begin_collective();
   } catch (const Error& error) {
-    throw error.within(Waits::Wait{.name = name, .called_by = CalledBy::name(), .since = {}, .collective = 1}.operation());
+    throw error.within(called_as(name, CalledBy::name()));
   }
 }
 
@@ -213,17 +213,21 @@ Work Core::issue_message(const at::Tensor& tensor, int peer, bool is_send, int t
   return Work(std::move(state));
 }
 
-// Calls `done` when the operation has ended. The group is broken where it has timed out, and where ranks have called
-// collectives that do not fit together.
+// Calls `done` when the operation has ended.
 void Core::follow(const Waits::Wait& wait, const Op& op, std::function<void(const std::optional<Error>&)> done) {
   op.on_ended([weak = weak_from_this(), wait, op, finish = std::move(done)]() mutable {
     const auto error = op.error();
     finish(error);
     const auto core = weak.lock();
-    if (!core || !error) return;
-    if (error->blame() == Blame::Timeout) core->fail(named(core->with_hint(*error), wait.what(), /*place=*/false));
-    if (error->blame() == Blame::Caller && wait.collective > 0) core->fail(*error);
+    if (core && error && breaks_group(wait, *error))
+      core->fail(named(core->with_hint(*error), wait.what(), /*place=*/false));
   });
+}
+
+// An operation that has timed out, and a collective that was refused as the caller's mistake (mostly since the ranks'
+// calls do not fit together), have broken their communicator.
+bool Core::breaks_group(const Waits::Wait& operation, const Error& error) {
+  return error.blame() == Blame::Timeout || (error.blame() == Blame::Caller && operation.collective > 0);
 }
 
 void Core::remember(Issued issued) {

@@ -104,9 +104,13 @@ std::shared_ptr<Waits> Waits::make(int rank, const std::shared_ptr<Membership>& 
   return waits;
 }
 
+std::string called_as(const char* name, const char* called_by) {
+  return called_by == nullptr ? name : std::string(called_by) + ": " + name;
+}
+
 std::string Waits::Wait::operation() const {
   if (collective == 0) return std::string(name) + (peer < 0 ? " any rank" : " rank " + std::to_string(peer));
-  return called_by == nullptr ? name : std::string(called_by) + ": " + name;
+  return called_as(name, called_by);
 }
 
 std::string Waits::Wait::what() const { return operation() + (collective == 0 ? "" : " #" + std::to_string(collective)); }

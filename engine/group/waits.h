@@ -36,6 +36,9 @@ namespace weft::group {
 
 class Membership;
 
+// A collective with the call of the user that it belongs to: "all_reduce", "checkpoint::save: all_gather_into".
+std::string called_as(const char* name, const char* called_by);
+
 class Waits : public std::enable_shared_from_this<Waits> {
  public:
   using Clock = Patience::Clock;
@@ -48,7 +51,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
     std::uint64_t collective = 0;  // its number, where all ranks of the group take part
     int peer = -1;                 // a message's other rank (of the group); -1: any
 
-    std::string operation() const;  // "all_reduce", "checkpoint::save: all_gather_into", "recv from rank 2"
+    std::string operation() const;  // as called_as(), or "recv from rank 2"
     std::string what() const;       // the same with a collective's number: "all_reduce #7"
   };
   // How far a rank has come in a group.

@@ -150,8 +150,9 @@ void Work::synchronize(std::chrono::milliseconds timeout) {
   }
   state_->seen = true;
   if (const auto error = state_->error()) {
-    // Whoever has ended it breaks the group, and may not have come to that yet: what follows here finds it broken.
-    if (error->blame() == Blame::Timeout) state_->core->fail(*error);
+    // The thread that has ended the operation breaks the group, perhaps after this one goes on: what this one does next
+    // finds the group broken.
+    if (group::Core::breaks_group(state_->wait, *error)) state_->core->fail(*error);
     throw *error;
   }
 }
