@@ -75,7 +75,7 @@ std::string change_key(int rank) { return "ddp/changed/" + std::to_string(rank);
 
 }  // namespace
 
-// By a digest: texts are long, and nearly always equal.
+// The ranks compare digests, since texts are long and nearly always equal.
 bool is_same_on_all(ProcessGroup& group, const std::string& text) {
   checkpoint::Digest digest;
   digest.add(text.data(), text.size());

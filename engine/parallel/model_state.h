@@ -35,7 +35,7 @@ void withdraw_change(const ProcessGroup& group);
 // a second until the others have read that: it may end next, and the store with it.
 Error explained_by_changes(const ProcessGroup& group, const Error& error);
 
-// Whether all ranks bring the same text. One collective; blocks.
+// Returns whether all ranks give the same text. Runs one collective, and blocks.
 bool is_same_on_all(ProcessGroup& group, const std::string& text);
 
 // Copies the values of `root` to all ranks, in flat pieces of at most 250 MiB. Collective; blocks until they are there.

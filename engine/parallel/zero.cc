@@ -59,16 +59,20 @@ void move_state(Optimizer& from, const at::Tensor& parameter, Optimizer& to) {
 }
 
 // Collective. A step copies the owner's values to the other ranks by a parameter's place in the list: where ranks list
-// parameters of one shape in another order, it would copy one parameter's values into another. Parameters in host memory
-// only, as in ParameterCheck.
+// parameters of one shape in another order, it would copy one parameter's values into another. This looks at parameters in
+// host memory only, as ParameterCheck does.
 void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& named) {
   if (group.size() == 1) return;
   std::vector<double> sums;
   std::vector<std::string> names;
   for (const NamedTensor& item : named) {
     if (!item.tensor.is_cpu()) continue;
-    const auto [values, magnitudes] = ParameterCheck::sums_of(item.tensor);
-    sums.insert(sums.end(), {values, magnitudes});
+    try {
+      const auto [values, magnitudes] = ParameterCheck::sums_of(item.tensor);
+      sums.insert(sums.end(), {values, magnitudes});
+    } catch (const c10::Error&) {
+      continue;  // libtorch has no sum of this dtype, on any rank
+    }
     names.push_back(item.name);
   }
   const auto* const bytes = reinterpret_cast<const char*>(sums.data());
@@ -80,15 +84,15 @@ void warn_of_other_values(ProcessGroup& group, const std::vector<NamedTensor>& n
     const ParameterCheck::Sums there{of_rank_0[2 * i], of_rank_0[2 * i + 1]};
     if (ParameterCheck::differ(here, there)) first = names[i];
   }
-  const auto all = gather_object(first, 0, group);
+  const auto all = gather_object(first, 0, group);  // rank 0's is empty
+  const auto differing = std::ranges::find_if(all, [](const std::string& name) { return !name.empty(); });
+  if (differing == all.end()) return;
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) ranks.push_back(static_cast<int>(rank));
+    if (all[rank] == *differing) ranks.push_back(static_cast<int>(rank));
   }
-  if (ranks.empty()) return;
   log::warn(
-      "ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " +
-      all[static_cast<std::size_t>(ranks.front())] + " of " + ranks_text(ranks) +
+      "ZeroRedundancyOptimizer: " + std::string(ParameterCheck::kWarning) + ": " + *differing + " of " + ranks_text(ranks) +
       " has not rank 0's values. Each step copies the values of a parameter's owner to all ranks, by its place in the "
       "list: give all ranks the parameters in one order, after DistributedDataParallel, or a broadcast, has made them "
       "equal");

@@ -94,8 +94,8 @@ std::string AgentCore::doing() const {
 }
 
 std::optional<AwaitedCall> AgentCore::longest_awaited(Milliseconds at_least) const {
-  auto waiting = loop_->waiting_since(Clock::now() - at_least);
-  return waiting.empty() ? std::nullopt : calls_.longest_awaited(std::move(waiting));
+  const auto waiting = loop_->waiting_since(Clock::now() - at_least);
+  return waiting.empty() ? std::nullopt : calls_.longest_awaited(waiting);
 }
 
 void AgentCore::look_for_waits() {

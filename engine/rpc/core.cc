@@ -368,16 +368,16 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
   head.name = issue.function.id.name;
   head.signature = issue.function.id.signature;
   head.time_left = left.count();
-  const bool sent = send_frame(
-      issue.kind, [self = shared_from_this(), lane, head, message, forks, &function = issue.function, to = issue.to.rank] {
-        lane.pass([self, connection = lane.connection, head, message, forks, &function, to] {
+  const bool sent =
+      send_frame(issue.kind, [self = shared_from_this(), lane, head, message, forks, &function = issue.function, worker] {
+        lane.pass([self, connection = lane.connection, head, message, forks, &function, worker] {
           const bool is_behind_streams = message->ready.source() != nullptr;
           const auto watched = std::move(message->message.watched);
           const Op op = send_message(*connection, head, std::move(*message));
           if (watched || (is_behind_streams && !op.ended())) {  // the caller may change it, or the GPU fail it
-            return op.on_ended([self, op, call = head.call, forks, watched, &function, to] {
+            return op.on_ended([self, op, call = head.call, forks, watched, &function, worker] {
               const auto error = op.error();
-              if (!error && watched) self->check_unchanged(call, self->in_words(&function, self->name_of(to)), *watched);
+              if (!error && watched) self->check_unchanged(call, function, *worker, *watched);
               if (!error || !is_of_message(*error)) return;
               forks->undo();
               self->fail_here(call, *error);
@@ -401,10 +401,12 @@ std::shared_ptr<const Member> AgentCore::send_call(const Issue& issue, const std
 }
 
 // With WEFT_DEBUG=detail: the callee may have old and new bytes in one argument otherwise.
-void AgentCore::check_unchanged(std::uint64_t call, const std::string& what, const codec::SentBytes& sent) {
+void AgentCore::check_unchanged(std::uint64_t call, const Function& function, const Peer& to,
+                                const codec::SentBytes& sent) {
   const auto changed = sent.changed();
   if (!changed) return;
-  const Error why(Blame::Caller, what + ": an argument was changed while its bytes were being sent (" + *changed +
+  const Error why(Blame::Caller, in_words(&function, describe(to.worker())) +
+                                     ": an argument was changed while its bytes were being sent (" + *changed +
                                      "), and the callee may have got old and new ones: leave the tensors of a call alone "
                                      "until its future is done (of remote(): until created() is), or send clone()");
   log::error(why.text());

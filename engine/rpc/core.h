@@ -260,7 +260,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   // Why the connection to a worker fails, as its callers read it.
   Error gone(const Error& why, int rank) const;
   // Fails the call where somebody has changed its arguments while they were being sent.
-  void check_unchanged(std::uint64_t call, const std::string& what, const codec::SentBytes& sent);
+  void check_unchanged(std::uint64_t call, const Function& function, const Peer& to, const codec::SentBytes& sent);
   std::vector<PendingCalls::Taken> fail(std::vector<PendingCalls::Taken> calls,
                                         const std::function<Error(const WaitingCall&)>& why);
   // The call, as errors name it.

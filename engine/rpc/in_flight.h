@@ -81,16 +81,16 @@ class BytesInFlight {
   std::uint64_t taken() const;
 
  private:
-  // Takes them where they fit.
+  // Takes the bytes if they fit, and returns whether they did.
   bool take_room(std::uint64_t bytes);
   std::vector<const void*> let_in();  // requires mutex_
   void wake(const std::vector<const void*>& turns) const;
 
   const std::uint64_t most_;
   const Wake wake_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   // Calls take and give back their bytes without the mutex. One that waits is counted before its thread looks for room, and
-  // one that gives bytes back looks behind that whether any wait: one of the two sees the other.
+  // one that gives bytes back checks afterwards whether any call waits: one of the two sees the other.
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::size_t> waiting_{0};  // the number of turns_
   std::list<Turn*> turns_;

@@ -411,7 +411,7 @@ TEST(ZeroMisuse, OtherShapesOnOneRankAreACallerErrorOnAll) {
   });
 }
 
-// A list out of a hash map of pointers, for example.
+// A program may have taken the list out of a hash map of pointers, for example.
 TEST(ZeroMisuse, ParametersInAnotherOrderOnOneRankAreWarnedOf) {
   for (const bool is_swapped : {true, false}) {
     std::string logged;
