@@ -244,8 +244,9 @@ std::vector<Waits::Wait> Core::pending() {
   constexpr std::size_t kMost = 64;
   std::vector<Waits::Wait> waits;
   std::unique_lock lock(issue_mutex, std::try_to_lock);
+  if (!lock) return waits;
   for (const Issued& one : unfinished_) {
-    if (!lock || waits.size() == kMost) break;
+    if (waits.size() == kMost) break;
     if (!one.op.ended() && !one.op.done().query()) waits.push_back(one.wait);
   }
   return waits;
