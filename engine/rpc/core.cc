@@ -206,7 +206,7 @@ void AgentCore::require_own() const {
 void AgentCore::require_open() const {
   require_own();
   if (!closed_) return;
-  if (taken_for_lost_) throw Error(Blame::PeerLost, "agent " + describe(parts_.self) + " has left: " + why_left_);
+  if (taken_for_lost_) throw why_gone();
   throw Error(Blame::Caller, "agent " + describe(parts_.self) +
                                  " is not initialized any more: it has shut down or left, and is used after deletion");
 }

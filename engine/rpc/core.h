@@ -275,6 +275,7 @@ class AgentCore : public std::enable_shared_from_this<AgentCore> {
   void say_awaited(const AwaitedCall& call, const std::string& what_callee_does) const;
   std::string progress(const CallState& call, bool is_fetch) const;
   Error left(const WaitingCall& call, const std::string& to) const;
+  Error why_gone() const;
   void arm(Deadline deadline);
   void expire();
   void late_reply_came(const WaitingCall& call, const WorkerInfo& worker, Message message, const Error* lacking);

@@ -60,7 +60,7 @@ HeldBytes AgentCore::hold_back(const Issue& issue, const Peer& worker, std::uint
       left = std::max(std::chrono::nanoseconds(1), left - std::chrono::nanoseconds(Deadline::Clock::now() - begun));
     return {all, bytes};
   }
-  if (closed_) throw Error(Blame::Cancelled, "the agent has left");
+  if (closed_) throw why_gone();
   throw Error(Blame::Timeout, "for " + weft::describe(issue.limit) + " its " + std::to_string(bytes) +
                                   " bytes have not been sent, since " + std::to_string(all->taken()) +
                                   " bytes of other calls to that worker are unanswered; it is too slow for so many, or "
@@ -133,7 +133,13 @@ void AgentCore::forget_recorded(std::uint64_t id, const WaitingCall& call) const
 }
 
 Error AgentCore::left(const WaitingCall& call, const std::string& to) const {
-  return Error(Blame::Cancelled, in_words(call.function, to) + ": the agent has left");
+  return why_gone().within(in_words(call.function, to));
+}
+
+// Why calls that are pending when this agent leaves will not be answered.
+Error AgentCore::why_gone() const {
+  if (taken_for_lost_) return {Blame::PeerLost, "agent " + describe(parts_.self) + " has left: " + why_left_};
+  return {Blame::Cancelled, "the agent has left"};
 }
 
 Error AgentCore::not_in_time(const WaitingCall& call, const std::string& to) const {
