@@ -473,6 +473,8 @@ TEST(LostStore, NoLaneIsMadeByWhoLeavesMeanwhile) {
   auto owner = come("owner", 1), user = come("user", 0);
   const auto value = user.remote<&refs::number>("owner", 4);
   EXPECT_EQ(value.to_here(), 4);
+  // The owner confirms the reference over a connection of its own, which must be there to be broken.
+  ASSERT_TRUE(comes_true([&] { return !owner.shared_core()->transport_to(0).empty(); }));
   store->hold();
   links.break_all();
   // Each asks for the other, which it watches.
