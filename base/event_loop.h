@@ -6,11 +6,13 @@
 // turn", whichever thread turns. Every function may be called from every thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <weft/base/deadline.h>
 #include <weft/base/fence.h>
@@ -85,11 +87,12 @@ class EventLoop {
   // asks that after each turn. Where many threads may wait, `awaited` names what this one waits for, by an address: then
   // nobody asks done() for it, and whoever makes it true calls recall(awaited).
   bool drive(const std::function<bool()>& done, Deadline deadline = Deadline::never(), const void* awaited = nullptr);
-  // What threads have waited for in drive() since then, or longer. Threads that have named nothing are left out.
+  // A wait of one thread in drive().
   struct Wait {
     const void* awaited = nullptr;
     std::chrono::steady_clock::time_point since;
   };
+  // Returns the waits that began no later than `then`, but for those of threads that gave drive() no `awaited`.
   std::vector<Wait> waiting_since(std::chrono::steady_clock::time_point then) const;
   // Turns the loop on this thread as the loop's own thread does, giving way to callers, until until() is true or the loop
   // is destroyed. One thread at a time; until() is asked on this thread only.

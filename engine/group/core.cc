@@ -611,9 +611,9 @@ void Core::throw_if_left() const {
   if (has_left_) throw Error(Blame::Caller, "this rank has left " + self() + " by leave(); make another group");
 }
 
-// The others hear of a loss or an abort anyway. That this rank has run out of time they may not know, and would wait for it
-// when they leave. Nor does a rank whose own part of a collective ended before this one refused its part: it would take
-// this one for lost.
+// The others hear of a loss or an abort anyway. They may not know that this rank has run out of time, and would wait for it
+// when they leave. A rank whose own part of a collective ended before this one refused its part does not know of that
+// either, and would take this one for lost.
 void Core::tell_leaving_broken() {
   std::lock_guard lock(error_mutex_);
   if (broken_->blame() == Blame::Caller)

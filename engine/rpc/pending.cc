@@ -95,8 +95,8 @@ std::optional<AwaitedCall> PendingCalls::longest_awaited(const std::vector<Event
     const auto wait = call.pending ? waits.find(call.pending->awaited()) : waits.end();
     if (is_programs && wait != waits.end() && (!longest || wait->second < longest->since))
       longest = awaited(id, call, wait->second);
-    if (is_programs && (!oldest || id < oldest->id))
-      oldest = awaited(id, call, call.since);  // a later call has a higher one
+    // Ids count up, so the oldest call has the lowest.
+    if (is_programs && (!oldest || id < oldest->id)) oldest = awaited(id, call, call.since);
     if (wait != waits.end()) waits.erase(wait);
   }
   if (longest || !oldest || waits.empty()) return longest;
